@@ -1,0 +1,1 @@
+"""Nouns of the field, imported by every other package and importing none of them."""

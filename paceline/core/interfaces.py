@@ -1,0 +1,68 @@
+"""The three roles of the loop: a drafter proposes, a verifier decides, a policy sets the budget."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Int
+from torch import Tensor
+
+from .draft import Draft
+from .outputs import Round, TargetLaw, TargetOutput, VerifyOutput
+from .request import Sequence
+
+
+@dataclass(frozen=True)
+class DraftBudget:
+    """The most a drafter may propose: `depth` tokens in a row, `nodes` candidates in all (root not counted)."""
+
+    depth: int
+    nodes: int
+
+
+class Drafter(ABC):
+    """Proposes tokens. State is keyed by slot and lives from `prefill` to `release`.
+
+    A drafter may propose nothing (a tree of roots): the round is then a plain decoding step.
+    """
+
+    name: ClassVar[str]
+
+    def prefill(self, seqs: Seq[Sequence]) -> None:
+        """Read the prompts of newly admitted sequences."""
+
+    @abstractmethod
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Draft for each sequence within its budget; row b of the tree starts at `seqs[b].token_ids[-1]`."""
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+        """Learn from the verdict. Called after the sequences took their tokens, before finished ones are released."""
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots; safe for slots never seen."""
+
+
+class Verifier(ABC):
+    """Decides which drafted tokens stand. Pure: no cache, no model, no state."""
+
+    name: ClassVar[str]
+    lossless: ClassVar[bool]  # the output follows the target's law
+    exact: ClassVar[bool]  # the output is token-identical to plain decoding with the same seed
+
+    @abstractmethod
+    def verify(
+        self, draft: Draft, law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, " B"]
+    ) -> VerifyOutput:
+        """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
+
+
+class DraftPolicy(ABC):
+    """Sets the budget of a round and learns from what came of it."""
+
+    @abstractmethod
+    def budget(self, seq: Sequence) -> DraftBudget:
+        """The most to draft for this sequence now; the loop cuts it to the tokens that may still be emitted."""
+
+    def observe(self, seq: Sequence, record: Round) -> None:
+        """See what became of the round."""

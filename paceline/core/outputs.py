@@ -1,0 +1,87 @@
+"""What the target said, what the verifier decided, and the record every round leaves."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """The target's pass over a tree: raw logits of every node, in the model's dtype."""
+
+    logits: Float[Tensor, "B N V"]
+
+
+@dataclass(frozen=True)
+class TargetLaw:
+    """p, the law of the token after each node, once every processor has been applied on that node's path.
+
+    scores:    log-probabilities up to a constant per node; -inf where a token is forbidden.
+    is_greedy: rows at temperature 0, whose law is all on the argmax of `scores`: the limit of sampling, not another path.
+    """
+
+    scores: Float[Tensor, "B N V"]
+    is_greedy: Bool[Tensor, " B"]
+
+    def probs(self) -> Float[Tensor, "B N V"]:
+        """float64 probabilities; each row sums to 1."""
+        soft = torch.softmax(self.scores.double(), dim=-1)
+        if not bool(self.is_greedy.any()):
+            return soft
+        hard = torch.zeros_like(soft).scatter_(-1, self.scores.argmax(-1, keepdim=True), 1.0)
+        return torch.where(self.is_greedy[:, None, None], hard, soft)
+
+
+@dataclass(frozen=True)
+class VerifyOutput:
+    """The verdict on a draft: accepted tokens, then one more that is the target's own.
+
+    path:         indices of the accepted nodes, root excluded, padded with -1.
+    num_accepted: how many of them.
+    next_token:   the *recovered* token after a rejection, or the *bonus* token when a whole path was accepted.
+    is_bonus:     True where nothing was rejected: the path ended at a leaf of the draft.
+    """
+
+    path: Int[Tensor, "B D"]
+    num_accepted: Int[Tensor, " B"]
+    next_token: Int[Tensor, " B"]
+    is_bonus: Bool[Tensor, " B"]
+
+
+class Origin(Enum):
+    """Where an emitted token came from."""
+
+    DRAFTED = "drafted"  # proposed by the drafter and accepted
+    RECOVERED = "recovered"  # the target's correction of a rejected proposal
+    BONUS = "bonus"  # the target's extra token after everything proposed was accepted
+    PLAIN = "plain"  # nothing was proposed: an ordinary decoding step
+
+
+@dataclass(frozen=True)
+class Round:
+    """One turn of the loop for one sequence."""
+
+    source: str
+    num_drafted: int  # length of the longest drafted path (0: a plain step)
+    num_nodes: int  # candidates verified
+    num_accepted: int
+    num_emitted: int  # tokens appended: accepted + 1, fewer where the sequence ended inside the draft
+
+
+@dataclass
+class Timings:
+    """Seconds spent in the parts of the loop, summed over rounds."""
+
+    prefill: float = 0.0
+    draft: float = 0.0
+    verify: float = 0.0
+    rest: float = 0.0
+    rounds: int = field(default=0)
+
+    @property
+    def decode(self) -> float:
+        """Everything after the prompt was read."""
+        return self.draft + self.verify + self.rest

@@ -1,0 +1,169 @@
+"""What a user asks for (`SamplingParams`) and the state of one answer in the making (`Sequence`)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+
+from torch import Tensor
+
+from ..errors import ConfigError
+from .outputs import Origin, Round
+
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+"""(token ids so far [1, length], scores [1, V]) -> scores [1, V]: the convention of transformers."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop; the names are vLLM's.
+
+    The order of application is: logit_bias, bad_words, min_tokens, repetition, presence and frequency penalties,
+    no_repeat_ngram_size, logits_processors, temperature, top_k, top_p, min_p.
+    """
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # 1: off; over prompt and answer, as in transformers
+    presence_penalty: float = 0.0  # over the answer, as in the OpenAI API
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    logit_bias: dict[int, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None  # None: drawn at random, and told in the result
+    n: int = 1
+    logprobs: int | None = None  # of each emitted token and of the k likeliest, before processors
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "bad_words"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
+        checks = [
+            ("temperature", self.temperature >= 0 and math.isfinite(self.temperature), "a finite number >= 0"),
+            ("top_k", self.top_k >= 0, "an integer >= 0 (0 turns it off)"),
+            ("top_p", 0 < self.top_p <= 1, "a number in (0, 1]"),
+            ("min_p", 0 <= self.min_p <= 1, "a number in [0, 1]"),
+            ("repetition_penalty", self.repetition_penalty > 0, "a number > 0 (1 turns it off)"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "a finite number"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number"),
+            ("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "an integer >= 0 (0 turns it off)"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "an integer from 0 to max_tokens"),
+            ("max_tokens", self.max_tokens >= 1, "an integer >= 1"),
+            ("stop", all(self.stop), "non-empty strings"),
+            ("bad_words", all(self.bad_words), "non-empty strings"),
+            ("n", self.n >= 1, "an integer >= 1"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or an integer >= 0"),
+        ]
+        for name, holds, expected in checks:
+            if not holds:
+                raise ConfigError(f"SamplingParams.{name} is out of range", got=repr(getattr(self, name)), expected=expected)
+
+    @classmethod
+    def from_dict(cls, options: dict[str, object]) -> "SamplingParams":
+        """Build from a mapping; an unknown key is an error, never ignored."""
+        known = [f.name for f in fields(cls)]
+        for key in options:
+            if key not in known:
+                raise ConfigError(f"unknown sampling option {key!r}", expected="one of " + ", ".join(known))
+        return cls(**options)  # type: ignore[arg-type]
+
+    @property
+    def needs_history(self) -> bool:
+        """True iff the law of a token depends on which tokens came before it, beyond the model itself."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.no_repeat_ngram_size > 0
+            or bool(self.bad_words)
+            or bool(self.logits_processors)
+        )
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Natural-log probabilities of the target, before processors: of the emitted token and of the likeliest ones."""
+
+    token_id: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass
+class Sequence:
+    """One answer in the making. Between rounds the cache holds `token_ids[:-1]`; the last token is fed next."""
+
+    # set when admitted
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int  # 64-bit, signed
+    eos_ids: frozenset[int]
+    max_length: int  # prompt and answer together: the context
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    finds_stop: Callable[[int], bool] | None = None  # feeds one token to the stop-string matcher
+    slot: int = -1  # set by the runner
+    # grows with every round
+    token_ids: list[int] = field(default_factory=list[int])
+    origins: list[Origin] = field(default_factory=list[Origin])
+    sources: list[str] = field(default_factory=list[str])  # the drafter of each token, "" for the target's own
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    rounds: list[Round] = field(default_factory=list[Round])
+    finish_reason: str | None = None  # "stop" or "length"
+    stop_reason: str | int | None = None  # the stop string or token id that ended it; None for end of text
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Tokens emitted so far."""
+        return self.token_ids[len(self.prompt_ids) :]
+
+    @property
+    def num_output(self) -> int:
+        """How many tokens were emitted so far."""
+        return len(self.token_ids) - len(self.prompt_ids)
+
+    @property
+    def num_cached(self) -> int:
+        """How many tokens the target's cache holds between rounds."""
+        return len(self.token_ids) - 1
+
+    @property
+    def is_finished(self) -> bool:
+        """True once nothing more will be emitted."""
+        return self.finish_reason is not None
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may still be emitted."""
+        return min(self.params.max_tokens - self.num_output, self.max_length - len(self.token_ids))
+
+    def append(self, token: int, origin: Origin, source: str, logprob: TokenLogprob | None = None) -> bool:
+        """Take one token, then test every reason to stop, in the order of the text. True: finished."""
+        self.token_ids.append(token)
+        self.origins.append(origin)
+        self.sources.append(source)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        found = self.finds_stop is not None and self.finds_stop(token)  # must see every token
+        if self.num_output >= self.params.min_tokens:
+            if token in self.eos_ids and not self.params.ignore_eos:
+                self.finish_reason = "stop"
+            elif token in self.params.stop_token_ids:
+                self.finish_reason, self.stop_reason = "stop", token
+            elif found:
+                self.finish_reason = "stop"
+        if self.finish_reason is None and self.remaining <= 0:
+            self.finish_reason = "length"
+        return self.is_finished

@@ -1,0 +1,62 @@
+"""Counter-based randomness: every number is a pure function of (seed, absolute position, purpose, index).
+
+No state, so a request's noise depends neither on its batch neighbours, nor on how many tokens a round emitted, nor on
+the device. Numbers come from SplitMix64 (Steele, Lea, Flood 2014): a 64-bit mix of a key plus a Weyl sequence.
+"""
+
+from enum import IntEnum
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as torch's signed int64."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_WEYL = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+class Purpose(IntEnum):
+    """Disjoint streams: no number is ever used for two decisions."""
+
+    TARGET = 1  # the shared noise of rule R7: the target's own draw at a position
+    DRAFT = 2  # tokens sampled by a drafter under a ratio rule
+    ACCEPT = 3  # acceptance tests
+    RECOVER = 4  # the token drawn from the residual, and the bonus token
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift (torch's is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def uniforms(
+    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, count: int
+) -> Float[Tensor, "B N {count}"]:
+    """float64 numbers in the open interval (0, 1), `count` for each row and position.
+
+    seeds: 64-bit seed of each row. positions: absolute token positions (the token that the numbers decide).
+    """
+    key = _mix(_mix(seeds.unsqueeze(1) + positions * _WEYL) ^ (int(purpose) * _MIX_2))
+    index = torch.arange(1, count + 1, dtype=torch.int64, device=seeds.device) * _WEYL
+    bits = _shift_right(_mix(key.unsqueeze(-1) + index), 11)
+    return (bits.double() + 0.5) * 2.0**-53
+
+
+def gumbel(
+    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, count: int
+) -> Float[Tensor, "B N {count}"]:
+    """float32 standard Gumbel noise: argmax(log p + gumbel) is a draw from p."""
+    exponential = uniforms(seeds, positions, purpose, count).log_().neg_().float()
+    return exponential.clamp_(min=1e-38).log_().neg_()

@@ -1,0 +1,48 @@
+"""The errors a user can meet: each names what was got, what was expected, and how to fix it."""
+
+
+class PacelineError(Exception):
+    """Base class: everything Paceline refuses on purpose."""
+
+    def __init__(self, what: str, *, got: object = None, expected: object = None, fix: str | None = None):
+        self.what, self.got, self.expected, self.fix = what, got, expected, fix
+        parts = [what.rstrip(".") + "."]
+        if got is not None:
+            parts.append(f"Got: {got}.")
+        if expected is not None:
+            parts.append(f"Expected: {expected}.")
+        if fix is not None:
+            parts.append(f"Fix: {fix.rstrip('.')}.")
+        super().__init__(" ".join(parts))
+
+
+class ConfigError(PacelineError, ValueError):
+    """An option, a key or an input that cannot be used."""
+
+
+class IncompatibleModels(PacelineError):
+    """A model that cannot be decoded speculatively, or a draft that does not fit its target."""
+
+
+class CacheFull(PacelineError):
+    """A prompt or a batch that does not fit the key-value cache."""
+
+
+class NumericsError(PacelineError):
+    """NaN or infinite logits, or a device on which bit-identical rows cannot be had."""
+
+
+class DraftError(PacelineError):
+    """A drafter that broke the contract: a bad tree, a token outside the vocabulary, a law without its q."""
+
+
+class LossyNotAllowed(PacelineError):
+    """A rule that changes what the target would answer, without the user's consent."""
+
+
+class NotExportable(PacelineError):
+    """An artefact that the asked-for format cannot hold."""
+
+
+class DownloadError(PacelineError):
+    """A model that could not be fetched whole."""

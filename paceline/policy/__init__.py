@@ -1,0 +1,1 @@
+"""Policies: how many tokens to draft this round."""

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Int
 from torch import Tensor
@@ -21,16 +21,29 @@ class DraftBudget:
     nodes: int
 
 
-class Drafter(ABC):
-    """Proposes tokens. State is keyed by slot and lives from `prefill` to `release`.
+@runtime_checkable
+class Target(Protocol):
+    """What every drafter may know of the model it drafts for; those that need more ask for a `ModelRunner`."""
 
-    A drafter may propose nothing (a tree of roots): the round is then a plain decoding step.
+    max_length: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens the target can emit."""
+        ...
+
+
+class Drafter(ABC):
+    """Proposes tokens. State is keyed by slot and lives until `release`.
+
+    A drafter may propose nothing (a tree of roots): the round is then a plain decoding step. It may meet a sequence
+    for the first time, or again after rounds it did not draft for: everything it needs stands in `token_ids`.
     """
 
     name: ClassVar[str]
 
-    def prefill(self, seqs: Seq[Sequence]) -> None:
-        """Read the prompts of newly admitted sequences."""
+    def bind(self, target: Target, verifier: "Verifier") -> None:
+        """Meet the target and the rule that will judge the drafts; refuse here what cannot work."""
 
     @abstractmethod
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:

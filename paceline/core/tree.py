@@ -73,6 +73,12 @@ class TokenTree:
             node = parents[node]
         return path[::-1]
 
+    def to(self, device: torch.device) -> "TokenTree":
+        """The same trees on `device`; itself if they are there."""
+        if self.token_ids.device == device:
+            return self
+        return TokenTree(self.token_ids.to(device), self.parents.to(device), self.is_probe.to(device))
+
     def padded(self, num_nodes: int) -> "TokenTree":
         """The same trees with probes hung under the root until each has `num_nodes` nodes."""
         extra = num_nodes - self.num_nodes

@@ -1,0 +1,48 @@
+"""Exact speculative decoding for Hugging Face language models: faster answers, the same answers."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+# Loaded on first use, so that `paceline --help` does not wait for torch.
+_HOME = {
+    "LLM": "llm",
+    "SamplingParams": "core.request",
+    "Origin": "core.outputs",
+    "Round": "core.outputs",
+    "Completion": "results",
+    "RequestOutput": "results",
+    "StreamChunk": "results",
+    "DraftModel": "drafters",
+    "Plain": "drafters",
+    "PromptLookup": "drafters",
+    "SelfQuantized": "drafters",
+    "Fixed": "policy",
+    "Coupled": "verify",
+    "Ratio": "verify",
+    "Typical": "verify",
+    "PacelineError": "errors",
+}
+__all__ = list(_HOME)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
+
+
+if TYPE_CHECKING:
+    from .core.outputs import Origin, Round
+    from .core.request import SamplingParams
+    from .drafters import DraftModel, Plain, PromptLookup, SelfQuantized
+    from .errors import PacelineError
+    from .llm import LLM
+    from .policy import Fixed
+    from .results import Completion, RequestOutput, StreamChunk
+    from .verify import Coupled, Ratio, Typical

@@ -1,0 +1,30 @@
+"""The slow obvious decoder: no cache, no tree, no draft; the whole text is read again for every token.
+
+It shares the law of a token with the fast path and nothing else; tests hold the fast path against it.
+"""
+
+import torch
+
+from ..core.outputs import Origin
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+from ..runner import LoadedModel, SlotCache
+from ..runner.attention import PassLayout
+from ..sampling import target_law
+from ..verify import choose
+
+
+@torch.inference_mode()
+def autoregressive(loaded: LoadedModel, seq: Sequence) -> Sequence:
+    """Run `seq` to its end, one token at a time."""
+    while not seq.is_finished:
+        cache = SlotCache(1, len(seq.token_ids))
+        starts = cache.begin([cache.allocate()], len(seq.token_ids))
+        layout = PassLayout(starts, len(seq.token_ids), None, False, device=loaded.device)
+        ids = torch.tensor([seq.token_ids], device=loaded.device)
+        logits = loaded.forward(ids, layout, cache)[:, -1:]
+        law = target_law(logits, [seq], TokenTree.chain([[seq.token_ids[-1]]], loaded.device))
+        seeds = torch.tensor([seq.seed], device=loaded.device)
+        token = choose(law, seeds, torch.tensor([[len(seq.token_ids)]], device=loaded.device))
+        seq.append(int(token[0, 0]), Origin.PLAIN, "")
+    return seq

@@ -1,0 +1,45 @@
+"""What every drafter owes the loop, checked each round: a bad draft is an error that names the drafter."""
+
+from collections.abc import Sequence as Seq
+
+from ..core.draft import Draft, Law
+from ..core.interfaces import DraftBudget
+from ..core.request import Sequence
+from ..errors import DraftError
+
+
+def check_draft(draft: Draft, seqs: Seq[Sequence], budgets: Seq[DraftBudget], vocab_size: int) -> None:
+    """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law."""
+    tree = draft.tree
+    if tree.token_ids.shape[0] != len(seqs):
+        raise DraftError(f"{draft.source} drafted the wrong number of rows", got=tree.token_ids.shape[0], expected=len(seqs))
+    if not draft.has_law:
+        need = "no q" if draft.law is Law.POINT_MASS else "a q"
+        raise DraftError(f"{draft.source} handed over a {draft.law.value} draft", expected=need)
+    if draft.q is not None and draft.q.shape != (*tree.token_ids.shape, vocab_size):
+        expected = (*tree.token_ids.shape, vocab_size)
+        raise DraftError(f"{draft.source}: q has the wrong shape", got=tuple(draft.q.shape), expected=expected)
+    ids, parents, probes = tree.token_ids.tolist(), tree.parents.tolist(), tree.is_probe.tolist()
+    for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+        if ids[row][0] != seq.token_ids[-1] or parents[row][0] != -1 or probes[row][0]:
+            raise DraftError(
+                f"{draft.source}: node 0 is not the last token", got=ids[row][0], expected=seq.token_ids[-1]
+            )
+        depth = [0] * tree.num_nodes
+        for node in range(1, tree.num_nodes):
+            up = parents[row][node]
+            if not 0 <= up < node:
+                raise DraftError(f"{draft.source}: a parent must precede its child", got=f"node {node} under {up}")
+            depth[node] = depth[up] + 1
+            if not 0 <= ids[row][node] < vocab_size:
+                raise DraftError(
+                    f"{draft.source} drafted a token outside the vocabulary",
+                    got=ids[row][node],
+                    expected=f"0 to {vocab_size - 1}",
+                )
+            if probes[row][node]:
+                continue
+            if probes[row][up]:
+                raise DraftError(f"{draft.source}: candidate {node} hangs under a probe")
+            if depth[node] > budget.depth:
+                raise DraftError(f"{draft.source} drafted too deep", got=depth[node], expected=f"<= {budget.depth}")

@@ -1,0 +1,101 @@
+"""One step of speculative decoding: draft, verify in one target pass, keep what the target would have said.
+
+Every method of the field is a drafter in this loop; plain decoding is the drafter that proposes nothing.
+"""
+
+import time
+from collections.abc import Sequence as Seq
+
+import torch
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
+from ..core.outputs import Origin, Round, TargetOutput, Timings, VerifyOutput
+from ..core.request import Sequence
+from ..runner import ModelRunner
+from ..sampling import target_law, token_logprob
+from .contract import check_draft
+
+
+class SpeculativeDecoder:
+    """Ties a target, a drafter, a verifier and a policy together; decodes a batch one round at a time."""
+
+    def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, policy: DraftPolicy):
+        self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
+        self.timings = Timings()
+        drafter.bind(runner, verifier)
+
+    def admit(self, seq: Sequence) -> None:
+        """Give a sequence a slot and read its prompt, all but the last token, which is the first root."""
+        begin = time.perf_counter()
+        seq.slot = self.runner.admit(seq.token_ids)
+        self.runner.prefill(seq.slot, seq.token_ids[:-1])
+        self.timings.prefill += time.perf_counter() - begin
+
+    def release(self, seq: Sequence) -> None:
+        """Give the slot back; harmless when there is none."""
+        if seq.slot >= 0:
+            self.drafter.release([seq.slot])
+            self.runner.cache.release(seq.slot)
+            seq.slot = -1
+
+    @torch.inference_mode()
+    def step(self, seqs: Seq[Sequence]) -> None:
+        """One round for sequences that are admitted and not finished; each gains at least one token."""
+        slots = [seq.slot for seq in seqs]
+        t0 = time.perf_counter()
+        budgets = [self._budget(seq) for seq in seqs]
+        draft = self.drafter.propose(seqs, budgets)
+        t1 = time.perf_counter()
+        check_draft(draft, seqs, budgets, self.runner.vocab_size)
+        tree = draft.tree.to(self.runner.loaded.device)
+        out = self.runner.forward(slots, tree)  # one target pass over candidates and probes
+        t2 = time.perf_counter()
+        law = target_law(out.logits, seqs, tree)
+        seeds = torch.tensor([seq.seed for seq in seqs], device=out.logits.device)
+        positions = torch.tensor([len(seq.token_ids) for seq in seqs], device=out.logits.device)
+        verdict = self.verifier.verify(draft, law, seeds, positions)
+        paths = [row[:n] for row, n in zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)]
+        self.runner.commit(slots, paths)  # keep the accepted rows, forget the rest
+        records = self._append(seqs, draft, out, verdict, paths)
+        self.drafter.observe(seqs, draft, out, verdict)
+        for seq, record in zip(seqs, records, strict=True):
+            self.policy.observe(seq, record)
+        t3 = time.perf_counter()
+        self.timings.draft += t1 - t0
+        self.timings.verify += t2 - t1
+        self.timings.rest += t3 - t2
+        self.timings.rounds += 1
+
+    def _budget(self, seq: Sequence) -> DraftBudget:
+        """The policy's budget, cut to what may still be emitted besides the target's own token."""
+        wish = self.policy.budget(seq)
+        depth = max(0, min(wish.depth, seq.remaining - 1, self.runner.room(seq.slot)))
+        return DraftBudget(depth, wish.nodes if depth else 0)
+
+    def _append(
+        self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput, paths: list[list[int]]
+    ) -> list[Round]:
+        """Hand each sequence its accepted tokens and the target's own, cut where it ends."""
+        token_ids, depths = draft.tree.token_ids.tolist(), draft.tree.depth.tolist()
+        probes = draft.tree.is_probe.tolist()
+        records = []
+        for row, seq in enumerate(seqs):
+            candidates = [i for i in range(1, draft.tree.num_nodes) if not probes[row][i]]
+            if not candidates:
+                last = Origin.PLAIN
+            else:
+                last = Origin.BONUS if bool(verdict.is_bonus[row]) else Origin.RECOVERED
+            emitted = [(token_ids[row][node], Origin.DRAFTED) for node in paths[row]]
+            emitted.append((int(verdict.next_token[row]), last))
+            count = 0
+            for parent, (token, origin) in zip([0, *paths[row]], emitted, strict=True):
+                k = seq.params.logprobs
+                logprob = None if k is None else token_logprob(out.logits[row, parent], token, k)
+                count += 1
+                if seq.append(token, origin, draft.source if origin is Origin.DRAFTED else "", logprob):
+                    break
+            deepest = max((depths[row][i] for i in candidates), default=0)
+            records.append(Round(draft.source, deepest, len(candidates), len(paths[row]), count))
+            seq.rounds.append(records[-1])
+        return records

@@ -1,0 +1,67 @@
+"""Drafting a chain with a model, one token a pass: shared by the draft model and the quantised self-draft."""
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from ..core.draft import Draft, Law
+from ..core.interfaces import DraftBudget
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+from ..runner import ModelRunner
+from ..sampling import DraftSampler
+
+
+def draft_chains(
+    runner: ModelRunner,
+    sampler: DraftSampler,
+    seqs: Seq[Sequence],
+    budgets: Seq[DraftBudget],
+    pending: Seq[Seq[int]],
+    vocab_size: int,
+    source: str,
+) -> Draft:
+    """Draft up to `budgets[b].depth` tokens for each row, leaving the runner's cache filled behind them.
+
+    pending: tokens of each row that the runner has not cached yet; the last is the root. All but the last drafted
+    token are cached at the end, so a fully accepted draft leaves two tokens pending.
+
+        pending r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
+    """
+    drafted: list[list[int]] = [[] for _ in seqs]
+    laws: list[list[Tensor]] = [[] for _ in seqs]
+    active = [b for b, budget in enumerate(budgets) if budget.depth > 0 and pending[b]]
+    feed = [list(p) for p in pending]
+    while active:
+        slots = [seqs[b].slot for b in active]
+        tree = TokenTree.chain([feed[b] for b in active], runner.loaded.device)
+        logits = runner.forward(slots, tree).logits
+        runner.commit(slots, [range(1, len(feed[b])) for b in active])
+        last = torch.tensor([len(feed[b]) - 1 for b in active], device=logits.device)
+        logits = _fit(logits[torch.arange(len(active), device=logits.device), last], vocab_size)
+        # Rows keep pace with one another, so the offset of one is the offset of all.
+        tokens, q = sampler.sample(logits, [seqs[b] for b in active], len(drafted[active[0]]))
+        for i, (b, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
+            drafted[b].append(token)
+            feed[b] = [token]
+            if q is not None:
+                laws[b].append(q[i])
+        active = [b for b in active if len(drafted[b]) < budgets[b].depth]
+    tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
+    if not any(laws):
+        return Draft(tree, source=source)
+    first = next(law for law in laws if law)[0]
+    q = first.new_zeros(len(seqs), tree.num_nodes, vocab_size)
+    for b, law in enumerate(laws):
+        if law:
+            q[b, : len(law)] = torch.stack(law)
+    return Draft(tree, Law.IID, q, source)
+
+
+def _fit(logits: Tensor, vocab_size: int) -> Tensor:
+    """Cut or pad (with -inf) the draft's padded vocabulary to the target's. [B, V']  -> [B, V]."""
+    missing = vocab_size - logits.shape[-1]
+    if missing <= 0:
+        return logits[..., :vocab_size]
+    return torch.nn.functional.pad(logits, (0, missing), value=float("-inf"))

@@ -1,0 +1,20 @@
+"""No drafts: every round is one plain decoding step, in the same loop and with the same kernels."""
+
+from collections.abc import Sequence as Seq
+from typing import ClassVar, final
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+
+
+@final
+class Plain(Drafter):
+    """Proposes nothing: the baseline that every speed-up is measured against."""
+
+    name: ClassVar[str] = "none"
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """A tree of roots."""
+        return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)

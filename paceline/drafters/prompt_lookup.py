@@ -1,0 +1,84 @@
+"""Prompt lookup: copy what followed the last time the text ended like this.
+
+Saxena 2023 (prompt lookup decoding); no model and no training. It pays where the answer repeats its prompt or itself:
+summaries, edits, code.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import ClassVar, Literal, final
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+from ..errors import ConfigError
+
+
+@dataclass
+class _Index:
+    """Where each n-gram of one sequence ends: for n = min_ngram .. max_ngram, {n-gram: index of its last token}."""
+
+    tables: list[dict[tuple[int, ...], int]]
+    num_indexed: int = 0  # tokens whose n-grams are in the tables
+
+
+@final
+class PromptLookup(Drafter):
+    """Find the last `max_ngram` tokens earlier in prompt and answer and draft what came after; else one token fewer.
+
+    match: which of several places to copy from, the most recent (chat, code) or the first (summaries).
+
+    Example: max_ngram 2, tokens `a b c d a b`: the suffix `a b` ended before at index 1, so `c d a b ...` is drafted.
+    A copy that runs into its own start goes on periodically, which is how a loop in the text continues.
+    """
+
+    name: ClassVar[str] = "lookup"
+
+    def __init__(self, max_ngram: int = 3, min_ngram: int = 1, match: Literal["recent", "first"] = "recent"):
+        if not 1 <= min_ngram <= max_ngram:
+            raise ConfigError(
+                "the n-gram range is empty", got=f"min {min_ngram}, max {max_ngram}", expected="1 <= min <= max"
+            )
+        if match not in ("recent", "first"):
+            raise ConfigError("unknown match", got=repr(match), expected="'recent' or 'first'")
+        self.max_ngram, self.min_ngram, self.match = max_ngram, min_ngram, match
+        self._indexes: dict[int, _Index] = {}
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """A chain per row; rows without a match propose nothing."""
+        rows = []
+        for seq, budget in zip(seqs, budgets, strict=True):
+            index = self._updated(seq)
+            rows.append([seq.token_ids[-1], *self._continuation(index, seq.token_ids, budget.depth)])
+        return Draft(TokenTree.chain(rows), source=self.name)
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget the indexes of these slots."""
+        for slot in slots:
+            self._indexes.pop(slot, None)
+
+    def _updated(self, seq: Sequence) -> _Index:
+        """Index the n-grams that end before the last token: each of them has a continuation."""
+        index = self._indexes.get(seq.slot)
+        if index is None:
+            index = self._indexes[seq.slot] = _Index([{} for _ in range(self.min_ngram, self.max_ngram + 1)])
+        tokens = seq.token_ids
+        for end in range(index.num_indexed, len(tokens) - 1):
+            for n, table in enumerate(index.tables, start=self.min_ngram):
+                if end + 1 >= n:
+                    gram = tuple(tokens[end + 1 - n : end + 1])
+                    if self.match == "recent" or gram not in table:
+                        table[gram] = end
+        index.num_indexed = max(index.num_indexed, len(tokens) - 1)
+        return index
+
+    def _continuation(self, index: _Index, tokens: list[int], depth: int) -> list[int]:
+        for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):
+            end = index.tables[n - self.min_ngram].get(tuple(tokens[-n:]))
+            if end is not None:
+                drafted: list[int] = []
+                for source in range(end + 1, end + 1 + depth):
+                    drafted.append(tokens[source] if source < len(tokens) else drafted[source - len(tokens)])
+                return drafted
+        return []

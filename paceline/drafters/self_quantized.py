@@ -1,0 +1,56 @@
+"""The target drafts for itself with its own linear layers in INT4.
+
+No second model: embeddings, norms and the KV cache are the target's. The draft writes its keys and values past the
+committed length, where verification overwrites them with the target's own, so there is no second prefill and no second
+cache, and the draft always attends to exact keys of the accepted text (the shared cache of QSpec, arXiv 2410.11305).
+
+    columns   0 ......... L-1 | L     L+1   L+2           the draft feeds r, x1, x2 and proposes x1, x2, x3
+    draft     target's K/V    | r     x1    x2            its rows end at L+2
+    verify    target's K/V    | r     x1    x2    x3      every one of them is written again
+"""
+
+from collections.abc import Sequence as Seq
+from typing import ClassVar, Literal, final
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
+from ..core.request import Sequence
+from ..quant import QuantReport, quantize_linears
+from ..runner import ModelRunner
+from ..runner.hf_adapter import share_copy
+from ..sampling import DraftSampler
+from .chain import draft_chains
+
+
+@final
+class SelfQuantized(Drafter):
+    """INT4 self-draft.
+
+    group_size: weights that share a scale (32, 64, 128 or 256); smaller drafts better and costs a little more memory.
+    lm_head: `"int4"`, `"shared"` (the target's own), or `"auto"`, which times both and takes the faster.
+    """
+
+    name: ClassVar[str] = "self-int4"
+
+    def __init__(self, group_size: int = 32, lm_head: Literal["auto", "int4", "shared"] = "auto"):
+        self.group_size, self.lm_head = group_size, lm_head
+        self.report: QuantReport | None = None
+        self._runner: ModelRunner | None = None
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Quantise a copy of the target's linear layers; everything else is shared with it."""
+        assert isinstance(target, ModelRunner)
+        model = share_copy(target.loaded.model)
+        self.report = quantize_linears(model, self.group_size, self.lm_head)
+        self._runner = target.sharing_cache(target.loaded.with_model(model))
+        self._sampler = DraftSampler(coupled=verifier.exact)
+        self._vocab_size = target.vocab_size
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Draft past the committed length and roll back, leaving only rows that verification overwrites."""
+        assert self._runner is not None, "bind() comes first"
+        pending = [[seq.token_ids[-1]] for seq in seqs]
+        with self._runner.tentative([seq.slot for seq in seqs]):
+            return draft_chains(
+                self._runner, self._sampler, seqs, budgets, pending, self._vocab_size, self.name
+            )

@@ -1,0 +1,214 @@
+"""The front door: load a model, answer prompts."""
+
+import copy
+import secrets
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import Literal, TypeAlias
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .core.interfaces import Drafter, DraftPolicy, Verifier
+from .core.outputs import Timings
+from .core.request import SamplingParams, Sequence
+from .decoding import SpeculativeDecoder, generate
+from .drafters import Plain
+from .errors import ConfigError, LossyNotAllowed
+from .policy import Fixed
+from .results import RequestOutput, StreamChunk, completion_of
+from .runner import ModelRunner, load_model, wrap_model
+from .sampling import Detokenizer
+from .verify import Coupled
+from .zoo import resolve
+
+Chat: TypeAlias = Seq[Mapping[str, str]]
+"""Messages with "role" and "content"."""
+Prompt: TypeAlias = str | Chat | Seq[int]
+Numerics: TypeAlias = Literal["fast", "invariant"]
+
+
+class LLM:
+    """A causal language model that decodes speculatively and answers exactly as it would without.
+
+    model: a folder, a hub id, a name that `paceline models` lists, or a loaded `PreTrainedModel` (then give `tokenizer`).
+    drafter: None decodes plainly. policy: how much to draft; five tokens a round by default.
+    verifier: `Coupled()` by default: token-identical to plain decoding, greedy and sampled.
+    numerics: "invariant" makes that identity hold bit for bit, "fast" up to rounding ties; None takes "invariant"
+        where this device can give it. `llm.numerics` tells which it became.
+    max_batch_size: sequences decoded side by side. max_model_len: prompt and answer together; None: the model's context.
+    allow_lossy: permit verifiers that change the answers.
+
+    Raises `ConfigError`, `IncompatibleModels`, `NumericsError` or `LossyNotAllowed`.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        *,
+        drafter: Drafter | None = None,
+        policy: DraftPolicy | None = None,
+        verifier: Verifier | None = None,
+        numerics: Numerics | None = None,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        max_batch_size: int = 8,
+        max_model_len: int | None = None,
+        allow_lossy: bool = False,
+        trust_remote_code: bool = False,
+    ):
+        if numerics not in (None, "fast", "invariant"):
+            raise ConfigError("unknown numerics", got=repr(numerics), expected="'fast', 'invariant' or None")
+        for name, value in (("max_batch_size", max_batch_size), ("max_model_len", max_model_len)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is too small", got=value, expected=">= 1")
+        self.verifier = verifier or Coupled()
+        if not self.verifier.lossless and not allow_lossy:
+            raise LossyNotAllowed(
+                f"{self.verifier.name} changes what the model answers", fix="pass allow_lossy=True to accept that"
+            )
+        if isinstance(model, PreTrainedModel):
+            self.loaded = wrap_model(model, tokenizer)
+        else:
+            self.loaded = load_model(resolve(model), dtype, device, trust_remote_code)
+        invariant = {"fast": False, "invariant": True, None: None}[numerics]
+        self.runner = ModelRunner(self.loaded, max_batch_size, max_model_len, invariant)
+        self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy or Fixed())
+
+    def plain(self) -> "LLM":
+        """The same model and cache, decoding without speculation: the baseline of `check`, `demo` and `bench`."""
+        other = copy.copy(self)
+        other.verifier = self.verifier if self.verifier.exact else Coupled()
+        other.decoder = SpeculativeDecoder(self.runner, Plain(), other.verifier, Fixed(0))
+        return other
+
+    @property
+    def numerics(self) -> str:
+        """"invariant" or "fast"."""
+        return self.runner.numerics
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer. Raises `ConfigError` where it has none."""
+        if self.loaded.tokenizer is None:
+            raise ConfigError("this model has no tokenizer", fix="pass tokenizer=..., or prompts as token ids")
+        return self.loaded.tokenizer
+
+    def generate(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Answer one prompt or many; each is a string, a chat or a list of token ids. Results keep the order."""
+        many = self._as_list(prompts)
+        each = [params] * len(many) if isinstance(params, SamplingParams | None) else list(params)
+        if len(each) != len(many):
+            raise ConfigError("params and prompts differ in number", got=len(each), expected=len(many))
+        requests = [self._sequences(p, s or SamplingParams()) for p, s in zip(many, each, strict=True)]
+        self.decoder.timings = timings = Timings()
+        for _ in generate(self.decoder, [seq for seqs, _ in requests for seq in seqs]):
+            pass
+        results = []
+        for seqs, texts in requests:
+            outputs = [self._completion(seq, text) for seq, text in zip(seqs, texts, strict=True)]
+            results.append(RequestOutput(list(seqs[0].prompt_ids), outputs, timings))
+        return results
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Answer one prompt round by round. Abandoning the iterator leaves the engine usable."""
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
+        (seq,), (text,) = self._sequences(prompt, params)
+        self.decoder.timings = Timings()
+        sent = 0
+        for _ in generate(self.decoder, [seq]):
+            new = seq.output_ids[sent:]
+            if text is not None and seq.finds_stop is None:
+                for token in new:
+                    text.feed(token)
+            piece = "" if text is None else text.take() + (text.finish() if seq.is_finished else "")
+            done = self._completion(seq, text) if seq.is_finished else None
+            yield StreamChunk(piece, new, seq.origins[sent:], seq.finish_reason, done)
+            sent += len(new)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer(prompt)["input_ids"]
+        elif prompt and isinstance(prompt[0], Mapping):
+            if not getattr(self.tokenizer, "chat_template", None):
+                raise ConfigError("this model has no chat template", fix="give the prompt as a string")
+            chat = [dict(message) for message in prompt]  # type: ignore[call-overload]
+            ids = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        else:
+            ids = list(prompt)
+            bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < self.runner.vocab_size]
+            if bad:
+                raise ConfigError(
+                    "a prompt holds what is no token id", got=repr(bad[0]), expected=f"0 to {self.runner.vocab_size - 1}"
+                )
+        if not ids:
+            raise ConfigError("the prompt is empty", expected="at least one token")
+        if len(ids) >= self.runner.max_length:
+            self.runner.admit(ids)  # raises, with the numbers
+        return list(ids)
+
+    # Helpers
+
+    def _as_list(self, prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+        """A single prompt becomes a list of one."""
+        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | Mapping)):
+            return [prompts]  # type: ignore[list-item]
+        return list(prompts)  # type: ignore[arg-type]
+
+    def _sequences(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[list[Sequence], list[Detokenizer | None]]:
+        """`n` sequences of one prompt, each with a seed of its own, and what turns their tokens into text."""
+        ids = self.encode(prompt)
+        for token in (*(params.logit_bias or {}), *params.stop_token_ids):
+            if not 0 <= token < self.runner.vocab_size:
+                raise ConfigError(
+                    "logit_bias or stop_token_ids names no token", got=token, expected=f"0 to {self.runner.vocab_size - 1}"
+                )
+        base = params.seed if params.seed is not None else secrets.randbits(62)
+        seqs, texts = [], []
+        for index in range(params.n):
+            text = Detokenizer(self.loaded.tokenizer, params.stop) if self.loaded.tokenizer is not None else None
+            if params.stop and text is None:
+                raise ConfigError("stop strings need a tokenizer", fix="use stop_token_ids, or pass tokenizer=...")
+            seqs.append(
+                Sequence(
+                    ids,
+                    params,
+                    _signed(base + index * 0x9E3779B97F4A7C15),
+                    self.loaded.eos_ids,
+                    self.runner.max_length,
+                    self._bad_word_ids(params),
+                    text.feed if text is not None and params.stop else None,
+                )
+            )
+            texts.append(text)
+        return seqs, texts
+
+    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of the bad words, at the start of a text and after a space."""
+        forms = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
+        return tuple({tuple(self.tokenizer.encode(form, add_special_tokens=False)): None for form in forms})
+
+    def _completion(self, seq: Sequence, text: Detokenizer | None):  # noqa: ANN202
+        if text is None:
+            string = ""
+        elif seq.finds_stop is not None:
+            text.finish()
+            string = text.text
+        else:
+            string = self.tokenizer.decode(seq.output_ids, skip_special_tokens=True)
+        if text is not None and text.stop_hit is not None and seq.finish_reason == "stop":
+            seq.stop_reason = text.stop_hit
+        return completion_of(seq, string, self.verifier.lossless, self.verifier.exact, self.numerics)
+
+
+def _signed(value: int) -> int:
+    """Wrap to a signed 64-bit integer."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -1,0 +1,98 @@
+"""Where a number or a file came from: the code, the machine and the command that made it."""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+
+def provenance() -> dict[str, object]:
+    """Describe the code, the machine and the command line of this process, as a mapping that JSON can hold.
+
+    Units: memory in bytes, time in UTC as ISO 8601. What cannot be known on this system is None; nothing raises.
+    """
+    import torch
+
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no") if commit else None
+    return {
+        "paceline": _version("paceline"),
+        "git_commit": commit,
+        "git_dirty": None if changes is None else bool(changes),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": _version("transformers"),
+        "cpu": _cpu_model(),
+        "cores": _usable_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": _memory_bytes(),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "os": platform.platform(),
+        "command": list(sys.argv),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def sha256_of(path: Path | str) -> str:
+    """Hash a file by blocks, in hexadecimal, whatever its size. Raises OSError when it cannot be read."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_prompts(prompts: list[str]) -> str:
+    """Hash a list of prompts, in hexadecimal; order and boundaries count, so ["ab", "c"] differs from ["a", "bc"]."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        data = prompt.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    """What git answers about the checkout this file lies in; None outside one."""
+    root = Path(__file__).resolve().parents[1]
+    # Installed in an environment inside another project's checkout, git would answer with that project's commit.
+    if not (root / ".git").exists():
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, encoding="utf-8", timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _cpu_model() -> str | None:
+    cpuinfo = Path("/proc/cpuinfo")
+    try:
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine() or None
+
+
+def _usable_cores() -> int | None:
+    # A container or a batch job may be granted fewer cores than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None

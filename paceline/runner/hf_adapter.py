@@ -1,0 +1,243 @@
+"""The only file that knows the inside of transformers: loading, what a model can do, and how to call it."""
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ..errors import ConfigError, IncompatibleModels
+from .attention import NAME, PassLayout
+from .kv_cache import SlotCache
+from .selftest import Reference, plain_reference
+
+_LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model, ready for trees, with what the engine must know about it.
+
+    attends_trees: the model routes through our attention function; otherwise it is given a 4-D mask.
+    reference: what plain transformers says on a few made-up tokens, to hold the tree pass against.
+    context: the most tokens a sequence may have. mixes_rows: experts make a row's numerics depend on the others.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    name: str
+    context: int
+    eos_ids: frozenset[int]
+    attends_trees: bool
+    mixes_rows: bool
+    reference: Reference
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output head, padding included."""
+        return self.model.get_output_embeddings().weight.shape[0]  # type: ignore[union-attr]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the token embeddings live."""
+        return self.model.get_input_embeddings().weight.device  # type: ignore[union-attr, return-value]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.model.dtype
+
+    def forward(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
+        """Raw logits [B, N, V] of every node of a pass."""
+        return self._call(self.model, token_ids, layout, cache).logits
+
+    def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> None:
+        """Fill the cache; the output head is left out, since nothing reads its logits."""
+        self._call(self.model.base_model, token_ids, layout, cache)
+
+    def _call(self, module: nn.Module, token_ids: Tensor, layout: PassLayout, cache: SlotCache):  # noqa: ANN202
+        options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
+        if self.attends_trees:
+            options["paceline_pass"] = layout
+        else:
+            options["attention_mask"] = _mask_4d(layout, self.model.dtype)
+        return module(input_ids=token_ids, **options)
+
+    def with_model(self, model: PreTrainedModel) -> "LoadedModel":
+        """The same description around another module of the same architecture."""
+        return replace(self, model=model)
+
+
+def share_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A second module tree over the same tensors: modules may be replaced in it without touching the original."""
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
+
+
+def load_model(
+    name_or_path: str,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a model folder or hub id. Weights come from safetensors only.
+
+    dtype: None keeps the checkpoint's. device: None takes CUDA where there is one.
+    Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is no causal LM.
+    """
+    place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind = _dtype(dtype)
+    try:
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"no model at {name_or_path!r}",
+            got=_first_line(error),
+            expected="a folder with config.json, a hub id, or a name that `paceline models` lists",
+        ) from error
+    known = trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.is_encoder_decoder or not known:
+        raise IncompatibleModels(
+            f"{name_or_path!r} is not a causal language model",
+            got=f"model type {config.model_type!r}",
+            expected="a decoder-only model that AutoModelForCausalLM loads",
+        )
+    _refuse_state(config)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name_or_path,
+            config=config,
+            dtype=kind or "auto",
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+        )
+    except Exception as error:  # every reader of weight files raises its own kind
+        raise ConfigError(
+            f"the weights of {name_or_path!r} cannot be read",
+            got=_first_line(error),
+            expected="complete *.safetensors files that match config.json",
+            fix="fetch the model again",
+        ) from error
+    missing = [p for p, t in model.named_parameters() if t.is_meta]
+    if missing:
+        raise ConfigError(f"{name_or_path!r} lacks weights", got=f"{len(missing)} missing, first {missing[0]}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{name_or_path!r} has no usable tokenizer", got=_first_line(error)) from error
+    return wrap_model(model.to(place), tokenizer, Path(name_or_path).name)
+
+
+def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, name: str = "") -> LoadedModel:
+    """Describe a loaded model and route its attention through ours."""
+    config = model.config.get_text_config()
+    _refuse_state(config)
+    if getattr(model, "_is_stateful", False):
+        raise _cannot_roll_back(config.model_type, "recurrent state")
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        raise IncompatibleModels(
+            f"{config.model_type} uses ALiBi, whose biases follow columns and not tree positions",
+            expected="a model with rotary or learned positions",
+        )
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    eos = eos if eos is not None else config.eos_token_id
+    eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
+    mixes = any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS)
+    model.eval().requires_grad_(False)
+    reference = plain_reference(model)
+    attends = _route_attention(model)
+    if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
+        raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
+    name, context = name or config.model_type, _context(config)
+    return LoadedModel(model, tokenizer, name, context, eos_ids, attends, mixes, reference)
+
+
+@torch.inference_mode()
+def _route_attention(model: PreTrainedModel) -> bool:
+    """True if every layer goes through our attention function; False leaves it its own, driven by 4-D masks.
+
+    Found by trying: some architectures take attention functions but do not hand keywords through to them.
+    """
+    place = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
+    cache = SlotCache(1, 8)
+    layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
+    try:
+        model.set_attn_implementation(NAME)
+        model(
+            input_ids=torch.zeros(1, 2, dtype=torch.long, device=place),
+            position_ids=layout.position_ids,
+            past_key_values=cache,
+            use_cache=True,
+            paceline_pass=layout,
+        )
+        if layout.num_calls == len(cache) > 0:
+            return True
+    except (IncompatibleModels, ValueError, TypeError, KeyError):
+        pass
+    model.set_attn_implementation("eager")
+    return False
+
+
+def _mask_4d(layout: PassLayout, dtype: torch.dtype) -> Tensor:
+    """Additive mask [B, 1, N, S] for models that do not take attention functions."""
+    rows = layout.visible(None)
+    width = max(mask.shape[1] for mask in rows)
+    full = torch.stack([nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in rows])
+    zeros = torch.zeros(full.shape, dtype=dtype, device=full.device)
+    return zeros.masked_fill_(~full, torch.finfo(dtype).min)[:, None]
+
+
+def _refuse_state(config) -> None:  # noqa: ANN001
+    text = config.get_text_config()
+    for kind in getattr(text, "layer_types", None) or []:
+        if any(word in kind for word in _LINEAR_KINDS):
+            raise _cannot_roll_back(text.model_type, f"{kind} layers")
+        if kind not in ("full_attention", "sliding_attention"):
+            raise IncompatibleModels(
+                f"{text.model_type} has layers of kind {kind!r}", expected="full_attention or sliding_attention"
+            )
+
+
+def _cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
+    return IncompatibleModels(
+        f"{model_type} keeps a running state that cannot forget rejected tokens",
+        got=what,
+        expected="attention layers, whose cache can be cut back to the accepted tokens",
+    )
+
+
+def _context(config) -> int:  # noqa: ANN001
+    """Longest sequence; capped where positions are rescaled by length, since a pass would rescale all its rows."""
+    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 20
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope, *[r for r in rope.values() if isinstance(r, dict)]]
+    for one in ropes:
+        if one.get("rope_type") in ("dynamic", "longrope"):
+            original = one.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None) or context
+            context = min(context, int(original))
+    return int(context)
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype in ("auto", *_DTYPES):
+        return _DTYPES.get(dtype)
+    raise ConfigError(f"unknown dtype {dtype!r}", expected="auto, " + ", ".join(_DTYPES))
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,152 @@
+"""The slot cache: keys and values of every sequence, with rollback by length.
+
+One pair of tensors `[slots, heads, capacity, dim]` per layer. A pass over N nodes writes them past the committed
+length; `commit` moves the accepted rows to the front; rejected rows are overwritten by the next pass, so rolling back
+costs nothing.
+
+    columns       0 ............ L-1 | L      L+1 .. L+N-1 | ...
+    holds         committed tokens   | root   other nodes  | leftovers, never read
+    after commit  0 ................ | L (root) .. L+a     | lengths[slot] = L + 1 + a   (a accepted)
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from ..errors import CacheFull
+
+BLOCK = 64
+"""Columns are read in whole blocks, so that the bits of a row do not depend on how many columns lie behind it."""
+
+
+def round_up(length: int, multiple: int = BLOCK) -> int:
+    """The smallest multiple that is not below `length`."""
+    return -(-length // multiple) * multiple
+
+
+class SlotCache(Cache):
+    """A `transformers` cache whose rows are slots with a length each.
+
+    num_slots: sequences that can be held at once. max_length: tokens per sequence; the tensors start small and
+    double up to it, so a short chat on a long-context model does not pay for the whole context.
+    """
+
+    def __init__(self, num_slots: int, max_length: int):
+        super().__init__(layers=[])
+        self.num_slots, self.max_length = num_slots, max_length
+        self.lengths = [0] * num_slots  # committed tokens of each slot
+        self.keys: list[Tensor] = []  # per layer [slots, H, capacity, dim]
+        self.values: list[Tensor] = []
+        self.capacity = min(round_up(256), round_up(max_length))
+        self._slots: list[int] = []  # of the pass in progress
+        self._starts: list[int] = []
+        self._free = list(range(num_slots))
+
+    # Slots
+
+    def allocate(self) -> int:
+        """Take the lowest free slot, empty. Raises `CacheFull` when none is left."""
+        if not self._free:
+            raise CacheFull("no cache slot is free", got=f"{self.num_slots} in use", fix="raise max_batch_size")
+        slot = min(self._free)
+        self._free.remove(slot)
+        self.lengths[slot] = 0
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Give a slot back; doing so twice is harmless."""
+        if slot not in self._free:
+            self._free.append(slot)
+        self.lengths[slot] = 0
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Roll back to the first `length` tokens."""
+        assert 0 <= length <= self.lengths[slot], (length, self.lengths[slot])
+        self.lengths[slot] = length
+
+    # A pass: begin, update (called by every attention layer), commit
+
+    def begin(self, slots: Sequence[int], num_nodes: int) -> list[int]:
+        """Announce a pass of `num_nodes` nodes per row; returns the committed length of each row."""
+        self._slots, self._starts = list(slots), [self.lengths[s] for s in slots]
+        self._ensure(max(self._starts) + num_nodes)
+        return self._starts
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write `[B, H, N, dim]` past the committed lengths; return `[B, H, S, dim]`, S in whole blocks."""
+        while len(self.keys) <= layer_idx:
+            self.keys.append(self._empty(key_states))
+            self.values.append(self._empty(value_states))
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        num_nodes = key_states.shape[2]
+        for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True)):
+            keys[slot, :, start : start + num_nodes] = key_states[row]
+            values[slot, :, start : start + num_nodes] = value_states[row]
+        end = round_up(max(self._starts) + num_nodes)
+        first, count = self._slots[0], len(self._slots)
+        if self._slots == list(range(first, first + count)):  # neighbours: views, no copy
+            return keys[first : first + count, :, :end], values[first : first + count, :, :end]
+        return keys[self._slots, :, :end], values[self._slots, :, :end]
+
+    @torch.inference_mode()
+    def commit(self, slot: int, nodes: Sequence[int]) -> None:
+        """Keep the root and then `nodes` (tree indices along one path); everything else of the pass is forgotten.
+
+        Example: nodes = [3, 4] at length 10 moves columns 13, 14 to 11, 12 and sets the length to 13.
+        """
+        start, kept = self.lengths[slot], len(nodes)
+        if start + 1 + kept > self.max_length:
+            raise CacheFull(
+                "a sequence outgrew its context", got=f"{start + 1 + kept} tokens", expected=f"<= {self.max_length}"
+            )
+        if list(nodes) != list(range(1, kept + 1)):
+            # Advanced indexing copies before writing, so source and destination may overlap.
+            source = torch.tensor(nodes, device=self.keys[0].device) + start
+            for layer in (*self.keys, *self.values):
+                layer[slot, :, start + 1 : start + 1 + kept] = layer[slot, :, source]
+        self.lengths[slot] = start + 1 + kept
+
+    # Storage
+
+    def _empty(self, like: Tensor) -> Tensor:
+        # Zeros, not uninitialised memory: a masked column is multiplied by 0, and 0 * NaN would be NaN.
+        return like.new_zeros(self.num_slots, like.shape[1], self.capacity, like.shape[3])
+
+    def _ensure(self, length: int) -> None:
+        if length <= self.capacity:
+            return
+        limit = round_up(self.max_length)
+        while self.capacity < min(length, limit):
+            self.capacity = min(self.capacity * 2, limit)
+        self.capacity = max(self.capacity, round_up(length))  # padding may reach past the context
+        for layers in (self.keys, self.values):
+            for index, old in enumerate(layers):
+                grown = self._empty(old)
+                grown[:, :, : old.shape[2]] = old
+                layers[index] = grown
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+    # What transformers asks of a cache; positions and masks are always given, so these only have to be sane.
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Longest committed length among the rows of the pass."""
+        return max(self._starts, default=0)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Columns returned by `update`, and their offset."""
+        return round_up(self.get_seq_length() + query_length), 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """The most tokens a sequence may have."""
+        return self.max_length
+
+    def __len__(self) -> int:
+        return len(self.keys)

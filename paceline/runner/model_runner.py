@@ -1,0 +1,111 @@
+"""Runs one model over token trees and keeps its cache in step. Decides nothing about tokens."""
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ..core.outputs import TargetOutput
+from ..core.tree import TokenTree
+from ..errors import CacheFull
+from .attention import PassLayout
+from .hf_adapter import LoadedModel
+from .kv_cache import SlotCache, round_up
+from .numerics import measure_row_multiple, refuse
+from .selftest import check_against_reference
+
+PREFILL_CHUNK = 512
+
+
+class ModelRunner:
+    """A model with a slot cache.
+
+    invariant: True asks that the bits of a row do not depend on how many rows share its pass, None takes it where it
+    can be had. Passes are then padded to a multiple of `row_multiple` rows, measured on this device, and trees are
+    computed as the chains they consist of. Raises `NumericsError` where it is required and cannot be had.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, max_batch_size: int = 8, max_length: int | None = None, invariant: bool | None = False
+    ):
+        self.loaded = loaded
+        self.max_length = min(loaded.context, max_length or loaded.context)
+        self.cache = SlotCache(max_batch_size, self.max_length)
+        self.invariant, self.row_multiple = False, 1
+        check_against_reference(self)
+        if invariant is not False:
+            multiple = measure_row_multiple(self)
+            if multiple is not None:
+                self.invariant, self.row_multiple = True, multiple
+            elif invariant:
+                raise refuse(loaded)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens the model can emit, padding of its output head included."""
+        return self.loaded.vocab_size
+
+    @property
+    def numerics(self) -> str:
+        """`"invariant"` or `"fast"`."""
+        return "invariant" if self.invariant else "fast"
+
+    def sharing_cache(self, loaded: LoadedModel) -> "ModelRunner":
+        """A runner of another model of the same shape on this runner's cache (the quantised self-draft)."""
+        other = ModelRunner.__new__(ModelRunner)
+        other.loaded, other.max_length, other.cache = loaded, self.max_length, self.cache
+        other.invariant, other.row_multiple = False, 1
+        return other
+
+    def admit(self, token_ids: Sequence[int]) -> int:
+        """Take a slot for a sequence that does not fill the context yet."""
+        if len(token_ids) >= self.max_length:
+            raise CacheFull(
+                "the prompt fills the context",
+                got=f"{len(token_ids)} tokens",
+                expected=f"at most {self.max_length - 1}, one less than the context",
+                fix="shorten the prompt, or raise max_model_len if the model allows it",
+            )
+        return self.cache.allocate()
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix."""
+        device = self.loaded.device
+        for begin in range(0, len(token_ids), PREFILL_CHUNK):
+            chunk = list(token_ids[begin : begin + PREFILL_CHUNK])
+            starts = self.cache.begin([slot], len(chunk))
+            layout = PassLayout(starts, len(chunk), None, self.invariant, self.row_multiple, self.max_length, device)
+            self.loaded.prefill(torch.tensor([chunk], device=device), layout, self.cache)
+            self.cache.lengths[slot] += len(chunk)
+
+    @torch.inference_mode()
+    def forward(self, slots: Sequence[int], tree: TokenTree) -> TargetOutput:
+        """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given."""
+        num_nodes = tree.num_nodes
+        padded = tree.padded(round_up(num_nodes, self.row_multiple))
+        starts = self.cache.begin(slots, padded.num_nodes)
+        device = padded.token_ids.device
+        layout = PassLayout(
+            starts, padded.num_nodes, padded, self.invariant, self.row_multiple, self.max_length, device
+        )
+        return TargetOutput(self.loaded.forward(padded.token_ids, layout, self.cache)[:, :num_nodes])
+
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Keep each row's root and accepted nodes."""
+        for slot, path in zip(slots, paths, strict=True):
+            self.cache.commit(slot, path)
+
+    @contextmanager
+    def tentative(self, slots: Sequence[int]):  # noqa: ANN201
+        """Whatever is committed inside is rolled back at the end, also after an error."""
+        lengths = [self.cache.lengths[s] for s in slots]
+        try:
+            yield
+        finally:
+            for slot, length in zip(slots, lengths, strict=True):
+                self.cache.truncate(slot, min(length, self.cache.lengths[slot]))
+
+    def room(self, slot: int) -> int:
+        """Tokens that still fit behind the root of this slot."""
+        return self.max_length - self.cache.lengths[slot] - 1

@@ -1,0 +1,73 @@
+"""Are the bits of a row independent of how many rows share its pass? Measured here, not assumed.
+
+A matrix product picks its kernel by shape, and another kernel sums in another order: in bfloat16 that flips near-ties,
+and a speculative answer drifts from the plain one. Usually all row counts from some small number on, or all multiples
+of one, share a kernel. Padding every pass to that multiple makes rows repeat bit for bit; while decoding is bound by
+reading weights, the padding costs next to nothing.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.tree import TokenTree
+from ..errors import NumericsError
+from .hf_adapter import LoadedModel
+
+if TYPE_CHECKING:
+    from .model_runner import ModelRunner
+
+MULTIPLES = (2, 4, 8, 16)
+"""Never fewer than 2 rows: one row is a matrix-vector product nearly everywhere."""
+_PREFIXES = (3, 61, 190)  # the second and third let a pass end just past a block of columns
+_ROWS = 32
+
+
+@torch.inference_mode()
+def measure_row_multiple(runner: "ModelRunner") -> int | None:
+    """The smallest multiple in `MULTIPLES` whose row counts all give the same bits; None if there is none."""
+    loaded = runner.loaded
+    if loaded.mixes_rows or not loaded.attends_trees:
+        return None
+    rng = torch.Generator().manual_seed(0)
+    vocab = loaded.vocab_size
+    longest = min(max(_PREFIXES), runner.max_length - _ROWS - 1)
+    if longest < 1:
+        return None
+    tokens = torch.randint(vocab, (longest + _ROWS,), generator=rng).tolist()
+    slot = runner.cache.allocate()
+    try:
+        candidates = list(MULTIPLES)
+        for prefix in sorted({min(p, longest) for p in _PREFIXES}):
+            runner.cache.truncate(slot, 0)
+            runner.prefill(slot, tokens[:prefix])
+            chain = tokens[prefix : prefix + _ROWS]
+            full = _logits(runner, slot, chain)
+            candidates = [m for m in candidates if _repeats(runner, slot, chain, full, m)]
+        return candidates[0] if candidates else None
+    finally:
+        runner.cache.release(slot)
+
+
+def _logits(runner: "ModelRunner", slot: int, chain: list[int]) -> torch.Tensor:
+    return runner.forward([slot], TokenTree.chain([chain], runner.loaded.device)).logits[0]
+
+
+def _repeats(runner: "ModelRunner", slot: int, chain: list[int], full: torch.Tensor, multiple: int) -> bool:
+    counts = sorted({multiple, 2 * multiple, 3 * multiple, 4 * multiple, 8, 16} & set(range(multiple, _ROWS, multiple)))
+    return all(torch.equal(_logits(runner, slot, chain[:n]), full[:n]) for n in counts)
+
+
+def refuse(loaded: LoadedModel) -> NumericsError:
+    """Why `numerics="invariant"` cannot be had."""
+    if loaded.mixes_rows:
+        why = "experts see as many rows as are routed to them, so a row's numerics depend on the others"
+    elif not loaded.attends_trees:
+        why = "this architecture brings an attention of its own"
+    else:
+        why = f"rows differ between row counts that are multiples of {max(MULTIPLES)}"
+    return NumericsError(
+        'numerics="invariant" cannot be had for this model on this device',
+        got=why,
+        fix='use numerics="fast"; `paceline check` reports the rounding ties that remain',
+    )

@@ -1,0 +1,17 @@
+"""From logits to laws and from tokens to text.
+
+target_law       p of every node of a tree, each node with the processors applied on its own path
+warp             temperature, top_k, top_p and min_p, vectorised over rows
+DraftSampler     draws a draft model's tokens under the same warpers, and keeps the law they were drawn from
+confidence       the probability a draft gave its token, for policies
+Detokenizer      token ids to text as they come, with stop strings
+token_logprob    the target's log-probabilities of an emitted token
+"""
+
+from .detokenize import Detokenizer
+from .draft_sampler import DraftSampler, confidence
+from .law import target_law
+from .logprobs import token_logprob
+from .warpers import warp
+
+__all__ = ["Detokenizer", "DraftSampler", "confidence", "target_law", "token_logprob", "warp"]

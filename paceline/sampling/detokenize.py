@@ -1,0 +1,125 @@
+"""Token ids to text as they come: the same text that decoding the whole answer gives, and the stop strings in it.
+
+Decoding one token at a time is wrong: a character may span tokens, and a decoder may treat the first token of a
+sequence apart. So each step decodes a short window twice, and what the new tokens add is the difference:
+
+    ids      ... a b | c d | e         `_start` = index of a, `_read` = index of c or d: all before is final
+    decode      [a b]                  text of the window that is known already
+    decode      [a b   c d   e]        the same and what c, d, e add; final unless a character is incomplete
+"""
+
+import re
+from typing import final
+
+from transformers import PreTrainedTokenizerBase
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+@final
+class Detokenizer:
+    """The text of one answer.
+
+    stop_hit: the stop string that ended the text, None so far. The text is cut before it. Where several end with the
+    same token the one that ends earliest in the text counts, and of those the longest.
+
+    Feeding another token after a hit declines the hit (as `min_tokens` asks): the text is whole again and only stop
+    strings that end later are looked for.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = (), skip_special_tokens: bool = True
+    ):
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._skip_special = skip_special_tokens
+        self._special = _special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
+        self._overlap = max((len(text) for text in stop), default=1) - 1
+        self._ids: list[int] = []
+        self._start = 0  # the window's first token
+        self._read = 0  # tokens before this one are in `_final`
+        self._known = ""  # text of the window's tokens up to `_read`
+        self._final = ""
+        self._pending = ""  # text of the tokens from `_read` on, which later tokens may change
+        self._taken = 0  # characters handed out
+        self._floor = 0  # where a declined stop string ended
+        self._hit_end = 0
+        self._cut: int | None = None
+        self.stop_hit: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer so far: all of it, incomplete characters included, cut before the stop string."""
+        return (self._final + self._pending)[: self._cut]
+
+    def feed(self, token_id: int) -> bool:
+        """Take one token; True iff a stop string is complete now."""
+        if self._cut is not None:
+            self._floor, self._cut, self.stop_hit = self._hit_end, None, None
+        if token_id in self._special:  # not even in the window: its empty text would hide that a word follows others
+            return False
+        searched = len(self._final)
+        self._decode(token_id)
+        return bool(self._stop) and self._find_stop(max(0, searched - self._overlap))
+
+    def take(self) -> str:
+        """Text that became certain since the last call: no incomplete character, no beginning of a stop string."""
+        return self._hand_out(min(self._certain(), len(self._final) if self._cut is None else self._cut))
+
+    def finish(self) -> str:
+        """The rest of the text; the answer is over."""
+        return self._hand_out(len(self.text))
+
+    def _hand_out(self, end: int) -> str:
+        begin, self._taken = self._taken, max(self._taken, end)
+        return self.text[begin : self._taken]
+
+    def _decode(self, token_id: int) -> None:
+        self._ids.append(token_id)
+        whole = self._text_of(self._ids[self._start :])
+        self._pending = whole[len(self._known) :]
+        # a run of byte tokens is decoded as one and may still turn into replacement characters altogether
+        if not self._pending or self._pending.endswith(_REPLACEMENT) or self._is_byte(token_id):
+            return
+        self._final += self._pending
+        self._pending = ""
+        self._start, self._read = self._read, len(self._ids)
+        self._known = self._text_of(self._ids[self._start : self._read])
+
+    def _text_of(self, ids: list[int]) -> str:
+        text = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
+        assert isinstance(text, str)  # a list only where a batch is decoded
+        return text
+
+    def _is_byte(self, token_id: int) -> bool:
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def _find_stop(self, begin: int) -> bool:
+        """Look for the stop strings in the text from `begin` on; remember the one that ends first."""
+        text = self._final[begin:] + self._pending
+        best: tuple[int, int, str] | None = None
+        for stop in self._stop:
+            at = text.find(stop, max(0, self._floor - begin - len(stop) + 1))
+            if at >= 0:
+                found = (begin + at + len(stop), begin + at, stop)
+                best = found if best is None or found < best else best
+        if best is None:
+            return False
+        self._hit_end, self._cut, self.stop_hit = best
+        return True
+
+    def _certain(self) -> int:
+        """Length of the final text less the longest end of it with which a stop string could begin."""
+        length = len(self._final)
+        for begin in range(max(0, length - self._overlap), length):
+            if any(stop.startswith(self._final[begin:]) for stop in self._stop):
+                return begin
+        return length
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The ids that decoding skips."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset([*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)])

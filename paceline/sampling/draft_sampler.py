@@ -1,0 +1,97 @@
+"""How a draft model's logits become drafted tokens, and the law those tokens carry.
+
+Under the shared noise of rule R7 (`coupled`) the draft's argmax uses the noise the target will use at the same
+position, so equal laws give equal tokens; the verifier then needs no q. Under a ratio rule the tokens are drawn
+independently of the target, and q is exactly the tensor they were drawn from.
+"""
+
+from collections.abc import Sequence as Seq
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..core.draft import Law
+from ..core.request import Sequence
+from ..core.rng import Purpose, gumbel, uniforms
+from .processors import add_bias, mask_endings
+from .warpers import is_warped, warp
+
+
+@final
+class DraftSampler:
+    """Draws the next drafted token of each sequence.
+
+    The draft's law has the warpers, `logit_bias` and the mask of `min_tokens`; the processors that look at the past
+    are left to the target, which costs acceptance and never correctness.
+    """
+
+    def __init__(self, coupled: bool):
+        self.coupled = coupled
+
+    @property
+    def law(self) -> Law:
+        """The law of the tokens, for the Draft."""
+        return Law.POINT_MASS if self.coupled else Law.IID
+
+    def sample(
+        self,
+        logits: Tensor,  # [B, V]
+        seqs: Seq[Sequence],  # B
+        offset: int,
+    ) -> tuple[Tensor, Tensor | None]:  # [B], [B, V]
+        """Tokens [B] (int64) and q [B, V] (float32, rows sum to 1), None when coupled.
+
+        offset: how many tokens this round drafted already, so the one drawn here stands at
+        `len(seq.token_ids) + offset`. Rows at temperature 0 take the argmax, and q is one-hot there.
+        """
+        scores = self._scores(logits, seqs, offset)
+        tokens = scores.argmax(-1)
+        q = None if self.coupled else torch.zeros_like(scores).scatter_(1, tokens.unsqueeze(1), 1.0)
+        sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
+        if not sampled:
+            return tokens, q
+        rows = torch.tensor(sampled, dtype=torch.long, device=logits.device)
+        seeds = torch.tensor([seqs[row].seed for row in sampled], dtype=torch.long, device=logits.device)
+        places = [[len(seqs[row].token_ids) + offset] for row in sampled]
+        positions = torch.tensor(places, dtype=torch.long, device=logits.device).reshape(-1, 1)
+        if q is None:
+            noise = gumbel(seeds, positions, Purpose.TARGET, logits.shape[1]).squeeze(1)
+            tokens[rows] = (scores[rows] + noise).argmax(-1)
+        else:
+            q[rows] = torch.softmax(scores[rows], dim=-1)
+            tokens[rows] = _draw(q[rows], uniforms(seeds, positions, Purpose.DRAFT, 1).squeeze(1))
+        return tokens, q
+
+    def _scores(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
+        """Float32 scores of the draft's law, up to a constant per row."""
+        biased = [bool(s.params.logit_bias) or s.num_output + offset < s.params.min_tokens for s in seqs]
+        scores = logits.to(torch.float32, copy=any(biased))
+        for row, seq in enumerate(seqs):
+            if biased[row]:
+                add_bias(scores[row : row + 1], seq)
+                mask_endings(scores[row : row + 1], seq, seq.num_output + offset)
+        warped = [row for row, seq in enumerate(seqs) if is_warped(seq.params)]
+        if not warped:
+            return scores
+        params = [seqs[row].params for row in warped]
+        if len(warped) == len(seqs):
+            return warp(scores, params)
+        index = torch.tensor(warped, device=scores.device)
+        return scores.index_copy(0, index, warp(scores[index], params))
+
+
+def confidence(
+    logits: Tensor,  # [B, V]
+    tokens: Tensor,  # [B]
+) -> Tensor:  # [B]
+    """The probability that the draft's plain softmax gives its token: what a policy stops drafting on, float32."""
+    logits = logits.float()
+    return (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(-1)).exp()
+
+
+def _draw(q: Tensor, uniform: Tensor) -> Tensor:  # [R, V], [R, 1] -> [R]
+    """Inverse of the cumulative law: one number a row, where Gumbel noise would take V."""
+    mass = q.double().cumsum(-1)
+    # the first token whose mass reaches a number in (0, total]: its own mass is above zero
+    return torch.searchsorted(mass, uniform * mass[:, -1:]).squeeze(1)

@@ -1,0 +1,102 @@
+"""The processors that depend on the past: applied to one node, on the path of that node.
+
+Repetition, n-gram and bad-word rules are those of transformers; presence and frequency those of the OpenAI API.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import (
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from ..core.request import LogitsProcessor, Sequence
+from ..errors import ConfigError
+
+
+def is_edited(seq: Sequence) -> bool:
+    """True iff some processor may change the scores of the next token or of a later one."""
+    params = seq.params
+    return bool(params.logit_bias) or params.needs_history or seq.num_output < params.min_tokens
+
+
+def add_bias(scores: Tensor, seq: Sequence) -> None:  # [1, V]
+    """Add `logit_bias` in place. ConfigError: a token id outside the vocabulary."""
+    bias = seq.params.logit_bias
+    if not bias:
+        return
+    vocab = scores.shape[1]
+    for token in bias:
+        if not 0 <= token < vocab:
+            raise ConfigError("SamplingParams.logit_bias names no token", got=token, expected=f"0 to {vocab - 1}")
+    index = torch.tensor(list(bias), device=scores.device)
+    scores[0, index] += torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
+
+
+def mask_endings(scores: Tensor, seq: Sequence, num_output: int) -> None:  # [1, V]
+    """Forbid in place the tokens that would end the answer before `min_tokens`.
+
+    num_output: how many tokens of the answer precede the one to be chosen.
+    """
+    if num_output >= seq.params.min_tokens:
+        return
+    vocab = scores.shape[1]
+    endings = [token for token in {*seq.eos_ids, *seq.params.stop_token_ids} if 0 <= token < vocab]
+    if endings:
+        scores[0, torch.tensor(endings, device=scores.device)] = -torch.inf
+
+
+def process(scores: Tensor, ids: Tensor, seq: Sequence) -> Tensor:  # [1, V], [1, L] -> [1, V]
+    """Scores of the token after `ids`, with every processor of the sequence applied in the documented order.
+
+    scores: a private float32 copy, which may be written to. ids: prompt, answer and the drafted tokens of the path.
+    ConfigError: a processor of the user that does not return scores, or a token outside the vocabulary.
+    """
+    params = seq.params
+    add_bias(scores, seq)
+    if seq.bad_word_ids:
+        scores = _bad_words(scores, ids, seq.bad_word_ids)
+    mask_endings(scores, seq, ids.shape[1] - len(seq.prompt_ids))
+    if params.repetition_penalty != 1.0:
+        scores = RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty))(ids, scores)  # type: ignore[arg-type]
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        answer, counts = ids[0, len(seq.prompt_ids) :].unique(return_counts=True)
+        scores[0, answer] -= params.presence_penalty + params.frequency_penalty * counts.to(scores.dtype)
+    if params.no_repeat_ngram_size > 0:
+        scores = NoRepeatNGramLogitsProcessor(params.no_repeat_ngram_size)(ids, scores)  # type: ignore[arg-type]
+    for processor in params.logits_processors:
+        scores = _call(processor, ids, scores)
+    return scores
+
+
+def _bad_words(scores: Tensor, ids: Tensor, words: tuple[tuple[int, ...], ...]) -> Tensor:
+    vocab = scores.shape[1]
+    try:
+        return _bad_words_processor(words, vocab, str(scores.device))(ids, scores)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ConfigError("SamplingParams.bad_words holds a token the model cannot emit", got=str(error)) from error
+
+
+@lru_cache(maxsize=64)
+def _bad_words_processor(words: tuple[tuple[int, ...], ...], vocab: int, device: str) -> NoBadWordsLogitsProcessor:
+    """One processor per vocabulary and device, because on its first call it builds tables for them."""
+    return NoBadWordsLogitsProcessor([list(word) for word in words])
+
+
+def _call(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tensor:
+    """What the user's processor returns, checked."""
+    shape = tuple(scores.shape)
+    out = processor(ids, scores)
+    if isinstance(out, Tensor) and tuple(out.shape) == shape:
+        return out.to(scores.device, torch.float32)
+    name = getattr(processor, "__name__", type(processor).__name__)
+    got = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+    raise ConfigError(
+        f"logits processor {name!r} did not return scores",
+        got=got,
+        expected=f"a tensor of shape {shape}",
+        fix="return the scores, also where they are unchanged or edited in place",
+    )

@@ -1,0 +1,132 @@
+"""Temperature, top_k, top_p and min_p: the part of the law that does not depend on the past.
+
+All three truncations keep the likeliest tokens, so they are decided on a short sorted *window* of the largest scores
+and the vocabulary is sorted only for rows whose kept set does not fit:
+
+    scores   [V]   -2  3  1  3 -9  0 ...          unsorted, V = 50 000 to 150 000
+    window   [K]    3  3  1  0 ...                largest first; of equal scores the higher token id first
+    kept           |------|                       a prefix of `count` tokens: the least of what the three allow
+
+A row is decided once its last kept score is above the window's last, since nothing outside can then belong to it.
+
+No bit of a row depends on the other rows: every reduction runs within a row, and cumulative mass is summed in
+integers, which no order of summation can change.
+"""
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..core.request import SamplingParams
+
+_WINDOWS = (128, 1024, 8192)  # most nuclei fit the first; a full sort costs 50 times as much
+_MASS_BITS = 56  # fixed point: a row's mass, at most 1, summed exactly in int64
+_MIN_TEMPERATURE = 1e-20  # keeps scores / temperature finite in float32; such a law is an argmax anyway
+_ALIGN = 32  # a row's softmax may be summed in another order when rows start at odd addresses
+
+
+def is_warped(params: SamplingParams) -> bool:
+    """True iff the warpers change these scores."""
+    return params.temperature != 0 and (params.temperature != 1 or is_truncated(params))
+
+
+def is_truncated(params: SamplingParams) -> bool:
+    """True iff top_k, top_p or min_p is on."""
+    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+
+
+def warp(
+    scores: Tensor,  # [R, V]
+    params: Seq[SamplingParams],  # R
+) -> Tensor:  # [R, V]
+    """Scores over temperature, then truncated to -inf outside top_k, top_p and min_p, in this order.
+
+    scores: float32, one row for each entry of `params`, none of temperature 0; left as they are. Every row has a
+    finite maximum. Ties are kept and cut as transformers' warpers do, with at least one token kept.
+    """
+    if any(p.temperature != 1 for p in params):
+        temperature = [max(p.temperature, _MIN_TEMPERATURE) for p in params]
+        scores = scores / torch.tensor(temperature, dtype=torch.float32, device=scores.device).unsqueeze(1)
+    chosen = [row for row, p in enumerate(params) if is_truncated(p)]
+    if not chosen:
+        return scores
+    if len(chosen) == len(params):
+        return _truncate(scores, params)
+    index = torch.tensor(chosen, device=scores.device)
+    return scores.index_copy(0, index, _truncate(scores[index], [params[row] for row in chosen]))
+
+
+def _truncate(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:
+    """Scores with -inf outside each row's kept set; every row is truncated somehow."""
+    vocab = scores.shape[1]
+    limits = torch.tensor([[p.top_k or vocab, p.top_p, p.min_p] for p in params], dtype=torch.float64).to(scores.device)
+    # the warpers that come before top_p may cut the law it is measured on, so only top_p itself needs the full mass
+    probs = _softmax(scores) if any(p.top_p < 1 for p in params) else None
+    result = torch.full_like(scores, -torch.inf)
+    rows: Tensor | None = None  # None: all of them
+    for width in (*_WINDOWS, vocab):
+        if width > vocab:
+            continue
+        part = scores if rows is None else scores[rows]
+        limit = limits if rows is None else limits[rows]
+        values, tokens = _window(part, width)
+        mass = None if probs is None else (probs if rows is None else probs[rows]).gather(1, tokens)
+        count, decided = _count_kept(values, mass, limit, vocab)
+        kept = values.masked_fill(torch.arange(width, device=values.device) >= count, -torch.inf)
+        if width == vocab or bool(decided.all()):
+            if rows is None:
+                return result.scatter_(1, tokens, kept)
+            return result.index_copy_(0, rows, torch.full_like(part, -torch.inf).scatter_(1, tokens, kept))
+        rows_here = torch.arange(len(params), device=scores.device) if rows is None else rows
+        done, rows = rows_here[decided], rows_here[~decided]
+        result[done] = result[done].scatter_(1, tokens[decided], kept[decided])
+    return result
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Softmax of each row, with every row at an aligned address."""
+    vocab = scores.shape[1]
+    return torch.softmax(functional.pad(scores, (0, -vocab % _ALIGN), value=-torch.inf), dim=-1)[:, :vocab]
+
+
+def _window(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` largest scores of each row and their tokens; of equal scores the higher token id comes first."""
+    if width == scores.shape[1]:
+        values, tokens = torch.sort(scores, dim=-1, stable=True)
+        return values.flip(-1), tokens.flip(-1)
+    values, tokens = torch.topk(scores, width, dim=-1, sorted=False)
+    by_token = torch.argsort(tokens, dim=-1)
+    values, order = torch.sort(values.gather(1, by_token), dim=-1, stable=True)
+    return values.flip(-1), tokens.gather(1, by_token.gather(1, order)).flip(-1)
+
+
+def _count_kept(
+    values: Tensor,  # [R, K]
+    mass: Tensor | None,  # [R, K]
+    limits: Tensor,  # [R, 3]
+    vocab: int,
+) -> tuple[Tensor, Tensor]:  # [R, 1], [R]
+    """How many tokens of a sorted window are kept, at least 1, and whether the window was wide enough to tell.
+
+    mass:   probabilities before truncation, None where no row has top_p.
+    limits: top_k, top_p, min_p of each row.
+    """
+    top_k, top_p, min_p = limits[:, :1], limits[:, 1:2], limits[:, 2:]
+    last = values[:, -1:]
+    kth = values.gather(1, top_k.long().clamp(max=values.shape[1]) - 1)
+    count = (values >= kth).sum(1, keepdim=True)  # all ties of the k-th
+    # nothing outside the window belongs to the top k, nor then to the law that top_p is measured on
+    closed = (top_k >= vocab) | (kth > last) | (last == -torch.inf)
+    if mass is not None:
+        fixed = (mass.double() * 2.0**_MASS_BITS).long()
+        before = fixed.cumsum(1) - fixed
+        inside = before + fixed
+        total = torch.where(top_k < vocab, inside.gather(1, count - 1).double(), 2.0**_MASS_BITS)
+        nucleus = ((before.double() < top_p * total) | (top_p >= 1)).sum(1, keepdim=True)
+        count = torch.minimum(count, nucleus)
+    floor = values[:, :1].double() + min_p.log()
+    count = torch.minimum(count, (values.double() >= floor).sum(1, keepdim=True)).clamp(min=1)
+    decided = closed & ((values.gather(1, count - 1) > last) | (last == -torch.inf))
+    return count, decided.squeeze(1)

@@ -1,0 +1,66 @@
+"""`Ratio`: the output follows the target's law, though not with the tokens plain decoding would give."""
+
+from typing import ClassVar, final
+
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from ..core.draft import Draft, Law
+from ..core.interfaces import Verifier
+from ..core.outputs import TargetLaw, VerifyOutput
+from .chance import Chance, Keyed
+from .rows import check_draft, p_at, q_at
+from .siblings import iid, point_mass, without_replacement
+from .walk import Branches, Walk, descend, to_list, verdict
+
+
+@final
+class Ratio(Verifier):
+    """Speculative sampling over a tree: the rule for siblings is picked by the law the draft carries.
+
+    Leviathan et al. 2211.17192 and Chen et al. 2302.01318 on a chain (R1); SpecInfer, 2305.09781, for independent
+    siblings (R4); recursive rejection sampling, 2402.14160, for siblings without replacement (R5); sample-and-match for
+    tokens without a law (R2, R3). p is taken at the node where the walk stands. Proof: docs/lossless.md, lemmas 1 to 4.
+
+    Lossless if the drafter keeps two promises. q is exactly the law its tokens were drawn from. Whether a token is
+    offered depends on earlier tokens and on q, never on that token's own value: keep a weak token and stop after it,
+    or declare POINT_MASS, which has no such condition.
+
+    Errors: DraftError where q is missing, misshapen or not a law; NumericsError where the target's scores give no law.
+    """
+
+    name: ClassVar[str] = "ratio"
+    lossless: ClassVar[bool] = True
+    exact: ClassVar[bool] = False
+
+    def verify(
+        self, draft: Draft, law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, " B"]
+    ) -> VerifyOutput:
+        """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
+        check_draft(draft, law)
+        rows, _ = Branches.read(draft.tree)
+        starts: list[int] = to_list(positions)
+
+        def walk(row: int) -> Walk:
+            def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
+                position = starts[row] + depth
+                chance = Keyed(seeds[row : row + 1], position, len(children))
+                p = p_at(law, row, node, position)
+                index, owed = _offer(draft, row, node, p, [rows[row].tokens[child] for child in children], chance)
+                return index, -1 if index is not None else chance.draw(owed)
+
+            return descend(rows[row], decide)
+
+        return verdict([walk(row) for row in range(len(rows))], law.scores.device)
+
+
+def _offer(
+    draft: Draft, row: int, node: int, p: Float64[Tensor, " V"], tokens: list[int], chance: Chance
+) -> tuple[int | None, Float64[Tensor, " V"]]:
+    """The rule for the children of one node."""
+    if draft.law is Law.POINT_MASS:
+        return point_mass(p, tokens, chance.coin)
+    if not tokens:  # a leaf: nothing was drawn, so its row of q may hold anything
+        return None, p
+    rule = iid if draft.law is Law.IID else without_replacement
+    return rule(p, q_at(draft, row, node), tokens, chance.coin)

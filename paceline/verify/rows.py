@@ -1,0 +1,63 @@
+"""p and q at one node, in float64 on the host, refused where they are not laws.
+
+Only visited nodes are read: a rejected branch may lead where no token is allowed, and that is no fault.
+"""
+
+from jaxtyping import Float64
+from torch import Tensor
+
+from ..core.draft import Draft
+from ..core.outputs import TargetLaw
+from ..errors import DraftError, NumericsError
+
+
+def no_law(row: int, node: int, position: int) -> NumericsError:
+    """The error for scores that give no law."""
+    return NumericsError(
+        f"the target's scores give no law at row {row}, node {node}, position {position}",
+        got="NaN, +inf, or -inf for every token",
+        expected="at least one finite score and no NaN",
+        fix="check that the model's logits are finite and that the processors leave a token allowed",
+    )
+
+
+def p_at(law: TargetLaw, row: int, node: int, position: int) -> Float64[Tensor, " V"]:
+    """The target's law after a node; `position` is only named in the error. Errors: NumericsError."""
+    scores = law.scores[row : row + 1, node : node + 1]
+    if not bool(scores.max().isfinite()):  # NaN passes through max
+        raise no_law(row, node, position)
+    return TargetLaw(scores, law.is_greedy[row : row + 1]).probs()[0, 0].cpu()
+
+
+def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:
+    """The law the children of a node were drawn from, renormalised: rows rounded to half precision sum near 1 only.
+
+    Errors: DraftError where the row is not a law.
+    """
+    assert draft.q is not None
+    q = draft.q[row, node].double().cpu()
+    mass = float(q.sum())
+    if not (abs(mass - 1) < 0.01 and float(q.min()) >= 0):
+        raise DraftError(
+            f"q of drafter {draft.source!r} is not a law at row {row}, node {node}",
+            got=f"sum {mass:.6g}, least {float(q.min()):.6g}",
+            expected="probabilities that sum to 1",
+            fix="pass softmax(logits), with the temperature and the filters the tokens were drawn with",
+        )
+    return q / mass
+
+
+def check_draft(draft: Draft, law: TargetLaw) -> None:
+    """Refuse a draft whose q is missing, unexpected, or of another shape than the target's scores."""
+    if not draft.has_law:
+        raise DraftError(
+            f"drafter {draft.source!r} must give q exactly when its tokens were drawn from a known law",
+            got=f"{draft.law.name} {'with' if draft.q is not None else 'without'} q",
+            fix="pass q with IID or WITHOUT_REPLACEMENT; use POINT_MASS, without q, for anything else",
+        )
+    if draft.q is not None and draft.q.shape != law.scores.shape:
+        raise DraftError(
+            f"q of drafter {draft.source!r} does not fit the target's scores",
+            got=tuple(draft.q.shape),
+            expected=tuple(law.scores.shape),
+        )

@@ -1,0 +1,83 @@
+"""`Typical`: lossy; keeps whatever the target finds plausible enough, which changes the law of the answer."""
+
+import math
+from typing import ClassVar, final
+
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from ..core.draft import Draft
+from ..core.interfaces import Verifier
+from ..core.outputs import TargetLaw, VerifyOutput
+from ..errors import ConfigError, LossyNotAllowed
+from .chance import Keyed
+from .laws import probability
+from .rows import p_at
+from .walk import Branches, Walk, to_list, verdict
+
+
+@final
+class Typical(Verifier):
+    """Typical acceptance: x stands where p(x) > min(epsilon, delta * exp(-H(p))). Medusa, 2401.10774, section 3.3.
+
+    H is the entropy of p in nats. Of the paths whose tokens all stand the longest is taken, the likelier of two equally
+    long; then a token is drawn from p. The answer does not follow the target's law, except in greedy rows, where only
+    the argmax stands. The defaults are those of the Medusa code.
+
+    Errors: LossyNotAllowed without consent; ConfigError where a threshold is outside (0, 1); NumericsError where the
+    scores of a visited node give no law.
+    """
+
+    name: ClassVar[str] = "typical"
+    lossless: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+
+    def __init__(self, epsilon: float = 0.09, delta: float = 0.3, *, allow_lossy: bool = False):
+        if not allow_lossy:
+            raise LossyNotAllowed(
+                "typical acceptance changes what the target would answer",
+                got="allow_lossy=False",
+                fix="pass Typical(allow_lossy=True) to accept that, or use Coupled (same tokens) or Ratio (same law)",
+            )
+        for option, value in (("epsilon", epsilon), ("delta", delta)):
+            if not 0 < value < 1:
+                raise ConfigError(f"Typical.{option} is out of range", got=value, expected="a number in (0, 1)")
+        self.epsilon, self.delta = epsilon, delta
+
+    def threshold(self, p: Float64[Tensor, " V"]) -> float:
+        """The probability a token must exceed: less where the target itself is undecided."""
+        entropy = float(-p.xlogy(p).sum())
+        return min(self.epsilon, self.delta * math.exp(-entropy))
+
+    def verify(
+        self, draft: Draft, law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, " B"]
+    ) -> VerifyOutput:
+        """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
+        rows, _ = Branches.read(draft.tree)
+        starts: list[int] = to_list(positions)
+        walks = list[Walk]()
+        for row, branches in enumerate(rows):
+            path = self._longest(branches, law, row, starts[row])
+            node, position = path[-1] if path else 0, starts[row] + len(path)
+            token = Keyed(seeds[row : row + 1], position, 0).draw(p_at(law, row, node, position))
+            walks.append(Walk(path, token, is_bonus=not branches.children[node]))
+        return verdict(walks, law.scores.device)
+
+    def _longest(self, branches: Branches, law: TargetLaw, row: int, start: int) -> list[int]:
+        """The longest path of tokens that stand; of equally long ones the likeliest."""
+        best, best_rank = list[int](), (0, 0.0)
+        open_paths: list[tuple[list[int], float]] = [([], 0.0)]
+        while open_paths:
+            path, logprob = open_paths.pop()
+            node = path[-1] if path else 0
+            if (len(path), logprob) > best_rank:
+                best, best_rank = path, (len(path), logprob)
+            if not branches.children[node]:
+                continue
+            p = p_at(law, row, node, start + len(path))
+            least = self.threshold(p)
+            for child in branches.children[node]:
+                mass = float(probability(p, branches.tokens[child]))
+                if mass > least:
+                    open_paths.append(([*path, child], logprob + math.log(mass)))
+        return best

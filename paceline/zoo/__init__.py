@@ -1,0 +1,21 @@
+"""The zoo: models Paceline can fetch by name, checked by hash, as plain Hugging Face folders."""
+
+from .catalog import Installed, installed, resolve
+from .fetch import Progress
+from .manifest import Manifest, verify
+from .pull import models_dir, pull
+from .registry import DEFAULT_MODEL, ZOO, ZooModel
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "ZOO",
+    "Installed",
+    "Manifest",
+    "Progress",
+    "ZooModel",
+    "installed",
+    "models_dir",
+    "pull",
+    "resolve",
+    "verify",
+]

@@ -1,0 +1,61 @@
+"""Trees of a given shape, drawn by a rule, in the three forms the tests need: lists, tensors, and the paths of nodes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from mutants import Rule
+from toy_laws import PathLaw
+
+from paceline.core.draft import Draft, Law
+from paceline.core.outputs import TargetLaw
+from paceline.core.tree import TokenTree
+from paceline.verify.chance import Chance
+from paceline.verify.walk import Branches
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Node i is reached by `paths[i]`; every node at one depth has as many children as `shape` says, if q allows."""
+
+    tokens: list[int]
+    parents: list[int]
+    paths: list[tuple[int, ...]]
+
+    @property
+    def branches(self) -> Branches:
+        children: list[list[int]] = [[] for _ in self.tokens]
+        for node, parent in enumerate(self.parents[1:], start=1):
+            children[parent].append(node)
+        return Branches(self.tokens, children)
+
+
+def draw_tree(rule: Rule, q: PathLaw, shape: tuple[int, ...], prefix: tuple[int, ...], chance: Chance) -> Drafted:
+    tokens, parents, paths, level = [0], [-1], [prefix], [0]
+    for width in shape:
+        below: list[int] = []
+        for node in level:
+            for token in rule.propose(q(paths[node]), width, chance):
+                below.append(len(tokens))
+                tokens.append(token)
+                parents.append(node)
+                paths.append((*paths[node], token))
+        level = below
+    return Drafted(tokens, parents, paths)
+
+
+def tensors(rows: list[Drafted], p: PathLaw, q: PathLaw, law: Law) -> tuple[Draft, TargetLaw]:
+    """A batch as the verifiers get it; rows of padding hold NaN, which nobody may read."""
+    tree = TokenTree.from_lists([row.tokens for row in rows], [row.parents for row in rows])
+    size = len(p(()))
+    scores = torch.full((len(rows), tree.num_nodes, size), torch.nan, dtype=torch.float64)
+    drawn = scores.clone()
+    for index, row in enumerate(rows):
+        scores[index, : len(row.paths)] = torch.tensor(np.stack([p(path).astype(float) for path in row.paths])).log()
+        drawn[index, : len(row.paths)] = torch.tensor(np.stack([q(path).astype(float) for path in row.paths]))
+    target = TargetLaw(scores, torch.zeros(len(rows), dtype=torch.bool))
+    return Draft(tree, law, None if law is Law.POINT_MASS else drawn), target
+
+
+def emitted(row: Drafted, path: list[int], next_token: int) -> tuple[int, ...]:
+    return (*(row.tokens[node] for node in path if node >= 0), next_token)

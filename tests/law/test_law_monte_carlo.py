@@ -1,0 +1,132 @@
+"""Three tokens with the real counter-based noise: what enumeration cannot see is how the numbers are wired.
+
+Chi-square of the loop's output against the exact product law, at a false-alarm probability of 1e-6 a test.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+from drafted_trees import Drafted, draw_tree, emitted, tensors
+from mutants import RULES, Rule
+from statistics_of import FALSE_ALARM, chi_square_p
+from toy_laws import path_law, product_law
+
+from paceline.core import rng
+from paceline.core.draft import Law
+from paceline.core.rng import Purpose
+from paceline.verify import Ratio, chance
+from paceline.verify.chance import Chance, Keyed, inverse_cdf
+from paceline.verify.laws import Real, Vector
+
+P, Q = cache(path_law(11, 3)), cache(path_law(12, 3))
+LENGTH, SAMPLES = 3, 1500
+CHAIN, R4, R5 = (RULES[name][0] for name in ("R1 chain", "R4 siblings i.i.d.", "R5 siblings without replacement"))
+
+
+class Drafting(Chance):
+    """A drafter's noise: its own stream, keyed by position; a fresh number for each draw of a position."""
+
+    def __init__(self, seed: int, start: int, width: int):
+        positions = torch.arange(start, start + LENGTH)[None]
+        self.numbers = rng.uniforms(torch.tensor([seed]), positions, Purpose.DRAFT, width * width)[0].tolist()
+        self.width, self.drawn = width, 0
+
+    def coin(self, probability: Real) -> bool:
+        raise AssertionError("drafters toss no coins")
+
+    def draw(self, weights: Vector) -> int:  # a chain draws one number a level; a tree `width` at the root, then on
+        level, index = (self.drawn, 0) if self.width == 1 else divmod(self.drawn, self.width)
+        self.drawn += 1
+        return inverse_cdf(torch.tensor(weights.astype(float)), self.numbers[level][index])
+
+
+def sample(law: Law, rule: Rule, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Every seed's first tokens, all rows verified in one batch per round."""
+    texts: list[tuple[int, ...]] = [()] * SAMPLES
+    while rows := [row for row, text in enumerate(texts) if len(text) < LENGTH]:
+        drafts: list[Drafted] = []
+        for row in rows:
+            noise = Drafting(row, 1 + len(texts[row]), shape[0])
+            drafts.append(draw_tree(rule, Q, shape, texts[row], noise))
+        draft, target = tensors(drafts, P, Q, law)
+        positions = torch.tensor([1 + len(texts[row]) for row in rows])
+        out = Ratio().verify(draft, target, torch.tensor(rows), positions)
+        for index, (row, path, token) in enumerate(zip(rows, out.path.tolist(), out.next_token.tolist(), strict=True)):
+            texts[row] += emitted(drafts[index], path, token)
+    return [text[:LENGTH] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("law", "rule", "shape"),
+    [(Law.IID, CHAIN, (1, 1)), (Law.IID, R4, (2, 1)), (Law.WITHOUT_REPLACEMENT, R5, (2, 1)), (Law.POINT_MASS, R4, (2, 1))],
+)
+def test_ratio_loop_samples_the_product(law: Law, rule: Rule, shape: tuple[int, ...]) -> None:
+    assert chi_square_p(sample(law, rule, shape), product_law(P, LENGTH)) > FALSE_ALARM
+
+
+def _shared_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The acceptance test reads the numbers its token was drawn with."""
+
+    def numbers(seeds, positions, purpose, count):
+        return rng.uniforms(seeds, positions, Purpose.DRAFT if purpose is Purpose.ACCEPT else purpose, count)
+
+    monkeypatch.setattr(chance, "uniforms", numbers)
+
+
+def _one_number_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Siblings, and the recovered token, decided by one and the same number."""
+
+    def numbers(seeds, positions, purpose, count):
+        return rng.uniforms(seeds, positions, Purpose.ACCEPT, 1).expand(-1, -1, count)
+
+    monkeypatch.setattr(chance, "uniforms", numbers)
+
+
+def _one_position_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise keyed by the round's start, not by the token's own position."""
+
+    def numbers(seeds, positions, purpose, count):
+        return rng.uniforms(seeds, torch.ones_like(positions), purpose, count)
+
+    monkeypatch.setattr(chance, "uniforms", numbers)
+
+
+@pytest.mark.parametrize("mutate", [_shared_stream, _one_number_for_all, _one_position_for_all])
+def test_wrongly_wired_noise_is_caught(monkeypatch, mutate) -> None:
+    mutate(monkeypatch)
+    assert chi_square_p(sample(Law.IID, R4, (2, 1)), product_law(P, LENGTH)) < FALSE_ALARM
+
+
+def test_no_number_answers_two_questions(monkeypatch) -> None:
+    """Each (seed, position, purpose) is read at most once in a round, for every sibling at once."""
+    asked: list[tuple[int, int, Purpose, int]] = []
+
+    def numbers(seeds, positions, purpose, count):
+        asked.append((int(seeds), int(positions), purpose, count))
+        return rng.uniforms(seeds, positions, purpose, count)
+
+    monkeypatch.setattr(chance, "uniforms", numbers)
+    drafts = [draw_tree(R4, Q, (3, 2), (), Drafting(row, 1, 3)) for row in range(40)]
+    draft, target = tensors(drafts, P, Q, Law.IID)
+    out = Ratio().verify(draft, target, torch.arange(40), torch.full((40,), 9))
+    keys = [key[:3] for key in asked]
+    assert len(set(keys)) == len(keys)
+    assert {(purpose, count) for _, _, purpose, count in asked} >= {(Purpose.ACCEPT, 3), (Purpose.RECOVER, 1)}
+    for row, accepted in enumerate(out.num_accepted.tolist()):
+        assert (row, 9 + accepted, Purpose.RECOVER, 1) in asked
+        assert {position for seed, position, *_ in asked if seed == row} == set(range(9, 10 + accepted))
+
+
+def test_inverse_cdf_at_its_breakpoints() -> None:
+    """Exactly the intervals (0, .25], (.25, .75], (.75, 1]; a token of weight zero is never drawn, not even at 1."""
+    weights = torch.tensor([0.0, 1.0, 0.0, 2.0, 1.0, 0.0], dtype=torch.float64)
+    points = {2.0**-54: 1, 0.25: 1, 0.25 + 2.0**-54: 3, 0.75: 3, 0.75 + 2.0**-53: 4, 1.0: 4}
+    assert {u: inverse_cdf(weights, u) for u in points} == points
+
+
+def test_certain_and_impossible_tokens() -> None:
+    for position in range(200):
+        noise = Keyed(torch.tensor([3]), position, 2)
+        assert noise.coin(1.0)
+        assert not noise.coin(0.0)

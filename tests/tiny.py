@@ -1,0 +1,90 @@
+"""Tiny random models of many architectures: they prove shapes and laws, not usefulness."""
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+_SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_GPT = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2}
+_MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_SLIDE = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+_MLA = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}
+
+ARCHITECTURES: dict[str, tuple[str, dict]] = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": 8}),
+    "mixtral": ("mixtral", _MOE),
+    "qwen2": ("qwen2", {}),
+    "qwen2-sliding": ("qwen2", {"use_sliding_window": True, "max_window_layers": 1, **_SLIDE}),
+    "qwen3": ("qwen3", {}),
+    "qwen3_moe": ("qwen3_moe", _MOE),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 8, **_SLIDE}),
+    "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 8, **_SLIDE}),
+    "phi": ("phi", {}),
+    "phi3": ("phi3", {"sliding_window": 8}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", _SLIDE),
+    "granite": ("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.5}),
+    "cohere": ("cohere", {}),
+    "cohere2": ("cohere2", _SLIDE),
+    "stablelm": ("stablelm", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": 8}),
+    "gpt2": ("gpt2", _GPT),
+    "gpt_bigcode": ("gpt_bigcode", _GPT),
+    "gpt_neox": ("gpt_neox", {}),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "falcon": ("falcon", {"multi_query": True, "new_decoder_architecture": False, "alibi": False}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "deepseek_v3": ("deepseek_v3", _MLA),
+    "gpt_oss": ("gpt_oss", {**_MOE, **_SLIDE}),
+    "exaone4": ("exaone4", _SLIDE),
+    "nemotron": ("nemotron", {}),
+    "helium": ("helium", {}),
+    "ernie4_5": ("ernie4_5", {}),
+    "seed_oss": ("seed_oss", {}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+}
+
+
+def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:
+    """A random model of the named architecture with weights large enough to make logits differ clearly."""
+    model_type, extra = ARCHITECTURES[name]
+    base = {} if model_type in ("gpt2", "gpt_bigcode") else dict(_SMALL)
+    if model_type == "falcon":
+        base = {key: value for key, value in base.items() if key not in ("head_dim", "num_key_value_heads")}
+    config = AutoConfig.for_model(model_type, **{**base, **extra, **overrides})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    for parameter in model.parameters():
+        if parameter.dim() >= 2:
+            torch.nn.init.normal_(parameter, std=0.25)
+    return model.eval()

@@ -48,10 +48,10 @@ def uniforms(
 
     seeds: 64-bit seed of each row. positions: absolute token positions (the token that the numbers decide).
     """
-    key = _mix(_mix(seeds.unsqueeze(1) + positions * _WEYL) ^ (int(purpose) * _MIX_2))
+    key = _mix(_mix(seeds.unsqueeze(1) + positions * _WEYL) ^ (_signed(int(purpose) * _MIX_2 % (1 << 64))))
     index = torch.arange(1, count + 1, dtype=torch.int64, device=seeds.device) * _WEYL
-    bits = _shift_right(_mix(key.unsqueeze(-1) + index), 11)
-    return (bits.double() + 0.5) * 2.0**-53
+    bits = _shift_right(_mix(key.unsqueeze(-1) + index), 12)  # 52 bits and a half are exact in float64
+    return (bits.double() + 0.5) * 2.0**-52
 
 
 def gumbel(

@@ -8,6 +8,8 @@ A group of `group_size` weights of one output row shares a scale s and a zero po
 import torch
 from torch import Tensor, nn
 
+from .packed import PackedLinear
+
 GROUP_SIZES = (32, 64, 128, 256)
 _INNER_K_TILES = 8  # of the CUDA kernel's layout
 
@@ -35,7 +37,7 @@ def dequantize_int4(codes: Tensor, params: Tensor, group_size: int) -> Tensor:
 class Int4Linear(nn.Module):
     """A linear layer with packed INT4 weights; activations are multiplied in bfloat16."""
 
-    def __init__(self, linear: nn.Linear, group_size: int):
+    def __init__(self, linear: nn.Linear | PackedLinear, group_size: int):
         super().__init__()
         self.in_features, self.out_features, self.group_size = linear.in_features, linear.out_features, group_size
         codes, params = quantize_int4(linear.weight, group_size)
@@ -50,7 +52,7 @@ class Int4Linear(nn.Module):
         self.bias = linear.bias
 
     @staticmethod
-    def fits(linear: nn.Linear, group_size: int) -> bool:
+    def fits(linear: nn.Linear | PackedLinear, group_size: int) -> bool:
         """True iff the kernels take this shape."""
         return linear.in_features % group_size == 0 and linear.out_features % 16 == 0
 

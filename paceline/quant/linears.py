@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ConfigError, IncompatibleModels
 from .int4 import GROUP_SIZES, Int4Linear
+from .packed import PackedLinear
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def quantize_linears(
     made: list[Int4Linear] = []
     kept = 0
     for name, module in list(model.named_modules()):
-        if type(module) is not nn.Linear or module is head:
+        if not isinstance(module, nn.Linear | PackedLinear) or module is head:
             continue
         if Int4Linear.fits(module, group_size):
             made.append(Int4Linear(module, group_size))
@@ -52,11 +53,11 @@ def quantize_linears(
     if not made:
         raise IncompatibleModels(
             "no linear layer of this model can be quantised to INT4",
-            got=f"{kept} nn.Linear layers",
-            expected=f"nn.Linear with inputs divisible by {group_size} and outputs by 16",
+            got=f"{kept} linear layers",
+            expected=f"linear layers with inputs divisible by {group_size} and outputs by 16",
         )
     chosen = "shared"
-    if lm_head != "shared" and type(head) is nn.Linear and Int4Linear.fits(head, group_size):
+    if lm_head != "shared" and isinstance(head, nn.Linear | PackedLinear) and Int4Linear.fits(head, group_size):
         packed = Int4Linear(head, group_size)
         if lm_head == "int4" or _seconds(packed, head) < _seconds(head, head):
             model.set_output_embeddings(packed)
@@ -65,9 +66,10 @@ def quantize_linears(
     return QuantReport(len(made), kept, sum(layer.num_bytes for layer in made), chosen)
 
 
-def _seconds(module: nn.Module, like: nn.Linear) -> float:
+def _seconds(module: nn.Module, like: nn.Linear | PackedLinear) -> float:
     """Best of a few one-row products."""
-    row = torch.randn(1, like.in_features, dtype=like.weight.dtype, device=like.weight.device)
+    weight = like.weight
+    row = torch.randn(1, like.in_features, dtype=weight.dtype, device=weight.device)
     best = float("inf")
     for _ in range(5):
         begin = time.perf_counter()

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from ..errors import ConfigError, IncompatibleModels
+from ..quant import pack_linears
 from .attention import NAME, PassLayout
 from .kv_cache import SlotCache
 from .selftest import Reference, plain_reference
@@ -46,7 +47,7 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         """Rows of the output head, padding included."""
-        return self.model.get_output_embeddings().weight.shape[0]  # type: ignore[union-attr]
+        return self.model.get_output_embeddings().out_features  # type: ignore[union-attr, return-value]
 
     @property
     def device(self) -> torch.device:
@@ -136,11 +137,16 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{name_or_path!r} has no usable tokenizer", got=_first_line(error)) from error
-    return wrap_model(model.to(place), tokenizer, Path(name_or_path).name)
+    return _prepare(model.to(place), tokenizer, Path(name_or_path).name)
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, name: str = "") -> LoadedModel:
-    """Describe a loaded model and route its attention through ours."""
+    """Describe a model that the caller loaded. It stays as it is: ours is a second module tree over its tensors."""
+    return _prepare(share_copy(model), tokenizer, name)
+
+
+def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LoadedModel:
+    """Refuse what cannot be decoded in trees; route the attention through ours and pack the linear layers."""
     config = model.config.get_text_config()
     _refuse_state(config)
     if getattr(model, "_is_stateful", False):
@@ -159,6 +165,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
+    pack_linears(model)
     name, context = name or config.model_type, _context(config)
     return LoadedModel(model, tokenizer, name, context, eos_ids, attends, mixes, reference)
 

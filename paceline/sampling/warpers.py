@@ -4,7 +4,7 @@ All three truncations keep the likeliest tokens, so they are decided on a short 
 and the vocabulary is sorted only for rows whose kept set does not fit:
 
     scores   [V]   -2  3  1  3 -9  0 ...          unsorted, V = 50 000 to 150 000
-    window   [K]    3  3  1  0 ...                largest first; of equal scores the higher token id first
+    window   [K]    3  3  1  0 ...                largest first; of equal scores the lower token id first, as argmax
     kept           |------|                       a prefix of `count` tokens: the least of what the three allow
 
 A row is decided once its last kept score is above the window's last, since nothing outside can then belong to it.
@@ -44,7 +44,8 @@ def warp(
     """Scores over temperature, then truncated to -inf outside top_k, top_p and min_p, in this order.
 
     scores: float32, one row for each entry of `params`, none of temperature 0; left as they are. Every row has a
-    finite maximum. Ties are kept and cut as transformers' warpers do, with at least one token kept.
+    finite maximum. The kept sets are those of transformers' warpers with one token kept at least: top_k and min_p keep
+    all ties, top_p cuts between them (transformers cuts in no order; here the lower token ids are kept).
     """
     if any(p.temperature != 1 for p in params):
         temperature = [max(p.temperature, _MIN_TEMPERATURE) for p in params]
@@ -92,14 +93,14 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _window(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` largest scores of each row and their tokens; of equal scores the higher token id comes first."""
+    """The `width` largest scores of each row and their tokens; of equal scores the lower token id comes first."""
     if width == scores.shape[1]:
-        values, tokens = torch.sort(scores, dim=-1, stable=True)
-        return values.flip(-1), tokens.flip(-1)
-    values, tokens = torch.topk(scores, width, dim=-1, sorted=False)
-    by_token = torch.argsort(tokens, dim=-1)
-    values, order = torch.sort(values.gather(1, by_token), dim=-1, stable=True)
-    return values.flip(-1), tokens.gather(1, by_token.gather(1, order)).flip(-1)
+        values, tokens = torch.sort(scores, dim=-1, descending=True, stable=True)
+        return values, tokens
+    tokens = torch.topk(scores, width, dim=-1, sorted=False).indices
+    tokens = torch.sort(tokens, dim=-1).values  # a stable sort of values then leaves equal ones in this order
+    values, order = torch.sort(scores.gather(1, tokens), dim=-1, descending=True, stable=True)
+    return values, tokens.gather(1, order)
 
 
 def _count_kept(

@@ -73,7 +73,7 @@ RULES = {
     "R2 match": (Rule(top, match), 2),
     "R3 delta": (Rule(top, judge_point_mass), 3),
     "R3 delta, tokens drawn, one twice": (Rule(draw_iid, judge_point_mass), 2),
-    "R3 delta, tokens drawn without replacement": (Rule(draw_distinct, judge_point_mass), 3),
+    "R3 delta, tokens drawn without replacement": (Rule(draw_distinct, judge_point_mass), 2),
     "R4 siblings i.i.d.": (Rule(draw_iid, iid), 3),
     "R5 siblings without replacement": (Rule(draw_distinct, without_replacement), 3),
     "no candidate": (Rule(draw_iid, iid), 0),

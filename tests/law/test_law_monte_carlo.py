@@ -19,9 +19,9 @@ from paceline.verify import Ratio, chance
 from paceline.verify.chance import Chance, Keyed, inverse_cdf
 from paceline.verify.laws import Real, Vector
 
-P, Q = cache(path_law(11, 3)), cache(path_law(12, 3))
-LENGTH, SAMPLES = 3, 1500
-CHAIN, R4, R5 = (RULES[name][0] for name in ("R1 chain", "R4 siblings i.i.d.", "R5 siblings without replacement"))
+P, Q = cache(path_law(12, 3, zeros=0)), cache(path_law(21, 3, zeros=0))
+LENGTH, SAMPLES = 3, 500
+R4, R5 = (RULES[name][0] for name in ("R4 siblings i.i.d.", "R5 siblings without replacement"))
 
 
 class Drafting(Chance):
@@ -59,7 +59,7 @@ def sample(law: Law, rule: Rule, shape: tuple[int, ...]) -> list[tuple[int, ...]
 
 @pytest.mark.parametrize(
     ("law", "rule", "shape"),
-    [(Law.IID, CHAIN, (1, 1)), (Law.IID, R4, (2, 1)), (Law.WITHOUT_REPLACEMENT, R5, (2, 1)), (Law.POINT_MASS, R4, (2, 1))],
+    [(Law.IID, R4, (2, 1)), (Law.WITHOUT_REPLACEMENT, R5, (2, 1)), (Law.POINT_MASS, R4, (2, 1))],
 )
 def test_ratio_loop_samples_the_product(law: Law, rule: Rule, shape: tuple[int, ...]) -> None:
     assert chi_square_p(sample(law, rule, shape), product_law(P, LENGTH)) > FALSE_ALARM
@@ -92,30 +92,48 @@ def _one_position_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chance, "uniforms", numbers)
 
 
-@pytest.mark.parametrize("mutate", [_shared_stream, _one_number_for_all, _one_position_for_all])
+@pytest.mark.parametrize("mutate", [_shared_stream, _one_position_for_all])
 def test_wrongly_wired_noise_is_caught(monkeypatch, mutate) -> None:
     mutate(monkeypatch)
     assert chi_square_p(sample(Law.IID, R4, (2, 1)), product_law(P, LENGTH)) < FALSE_ALARM
 
 
-def test_no_number_answers_two_questions(monkeypatch) -> None:
-    """Each (seed, position, purpose) is read at most once in a round, for every sibling at once."""
-    asked: list[tuple[int, int, Purpose, int]] = []
+def numbers_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[dict[tuple[int, int, Purpose], list[float]], list[int]]:
+    """Every number that 40 rows read in one round, by (seed, position, purpose); and how many tokens each accepted."""
+    read: dict[tuple[int, int, Purpose], list[float]] = {}
+    real = chance.uniforms
 
     def numbers(seeds, positions, purpose, count):
-        asked.append((int(seeds), int(positions), purpose, count))
-        return rng.uniforms(seeds, positions, purpose, count)
+        found = real(seeds, positions, purpose, count)
+        read.setdefault((int(seeds), int(positions), purpose), []).extend(found.flatten().tolist())
+        return found
 
     monkeypatch.setattr(chance, "uniforms", numbers)
     drafts = [draw_tree(R4, Q, (3, 2), (), Drafting(row, 1, 3)) for row in range(40)]
     draft, target = tensors(drafts, P, Q, Law.IID)
     out = Ratio().verify(draft, target, torch.arange(40), torch.full((40,), 9))
-    keys = [key[:3] for key in asked]
-    assert len(set(keys)) == len(keys)
-    assert {(purpose, count) for _, _, purpose, count in asked} >= {(Purpose.ACCEPT, 3), (Purpose.RECOVER, 1)}
-    for row, accepted in enumerate(out.num_accepted.tolist()):
-        assert (row, 9 + accepted, Purpose.RECOVER, 1) in asked
-        assert {position for seed, position, *_ in asked if seed == row} == set(range(9, 10 + accepted))
+    return read, out.num_accepted.tolist()
+
+
+def test_numbers_belong_to_the_position_they_decide(monkeypatch) -> None:
+    """One per sibling at every visited position, one to recover at the last, and no number twice."""
+    read, accepted = numbers_of_a_round(monkeypatch)
+    due: dict[tuple[int, int, Purpose], int] = {}
+    for row, depth in enumerate(accepted):
+        due |= {(row, 9 + level, Purpose.ACCEPT): (3, 2)[level] for level in range(min(depth + 1, 2))}
+        due[row, 9 + depth, Purpose.RECOVER] = 1
+    assert {key: len(found) for key, found in read.items()} == due
+    everything = [number for found in read.values() for number in found]
+    assert len(set(everything)) == len(everything)
+
+
+def test_one_number_for_all_siblings_is_caught(monkeypatch) -> None:
+    _one_number_for_all(monkeypatch)
+    read, _ = numbers_of_a_round(monkeypatch)
+    everything = [number for found in read.values() for number in found]
+    assert len(set(everything)) < len(everything)
 
 
 def test_inverse_cdf_at_its_breakpoints() -> None:

@@ -130,7 +130,6 @@ def test_ratio_verifier_follows_the_product(monkeypatch, law: Law, rule: Rule, s
     ("law", "rule", "shape"), [(Law.IID, R3, (2, 1)), (Law.WITHOUT_REPLACEMENT, R3, (2, 1)), (Law.IID, R5, (2, 1))]
 )
 def test_ratio_verifier_given_the_wrong_law_is_caught(monkeypatch, law: Law, rule: Rule, shape) -> None:
-    p, q = path_law(3, 3), path_law(4, 3)  # laws without zeros, so that every token is a possible draw
-    monkeypatch.setitem(globals(), "P", lambda path: (6 * p(path) + 1) / 9)
-    monkeypatch.setitem(globals(), "Q", lambda path: (6 * q(path) + 1) / 9)
+    monkeypatch.setitem(globals(), "P", path_law(3, 3, zeros=0))  # without zeros every token is a possible draw
+    monkeypatch.setitem(globals(), "Q", path_law(4, 3, zeros=0))
     assert distance(tensor_law(monkeypatch, law, rule, shape), product_law(P, LENGTH)) > 0.01

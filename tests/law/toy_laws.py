@@ -38,11 +38,11 @@ def pairs(count: int, seed: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         }.get(index % 10, lambda p=p, q=q: (p, q))()
 
 
-def path_law(seed: int, size: int) -> PathLaw:
+def path_law(seed: int, size: int, zeros: float = 0.25) -> PathLaw:
     """A law of the next token for every path: all different."""
 
     def law(path: tuple[int, ...]) -> np.ndarray:
-        return random_law(random.Random(f"{seed} {path}"), size)
+        return random_law(random.Random(f"{seed} {path}"), size, zeros)
 
     return law
 

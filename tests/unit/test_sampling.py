@@ -77,7 +77,7 @@ def naive_warped(scores: Tensor, p: SamplingParams) -> Tensor:
     if p.temperature == 0:
         return scores
     scores = scores / p.temperature
-    order = sorted(range(len(scores)), key=lambda t: (-float(scores[t]), -t))
+    order = sorted(range(len(scores)), key=lambda t: (-float(scores[t]), t))
     if p.top_k:
         kth = scores[order[min(p.top_k, len(order)) - 1]]
         scores = scores.masked_fill(scores < kth, -torch.inf)
@@ -203,7 +203,7 @@ def test_the_checker_catches_a_wrong_path(mutant: Callable[..., TargetLaw], name
     caught = 0
     for seed in range(12):
         g = torch.Generator().manual_seed(seed)
-        seq = sequence(SamplingParams(**HISTORY[name]), [4, 7, 9, 10], [7])
+        seq = sequence(SamplingParams(**HISTORY[name]), [4, 7, 9, 10], [12, 8, 4, 7])
         tree = random_tree(g, [7], 8, low=4)
         logits = torch.randn(1, 8, V, generator=g)
         check_law(target_law(logits, [seq], tree), logits, [seq], tree)
@@ -296,10 +296,17 @@ def test_truncation_matches_transformers(options: dict, spread: float, ties: boo
     if spread == 0.0 and "top_p" in options:  # equal scores: where rounding puts the boundary is anyone's choice
         assert ((got > -torch.inf).sum(1) - (want > -torch.inf).sum(1)).abs().max() <= 1
         return
-    assert torch.equal(got == -torch.inf, want == -torch.inf)
     kept = got > -torch.inf
     assert torch.equal(got[kept], scores[kept])
     assert bool(kept.any(-1).all())
+    if not ties:
+        assert torch.equal(kept, want > -torch.inf)
+        return
+    # transformers cuts between equal scores in the order of an unstable sort: the scores kept are the same
+    assert torch.equal(got.sort(-1).values.double(), want.sort(-1).values)
+    for row, keep in zip(scores, kept, strict=True):
+        tied = (row == row[keep].min()).nonzero()[:, 0]
+        assert keep[tied].int().diff().le(0).all(), "of equal scores the lower token ids are kept"
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99])
@@ -318,7 +325,7 @@ def test_the_windows_do_not_change_the_nucleus(top_p: float, monkeypatch: pytest
     monkeypatch.setattr(warpers_module, "_window", spy)
     got = warp(scores, params)
     assert widths[0] == 128
-    assert widths[-1] == 12_000, "the full sort was not reached"
+    assert (12_000 in widths) == (top_p > 0.5), "the full sort is for broad nuclei only"
     monkeypatch.setattr(warpers_module, "_WINDOWS", ())
     assert torch.equal(got, warp(scores, params))
 

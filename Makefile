@@ -1,0 +1,37 @@
+# `make demo` shows the main job on a fresh machine; `make test` sets up and passes the tests.
+# TORCH pins the build that is installed first: a bare `torch` would bring gigabytes of CUDA packages to a CPU machine.
+# On a CUDA machine: make demo TORCH=torch
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint slow setup clean
+
+demo: $(READY)
+	@$(BIN)/paceline demo $(ARGS)
+
+test: $(READY)
+	@$(BIN)/python -m pytest $(ARGS)
+
+slow: $(READY)
+	@$(BIN)/python -m pytest -m "slow or net" $(ARGS)
+
+lint: $(READY)
+	@$(BIN)/ruff check paceline tests bench
+	@$(BIN)/ruff format --check paceline tests bench
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c "import sys; v = sys.version_info; sys.exit(v < (3, 11) and f'Python 3.11 or newer is needed, this is {v.major}.{v.minor}; try make PYTHON=python3.11')"
+	@test -x $(BIN)/python || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
+	@echo "Installing $(TORCH) and paceline (a minute or two, once) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache

@@ -1,0 +1,141 @@
+"""The house rules, read off the source: imports point one way, files stay small, foreign modules stay untouched."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "paceline"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+# A package may import those of a lower rank, and its own.
+RANK = {
+    "errors": 0,
+    "provenance": 0,
+    "zoo": 1,
+    "core": 1,
+    "verify": 2,
+    "policy": 2,
+    "sampling": 2,
+    "quant": 2,
+    "runner": 3,
+    "drafters": 4,
+    "decoding": 5,
+    "results": 5,
+    "llm": 6,
+    "spec_config": 7,
+    "prompts": 7,
+    "checks": 8,
+    "check": 9,
+    "demo": 9,
+    "cli": 10,
+    "__main__": 11,
+}
+
+
+def room(path: Path) -> str:
+    """The top-level package or module a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path, tree: ast.AST) -> set[str]:
+    """Rooms of paceline that a file imports, wherever in the file it does."""
+    package = ("paceline", *path.relative_to(PACKAGE).parent.parts)
+    rooms: set[str] = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            stem = ".".join((*base, *([node.module] if node.module else [])))
+            names = [f"{stem}.{alias.name}" for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("paceline.")}
+    return {name for name in rooms if name in RANK}
+
+
+def backward_imports(path: Path, tree: ast.AST) -> set[str]:
+    here = room(path)
+    return {name for name in imported_rooms(path, tree) if name != here and RANK[name] >= RANK[here]}
+
+
+def foreign_assignments(tree: ast.AST) -> list[int]:
+    """Lines that assign to an attribute of something imported from outside paceline, setattr included."""
+    foreign: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            foreign |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            foreign |= {alias.asname or alias.name for alias in node.names}
+
+    def base_of(target: ast.expr) -> str | None:
+        while isinstance(target, ast.Attribute):
+            target = target.value
+        return target.id if isinstance(target, ast.Name) else None
+
+    lines = []
+    for node in ast.walk(tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = list(node.targets)
+        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+            targets = [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+            lines += [node.lineno] if base_of(node.args[0]) in foreign else []
+        lines += [node.lineno for t in targets if isinstance(t, ast.Attribute) and base_of(t) in foreign]
+    return lines
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_source_file(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert text.count("\n") <= 300, "files stay below 300 lines"
+    if room(path) != "__init__":
+        assert room(path) in RANK, f"give {room(path)} a rank"
+        assert not backward_imports(path, tree), "imports point one way"
+    assert not foreign_assignments(tree), "no assignment to what others own"
+
+
+def test_core_imports_torch_only():
+    for path in (PACKAGE / "core").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                assert node.module.split(".")[0] in ("torch", "jaxtyping", "collections", "dataclasses", "enum", "abc",
+                                                     "functools", "typing"), (path, node.module)  # fmt: skip
+
+
+def test_tests_stay_small():
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert path.read_text().count("\n") <= 300, path
+
+
+def test_repository_speaks_of_itself_alone():
+    words = re.compile(r"\.\./shared|/work/|/opt/dev|pythonhosted|trust_remote_code=True|torch\.load\((?!.*weights_only)")
+    for path in [*SOURCES, ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]:
+        found = words.search(path.read_text())
+        assert found is None, (path, found and found.group())
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        ("core/x.py", "from ..runner import ModelRunner\n"),
+        ("verify/x.py", "import paceline.drafters\n"),
+        ("runner/x.py", "def f():\n    from ..decoding.loop import SpeculativeDecoder\n"),
+    ],
+)
+def test_backward_import_is_noticed(mutant):
+    name, source = mutant
+    assert backward_imports(PACKAGE / name, ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import transformers\ntransformers.x = 1\n", "from torch import nn\nnn.Linear.forward = 1\n",
+     "import torch\nsetattr(torch, 'x', 1)\n"],
+)  # fmt: skip
+def test_foreign_assignment_is_noticed(source):
+    assert foreign_assignments(ast.parse(source))

@@ -1,0 +1,207 @@
+"""What verifiers promise besides the law: shapes, flags, probes, and errors that name the place."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.draft import Draft, Law
+from paceline.core.interfaces import Verifier
+from paceline.core.outputs import TargetLaw, VerifyOutput
+from paceline.core.tree import TokenTree
+from paceline.errors import ConfigError, DraftError, LossyNotAllowed, NumericsError
+from paceline.verify import Coupled, Ratio, Typical, choose
+
+VERIFIERS: list[Verifier] = [Coupled(), Coupled(whole_tree=True), Ratio(), Typical(allow_lossy=True)]
+IDS = ["coupled", "coupled, whole tree", "ratio", "typical"]
+SIZE = 5
+
+
+def wants(*tokens: int) -> Tensor:
+    """Scores whose argmax is tokens[i] at node i: [1, N, V]."""
+    return torch.stack([torch.eye(SIZE)[token] * 3 for token in tokens])[None]
+
+
+def verify(verifier: Verifier, draft: Draft, scores: Tensor, greedy: bool = True, position: int = 7) -> VerifyOutput:
+    rows = len(scores)
+    law = TargetLaw(scores, torch.full((rows,), greedy))
+    return verifier.verify(draft, law, torch.arange(rows), torch.full((rows,), position))
+
+
+@pytest.fixture(params=VERIFIERS, ids=IDS)
+def verifier(request) -> Verifier:
+    return request.param
+
+
+def test_levels() -> None:
+    levels = {(type(v).__name__, v.lossless, v.exact) for v in VERIFIERS}
+    assert levels == {("Coupled", True, True), ("Ratio", True, False), ("Typical", False, False)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "path", "token", "is_bonus"),
+    [
+        ([2, 4, 0, 1, 0], [2], 0, True),  # node 2 stands, and is a leaf: a bonus
+        ([1, 3, 0, 2, 0], [1, 3], 2, True),  # nodes 1 and 3 stand
+        ([1, 4, 0, 2, 0], [1], 4, False),  # node 3 is rejected
+        ([4, 3, 0, 2, 0], [], 4, False),  # token 4 is there, but as a probe
+    ],
+)
+def test_worked_example(verifier: Verifier, wanted, path, token, is_bonus) -> None:
+    tree = TokenTree.from_lists([[0, 1, 2, 3, 4]], [[-1, 0, 0, 1, 0]], probes=[[False] * 4 + [True]])
+    out = verify(verifier, Draft(tree), wants(*wanted))
+    assert (out.path.tolist(), out.num_accepted.tolist()) == ([path], [len(path)])
+    assert (out.next_token.tolist(), out.is_bonus.tolist()) == ([token], [is_bonus])
+
+
+def test_nothing_drafted(verifier: Verifier) -> None:
+    out = verify(verifier, Draft(TokenTree.chain([[0], [3]])), wants(2).repeat(2, 1, 1))
+    assert out.path.shape == (2, 0)
+    assert (out.next_token.tolist(), out.is_bonus.tolist()) == ([2, 2], [True, True])
+
+
+def test_ragged_batch_pads_paths(verifier: Verifier) -> None:
+    draft = Draft(TokenTree.chain([[0, 1, 2], [0, 3], [0]]))
+    scores = torch.cat([wants(1, 2, 4), wants(4, 0, 0), wants(2, 0, 0)])
+    out = verify(verifier, draft, scores)
+    assert out.path.tolist() == [[1, 2], [-1, -1], [-1, -1]]
+    assert out.next_token.tolist() == [4, 4, 2]
+    assert out.is_bonus.tolist() == [True, False, True]
+
+
+def test_rows_do_not_depend_on_their_neighbours(verifier: Verifier) -> None:
+    draft = Draft(TokenTree.chain([[0, 1, 2], [0, 3, 3], [0, 4, 1]]))
+    scores = torch.randn(3, 3, SIZE, generator=torch.Generator().manual_seed(1))
+    law = TargetLaw(scores, torch.tensor([False, True, False]))
+    together = verifier.verify(draft, law, torch.tensor([5, 6, 7]), torch.tensor([3, 9, 4]))
+    for row in range(3):
+        alone = verifier.verify(
+            Draft(TokenTree.chain([draft.tree.token_ids[row].tolist()])),
+            TargetLaw(scores[row : row + 1], law.is_greedy[row : row + 1]),
+            torch.tensor([5 + row]),
+            torch.tensor([[3, 9, 4][row]]),
+        )
+        assert int(alone.next_token) == int(together.next_token[row])
+        assert int(alone.num_accepted) == int(together.num_accepted[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_scores_of_any_dtype(verifier: Verifier, dtype: torch.dtype) -> None:
+    draft = Draft(TokenTree.chain([[0, 1, 2]]))
+    assert int(verify(verifier, draft, wants(1, 2, 3).to(dtype)).num_accepted) == 2
+    assert 0 <= int(verify(verifier, draft, wants(1, 2, 3).to(dtype), greedy=False).next_token) < SIZE
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("fault", [torch.nan, -torch.inf, torch.inf])
+def test_no_law_names_the_place(verifier: Verifier, fault: float, greedy: bool) -> None:
+    draft = Draft(TokenTree.chain([[0, 1, 2]]))
+    scores = torch.where(wants(1, 2, 3) > 0, 200.0, 0.0)  # certain in float64 as well
+    scores[0, 1] = fault
+    with pytest.raises(NumericsError, match="row 0, node 1, position 8"):
+        verify(verifier, draft, scores, greedy)
+
+
+def test_one_nan_is_enough(verifier: Verifier) -> None:
+    scores = wants(1, 2, 3)
+    scores[0, 0, 4] = torch.nan
+    with pytest.raises(NumericsError, match="node 0, position 7"):
+        verify(verifier, Draft(TokenTree.chain([[0, 1, 2]])), scores)
+
+
+def test_unvisited_nodes_may_hold_anything(verifier: Verifier) -> None:
+    scores = wants(4, 0, 0)
+    scores[0, 1:] = torch.nan
+    assert int(verify(verifier, Draft(TokenTree.chain([[0, 1, 2]])), scores).next_token) == 4
+
+
+def test_choose_names_the_place() -> None:
+    law = TargetLaw(torch.tensor([[[1.0, 2.0], [torch.nan, 1.0]]]), torch.tensor([False]))
+    with pytest.raises(NumericsError, match="row 0, node 1, position 5"):
+        choose(law, torch.tensor([1]), torch.tensor([[4, 5]]))
+
+
+def test_choose_shares_noise_among_nodes_of_one_position(monkeypatch) -> None:
+    """Once per distinct position and sampled row, and not at all for greedy rows."""
+    from paceline.verify import coupled
+
+    asked: list[list[list[int]]] = []
+    real = coupled.gumbel
+
+    def counted(seeds, positions, purpose, count):
+        asked.append(positions.tolist())
+        return real(seeds, positions, purpose, count)
+
+    monkeypatch.setattr(coupled, "gumbel", counted)
+    law = TargetLaw(torch.randn(2, 4, SIZE), torch.tensor([True, False]))
+    positions = torch.tensor([[1, 2, 2, 3], [4, 5, 5, 4]])
+    tokens = choose(law, torch.tensor([1, 2]), positions)
+    assert asked == [[[4, 5]]]
+    for node in range(4):
+        one = TargetLaw(law.scores[:, node : node + 1], law.is_greedy)
+        assert torch.equal(choose(one, torch.tensor([1, 2]), positions[:, node : node + 1])[:, 0], tokens[:, node])
+    asked.clear()
+    verify(Coupled(), Draft(TokenTree.chain([[0, 1, 2]])), wants(1, 2, 3))
+    assert asked == []
+
+
+def test_bad_tree_is_refused(verifier: Verifier) -> None:
+    for parent in (-1, 1, 2):
+        with pytest.raises(DraftError, match="come after its parent"):
+            verify(verifier, Draft(TokenTree.from_lists([[0, 1, 2]], [[-1, parent, 0]])), wants(1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": None}, "must give q exactly when"),
+        ({"law": Law.POINT_MASS}, "must give q exactly when"),
+        ({"q": torch.full((1, 2, SIZE + 1), 1 / (SIZE + 1))}, "does not fit"),
+        ({"q": torch.zeros(1, 2, SIZE)}, "is not a law at row 0, node 0"),
+        ({"q": torch.randn(1, 2, SIZE)}, "is not a law at row 0, node 0"),
+        ({"q": torch.full((1, 2, SIZE), torch.nan)}, "is not a law at row 0, node 0"),
+        ({"q": torch.eye(SIZE)[[4, 4]][None]}, "probability zero"),
+    ],
+)
+def test_ratio_refuses_a_draft_without_a_law(change: dict[str, Any], message: str) -> None:
+    parts: dict[str, Any] = {"law": Law.IID, "q": torch.full((1, 2, SIZE), 1 / SIZE)} | change
+    with pytest.raises(DraftError, match=message):
+        verify(Ratio(), Draft(TokenTree.chain([[0, 1]]), **parts), wants(1, 2))
+
+
+def test_coupled_takes_any_law() -> None:
+    tree = TokenTree.chain([[0, 1]])
+    plain = verify(Coupled(), Draft(tree), wants(1, 2), greedy=False)
+    for law in (Law.IID, Law.WITHOUT_REPLACEMENT):
+        other = verify(Coupled(), Draft(tree, law, torch.full((1, 2, SIZE), torch.nan)), wants(1, 2), greedy=False)
+        assert torch.equal(other.next_token, plain.next_token)
+
+
+def test_typical_needs_consent() -> None:
+    with pytest.raises(LossyNotAllowed, match=r"allow_lossy=True.*Coupled"):
+        Typical()
+    for options in ({"epsilon": 0.0}, {"delta": 1.0}):
+        with pytest.raises(ConfigError, match=f"Typical.{next(iter(options))}"):
+            Typical(**options, allow_lossy=True)
+
+
+def test_typical_threshold_and_longest_path() -> None:
+    """Uniform over 5 tokens: min(0.09, 0.3 / 5) = 0.06, so every token stands; a sharp law admits its own top only."""
+    typical = Typical(allow_lossy=True)
+    flat = torch.full((SIZE,), 1 / SIZE, dtype=torch.float64)
+    assert typical.threshold(flat) == pytest.approx(0.06)
+    assert typical.threshold(torch.eye(SIZE)[0].double()) == pytest.approx(0.09)
+    tree = TokenTree.from_lists([[0, 1, 2, 3, 4]], [[-1, 0, 0, 2, 2]])
+    scores = torch.zeros(1, 5, SIZE)
+    scores[0, 2, 4] = 1.0  # of the two longest paths this one is likelier
+    out = verify(typical, Draft(tree), scores, greedy=False)
+    assert out.path.tolist() == [[2, 4]]
+
+
+def test_typical_is_lossy() -> None:
+    """The law tests would refuse it: with a flat target, a draft of token 1 alone always stands."""
+    draft = Draft(TokenTree.chain([[0, 1]] * 50))
+    law = TargetLaw(torch.zeros(50, 2, SIZE), torch.zeros(50, dtype=torch.bool))
+    out = Typical(allow_lossy=True).verify(draft, law, torch.arange(50), torch.zeros(50, dtype=torch.long))
+    assert out.num_accepted.tolist() == [1] * 50

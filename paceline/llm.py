@@ -85,7 +85,7 @@ class LLM:
 
     @property
     def numerics(self) -> str:
-        """"invariant" or "fast"."""
+        """ "invariant" or "fast"."""
         return self.runner.numerics
 
     @property
@@ -145,7 +145,9 @@ class LLM:
             bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < self.runner.vocab_size]
             if bad:
                 raise ConfigError(
-                    "a prompt holds what is no token id", got=repr(bad[0]), expected=f"0 to {self.runner.vocab_size - 1}"
+                    "a prompt holds what is no token id",
+                    got=repr(bad[0]),
+                    expected=f"0 to {self.runner.vocab_size - 1}",
                 )
         if not ids:
             raise ConfigError("the prompt is empty", expected="at least one token")
@@ -161,15 +163,15 @@ class LLM:
             return [prompts]  # type: ignore[list-item]
         return list(prompts)  # type: ignore[arg-type]
 
-    def _sequences(
-        self, prompt: Prompt, params: SamplingParams
-    ) -> tuple[list[Sequence], list[Detokenizer | None]]:
+    def _sequences(self, prompt: Prompt, params: SamplingParams) -> tuple[list[Sequence], list[Detokenizer | None]]:
         """`n` sequences of one prompt, each with a seed of its own, and what turns their tokens into text."""
         ids = self.encode(prompt)
         for token in (*(params.logit_bias or {}), *params.stop_token_ids):
             if not 0 <= token < self.runner.vocab_size:
                 raise ConfigError(
-                    "logit_bias or stop_token_ids names no token", got=token, expected=f"0 to {self.runner.vocab_size - 1}"
+                    "logit_bias or stop_token_ids names no token",
+                    got=token,
+                    expected=f"0 to {self.runner.vocab_size - 1}",
                 )
         base = params.seed if params.seed is not None else secrets.randbits(62)
         seqs, texts = [], []
@@ -196,7 +198,7 @@ class LLM:
         forms = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
         return tuple({tuple(self.tokenizer.encode(form, add_special_tokens=False)): None for form in forms})
 
-    def _completion(self, seq: Sequence, text: Detokenizer | None):  # noqa: ANN202
+    def _completion(self, seq: Sequence, text: Detokenizer | None):
         if text is None:
             string = ""
         elif seq.finds_stop is not None:

@@ -17,7 +17,15 @@ _SMALL = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-_GPT = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "bos_token_id": 1, "eos_token_id": 2}
+_GPT = {
+    "vocab_size": 97,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _SLIDE = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 _MLA = {

@@ -65,7 +65,9 @@ class SamplingParams:
         ]
         for name, holds, expected in checks:
             if not holds:
-                raise ConfigError(f"SamplingParams.{name} is out of range", got=repr(getattr(self, name)), expected=expected)
+                raise ConfigError(
+                    f"SamplingParams.{name} is out of range", got=repr(getattr(self, name)), expected=expected
+                )
 
     @classmethod
     def from_dict(cls, options: dict[str, object]) -> "SamplingParams":

@@ -12,7 +12,9 @@ def check_draft(draft: Draft, seqs: Seq[Sequence], budgets: Seq[DraftBudget], vo
     """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law."""
     tree = draft.tree
     if tree.token_ids.shape[0] != len(seqs):
-        raise DraftError(f"{draft.source} drafted the wrong number of rows", got=tree.token_ids.shape[0], expected=len(seqs))
+        raise DraftError(
+            f"{draft.source} drafted the wrong number of rows", got=tree.token_ids.shape[0], expected=len(seqs)
+        )
     if not draft.has_law:
         need = "no q" if draft.law is Law.POINT_MASS else "a q"
         raise DraftError(f"{draft.source} handed over a {draft.law.value} draft", expected=need)

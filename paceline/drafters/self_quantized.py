@@ -51,6 +51,4 @@ class SelfQuantized(Drafter):
         assert self._runner is not None, "bind() comes first"
         pending = [[seq.token_ids[-1]] for seq in seqs]
         with self._runner.tentative([seq.slot for seq in seqs]):
-            return draft_chains(
-                self._runner, self._sampler, seqs, budgets, pending, self._vocab_size, self.name
-            )
+            return draft_chains(self._runner, self._sampler, seqs, budgets, pending, self._vocab_size, self.name)

@@ -15,7 +15,7 @@ _INNER_K_TILES = 8  # of the CUDA kernel's layout
 
 
 def quantize_int4(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """weight [out, in] -> codes int32 [out, in] in 0..15, scales and zeros bfloat16 [in / group_size, out, 2]."""
+    """Weight [out, in] -> codes int32 [out, in] in 0..15, scales and zeros bfloat16 [in / group_size, out, 2]."""
     out_features, in_features = weight.shape
     groups = weight.float().view(out_features, in_features // group_size, group_size)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)

@@ -67,7 +67,7 @@ class LoadedModel:
         """Fill the cache; the output head is left out, since nothing reads its logits."""
         self._call(self.model.base_model, token_ids, layout, cache)
 
-    def _call(self, module: nn.Module, token_ids: Tensor, layout: PassLayout, cache: SlotCache):  # noqa: ANN202
+    def _call(self, module: nn.Module, token_ids: Tensor, layout: PassLayout, cache: SlotCache):
         options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
         if self.attends_trees:
             options["paceline_pass"] = layout
@@ -109,11 +109,7 @@ def load_model(
         ) from error
     known = trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
     if config.is_encoder_decoder or not known:
-        raise IncompatibleModels(
-            f"{name_or_path!r} is not a causal language model",
-            got=f"model type {config.model_type!r}",
-            expected="a decoder-only model that AutoModelForCausalLM loads",
-        )
+        raise _not_causal(name_or_path, config)
     _refuse_state(config)
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -147,8 +143,12 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 
 def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LoadedModel:
     """Refuse what cannot be decoded in trees; route the attention through ours and pack the linear layers."""
+    if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
+        raise _not_causal(name or type(model).__name__, model.config)
     config = model.config.get_text_config()
     _refuse_state(config)
+    if model.config._attn_implementation == NAME:  # wrapped before: the reference needs an attention of its own again
+        model.set_attn_implementation("eager")
     if getattr(model, "_is_stateful", False):
         raise _cannot_roll_back(config.model_type, "recurrent state")
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
@@ -205,7 +205,7 @@ def _mask_4d(layout: PassLayout, dtype: torch.dtype) -> Tensor:
     return zeros.masked_fill_(~full, torch.finfo(dtype).min)[:, None]
 
 
-def _refuse_state(config) -> None:  # noqa: ANN001
+def _refuse_state(config) -> None:
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or []:
         if any(word in kind for word in _LINEAR_KINDS):
@@ -216,6 +216,14 @@ def _refuse_state(config) -> None:  # noqa: ANN001
             )
 
 
+def _not_causal(name: str, config) -> IncompatibleModels:
+    return IncompatibleModels(
+        f"{name!r} is not a causal language model",
+        got=f"model type {config.model_type!r}",
+        expected="a decoder-only model that AutoModelForCausalLM loads",
+    )
+
+
 def _cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
     return IncompatibleModels(
         f"{model_type} keeps a running state that cannot forget rejected tokens",
@@ -224,7 +232,7 @@ def _cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
     )
 
 
-def _context(config) -> int:  # noqa: ANN001
+def _context(config) -> int:
     """Longest sequence; capped where positions are rescaled by length, since a pass would rescale all its rows."""
     context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 20
     rope = getattr(config, "rope_parameters", None) or {}

@@ -26,7 +26,11 @@ class ModelRunner:
     """
 
     def __init__(
-        self, loaded: LoadedModel, max_batch_size: int = 8, max_length: int | None = None, invariant: bool | None = False
+        self,
+        loaded: LoadedModel,
+        max_batch_size: int = 8,
+        max_length: int | None = None,
+        invariant: bool | None = False,
     ):
         self.loaded = loaded
         self.max_length = min(loaded.context, max_length or loaded.context)
@@ -97,7 +101,7 @@ class ModelRunner:
             self.cache.commit(slot, path)
 
     @contextmanager
-    def tentative(self, slots: Sequence[int]):  # noqa: ANN201
+    def tentative(self, slots: Sequence[int]):
         """Whatever is committed inside is rolled back at the end, also after an error."""
         lengths = [self.cache.lengths[s] for s in slots]
         try:

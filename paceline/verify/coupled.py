@@ -99,13 +99,7 @@ class Coupled(Verifier):
         while len(walks) < len(rows):
             at = {row: path[-1] if path else 0 for row, path in enumerate(paths) if row not in walks}
             tokens = {row: known[0][row][node] for row, node in at.items() if known and greedy[row][0]}
-            asked = {row: node for row, node in at.items() if row not in tokens}
-            if asked:
-                index = torch.tensor([*asked], device=device)
-                here = TargetLaw(law.scores[index, [*asked.values()]].unsqueeze(1), law.is_greedy[index])
-                depths = torch.tensor([len(paths[row]) for row in asked], device=device)
-                drawn = _choices(here, seeds[index], (positions[index] + depths).unsqueeze(1))
-                tokens.update(zip(asked, to_list(drawn.squeeze(1)), strict=True))
+            tokens |= _ask(law, seeds, positions, [(row, at[row], len(paths[row])) for row in at if row not in tokens])
             for row, node in at.items():
                 if tokens[row] < 0:
                     raise no_law(row, node, int(positions[row]) + len(paths[row]))
@@ -116,3 +110,15 @@ class Coupled(Verifier):
                 else:
                     paths[row].append(child)
         return verdict([walks[row] for row in range(len(rows))], device)
+
+
+def _ask(
+    law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, " B"], where: list[tuple[int, int, int]]
+) -> dict[int, int]:
+    """The target's choice, by row, at each (row, node, depth): one level of the walk in one batch."""
+    if not where:
+        return {}
+    rows, nodes, depths = torch.tensor(where, device=law.scores.device).unbind(1)
+    here = TargetLaw(law.scores[rows, nodes].unsqueeze(1), law.is_greedy[rows])
+    tokens = _choices(here, seeds[rows], (positions[rows] + depths).unsqueeze(1))
+    return dict(zip((row for row, _, _ in where), to_list(tokens.squeeze(1)), strict=True))

@@ -113,7 +113,9 @@ def test_tests_stay_small():
 
 
 def test_repository_speaks_of_itself_alone():
-    words = re.compile(r"\.\./shared|/work/|/opt/dev|pythonhosted|trust_remote_code=True|torch\.load\((?!.*weights_only)")
+    words = re.compile(
+        r"\.\./shared|/work/|/opt/dev|pythonhosted|trust_remote_code=True|torch\.load\((?!.*weights_only)"
+    )
     for path in [*SOURCES, ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]:
         found = words.search(path.read_text())
         assert found is None, (path, found and found.group())

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.tiny import ARCHITECTURES, tiny_model
 
 from paceline.core.tree import TokenTree
 from paceline.runner import ModelRunner, wrap_model
+from tests.tiny import ARCHITECTURES, tiny_model
 
 PROMPT = [5, 9, 31, 7, 64, 3, 22, 18, 90, 11, 40, 41, 8, 77]  # longer than the sliding windows
 TOKENS = [PROMPT[-1], 10, 20, 30, 11, 21, 55]
@@ -44,7 +44,9 @@ def test_tree_rows_equal_plain_transformers(name):
     fresh = ModelRunner(runner.loaded, max_batch_size=1)
     other = fresh.admit(after)
     fresh.prefill(other, after)
-    for ours, theirs in zip(runner.cache.keys + runner.cache.values, fresh.cache.keys + fresh.cache.values, strict=True):
+    for ours, theirs in zip(
+        runner.cache.keys + runner.cache.values, fresh.cache.keys + fresh.cache.values, strict=True
+    ):
         torch.testing.assert_close(ours[slot, :, : len(after)], theirs[other, :, : len(after)], atol=1e-4, rtol=1e-4)
     chain = runner.forward([slot], TokenTree.chain([[33, 44]])).logits[0].float()
     for row, oracle in zip(chain, follow, strict=True):

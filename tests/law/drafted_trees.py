@@ -1,4 +1,4 @@
-"""Trees of a given shape, drawn by a rule, in the three forms the tests need: lists, tensors, and the paths of nodes."""
+"""Trees of a given shape, drawn by a rule: as lists, as tensors, and with the path that leads to every node."""
 
 from dataclasses import dataclass
 

@@ -12,9 +12,9 @@ from paceline.core.rng import Purpose, uniforms
 from paceline.core.tree import TokenTree
 from paceline.verify import Coupled, Ratio, choose, coupled
 
-SIZE, LENGTH, PROMPT = 8, 24, 3
+SIZE, LENGTH, PROMPT = 8, 16, 3
 TARGET = torch.randn(SIZE, SIZE, SIZE, generator=torch.Generator().manual_seed(4)) * 1.5  # [two back, one back, next]
-SEEDS = [11, -12, 13]
+SEEDS = [11, -12]
 TEMPERATURES = [0.0, 0.3, 0.7, 1.0, 1.5]
 SHAPES = [(), (1,), (1, 1, 1, 1), (2, 1, 1), (3, 2)]
 
@@ -194,8 +194,8 @@ def test_mutant_loses_identity(monkeypatch, mutant) -> None:
 
 
 def test_uniform_draft_is_accepted_as_often_as_it_should() -> None:
-    """Under the ratio rule sum of min(p, 1/V), exactly: here over 1500 seeds, within five standard errors."""
-    count, p = 1500, TARGET[1, 2].softmax(0)
+    """Under the ratio rule sum of min(p, 1/V), exactly: here over 800 seeds, within five standard errors."""
+    count, p = 800, TARGET[1, 2].softmax(0)
     tokens = uniforms(torch.arange(count), torch.zeros(count, 1, dtype=torch.long), Purpose.DRAFT, 1)[:, 0, 0]
     tree = TokenTree.chain([[0, int(u * SIZE)] for u in tokens])
     draft = Draft(tree, Law.IID, torch.full((count, 2, SIZE), 1 / SIZE))

@@ -20,7 +20,7 @@ from paceline.verify.chance import Chance, Keyed, inverse_cdf
 from paceline.verify.laws import Real, Vector
 
 P, Q = cache(path_law(12, 3, zeros=0)), cache(path_law(21, 3, zeros=0))
-LENGTH, SAMPLES = 3, 500
+LENGTH, SAMPLES = 3, 300
 R4, R5 = (RULES[name][0] for name in ("R4 siblings i.i.d.", "R5 siblings without replacement"))
 
 

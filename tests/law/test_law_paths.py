@@ -8,7 +8,7 @@ import torch
 from drafted_trees import Drafted, draw_tree, emitted, tensors
 from enumeration import Weights, distance, output_law
 from mutants import RULES, Rule
-from toy_laws import PathLaw, path_law, product_law
+from toy_laws import path_law, product_law
 
 from paceline.core.draft import Law
 from paceline.verify import Ratio, ratio
@@ -131,5 +131,7 @@ def test_ratio_verifier_follows_the_product(monkeypatch, law: Law, rule: Rule, s
 )
 def test_ratio_verifier_given_the_wrong_law_is_caught(monkeypatch, law: Law, rule: Rule, shape) -> None:
     monkeypatch.setitem(globals(), "P", path_law(3, 3, zeros=0))  # without zeros every token is a possible draw
-    monkeypatch.setitem(globals(), "Q", path_law(4, 3, zeros=0))
+    monkeypatch.setitem(
+        globals(), "Q", path_law(10, 3, zeros=0)
+    )  # less than p on two tokens: the residual has a choice
     assert distance(tensor_law(monkeypatch, law, rule, shape), product_law(P, LENGTH)) > 0.01

@@ -1,0 +1,5 @@
+"""`python -m paceline`: the command line."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,149 @@
+"""Does speculation change the answers? Decode each prompt with and without it and explain every difference."""
+
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+
+from .checks.law_test import LawTest, law_test
+from .checks.measure import measure
+from .checks.verdict import Measured, Verdict, classify, first_difference
+from .core.request import SamplingParams, Sequence
+from .errors import ConfigError
+from .llm import LLM, Prompt
+from .results import Completion
+
+Progress = Callable[[str, int, int], None]
+"""progress(what, done, total)."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prompt at one temperature.
+
+    position: index in the answer of the first token that differs. gap, noise: see `checks.verdict.Measured`.
+    """
+
+    prompt: int
+    temperature: float
+    verdict: Verdict
+    reason: str
+    num_tokens: int
+    mean_acceptance_length: float
+    position: int | None = None
+    plain_token: str | None = None
+    speculative_token: str | None = None
+    measured: Measured | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """As JSON can hold it."""
+        flat = asdict(self) | {"verdict": self.verdict.value}
+        return flat | (flat.pop("measured") or {"gap": None, "noise": None, "rounding": None})
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Everything a check found.
+
+    skipped: temperatures that were not compared, because the verifier promises the law of the answers and not their
+    tokens; the law test is what speaks about them.
+    """
+
+    comparisons: list[Comparison]
+    skipped: list[float]
+    law_test: LawTest | None
+    numerics: str
+    lossless: bool
+    exact: bool
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """How many comparisons came to each verdict."""
+        counts = Counter(c.verdict for c in self.comparisons)
+        return {verdict.value: counts[verdict] for verdict in Verdict}
+
+    @property
+    def passed(self) -> bool:
+        """No bug, and no failed law test."""
+        return self.verdicts["bug"] == 0 and (self.law_test is None or self.law_test.passed)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Mean over the comparisons, weighted by their tokens' passes."""
+        tokens = sum(c.num_tokens for c in self.comparisons)
+        passes = sum(c.num_tokens / c.mean_acceptance_length for c in self.comparisons if c.mean_acceptance_length)
+        return tokens / passes if passes else 0.0
+
+
+def check(
+    llm: LLM,
+    prompts: Seq[Prompt],
+    *,
+    max_tokens: int = 64,
+    temperatures: Seq[float] = (0.0, 0.8),
+    seed: int = 0,
+    with_law_test: bool = True,
+    progress: Progress = lambda what, done, total: None,
+) -> CheckReport:
+    """Compare plain and speculative decoding of `llm`, prompt by prompt, with the same seeds.
+
+    Raises `ConfigError` where there is nothing to compare.
+    """
+    if not prompts:
+        raise ConfigError("there is nothing to check", got="no prompts")
+    if not temperatures:
+        raise ConfigError("there is nothing to check", got="no temperatures")
+    compared = [t for t in temperatures if llm.verifier.exact or t == 0]
+    comparisons: list[Comparison] = []
+    plain = llm.plain()
+    total = len(prompts) * len(compared)
+    for index, prompt in enumerate(prompts):
+        ids = llm.encode(prompt)
+        for temperature in compared:
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + index)
+            comparisons.append(_compare(llm, plain, index, ids, params))
+            progress("comparing answers", len(comparisons), total)
+    law = None
+    if with_law_test:
+        law = law_test(llm.verifier, seed=seed, progress=lambda done, whole: progress("testing the law", done, whole))
+    skipped = [t for t in temperatures if t not in compared]
+    return CheckReport(comparisons, skipped, law, llm.numerics, llm.verifier.lossless, llm.verifier.exact)
+
+
+def _compare(llm: LLM, plain: LLM, index: int, ids: list[int], params: SamplingParams) -> Comparison:
+    one = plain.generate([ids], params)[0].outputs[0]
+    other = llm.generate([ids], params)[0].outputs[0]
+    divergence = first_difference(one.token_ids, other.token_ids)
+    measured = None
+    if divergence is not None and None not in (divergence.plain_token, divergence.speculative_token):
+        measured = measure(llm, _sequence(llm, ids, params, other), other.rounds, divergence)
+    verdict, reason = classify(divergence, measured)
+    if divergence is None and one.finish_reason != other.finish_reason:
+        verdict, reason = (
+            Verdict.BUG,
+            f"plain decoding ended by {one.finish_reason}, speculation by {other.finish_reason}",
+        )
+    return Comparison(
+        index,
+        params.temperature,
+        verdict,
+        reason,
+        len(other.token_ids),
+        other.mean_acceptance_length,
+        None if divergence is None else divergence.position,
+        None if divergence is None else _text(llm, divergence.plain_token),
+        None if divergence is None else _text(llm, divergence.speculative_token),
+        measured,
+    )
+
+
+def _sequence(llm: LLM, ids: list[int], params: SamplingParams, answer: Completion) -> Sequence:
+    """The finished answer as the engine holds it."""
+    token_ids = [*ids, *answer.token_ids]
+    return Sequence(ids, params, answer.seed, llm.loaded.eos_ids, llm.runner.max_length, token_ids=token_ids)
+
+
+def _text(llm: LLM, token: int | None) -> str:
+    if token is None:
+        return "end of answer"
+    return str(token) if llm.loaded.tokenizer is None else f"{llm.tokenizer.decode([token])!r} ({token})"

@@ -1,0 +1,1 @@
+"""The parts of `paceline.check`: reading prompts, comparing answers, explaining a difference, testing the law."""

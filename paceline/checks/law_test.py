@@ -1,0 +1,141 @@
+"""Is a verifier lossless? Sampled on a tiny random model, whose law of three tokens can be computed outright."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..core.interfaces import Verifier
+from ..core.request import SamplingParams
+from ..drafters import DraftModel
+from ..llm import LLM
+from ..policy import Fixed
+from ..runner import wrap_model
+
+FALSE_ALARM = 1e-6
+"""The chance that a lossless verifier would fail, had the seeds been drawn anew."""
+_VOCAB, _LENGTH, _PROMPT, _BATCH = 11, 3, [3, 1, 4], 64
+
+
+@dataclass(frozen=True)
+class LawTest:
+    """passed: neither the law nor, for an exact verifier, any token differs from plain decoding.
+
+    p_value: of the chi-square test; None where the verifier is exact and a token differed.
+    num_different: samples that are not plain decoding's with the same seed; None where that is not promised.
+    """
+
+    passed: bool
+    p_value: float
+    samples: int
+    tokens: int
+    false_alarm: float
+    num_different: int | None
+    mean_acceptance_length: float
+
+
+def law_test(
+    verifier: Verifier,
+    samples: int = 3000,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> LawTest:
+    """Sample the first three tokens through the real loop, with a random draft, and hold them against the exact law."""
+    target, draft = _tiny(seed + 1, layers=2), _tiny(seed + 2, layers=1)
+    expected = _joint_law(target)  # before the engine routes its attention
+    llm = LLM(
+        target,
+        drafter=DraftModel(wrap_model(draft, name="tiny draft")),
+        policy=Fixed(_LENGTH - 1),
+        verifier=verifier,
+        numerics="fast",
+        max_batch_size=_BATCH,
+        allow_lossy=True,  # consent was given, or refused, where the verifier was made
+    )
+    seen: Counter[int] = Counter()
+    different, tokens, rounds = 0, 0, 0
+    for start in range(0, samples, _BATCH):
+        seeds = range(seed * samples + start, seed * samples + min(start + _BATCH, samples))
+        answers = _answers(llm, seeds)
+        if verifier.exact:
+            plain = _answers(llm.plain(), seeds)
+            different += sum(a.token_ids != b.token_ids for a, b in zip(answers, plain, strict=True))
+        for answer in answers:
+            seen[_cell(answer.token_ids)] += 1
+            tokens += len(answer.token_ids)
+            rounds += len(answer.rounds)
+        progress(min(start + _BATCH, samples), samples)
+    p_value = chi_square(seen, expected.tolist())
+    passed = p_value > FALSE_ALARM and not different
+    told = different if verifier.exact else None
+    return LawTest(passed, p_value, samples, _LENGTH, FALSE_ALARM, told, tokens / rounds)
+
+
+def _answers(llm: LLM, seeds: range):
+    params = [SamplingParams(temperature=1.0, max_tokens=_LENGTH, ignore_eos=True, seed=s) for s in seeds]
+    return llm.generate([_PROMPT] * len(params), params)
+
+
+def _tiny(seed: int, layers: int) -> LlamaForCausalLM:
+    """A model whose laws are uneven, so that a wrong rule shows, but leave no token out."""
+    config = LlamaConfig(
+        vocab_size=_VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
+    )
+    state = torch.random.get_rng_state()  # the user's own seed must not change under a check
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).double().eval()
+    for parameter in model.parameters():
+        if parameter.dim() >= 2:
+            torch.nn.init.normal_(parameter, std=0.35)
+    torch.random.set_rng_state(state)
+    return model
+
+
+@torch.inference_mode()
+def _joint_law(model: LlamaForCausalLM) -> Tensor:
+    """Probabilities of every three tokens after the prompt, by plain transformers, in the order of `_cell`."""
+    texts, law = torch.tensor([_PROMPT]), torch.ones(1, dtype=torch.float64)
+    for _ in range(_LENGTH):
+        step = torch.softmax(model(texts, use_cache=False).logits[:, -1], dim=-1)
+        law = (law[:, None] * step).flatten()
+        following = torch.arange(_VOCAB).repeat(len(texts))[:, None]
+        texts = torch.cat([texts.repeat_interleave(_VOCAB, 0), following], dim=1)
+    return law
+
+
+def _cell(token_ids: list[int]) -> int:
+    """Three tokens as one number, the first the most significant digit."""
+    number = 0
+    for token in token_ids:
+        number = number * _VOCAB + token
+    return number
+
+
+def chi_square(seen: Counter[int], law: list[float]) -> float:
+    """p-value of counts against a law, after merging the rarest cells until each expects at least five."""
+    total = sum(seen.values())
+    statistic, cells, count, due = 0.0, 0, 0, 0.0
+    order = sorted(range(len(law)), key=lambda cell: law[cell])
+    left = total * sum(law)
+    for cell in order:
+        count, due = count + seen[cell], due + total * law[cell]
+        left -= total * law[cell]
+        if due >= 5 and (left >= 5 or cell == order[-1]):
+            statistic += (count - due) ** 2 / due
+            cells, count, due = cells + 1, 0, 0.0
+    if cells < 2:
+        return 1.0
+    halves = torch.tensor([(cells - 1) / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(halves[0], halves[1]))

@@ -1,0 +1,170 @@
+"""`paceline check`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from .engine import (
+    AllowLossyOption,
+    DeviceOption,
+    DrafterOption,
+    DtypeOption,
+    EngineOptions,
+    MaxLenOption,
+    ModelArgument,
+    NumericsOption,
+    NumTokensOption,
+    SpecConfigOption,
+    ThreadsOption,
+    TrustOption,
+    choose_config,
+    open_engine,
+)
+from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
+
+if TYPE_CHECKING:
+    from ..check import CheckReport, Comparison
+
+
+def check(
+    ctx: typer.Context,
+    model: ModelArgument,
+    drafter: DrafterOption = None,
+    speculative_config: SpecConfigOption = None,
+    num_speculative_tokens: NumTokensOption = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="JSON lines with turns, prompt, question or messages, or plain lines; .gz too. Default: 8 built in.",
+            show_default=False,
+        ),
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first of them.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Length of an answer.")] = 64,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option("--temperature", "-t", help="Repeat it for several; default: 0 and 0.8.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the sampled answers.")] = 0,
+    no_law_test: Annotated[bool, typer.Option("--no-law-test", help="Leave out the test on a tiny model.")] = False,
+    allow_lossy: AllowLossyOption = False,
+    numerics: NumericsOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    max_model_len: MaxLenOption = None,
+    threads: ThreadsOption = None,
+    trust_remote_code: TrustOption = False,
+    json_output: JsonOption = False,
+    no_progress: NoProgressOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Prove on your machine that speculation leaves the answers alone, or learn where it does not.
+
+    Every prompt is decoded plainly and with speculation, and each difference is either a near-tie, which rounding
+    explains, or a bug. Then the rule that judges drafts is sampled on a tiny model and held against its exact law.
+    Exit status 1 means a bug or a failed law test.
+
+    Example:  paceline check smollm2-135m --drafter lookup --num-prompts 4
+    """
+    screen = screen_of(ctx)
+    config = choose_config(drafter, speculative_config, num_speculative_tokens, default="lookup")
+    from ..checks.prompt_files import read_prompts
+    from ..core.request import SamplingParams
+    from ..prompts import EXAMPLES
+
+    temperatures = temperature or [0.0, 0.8]
+    for one in temperatures:
+        SamplingParams(temperature=one)  # refuse before minutes of loading
+    texts = read_prompts(prompts, num_prompts) if prompts is not None else None
+    options = EngineOptions(
+        model, config, allow_lossy, numerics, dtype, device, max_model_len, threads, trust_remote_code
+    )
+    llm = open_engine(options, screen)
+    from ..check import check as run_check
+    from ..demo import as_prompt
+
+    if texts is None:
+        texts = [as_prompt(llm, example) for example in EXAMPLES[:num_prompts]]
+    with screen.stages() as progress:
+        report = run_check(
+            llm,
+            texts,
+            max_tokens=max_tokens,
+            temperatures=temperatures,
+            seed=seed,
+            with_law_test=not no_law_test,
+            progress=progress,
+        )
+    if screen.json:
+        screen.put_json(_as_json(options, report))
+    else:
+        _print(options, report, screen)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _print(options: EngineOptions, report: "CheckReport", screen: Screen) -> None:
+    out = screen.out
+    for one in report.comparisons:
+        out.print(_line(one), soft_wrap=not out.is_terminal)
+    if report.skipped:
+        skipped = ", ".join(f"{t:g}" for t in report.skipped)
+        out.print(f"[dim]temperature {skipped}: not compared, the rule promises the law of the answers only[/dim]")
+    law = report.law_test
+    if law is not None:
+        mark = "[green]✓[/green]" if law.passed else "[red]✗[/red]"
+        out.print(
+            f"{mark} law test: {law.samples:,} samples of {law.tokens} tokens, p = {law.p_value:.3g} "
+            f"[dim](fails below {law.false_alarm:g})[/dim]"
+            + (f", {law.num_different} differ from plain decoding" if law.num_different is not None else "")
+        )
+    counts = report.verdicts
+    told = f"{counts['identical']} identical, {counts['near_tie']} near-ties, {counts['bug']} bugs"
+    mark = "[bold green]passed[/bold green]" if report.passed else "[bold red]failed[/bold red]"
+    promise = "" if report.lossless else " The rule is lossy: it is meant to change the answers."
+    out.print(
+        f"\n{escape(options.model)} with {escape(options.config.name)}: {mark}. {told}; "
+        f"{report.mean_acceptance_length:.2f} tokens a pass; numerics {report.numerics}.{promise}",
+        soft_wrap=not out.is_terminal,
+    )
+
+
+def _line(one: "Comparison") -> str:
+    marks = {"identical": "[green]✓[/green]", "near_tie": "[yellow]~[/yellow]", "bug": "[red]✗[/red]"}
+    head = f"{marks[one.verdict.value]} prompt {one.prompt + 1}, temperature {one.temperature:g}: "
+    if one.position is None:
+        return (
+            head
+            + f"{one.verdict.value.replace('_', '-')}, {one.num_tokens} tokens"
+            + ("" if one.verdict.value == "identical" else f" ({one.reason})")
+        )
+    told = f"[bold]{one.verdict.value.replace('_', '-')}[/bold] at token {one.position + 1}: "
+    told += escape(f"plain {one.plain_token}, speculative {one.speculative_token}; {one.reason}")
+    if one.measured is not None:
+        told += f" [dim](gap {one.measured.gap:.3g}, noise {one.measured.noise:.3g})[/dim]"
+    return head + told
+
+
+def _as_json(options: EngineOptions, report: "CheckReport") -> dict[str, object]:
+    from dataclasses import asdict
+
+    from ..provenance import provenance
+
+    return {
+        "model": options.model,
+        "drafter": options.config.name,
+        "speculative_config": options.config.as_dict(),
+        "passed": report.passed,
+        "verdicts": report.verdicts,
+        "mean_acceptance_length": report.mean_acceptance_length,
+        "numerics": report.numerics,
+        "lossless": report.lossless,
+        "exact": report.exact,
+        "law_test": None if report.law_test is None else asdict(report.law_test),
+        "skipped_temperatures": report.skipped,
+        "prompts": [one.as_dict() for one in report.comparisons],
+        "provenance": provenance(),
+    }

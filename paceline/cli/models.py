@@ -1,0 +1,87 @@
+"""`paceline pull` and `paceline models`."""
+
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
+
+_CacheDir = Annotated[
+    str | None,
+    typer.Option("--cache-dir", help="Where models are kept; default: your cache folder.", show_default=False),
+]
+
+
+def pull(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(help="A name that `paceline models` lists.")],
+    cache_dir: _CacheDir = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch it again, even if it is there and whole.")] = False,
+    json_output: JsonOption = False,
+    no_progress: NoProgressOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Fetch a model of the zoo, checked by its hash, into your cache.
+
+    Example:  paceline pull smollm2-135m
+    """
+    from .. import zoo
+
+    screen = screen_of(ctx)
+    with screen.pulling() as progress:
+        folder = zoo.pull(name, cache_dir, progress, force)
+    model = zoo.ZOO[name]
+    if screen.json:
+        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        screen.put_json({"name": name, "folder": str(folder), "licence": model.licence, "size_bytes": size})
+    else:
+        screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline demo {name}[/bold]")
+        screen.out.print(str(folder), soft_wrap=True, markup=False)
+
+
+def models(
+    ctx: typer.Context,
+    cache_dir: _CacheDir = None,
+    json_output: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """List the models that Paceline can fetch by name, and which of them are here.
+
+    Example:  paceline models --json
+    """
+    from .. import zoo
+
+    screen = screen_of(ctx)
+    rows = zoo.installed(cache_dir)
+    if screen.json:
+        listed = [
+            {
+                "name": row.name,
+                "description": row.description,
+                "licence": row.licence,
+                "parameters": zoo.ZOO[row.name].parameters,
+                "download_bytes": zoo.ZOO[row.name].download_bytes,
+                "pulled": row.pulled,
+                "size_bytes": row.size_bytes,
+                "folder": str(row.folder),
+                "problem": row.problem,
+            }
+            for row in rows
+        ]
+        screen.put_json({"models": listed})
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("Name", "Here", "Size", "Licence", "What it is"):
+        table.add_column(column, justify="right" if column == "Size" else "left", no_wrap=column == "Name")
+    for row in rows:
+        size = _megabytes(row.size_bytes) if row.pulled else f"{_megabytes(zoo.ZOO[row.name].download_bytes)} to fetch"
+        state = "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no"
+        table.add_row(f"[bold]{row.name}[/bold]", state, size, row.licence, row.description)
+    screen.out.print(table)
+    screen.say("Any other causal language model works too, by folder or hub id.")
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"

@@ -1,0 +1,53 @@
+"""Where the prompt of `paceline generate` comes from."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from ..errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """The four ways to give a prompt, of which exactly one must be used; anything else is a usage error."""
+
+    prompt: str | None = None
+    chat: str | None = None
+    file: str | None = None
+    token_ids: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.prompt, self.chat, self.file, self.token_ids) if value is not None]
+        if len(given) != 1:
+            trouble = "there is no prompt" if not given else "there is more than one prompt"
+            raise typer.BadParameter(f"{trouble}: give one of --prompt, --chat, --prompt-file and --token-ids")
+
+    def read(self) -> "str | list[dict[str, str]] | list[int]":
+        """The prompt as `LLM.generate` takes it. Raises `ConfigError` for what cannot be read or is empty."""
+        if self.token_ids is not None:
+            return _ids(self.token_ids)
+        text = _read(self.file) if self.file is not None else self.prompt if self.prompt is not None else self.chat
+        assert text is not None
+        if not text.strip():
+            raise ConfigError("the prompt is empty", expected="at least one character that is not a space")
+        return text if self.chat is None else [{"role": "user", "content": text}]
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise ConfigError(
+            "--token-ids cannot be read", got=repr(text), expected="numbers, for example 1,2,3"
+        ) from error
+
+
+def _read(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the prompt in {name!r} is not text", got=str(error), expected="UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"the prompt in {name!r} cannot be read", got=error.strerror) from error

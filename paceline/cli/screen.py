@@ -1,0 +1,161 @@
+"""Where output goes: results to stdout, everything said along the way to stderr, and nothing but JSON under --json."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+
+class Screen:
+    """The two consoles of a run, and what the user wants to see.
+
+    json: human output is left out, and stdout carries one line of JSON. progress: bars, where stderr is a terminal.
+    """
+
+    def __init__(self) -> None:
+        self.debug, self.progress, self.json = False, True, False
+        self.out = Console(highlight=False)
+        self.err = Console(stderr=True, highlight=False)
+
+    def force_colour(self) -> None:
+        """Colour also where stdout is no terminal."""
+        self.out = Console(highlight=False, force_terminal=True, no_color=False, color_system="standard")
+
+    def say(self, text: str) -> None:
+        """One line for the user, in rich markup, on stderr; silent under --json."""
+        if not self.json:
+            self.err.print(text, soft_wrap=True)
+
+    def say_error(self, text: str) -> None:
+        """The one message of a failure."""
+        self.err.print(f"[bold red]Error:[/bold red] {escape(text)}", soft_wrap=not self.err.is_terminal)
+
+    def put_json(self, value: dict[str, object]) -> None:
+        """The one line of --json."""
+        sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False) + "\n")
+        sys.stdout.flush()
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether bars may be drawn."""
+        return self.progress and self.err.is_terminal
+
+    @contextmanager
+    def spinner(self, text: str) -> Iterator[None]:
+        """Something is going on whose length nobody knows."""
+        if not self.shows_progress:
+            yield
+            return
+        with self.err.status(escape(text), spinner="dots"):
+            yield
+
+    @contextmanager
+    def stages(self) -> Iterator[Callable[[str, int, int], None]]:
+        """A bar fed by report(stage, done, total), one line for each stage."""
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with self._bars(*columns) as report:
+            yield lambda stage, done, total: report(stage, stage, done, total)
+
+    @contextmanager
+    def pulling(self) -> Iterator[Callable[[str, int, int | None], None]]:
+        """A bar fed by the progress of `zoo.pull`: bytes for some stages, things for others."""
+        labels = {"wait": "waiting for another pull", "hash": "checking", "convert": "converting"}
+        labels |= {"download": "downloading", "extract": "unpacking"}
+        counts = (SpinnerColumn(), TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn())
+        sizes = (
+            SpinnerColumn(),
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        with self._bars(*sizes) as in_bytes, self._bars_after(*counts) as in_things:
+
+            def report(stage: str, done: int, total: int | None) -> None:
+                bars = in_bytes if stage in ("download", "extract") else in_things
+                bars(stage, labels.get(stage, stage), done, total)
+
+            yield report
+
+    @contextmanager
+    def _bars(self, *columns: object) -> Iterator[Callable[[str, str, int, int | None], None]]:
+        if not self.shows_progress:
+            yield lambda key, label, done, total: None
+            return
+        tasks: dict[str, object] = {}
+        with Progress(*columns, console=self.err, transient=True) as bars:  # type: ignore[arg-type]
+
+            def report(key: str, label: str, done: int, total: int | None) -> None:
+                if key not in tasks:
+                    tasks[key] = bars.add_task(label, total=total)
+                bars.update(tasks[key], completed=done, total=total)  # type: ignore[arg-type]
+
+            yield report
+
+    _bars_after = _bars
+
+
+def _finite(value: object) -> object:
+    """The value with NaN and infinities as null, since JSON has neither."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def screen_of(ctx: typer.Context) -> Screen:
+    """The screen of this run."""
+    root = ctx.find_root()
+    if not isinstance(root.obj, Screen):
+        root.obj = Screen()
+    return root.obj
+
+
+def _set_debug(ctx: typer.Context, value: bool) -> bool:
+    screen_of(ctx).debug |= value
+    return value
+
+
+def _set_no_progress(ctx: typer.Context, value: bool) -> bool:
+    screen_of(ctx).progress &= not value
+    return value
+
+
+def _set_json(ctx: typer.Context, value: bool) -> bool:
+    screen_of(ctx).json |= value
+    return value
+
+
+DebugOption = Annotated[
+    bool, typer.Option("--debug", callback=_set_debug, is_eager=True, help="Show stack traces and library warnings.")
+]
+NoProgressOption = Annotated[
+    bool, typer.Option("--no-progress", callback=_set_no_progress, is_eager=True, help="Draw no progress bars.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", callback=_set_json, is_eager=True, help="Print one line of JSON and nothing else.")
+]

@@ -1,0 +1,206 @@
+"""Slots: rollback, reuse, running out, and what an interrupted round leaves behind."""
+
+import copy
+import random
+
+import pytest
+import torch
+
+from paceline import LLM, Plain, PromptLookup, SamplingParams
+from paceline.core.tree import TokenTree
+from paceline.decoding import SpeculativeDecoder
+from paceline.errors import CacheFull
+from paceline.policy import Fixed
+from paceline.runner import ModelRunner
+from paceline.verify import Coupled
+from tests.adversaries import RandomTrees
+from tests.cache.common import agree, held, prefilled
+from tests.helpers import REPEATING, all_free, loaded, prompt, sequence
+from tests.lossless.drafters import DRAFTERS
+from tests.tiny import tiny_model
+
+PARAMS = SamplingParams(temperature=1.0, max_tokens=12, seed=3, ignore_eos=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("seed", range(3))
+def test_rollback_equals_a_restored_snapshot(seed, name):
+    """Random appends and truncations, in two slots; after each the slot equals a deep copy's and a fresh prefill."""
+    rng = random.Random(seed)
+    on = ModelRunner(loaded(name), 3)
+    texts: dict[int, list[int]] = {}
+    for _ in range(2):
+        slot = on.admit([1])
+        on.prefill(slot, prompt(6, slot))
+        texts[slot] = prompt(6, slot)
+    for turn in range(12):
+        slot = rng.choice(list(texts))
+        snapshot = copy.deepcopy(on.cache)
+        extra = prompt(rng.randint(1, 9), 100 * seed + turn)
+        parents = [-1, *[rng.randrange(i) for i in range(1, len(extra))]]
+        tree = TokenTree.from_lists([extra], [parents])
+        on.forward([slot], tree)
+        if rng.random() < 0.5:
+            path = tree.path_to(0, rng.randrange(len(extra)))
+            on.commit([slot], [path])
+            added = [extra[0], *[extra[i] for i in path]]
+            if rng.random() < 0.5:
+                on.cache.truncate(slot, on.cache.lengths[slot] - len(added))
+            else:
+                texts[slot] = texts[slot] + added
+                continue
+        ours = held(on, slot)
+        on.cache, before = snapshot, on.cache
+        assert all(torch.equal(a, b) for a, b in zip(ours, held(on, slot), strict=True))
+        on.cache = before
+    for slot, text in texts.items():
+        assert agree(held(on, slot), prefilled(on.loaded, text))
+
+
+def test_slots_run_out_and_come_back():
+    on = ModelRunner(loaded(), 2)
+    first, second = on.admit([1, 2]), on.admit([1, 2])
+    with pytest.raises(CacheFull, match=r"no cache slot.*max_batch_size"):
+        on.admit([1, 2])
+    on.cache.release(first)
+    on.cache.release(first)  # twice is harmless
+    assert on.admit([1]) == first
+    assert second != first
+
+
+def test_prompt_that_fills_the_context():
+    on = ModelRunner(loaded(), 1, 16)
+    assert on.admit([1] * 15) == 0
+    with pytest.raises(CacheFull, match="at most 15"):
+        on.admit([1] * 16)
+
+
+def test_commit_past_the_context_is_refused():
+    on = ModelRunner(loaded(), 1, 16)
+    slot = on.admit([1])
+    on.prefill(slot, prompt(14))
+    on.forward([slot], TokenTree.chain([[3, 4, 5]]))
+    with pytest.raises(CacheFull, match="outgrew"):
+        on.commit([slot], [[1, 2]])
+
+
+@pytest.mark.parametrize("drafter", ["draft model", "self int4", "lookup recent"])
+def test_a_reused_slot_forgets_its_last_tenant(drafter):
+    target = loaded()
+    made = DRAFTERS[drafter](target, {})
+    decoder = SpeculativeDecoder(ModelRunner(target, 1), made, Coupled(), Fixed(4))
+    texts = []
+    for ids in (REPEATING, prompt(60), REPEATING):
+        seq = sequence(target, ids, PARAMS)
+        decoder.admit(seq)
+        assert seq.slot == 0
+        while not seq.is_finished:
+            decoder.step([seq])
+        decoder.release(seq)
+        decoder.release(seq)
+        texts.append((seq.output_ids, [r.num_accepted for r in seq.rounds]))
+    assert texts[0] == texts[2]
+
+
+class Fails(RandomTrees):
+    """Raises in its n-th round, before or after it was verified."""
+
+    def __init__(self, error: BaseException, place: str):
+        super().__init__()
+        self.error, self.place, self.left = error, place, 3
+
+    def propose(self, seqs, budgets):
+        self.left -= 1
+        if self.place == "propose" and self.left == 0:
+            raise self.error
+        return super().propose(seqs, budgets)
+
+    def observe(self, seqs, draft, out, verdict):
+        if self.place == "observe" and self.left == 0:
+            raise self.error
+
+
+def test_errors_leave_slots_free_and_the_next_answer_right():
+    model = tiny_model("llama")
+    right = LLM(model).generate([REPEATING, prompt(30)], PARAMS)
+    for place in ("propose", "observe"):
+        for error in (RuntimeError("broken"), KeyboardInterrupt()):
+            llm = LLM(model, drafter=Fails(error, place), max_batch_size=2)
+            with pytest.raises(type(error)):
+                llm.generate([REPEATING, prompt(30), prompt(4)], PARAMS)
+            assert all_free(llm.runner)
+            again = llm.generate([REPEATING, prompt(30)], PARAMS)
+            assert [a.token_ids for a in again] == [r.token_ids for r in right]
+
+
+@pytest.mark.parametrize("drafter", ["draft model", "self int4"])
+@pytest.mark.parametrize("call", [1, 2, 5, 9])
+def test_an_error_inside_a_pass(drafter, call, monkeypatch):
+    """Of the target or of the draft, in prefill or later; both caches must be usable afterwards."""
+    target = loaded()
+    llm = LLM(tiny_model("llama"), drafter=DRAFTERS[drafter](target, {}), max_batch_size=1)
+    right = llm.generate(REPEATING, PARAMS)[0].token_ids
+    count = 0
+    real = ModelRunner.forward
+
+    def forward(self, slots, tree):
+        nonlocal count
+        count += 1
+        out = real(self, slots, tree)
+        if count == call:
+            raise MemoryError("no room")
+        return out
+
+    monkeypatch.setattr(ModelRunner, "forward", forward)
+    with pytest.raises(MemoryError):
+        llm.generate(REPEATING, PARAMS)
+    assert all_free(llm.runner)
+    assert llm.generate(REPEATING, PARAMS)[0].token_ids == right
+
+
+def test_streams_that_nobody_finishes():
+    llm = LLM(tiny_model("llama"), drafter=PromptLookup(), max_batch_size=1)
+    right = llm.generate(REPEATING, PARAMS)[0].token_ids
+    stream = llm.stream(REPEATING, PARAMS)
+    next(stream)
+    with pytest.raises(CacheFull):  # the only slot is taken: refused, and the stream is not disturbed
+        llm.generate(REPEATING, PARAMS)
+    stream.close()
+    assert all_free(llm.runner)
+    for _ in llm.stream(REPEATING, PARAMS):
+        break
+    assert all_free(llm.runner)
+
+    def interrupted():
+        for _ in llm.stream(REPEATING, PARAMS):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert all_free(llm.runner)
+    assert [t for c in llm.stream(REPEATING, PARAMS) for t in c.token_ids] == right
+
+
+def test_two_streams_side_by_side():
+    llm = LLM(tiny_model("llama"), drafter=PromptLookup(), max_batch_size=2)
+    right = [r.token_ids for r in llm.generate([REPEATING, prompt(30)], PARAMS)]
+    streams = [llm.stream(REPEATING, PARAMS), llm.stream(prompt(30), PARAMS)]
+    got: list[list[int]] = [[], []]
+    while streams[0] or streams[1]:
+        for index, stream in enumerate(streams):
+            chunk = next(stream, None) if stream else None
+            if chunk is None:
+                streams[index] = None
+            else:
+                got[index] += chunk.token_ids
+    assert got == right
+
+
+def test_what_an_overflow_left_in_a_slot_does_not_reach_the_next_tenant():
+    """A pass that overflowed leaves NaN behind; masked columns weigh 0, and 0 * NaN would be NaN."""
+    llm = LLM(tiny_model("llama"), drafter=Plain(), max_batch_size=1)
+    right = llm.generate(REPEATING, PARAMS)[0].token_ids
+    with torch.inference_mode():
+        for layer in (*llm.runner.cache.keys, *llm.runner.cache.values):
+            layer[:, :, 10:] = float("nan")
+    assert llm.generate(REPEATING, PARAMS)[0].token_ids == right

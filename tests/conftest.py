@@ -1,0 +1,16 @@
+"""One thread, so that timings and bits do not depend on who else uses the machine."""
+
+import pytest
+import torch
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_randomness():
+    """Tests draw from generators of their own; nothing they do to the global one may reach another test."""
+    state = torch.get_rng_state()
+    yield
+    torch.set_rng_state(state)

@@ -1,0 +1,125 @@
+"""What the engine tests share: tiny models, the oracle's answers, and a short way to run the loop."""
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from string import printable
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from paceline import Coupled, Fixed, SamplingParams
+from paceline.core.interfaces import Drafter, Verifier
+from paceline.core.request import Sequence
+from paceline.decoding import SpeculativeDecoder, autoregressive, generate
+from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from tests.tiny import tiny_model
+
+VOCAB = 97
+SEED = 1234
+REPEATING = [5, 9, 31, 7, 5, 9, 31, 8, 5, 9, 31, 7, 44]  # lookup finds something in it
+NO_EOS = frozenset[int]()
+
+
+@cache
+def loaded(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> LoadedModel:
+    """A tiny model, made once. float32 keeps ties out of the way: a random gap is never as small as its rounding."""
+    return wrap_model(tiny_model(name, dtype, seed, **overrides))
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Made-up tokens, never the special ones."""
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def sequence(
+    target: LoadedModel,
+    ids: list[int],
+    params: SamplingParams,
+    seed: int = SEED,
+    eos_ids: frozenset[int] = NO_EOS,
+    max_length: int | None = None,
+    finds_stop: Callable[[int], bool] | None = None,
+) -> Sequence:
+    """A request as the front door makes it."""
+    words = tuple(tuple(tokenizer().encode(word, add_special_tokens=False)) for word in params.bad_words)
+    return Sequence(list(ids), params, seed, eos_ids, max_length or target.context, words, finds_stop)
+
+
+_ANSWERS: dict[tuple[object, ...], Sequence] = {}
+
+
+def oracle(
+    target: LoadedModel,
+    ids: list[int],
+    params: SamplingParams,
+    seed: int = SEED,
+    eos_ids: frozenset[int] = NO_EOS,
+    max_length: int | None = None,
+) -> Sequence:
+    """The answer of the slow decoder, which reads the whole text again for every token; remembered across tests."""
+    key = (id(target), tuple(ids), repr(params), seed, eos_ids, max_length)
+    if key not in _ANSWERS:
+        _ANSWERS[key] = autoregressive(target, sequence(target, ids, params, seed, eos_ids, max_length))
+    return _ANSWERS[key]
+
+
+_RUNNERS: dict[tuple[object, ...], ModelRunner] = {}
+
+
+def runner(target: LoadedModel, slots: int = 4, max_length: int | None = None) -> ModelRunner:
+    """One runner for many tests: slots must come back clean, which `run` asserts."""
+    key = (id(target), slots, max_length)
+    if key not in _RUNNERS:
+        _RUNNERS[key] = ModelRunner(target, slots, max_length)
+    return _RUNNERS[key]
+
+
+def run(
+    on: ModelRunner,
+    drafter: Drafter,
+    seqs: Iterable[Sequence],
+    depth: int = 4,
+    nodes: int = 12,
+    verifier: Verifier | None = None,
+) -> list[Sequence]:
+    """Decode `seqs` to their ends."""
+    seqs = list(seqs)
+    decoder = SpeculativeDecoder(on, drafter, verifier or Coupled(), Fixed(depth, nodes))
+    for _ in generate(decoder, seqs):
+        pass
+    assert all_free(on), "a slot was not given back"
+    return seqs
+
+
+def all_free(on: ModelRunner) -> bool:
+    return sorted(on.cache._free) == list(range(on.cache.num_slots)) and not any(on.cache.lengths)
+
+
+def result(seq: Sequence) -> tuple[list[int], str | None, object]:
+    """What the user sees of an answer."""
+    return seq.output_ids, seq.finish_reason, seq.stop_reason
+
+
+def assert_sound(seq: Sequence, depth: int) -> None:
+    """What holds for every answer whatever was drafted: rounds within bounds, counters that add up."""
+    assert len(seq.origins) == len(seq.sources) == seq.num_output == sum(r.num_emitted for r in seq.rounds)
+    for record in seq.rounds:
+        assert 1 <= record.num_emitted <= record.num_accepted + 1 <= record.num_drafted + 1 <= depth + 1
+    assert seq.num_output <= seq.params.max_tokens
+    assert len(seq.token_ids) <= seq.max_length
+
+
+@cache
+def tokenizer(shift: int = 0, template: bool = True) -> PreTrainedTokenizerFast:
+    """One token a printable character, three special ones; `shift` gives the same characters other ids."""
+    letters = [c for c in printable[:95] if c != " "]
+    letters = letters[shift:] + letters[:shift]
+    vocab = {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *letters])}
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    raw.decoder = decoders.Fuse()
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    if template:
+        made.chat_template = "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + ';' }}{% endfor %}a:"
+    return made

@@ -1,0 +1,46 @@
+"""Every drafter of the library and every adversary, by name."""
+
+from collections.abc import Callable
+
+from paceline import DraftModel, Plain, PromptLookup, SelfQuantized
+from paceline.core.interfaces import Drafter
+from paceline.runner import LoadedModel, wrap_model
+from tests.adversaries import Constant, Ending, LeastLikely, RandomTrees, Scripted, Sometimes, Wide, Window
+from tests.helpers import loaded
+from tests.tiny import tiny_model
+
+Future = dict[tuple[int, ...], list[int]]
+END = 2
+
+
+def small_draft() -> LoadedModel:
+    """A random model with a third of the target's layers and other weights."""
+    return loaded("llama", seed=1, num_hidden_layers=1)
+
+
+def twin(target: LoadedModel) -> LoadedModel:
+    """The target's weights in another instance."""
+    model = tiny_model(target.name.split(":")[0], target.dtype)
+    model.load_state_dict(target.model.state_dict())
+    return wrap_model(model)
+
+
+DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
+    "plain": lambda target, future: Plain(),
+    "lookup recent": lambda target, future: PromptLookup(),
+    "lookup first": lambda target, future: PromptLookup(max_ngram=2, match="first"),
+    "draft model": lambda target, future: DraftModel(small_draft()),
+    "draft model, same weights": lambda target, future: DraftModel(twin(target)),
+    "self int4": lambda target, future: SelfQuantized(lm_head="shared"),
+    "random trees": lambda target, future: RandomTrees(),
+    "trees of endings": lambda target, future: RandomTrees(1, tokens=range(5)),
+    "least likely": lambda target, future: LeastLikely(),
+    "constant": lambda target, future: Constant(),
+    "every token": lambda target, future: Wide(),
+    "end at each offset": lambda target, future: Ending(END),
+    "random trees, sometimes": lambda target, future: Sometimes(RandomTrees(2)),
+    "all right": lambda target, future: Scripted(future, [None]),
+    "right by script": lambda target, future: Scripted(future, [0, 1, 2, None, 3, 0]),
+    "right among wrong": lambda target, future: Scripted(future, [None, 1, 2], branching=True),
+    "lookahead": lambda target, future: Window(future, [2, None, 0]),
+}

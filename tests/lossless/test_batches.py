@@ -1,0 +1,79 @@
+"""A request's answer depends on its prompt, its parameters and its seed; never on who shares the batch."""
+
+import random
+
+import pytest
+
+from paceline import DraftModel, PromptLookup, SamplingParams, SelfQuantized
+from paceline.core.interfaces import Drafter
+from paceline.core.request import Sequence
+from tests.adversaries import RandomTrees, Scripted, Sometimes
+from tests.helpers import NO_EOS, REPEATING, assert_sound, loaded, oracle, prompt, result, run, runner, sequence
+from tests.lossless.drafters import small_draft
+
+TARGET = loaded()
+ENDS = frozenset({2, 40, 41, 42})
+
+
+def requests() -> list[tuple[list[int], SamplingParams, int, frozenset[int]]]:
+    """Ragged prompts, lengths and temperatures; some end early, one is a single token."""
+    made = []
+    for row, length in enumerate([1, 40, 7, 66, 13, 2, 130, 9]):
+        ids = REPEATING if length == 13 else prompt(length, row)
+        params = SamplingParams(temperature=[0.0, 1.0, 0.7][row % 3], max_tokens=[20, 3, 11, 1][row % 4], top_p=0.95)
+        made.append((ids, params, 100 + row, ENDS if row % 2 else NO_EOS))
+    return made
+
+
+REQUESTS = requests()
+FUTURE = {
+    tuple(ids): oracle(TARGET, ids, SamplingParams(temperature=p.temperature, max_tokens=40, top_p=0.95), seed).token_ids
+    for ids, p, seed, _ in REQUESTS
+}
+DRAFTERS = {
+    "lookup": PromptLookup,  # finds nothing in most rows: a mix of drafts and none
+    "draft model": lambda: DraftModel(small_draft()),
+    "self int4": lambda: SelfQuantized(lm_head="shared"),
+    "random trees": RandomTrees,
+    "some rows": lambda: Sometimes(Scripted(FUTURE, [None, 1], branching=True)),
+    "ragged acceptance": lambda: Scripted(FUTURE, [0, None, 2, 1], branching=True),
+}
+
+
+def answers(drafter: Drafter, order: list[int], slots: int) -> dict[int, Sequence]:
+    seqs = [sequence(TARGET, *REQUESTS[i]) for i in order]
+    run(runner(TARGET, slots), drafter, seqs)
+    for seq in seqs:
+        assert_sound(seq, 4)
+    return dict(zip(order, seqs, strict=True))
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_rows_equal_their_own_slow_decoding(drafter, slots):
+    """With 1 slot requests queue; with 3 a finished row makes room for the next in the middle of the others."""
+    for index, seq in answers(DRAFTERS[drafter](), list(range(len(REQUESTS))), slots).items():
+        assert result(seq) == result(oracle(TARGET, *REQUESTS[index])), index
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_permuting_rows_permutes_answers(drafter):
+    order = list(range(len(REQUESTS)))
+    random.Random(3).shuffle(order)
+    for index, seq in answers(DRAFTERS[drafter](), order, 4).items():
+        assert result(seq) == result(oracle(TARGET, *REQUESTS[index])), index
+
+
+def test_finished_rows_neither_draft_nor_take_rounds():
+    seqs = answers(Scripted(FUTURE, [None]), list(range(len(REQUESTS))), 8)
+    for seq in seqs.values():
+        assert len(seq.rounds) <= -(-seq.params.max_tokens // 5)
+
+
+def test_the_same_drafter_serves_one_batch_after_another():
+    """Slots are reused by other texts; state of the last tenant must be gone."""
+    for name in ("lookup", "draft model", "self int4"):
+        drafter = DRAFTERS[name]()
+        for order in ([6, 1], [0, 3], [4, 2, 7]):
+            for index, seq in answers(drafter, order, 2).items():
+                assert result(seq) == result(oracle(TARGET, *REQUESTS[index])), (name, index)

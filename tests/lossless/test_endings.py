@@ -1,0 +1,169 @@
+"""Every way for an answer to end, at every place inside a round."""
+
+import pytest
+
+from paceline import LLM, DraftModel, PromptLookup, SamplingParams
+from paceline.core.outputs import Origin
+from tests.adversaries import Scripted
+from tests.helpers import (
+    NO_EOS,
+    REPEATING,
+    SEED,
+    assert_sound,
+    loaded,
+    oracle,
+    prompt,
+    result,
+    run,
+    runner,
+    sequence,
+    tokenizer,
+)
+from tests.lossless.drafters import DRAFTERS
+from tests.tiny import tiny_model
+
+DEPTH = 5
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=24)
+
+
+def decode(ids, params, eos_ids=NO_EOS, script=(None,), max_length=None, name="llama", branching=False):
+    """Loop and slow decoder; the drafter knows how the text would go on if nothing ended it."""
+    target = loaded(name)
+    endless = SamplingParams(temperature=params.temperature, max_tokens=60)
+    future = {tuple(ids): oracle(target, ids, endless).token_ids}
+    slow = oracle(target, ids, params, SEED, eos_ids, max_length)
+    seq = sequence(target, ids, params, SEED, eos_ids, max_length)
+    run(runner(target, 4, max_length), Scripted(future, script, branching), [seq], DEPTH)
+    assert result(seq) == result(slow)
+    assert_sound(seq, DEPTH)
+    return seq
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("as_stop_id", [False, True])
+@pytest.mark.parametrize("offset", range(DEPTH + 2))
+def test_end_at_each_offset_inside_the_block(offset, as_stop_id, ignore_eos):
+    answer = oracle(loaded(), REPEATING, SAMPLED).output_ids
+    end = answer[DEPTH + 1 + offset]  # in the second round, unless the same token came earlier
+    last = answer.index(end) + 1
+    ids = {end}
+    params = SamplingParams(
+        temperature=1.0, max_tokens=24, ignore_eos=ignore_eos, stop_token_ids=tuple(ids) if as_stop_id else ()
+    )
+    seq = decode(REPEATING, params, NO_EOS if as_stop_id else frozenset(ids), script=(None, None, 3))
+    if as_stop_id or not ignore_eos:
+        assert seq.output_ids == answer[:last]
+        assert (seq.finish_reason, seq.stop_reason) == ("stop", end if as_stop_id else None)
+        assert len(seq.origins) == last
+    else:
+        assert seq.output_ids == answer
+        assert seq.finish_reason == "length"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, DEPTH, DEPTH + 1, DEPTH + 2, 2 * DEPTH + 2])
+@pytest.mark.parametrize("script", [(None,), (0,), (2, None)])
+def test_budget(max_tokens, script):
+    seq = decode(REPEATING, SamplingParams(temperature=0.7, max_tokens=max_tokens), script=script)
+    assert (seq.num_output, seq.finish_reason) == (max_tokens, "length")
+    assert all(r.num_drafted < max_tokens for r in seq.rounds)  # nothing is drafted that could not be emitted
+
+
+@pytest.mark.parametrize("min_tokens", [1, 2, 7, 12])
+def test_min_tokens_masks_the_end_while_it_holds(min_tokens):
+    """The end is likely everywhere, drafted everywhere, and must not come early."""
+    params = SamplingParams(temperature=1.0, max_tokens=12, min_tokens=min_tokens)
+    ends = frozenset(range(3, 60))
+    target = loaded()
+    for drafter in ("trees of endings", "all right", "draft model, same weights", "end at each offset"):
+        slow = oracle(target, REPEATING, params, SEED, ends)
+        future = {tuple(REPEATING): slow.token_ids + [4] * 20}
+        seq = sequence(target, REPEATING, params, SEED, ends)
+        run(runner(target), DRAFTERS[drafter](target, future), [seq])
+        assert result(seq) == result(slow)
+        assert seq.num_output >= min_tokens
+        assert not set(seq.output_ids[: min_tokens - 1]) & ends
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "mistral"])
+@pytest.mark.parametrize("room", [1, 2, 3, DEPTH, DEPTH + 1, 9])
+def test_end_of_the_context(name, room):
+    """No position past the last exists (learned embeddings have no row for it); padding may not ask for one either."""
+    target = loaded(name)
+    ids = prompt(target.context - room)
+    for script in ((None,), (0, None)):
+        future = {tuple(ids): oracle(target, ids, SamplingParams(max_tokens=60)).token_ids}
+        seqs = [sequence(target, p, SamplingParams(max_tokens=60)) for p in (ids, ids[:-4])]
+        future[tuple(ids[:-4])] = oracle(target, ids[:-4], SamplingParams(max_tokens=60)).token_ids
+        run(runner(target), Scripted(future, script, branching=True), seqs, DEPTH)
+        for seq in seqs:
+            assert result(seq) == result(oracle(target, list(seq.prompt_ids), SamplingParams(max_tokens=60)))
+            assert (len(seq.token_ids), seq.finish_reason) == (target.context, "length")
+
+
+@pytest.mark.parametrize("drafter", ["draft model", "self int4", "lookup recent", "random trees"])
+@pytest.mark.parametrize("limit", [20, 64, 65])
+def test_shorter_context_than_the_models(drafter, limit):
+    target = loaded("gpt2" if drafter == "random trees" else "llama")
+    params = SamplingParams(temperature=1.0, max_tokens=100)
+    ids = REPEATING if limit == 20 else prompt(limit - 9)
+    slow = oracle(target, ids, params, SEED, NO_EOS, limit)
+    seq = sequence(target, ids, params, SEED, NO_EOS, limit)
+    run(runner(target, 4, limit), DRAFTERS[drafter](target, {}), [seq])
+    assert result(seq) == result(slow)
+    assert len(seq.token_ids) == limit
+
+
+def test_draft_with_a_shorter_context_than_the_target():
+    """Past the draft's own context it proposes nothing and decoding goes on plainly."""
+    target = loaded()
+    draft = loaded("llama", seed=1, num_hidden_layers=1, max_position_embeddings=24)
+    seq = sequence(target, REPEATING, SAMPLED)
+    run(runner(target), DraftModel(draft), [seq])
+    assert result(seq) == result(oracle(target, REPEATING, SAMPLED))
+    assert any(r.num_drafted == 0 for r in seq.rounds)
+    assert seq.rounds[0].num_drafted > 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 511, 512, 513, 514, 700])
+def test_prompt_of_any_length(length):
+    """One token (nothing to prefill) to more than one prefill chunk of 512."""
+    target = loaded("llama", max_position_embeddings=2048)
+    ids = prompt(length)
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, max_tokens=8)
+        slow = oracle(target, ids, params)
+        for drafter in ("draft model", "self int4", "random trees"):
+            seq = sequence(target, ids, params)
+            run(runner(target), DRAFTERS[drafter](target, {}), [seq])
+            assert result(seq) == result(slow), drafter
+
+
+@pytest.mark.parametrize(("begin", "length"), [(3, 2), (4, 4), (5, 3), (6, 4), (7, 2), (8, 3), (9, 2)])
+def test_stop_string_wherever_it_straddles_rounds(begin, length):
+    """Cut before it, whatever part of it came in which round; nothing is emitted after the token that completes it."""
+    model = tiny_model("llama")
+    llm = LLM(model, tokenizer=tokenizer(), drafter=PromptLookup(min_ngram=1))
+    endless = SamplingParams(temperature=1.0, max_tokens=30, seed=5, ignore_eos=True)
+    whole = llm.generate("abcabcabd", endless).pop().outputs[0]
+    stop = whole.text[begin : begin + length]
+    params = SamplingParams(temperature=1.0, max_tokens=30, seed=5, ignore_eos=True, stop=(stop, "not in the text"))
+    future = {tuple(llm.encode("abcabcabd")): [*llm.encode("abcabcabd"), *whole.token_ids]}
+    for script in ([None], [3, 0]):
+        other = LLM(model, tokenizer=tokenizer(), drafter=Scripted(future, script))
+        (answer,) = other.generate("abcabcabd", params).pop().outputs
+        end = whole.text.index(stop)
+        assert answer.text == whole.text[:end]
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+        assert answer.token_ids == whole.token_ids[: len(answer.token_ids)]
+        assert answer.token_ids == llm.plain().generate("abcabcabd", params).pop().token_ids
+        assert "".join(c.text for c in other.stream("abcabcabd", params)) == answer.text
+
+
+def test_origins_of_a_cut_round():
+    """Accepted tokens behind the end are not counted as emitted, and no bonus follows."""
+    answer = oracle(loaded(), REPEATING, SAMPLED).output_ids
+    end = next(t for i, t in enumerate(answer) if i >= 2 and t not in answer[:i])
+    where = answer.index(end)
+    seq = decode(REPEATING, SAMPLED, frozenset({end}))
+    assert seq.rounds[-1].num_emitted == where % (DEPTH + 1) + 1
+    assert seq.origins[-1] in (Origin.DRAFTED, Origin.BONUS)

@@ -24,7 +24,24 @@ _HOME = {
     "Typical": "verify",
     "PacelineError": "errors",
 }
-__all__ = list(_HOME)
+__all__ = [
+    "LLM",
+    "Completion",
+    "Coupled",
+    "DraftModel",
+    "Fixed",
+    "Origin",
+    "PacelineError",
+    "Plain",
+    "PromptLookup",
+    "Ratio",
+    "RequestOutput",
+    "Round",
+    "SamplingParams",
+    "SelfQuantized",
+    "StreamChunk",
+    "Typical",
+]
 
 
 def __getattr__(name: str) -> object:

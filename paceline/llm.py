@@ -4,7 +4,7 @@ import copy
 import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,12 +31,13 @@ Numerics: TypeAlias = Literal["fast", "invariant"]
 class LLM:
     """A causal language model that decodes speculatively and answers exactly as it would without.
 
-    model: a folder, a hub id, a name that `paceline models` lists, or a loaded `PreTrainedModel` (then give `tokenizer`).
+    model: a folder, a hub id, a name that `paceline models` lists, or a loaded `PreTrainedModel`.
+    tokenizer: of a model that is passed loaded.
     drafter: None decodes plainly. policy: how much to draft; five tokens a round by default.
     verifier: `Coupled()` by default: token-identical to plain decoding, greedy and sampled.
     numerics: "invariant" makes that identity hold bit for bit, "fast" up to rounding ties; None takes "invariant"
         where this device can give it. `llm.numerics` tells which it became.
-    max_batch_size: sequences decoded side by side. max_model_len: prompt and answer together; None: the model's context.
+    max_batch_size: sequences decoded side by side. max_model_len: prompt and answer together; None: the context.
     allow_lossy: permit verifiers that change the answers.
 
     Raises `ConfigError`, `IncompatibleModels`, `NumericsError` or `LossyNotAllowed`.
@@ -134,12 +135,12 @@ class LLM:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one."""
         if isinstance(prompt, str):
-            ids = self.tokenizer(prompt)["input_ids"]
+            ids = self.tokenizer.encode(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
             if not getattr(self.tokenizer, "chat_template", None):
                 raise ConfigError("this model has no chat template", fix="give the prompt as a string")
-            chat = [dict(message) for message in prompt]  # type: ignore[call-overload]
-            ids = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+            chat = [dict(message) for message in cast("Chat", prompt)]
+            ids = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         else:
             ids = list(prompt)
             bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < self.runner.vocab_size]
@@ -152,8 +153,8 @@ class LLM:
         if not ids:
             raise ConfigError("the prompt is empty", expected="at least one token")
         if len(ids) >= self.runner.max_length:
-            self.runner.admit(ids)  # raises, with the numbers
-        return list(ids)
+            self.runner.admit(cast("list[int]", ids))  # raises, with the numbers
+        return cast("list[int]", list(ids))
 
     # Helpers
 
@@ -205,7 +206,7 @@ class LLM:
             text.finish()
             string = text.text
         else:
-            string = self.tokenizer.decode(seq.output_ids, skip_special_tokens=True)
+            string = str(self.tokenizer.decode(seq.output_ids, skip_special_tokens=True))
         if text is not None and text.stop_hit is not None and seq.finish_reason == "stop":
             seq.stop_reason = text.stop_hit
         return completion_of(seq, string, self.verifier.lossless, self.verifier.exact, self.numerics)

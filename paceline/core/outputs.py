@@ -20,7 +20,7 @@ class TargetLaw:
     """p, the law of the token after each node, once every processor has been applied on that node's path.
 
     scores:    log-probabilities up to a constant per node; -inf where a token is forbidden.
-    is_greedy: rows at temperature 0, whose law is all on the argmax of `scores`: the limit of sampling, not another path.
+    is_greedy: rows at temperature 0, whose law is all on the argmax of `scores`: the limit of sampling.
     """
 
     scores: Float[Tensor, "B N V"]

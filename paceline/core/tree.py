@@ -67,7 +67,7 @@ class TokenTree:
     def path_to(self, row: int, node: int) -> list[int]:
         """Node indices from below the root down to `node`; empty for the root itself."""
         path: list[int] = []
-        parents: list[int] = self.parents[row].tolist()
+        parents: list[int] = self.parents[row].tolist()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         while node > 0:
             path.append(node)
             node = parents[node]

@@ -82,10 +82,8 @@ class SpeculativeDecoder:
         records = []
         for row, seq in enumerate(seqs):
             candidates = [i for i in range(1, draft.tree.num_nodes) if not probes[row][i]]
-            if not candidates:
-                last = Origin.PLAIN
-            else:
-                last = Origin.BONUS if bool(verdict.is_bonus[row]) else Origin.RECOVERED
+            last = Origin.BONUS if bool(verdict.is_bonus[row]) else Origin.RECOVERED
+            last = last if candidates else Origin.PLAIN
             emitted = [(token_ids[row][node], Origin.DRAFTED) for node in paths[row]]
             emitted.append((int(verdict.next_token[row]), last))
             count = 0

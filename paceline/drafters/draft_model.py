@@ -96,7 +96,7 @@ def check_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
         example = (differing or missing)[0]
         raise IncompatibleModels(
             f"{draft.name} and {target.name} have different tokenizers",
-            got=f"{len(differing)} tokens under other ids, {len(missing)} unknown to the target, for example {example!r}",
+            got=f"{len(differing)} tokens under other ids, {len(missing)} unknown ones, for example {example!r}",
             expected="the same token strings under the same ids",
             fix="take a draft of the target's own family",
         )

@@ -33,7 +33,8 @@ class SelfQuantized(Drafter):
     name: ClassVar[str] = "self-int4"
 
     def __init__(self, group_size: int = 32, lm_head: Literal["auto", "int4", "shared"] = "auto"):
-        self.group_size, self.lm_head = group_size, lm_head
+        self.group_size = group_size
+        self.lm_head: Literal["auto", "int4", "shared"] = lm_head
         self.report: QuantReport | None = None
         self._runner: ModelRunner | None = None
 

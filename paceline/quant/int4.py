@@ -47,6 +47,8 @@ class Int4Linear(nn.Module):
             packed = torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_K_TILES)
         else:
             packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        self.packed: Tensor
+        self.params: Tensor
         self.register_buffer("packed", packed, persistent=False)
         self.register_buffer("params", params, persistent=False)
         self.bias = linear.bias

@@ -14,6 +14,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.packed: Tensor
         self.register_buffer(
             "packed", torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), persistent=False
         )

@@ -50,7 +50,7 @@ class PassLayout:
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Committed length + depth. [B, N]. Only padding can reach past the context, where it stays on the last place."""
+        """Committed length + depth. [B, N]. Only padding can reach past the context; it stays on the last place."""
         return (torch.tensor(self.starts, device=self.device)[:, None] + self.depth).clamp_(max=self.max_length - 1)
 
     def visible(self, window: int | None) -> list[Tensor]:

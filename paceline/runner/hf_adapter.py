@@ -133,7 +133,8 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{name_or_path!r} has no usable tokenizer", got=_first_line(error)) from error
-    return _prepare(model.to(place), tokenizer, Path(name_or_path).name)
+    model = model.to(place)  # pyright: ignore[reportArgumentType]
+    return _prepare(model, tokenizer, Path(name_or_path).name)
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None, name: str = "") -> LoadedModel:
@@ -176,7 +177,7 @@ def _route_attention(model: PreTrainedModel) -> bool:
 
     Found by trying: some architectures take attention functions but do not hand keywords through to them.
     """
-    place = model.get_input_embeddings().weight.device  # type: ignore[union-attr]
+    place: torch.device = model.get_input_embeddings().weight.device  # type: ignore[union-attr, assignment]
     cache = SlotCache(1, 8)
     layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
     try:

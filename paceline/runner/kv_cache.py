@@ -42,17 +42,22 @@ class SlotCache(Cache):
         self.capacity = min(round_up(256), round_up(max_length))
         self._slots: list[int] = []  # of the pass in progress
         self._starts: list[int] = []
+        self._written = [0] * num_slots  # columns that may hold something
         self._free = list(range(num_slots))
 
     # Slots
 
+    @torch.inference_mode()
     def allocate(self) -> int:
         """Take the lowest free slot, empty. Raises `CacheFull` when none is left."""
         if not self._free:
             raise CacheFull("no cache slot is free", got=f"{self.num_slots} in use", fix="raise max_batch_size")
         slot = min(self._free)
         self._free.remove(slot)
-        self.lengths[slot] = 0
+        # What overflowed for the last tenant must not outlive it: a masked column weighs 0, and 0 * NaN is NaN.
+        for layer in (*self.keys, *self.values):
+            layer[slot, :, : self._written[slot]] = 0
+        self.lengths[slot] = self._written[slot] = 0
         return slot
 
     def release(self, slot: int) -> None:
@@ -72,6 +77,8 @@ class SlotCache(Cache):
         """Announce a pass of `num_nodes` nodes per row; returns the committed length of each row."""
         self._slots, self._starts = list(slots), [self.lengths[s] for s in slots]
         self._ensure(max(self._starts) + num_nodes)
+        for slot, start in zip(self._slots, self._starts, strict=True):
+            self._written[slot] = max(self._written[slot], start + num_nodes)
         return self._starts
 
     def update(  # type: ignore[override]

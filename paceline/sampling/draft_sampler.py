@@ -60,7 +60,11 @@ class DraftSampler:
             tokens[rows] = (scores[rows] + noise).argmax(-1)
         else:
             q[rows] = torch.softmax(scores[rows], dim=-1)
-            tokens[rows] = _draw(q[rows], uniforms(seeds, positions, Purpose.DRAFT, 1).squeeze(1))
+            # The round is part of the key: a position drafted again after a rejection gets fresh numbers, so nothing
+            # that was learnt from the discarded token can bias the new one.
+            starts = torch.tensor([len(seqs[row].token_ids) for row in sampled], device=logits.device)
+            keys = seeds + starts * _ROUND
+            tokens[rows] = _draw(q[rows], uniforms(keys, positions, Purpose.DRAFT, 1).squeeze(1))
         return tokens, q
 
     def _scores(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:

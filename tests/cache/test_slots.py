@@ -9,9 +9,9 @@ import torch
 from paceline import LLM, Plain, PromptLookup, SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
-from paceline.errors import CacheFull
+from paceline.errors import CacheFull, NumericsError
 from paceline.policy import Fixed
-from paceline.runner import ModelRunner
+from paceline.runner import ModelRunner, SlotCache
 from paceline.verify import Coupled
 from tests.adversaries import RandomTrees
 from tests.cache.common import agree, held, prefilled
@@ -196,11 +196,19 @@ def test_two_streams_side_by_side():
     assert got == right
 
 
-def test_what_an_overflow_left_in_a_slot_does_not_reach_the_next_tenant():
-    """A pass that overflowed leaves NaN behind; masked columns weigh 0, and 0 * NaN would be NaN."""
+def test_an_overflow_does_not_outlive_its_request(monkeypatch):
+    """A pass that overflowed leaves NaN in the slot; masked columns weigh 0, and 0 * NaN would be NaN."""
     llm = LLM(tiny_model("llama"), drafter=Plain(), max_batch_size=1)
     right = llm.generate(REPEATING, PARAMS)[0].token_ids
-    with torch.inference_mode():
-        for layer in (*llm.runner.cache.keys, *llm.runner.cache.values):
-            layer[:, :, 10:] = float("nan")
+    real = SlotCache.update
+
+    def overflowing(self, key_states, value_states, *rest):
+        if self._starts[0] > 15:
+            value_states = value_states * float("nan")
+        return real(self, key_states, value_states, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SlotCache, "update", overflowing)
+        with pytest.raises(NumericsError, match="not finite"):
+            llm.generate(REPEATING, PARAMS)
     assert llm.generate(REPEATING, PARAMS)[0].token_ids == right

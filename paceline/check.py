@@ -37,8 +37,10 @@ class Comparison:
 
     def as_dict(self) -> dict[str, object]:
         """As JSON can hold it."""
-        flat = asdict(self) | {"verdict": self.verdict.value}
-        return flat | (flat.pop("measured") or {"gap": None, "noise": None, "rounding": None})
+        flat: dict[str, object] = asdict(self)
+        del flat["measured"]
+        scores = {"gap": None, "noise": None, "rounding": None} if self.measured is None else asdict(self.measured)
+        return {**flat, **scores, "verdict": self.verdict.value}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
 from .policy import Fixed
 from .results import RequestOutput, StreamChunk, completion_of
-from .runner import ModelRunner, load_model, wrap_model
+from .runner import LoadedModel, ModelRunner, load_model, wrap_model
 from .sampling import Detokenizer
 from .verify import Coupled
 from .zoo import resolve
@@ -31,7 +31,7 @@ Numerics: TypeAlias = Literal["fast", "invariant"]
 class LLM:
     """A causal language model that decodes speculatively and answers exactly as it would without.
 
-    model: a folder, a hub id, a name that `paceline models` lists, or a loaded `PreTrainedModel`.
+    model: a folder, a hub id, a name that `paceline models` lists, or a loaded model.
     tokenizer: of a model that is passed loaded.
     drafter: None decodes plainly. policy: how much to draft; five tokens a round by default.
     verifier: `Coupled()` by default: token-identical to plain decoding, greedy and sampled.
@@ -45,7 +45,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | PreTrainedModel,
+        model: str | PreTrainedModel | LoadedModel,
         *,
         drafter: Drafter | None = None,
         policy: DraftPolicy | None = None,
@@ -69,7 +69,9 @@ class LLM:
             raise LossyNotAllowed(
                 f"{self.verifier.name} changes what the model answers", fix="pass allow_lossy=True to accept that"
             )
-        if isinstance(model, PreTrainedModel):
+        if isinstance(model, LoadedModel):
+            self.loaded = model
+        elif isinstance(model, PreTrainedModel):
             self.loaded = wrap_model(model, tokenizer)
         else:
             self.loaded = load_model(resolve(model), dtype, device, trust_remote_code)

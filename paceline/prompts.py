@@ -16,8 +16,8 @@ class Example:
         return [{"role": "user", "content": self.prompt}]
 
 
-_EDIT_CODE = '''Rename the function `total` to `order_total` and the parameter `xs` to `items`. Change nothing else and \
-show the whole program.
+_EDIT_CODE = '''Rename the function `total` to `order_total` and the parameter `xs` to `items`. Change nothing else \
+and show the whole program.
 
 ```python
 def total(xs, tax_rate):
@@ -44,7 +44,7 @@ A café would bring in about 18,000 pounds a year. The garden will be planted ne
 
 _CHAT = "What makes a good neighbour? Answer in a few sentences, as you would to a friend."
 
-_SUM = "A train leaves at 9:40 and arrives at 12:15. It stops twice for 5 minutes. How long was it moving? Explain each step."
+_SUM = "A train leaves at 9:40, stops twice for 5 minutes and arrives at 12:15. How long was it moving? Explain why."
 
 _STORY = "Write the opening of a story about a lighthouse keeper who finds a letter in a bottle."
 

@@ -71,7 +71,7 @@ class SpecConfig:
     def build(self, allow_lossy: bool = False) -> "tuple[Drafter, DraftPolicy, Verifier]":
         """The objects for `LLM(drafter=, policy=, verifier=)`.
 
-        Raises `LossyNotAllowed` for "typical" without `allow_lossy`, and what `zoo.resolve` raises for the model's name.
+        Raises `LossyNotAllowed` for "typical" without `allow_lossy`, and what `zoo.resolve` raises for a model.
         """
         from .policy import Fixed
         from .verify import Coupled, Ratio, Typical
@@ -104,7 +104,7 @@ class SpecConfig:
 def parse(what: "str | Mapping[str, object] | None", num_speculative_tokens: int | None = None) -> SpecConfig:
     """Read a short name (none, lookup, self-int4, model:NAME), a mapping of vLLM's keys, or such a mapping as JSON.
 
-    num_speculative_tokens: overrules the mapping's. Raises `ConfigError` that lists what is known and names the nearest.
+    num_speculative_tokens: overrules the mapping's. Raises `ConfigError` that lists what is known.
     """
     if what is None:
         given: dict[str, object] = {}

@@ -1,5 +1,6 @@
 """One thread, so that timings and bits do not depend on who else uses the machine."""
 
+import jaxtyping
 import pytest
 import torch
 
@@ -14,3 +15,11 @@ def _own_randomness():
     state = torch.get_rng_state()
     yield
     torch.set_rng_state(state)
+
+
+@pytest.fixture
+def unchecked_types():
+    """No checks of annotations: for loops they would slow down tenfold, and for what untyped callers pass."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

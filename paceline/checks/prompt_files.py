@@ -16,7 +16,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a file, one a line.
 
     A question or an instruction is put as a user's message, of several turns only the first, since the later ones
-    answer an answer; a "prompt" and a plain line stay the text they are. Raises `ConfigError` for what holds no prompts.
+    answer an answer; a "prompt" and a plain line stay the text they are. Raises `ConfigError` where there are none.
     """
     path = Path(path)
     try:

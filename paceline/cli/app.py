@@ -43,15 +43,7 @@ class _Commands(TyperGroup):
                 raise
             screen.say_error(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
             raise typer.Exit(1) from None
-        except (
-            ArithmeticError,
-            AssertionError,
-            LookupError,
-            MemoryError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except Exception as error:  # the libraries below raise kinds of their own
             if screen.debug or _is_typers(error):
                 raise
             told = str(error).strip().splitlines()
@@ -63,7 +55,7 @@ class _Commands(TyperGroup):
 
 
 def _is_typers(error: Exception) -> bool:
-    """Usage errors and exits, which typer shows itself; some of its classes derive from RuntimeError."""
+    """Usage errors and exits, which typer shows itself."""
     return isinstance(error, typer.Exit | typer.Abort) or type(error).__module__.startswith(("typer", "click"))
 
 

@@ -3,7 +3,7 @@
 import logging
 import warnings
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 
-class NumericsChoice(str, Enum):
+class NumericsChoice(StrEnum):
     """The values of --numerics."""
 
     fast = "fast"

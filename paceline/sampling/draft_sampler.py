@@ -17,6 +17,8 @@ from ..core.rng import Purpose, gumbel, uniforms
 from .processors import add_bias, mask_endings
 from .warpers import is_warped, warp
 
+_ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
+
 
 @final
 class DraftSampler:

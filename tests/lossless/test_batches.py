@@ -27,7 +27,9 @@ def requests() -> list[tuple[list[int], SamplingParams, int, frozenset[int]]]:
 
 REQUESTS = requests()
 FUTURE = {
-    tuple(ids): oracle(TARGET, ids, SamplingParams(temperature=p.temperature, max_tokens=40, top_p=0.95), seed).token_ids
+    tuple(ids): oracle(
+        TARGET, ids, SamplingParams(temperature=p.temperature, max_tokens=40, top_p=0.95), seed
+    ).token_ids
     for ids, p, seed, _ in REQUESTS
 }
 DRAFTERS = {

@@ -5,11 +5,10 @@ from collections import Counter
 from functools import cache
 from itertools import product
 
-import jaxtyping
 import pytest
 import torch
 
-from paceline import DraftModel, Ratio, SamplingParams, SelfQuantized
+from paceline import DraftModel, Ratio, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Verifier
 from paceline.core.outputs import Timings
@@ -20,20 +19,13 @@ from tests.adversaries import Constant, RandomTrees, Wide
 from tests.helpers import loaded, sequence
 from tests.tiny import tiny_model
 
+pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
 VOCAB, LENGTH, ROWS = 5, 3, 128
 PROMPT = [1, 4, 0, 3]
 FALSE_ALARM = 1e-6
 """Of one test, if the law is right; the seeds are fixed, so a test that passed once passes always."""
 PARAMS = SamplingParams(temperature=0.9, max_tokens=LENGTH, ignore_eos=True)
 SMALL = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-
-
-@pytest.fixture(autouse=True)
-def _unchecked_types():
-    """Thousands of walks take most of their time in type checks, which every other test makes."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def target() -> LoadedModel:
@@ -87,16 +79,16 @@ def p_value(counts: Counter) -> float:
 
 @pytest.mark.parametrize(
     "drafter",
-    [lambda: DraftModel(draft()), lambda: SelfQuantized(32, "shared"), RandomTrees, Constant, Wide],
-    ids=["draft model", "self int4", "random trees", "constant", "every token"],
+    [lambda: DraftModel(draft()), lambda: RandomTrees(tokens=range(VOCAB)), lambda: Constant(2), Wide],
+    ids=["draft model", "random trees", "constant", "every token"],
 )
 def test_joint_law(drafter):
-    drafter = drafter()
-    if isinstance(drafter, RandomTrees):
-        drafter.tokens = range(VOCAB)
-    if isinstance(drafter, Constant):
-        drafter.token = 2
-    assert p_value(sample(drafter, Ratio(), 600)) > FALSE_ALARM
+    assert p_value(sample(drafter(), Ratio(), 600)) > FALSE_ALARM
+
+
+@pytest.mark.slow
+def test_joint_law_of_many():
+    assert p_value(sample(DraftModel(draft()), Ratio(), 20000)) > FALSE_ALARM
 
 
 class SoftArgmax(DraftModel):
@@ -131,9 +123,9 @@ class ByRound(Verifier):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "verifier"),
-    [(SoftArgmax, Ratio), (FlatLaw, Ratio), (DraftModel, ByRound)],
+    ("drafter", "verifier", "count"),
+    [(SoftArgmax, Ratio, 300), (FlatLaw, Ratio, 1000), (DraftModel, ByRound, 300)],
     ids=["argmax with soft q", "q of another temperature", "noise keyed by round"],
 )
-def test_mutants_are_caught(drafter, verifier):
-    assert p_value(sample(drafter(draft()), verifier(), 400)) < FALSE_ALARM
+def test_mutants_are_caught(drafter, verifier, count):
+    assert p_value(sample(drafter(draft()), verifier(), count)) < FALSE_ALARM

@@ -1,0 +1,130 @@
+"""Requests and options that cannot be: refused before anything is decoded, with what was expected instead."""
+
+import math
+
+import pytest
+
+from paceline import LLM, Fixed, PromptLookup, SamplingParams, SelfQuantized
+from paceline.errors import CacheFull, ConfigError, NumericsError
+from tests.helpers import all_free, tokenizer
+from tests.tiny import tiny_model
+
+BAD_PARAMS = {
+    "temperature": [-0.1, math.nan, math.inf],
+    "top_k": [-1],
+    "top_p": [0.0, -0.5, 1.01, math.nan],
+    "min_p": [-0.1, 1.1, math.nan],
+    "repetition_penalty": [0.0, -1.0, math.nan],
+    "presence_penalty": [math.nan, math.inf],
+    "frequency_penalty": [math.nan, -math.inf],
+    "no_repeat_ngram_size": [-1],
+    "min_tokens": [-1, 257],
+    "max_tokens": [0, -5],
+    "stop": ["", ("a", "")],
+    "bad_words": ["", ("",)],
+    "n": [0],
+    "logprobs": [-1],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD_PARAMS.items() for value in values])
+@pytest.mark.usefixtures("unchecked_types")
+def test_sampling_options_out_of_range(name, value):
+    with pytest.raises(ConfigError, match=rf"SamplingParams\.{name} is out of range.*Got: .*Expected: "):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_unknown_sampling_option():
+    with pytest.raises(ConfigError, match=r"unknown sampling option 'temprature'.*temperature"):
+        SamplingParams.from_dict({"temprature": 0.5})
+    assert SamplingParams.from_dict({"temperature": 0.5, "stop": "x"}) == SamplingParams(temperature=0.5, stop=("x",))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "reason"),
+    [
+        (lambda llm: llm.generate([[]]), ConfigError, "prompt is empty"),
+        (lambda llm: llm.generate(""), ConfigError, "prompt is empty"),
+        (lambda llm: llm.generate([5, 97]), ConfigError, "0 to 96"),
+        (lambda llm: llm.generate([5, -1]), ConfigError, "0 to 96"),
+        (lambda llm: llm.generate([[5, 6], [5, "x"]]), ConfigError, "no token id"),
+        (lambda llm: llm.generate([[5], [6]], [SamplingParams()]), ConfigError, "differ in number"),
+        (lambda llm: llm.generate([5] * 64), CacheFull, "at most 63"),
+        (lambda llm: llm.generate([5], SamplingParams(logit_bias={97: 1.0})), ConfigError, "names no token"),
+        (lambda llm: llm.generate([5], SamplingParams(stop_token_ids=(-3,))), ConfigError, "names no token"),
+        (lambda llm: next(llm.stream([5], SamplingParams(n=2))), ConfigError, "one answer"),
+    ],
+)
+def test_requests_that_cannot_be(call, error, reason):
+    llm = LLM(tiny_model("llama"), tokenizer=tokenizer(), max_model_len=64)
+    with pytest.raises(error, match=reason):
+        call(llm)
+    assert all_free(llm.runner)
+    assert len(llm.generate([5], SamplingParams(max_tokens=3, ignore_eos=True))[0].token_ids) == 3
+
+
+def test_one_bad_request_of_many_is_refused_before_any_is_decoded():
+    llm = LLM(tiny_model("llama"))
+    seen: list[int] = []
+    params = SamplingParams(logits_processors=(lambda ids, scores: seen.append(1) or scores,), max_tokens=2)
+    with pytest.raises(ConfigError):
+        llm.generate([[5], [97]], params)
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda llm: llm.generate("text"), "no tokenizer"),
+        (lambda llm: llm.generate([5], SamplingParams(stop=("x",))), "stop_token_ids"),
+        (lambda llm: llm.generate([5], SamplingParams(bad_words=("x",))), "no tokenizer"),
+    ],
+)
+def test_text_without_a_tokenizer(call, reason):
+    with pytest.raises(ConfigError, match=reason):
+        call(LLM(tiny_model("llama")))
+
+
+def test_chat_without_a_template():
+    llm = LLM(tiny_model("llama"), tokenizer=tokenizer(template=False))
+    with pytest.raises(ConfigError, match="no chat template"):
+        llm.generate([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "options", [{"numerics": "exact"}, {"max_batch_size": 0}, {"max_model_len": 0}, {"max_model_len": -4}]
+)
+def test_engine_options(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        LLM(tiny_model("llama"), **options)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Fixed(-1),
+        lambda: PromptLookup(max_ngram=2, min_ngram=3),
+        lambda: PromptLookup(min_ngram=0),
+        lambda: PromptLookup(match="last"),  # type: ignore[arg-type]
+        lambda: LLM(tiny_model("llama"), drafter=SelfQuantized(33)),
+    ],
+)
+def test_drafter_and_policy_options(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("processor", "error"),
+    [
+        (lambda ids, s: None, ConfigError),
+        (lambda ids, s: s * math.nan, NumericsError),
+        (lambda ids, s: s - math.inf, ConfigError),
+    ],
+)
+def test_processors_that_break(processor, error):
+    llm = LLM(tiny_model("llama"))
+    with pytest.raises(error):
+        llm.generate([5], SamplingParams(logits_processors=(processor,)))
+    assert all_free(llm.runner)

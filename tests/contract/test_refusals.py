@@ -1,0 +1,195 @@
+"""What is refused is refused early, by name, with the reason and the way out."""
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+    ViTConfig,
+)
+
+from paceline import LLM, Coupled, DraftModel, Fixed, PromptLookup, SamplingParams, Typical
+from paceline.core.draft import Draft, Law
+from paceline.core.tree import TokenTree
+from paceline.decoding import SpeculativeDecoder
+from paceline.errors import (
+    CacheFull,
+    ConfigError,
+    DraftError,
+    IncompatibleModels,
+    LossyNotAllowed,
+    NumericsError,
+    PacelineError,
+)
+from paceline.runner import ModelRunner, wrap_model
+from tests.adversaries import Adversary, chain
+from tests.helpers import REPEATING, all_free, loaded, tokenizer
+from tests.tiny import tiny_model
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+STATE = "running state that cannot forget rejected tokens"
+REFUSED = {
+    "mamba": ({"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, STATE),
+    "falcon_mamba": (SMALL, STATE),
+    "rwkv": ({"vocab_size": 97, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2}, STATE),
+    "qwen3_next": (SMALL, "linear_attention layers"),
+    "recurrent_gemma": (SMALL, STATE),
+    "jamba": (SMALL, STATE),
+    "bloom": ({"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "ALiBi"),
+    "mpt": ({"vocab_size": 97, "d_model": 32, "n_layers": 2, "n_heads": 4}, "ALiBi"),
+    "llama4_text": (SMALL, "chunked_attention"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_architectures_that_cannot_be_decoded_in_trees(name):
+    options, reason = REFUSED[name]
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **options))
+    with pytest.raises(IncompatibleModels, match=reason) as caught:
+        LLM(model)
+    assert name.split("_")[0] in str(caught.value)
+
+
+def test_falcon_with_alibi():
+    with pytest.raises(IncompatibleModels, match="ALiBi"):
+        LLM(tiny_model("falcon", alibi=True))
+
+
+def test_encoder_and_decoder(tmp_path):
+    config = T5Config(vocab_size=97, d_model=32, d_ff=32, d_kv=8, num_layers=1, num_heads=4)
+    with pytest.raises(IncompatibleModels, match="not a causal language model"):
+        LLM(T5ForConditionalGeneration(config))
+    config.save_pretrained(tmp_path)
+    with pytest.raises(IncompatibleModels, match="'t5'"):
+        LLM(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32),
+        LlavaConfig(vision_config=CLIPVisionConfig().to_dict(), text_config=LlamaConfig(**SMALL).to_dict()),
+    ],
+    ids=["vit", "llava"],
+)
+def test_models_of_images(config, tmp_path):
+    config.save_pretrained(tmp_path)
+    with pytest.raises(IncompatibleModels, match="not a causal language model"):
+        LLM(str(tmp_path))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_broken_weights(value):
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[5, 3] = value
+    with pytest.raises(NumericsError, match=r"NaN or infinite logits.*dtype"):
+        LLM(model)
+
+
+@pytest.mark.parametrize("place", ["nowhere", "an empty folder"])
+def test_models_that_are_not_there(place, tmp_path):
+    with pytest.raises(ConfigError):
+        LLM(str(tmp_path if place == "an empty folder" else tmp_path / "none"))
+
+
+# Drafters that break the contract
+
+
+def raw(tokens, parents, probes=None, law=Law.POINT_MASS, q=None) -> Draft:
+    return Draft(TokenTree.from_lists([tokens], [parents], probes=probes and [probes]), law, q, "culprit")
+
+
+ROOT = REPEATING[-1]
+FLAT = torch.full((1, 2, 97), 1 / 97)
+BROKEN = {
+    "token too large": (lambda: raw([ROOT, 97], [-1, 0]), "outside the vocabulary"),
+    "token negative": (lambda: raw([ROOT, -1], [-1, 0]), "outside the vocabulary"),
+    "another root": (lambda: raw([ROOT - 1, 5], [-1, 0]), "node 0"),
+    "root a probe": (lambda: raw([ROOT, 5], [-1, 0], [True, False]), "node 0"),
+    "root with a parent": (lambda: raw([ROOT, 5], [0, 0]), "node 0"),
+    "parent behind its child": (lambda: raw([ROOT, 5, 6], [-1, 2, 0]), "precede"),
+    "its own parent": (lambda: raw([ROOT, 5], [-1, 1]), "precede"),
+    "parent negative": (lambda: raw([ROOT, 5], [-1, -1]), "precede"),
+    "candidate under a probe": (lambda: raw([ROOT, 5, 6], [-1, 0, 1], [False, True, False]), "under a probe"),
+    "too deep": (lambda: raw([ROOT, 5, 6, 7, 8], [-1, 0, 1, 2, 3]), "too deep"),
+    "too many rows": (lambda: Draft(TokenTree.chain([[ROOT], [ROOT]]), source="culprit"), "number of rows"),
+    "a law without q": (lambda: raw([ROOT, 5], [-1, 0], law=Law.IID), "iid"),
+    "q without a law": (lambda: raw([ROOT, 5], [-1, 0], q=FLAT), "point_mass"),
+    "q of another shape": (lambda: raw([ROOT, 5], [-1, 0], law=Law.IID, q=FLAT[..., :96]), "wrong shape"),
+}
+
+
+class Breaks(Adversary):
+    def __init__(self, draft):
+        self.draft = draft
+
+    def propose(self, seqs, budgets):
+        return self.draft()
+
+    def nodes(self, seq, budget):
+        return chain([])
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_drafts_that_break_the_contract(name):
+    draft, reason = BROKEN[name]
+    llm = LLM(tiny_model("llama"), drafter=Breaks(draft), policy=Fixed(3))
+    with pytest.raises(DraftError, match=reason) as caught:
+        llm.generate(REPEATING, SamplingParams(max_tokens=8))
+    assert "culprit" in str(caught.value)
+    assert all_free(llm.runner)
+    assert len(llm.plain().generate(REPEATING, SamplingParams(max_tokens=8))[0].token_ids) == 8
+
+
+def test_drafts_of_other_models():
+    target = tiny_model("llama")
+    with pytest.raises(IncompatibleModels, match="vocabularies differ in size"):
+        LLM(target, drafter=DraftModel(loaded("llama", vocab_size=96)))
+    own, other = wrap_model(target, tokenizer()), wrap_model(tiny_model("llama", seed=1), tokenizer(5))
+    with pytest.raises(IncompatibleModels, match=r"different tokenizers.*94 tokens under other ids"):
+        LLM(target, tokenizer=tokenizer(), drafter=DraftModel(other))
+    with pytest.raises(IncompatibleModels, match="target itself"):
+        SpeculativeDecoder(ModelRunner(own), DraftModel(own), Coupled(), Fixed())
+
+
+def test_a_draft_with_a_padded_vocabulary_fits():
+    """The same token strings, and an output head padded to another size: that is no other tokenizer."""
+    draft = wrap_model(tiny_model("llama", seed=1, vocab_size=128), tokenizer())
+    llm = LLM(tiny_model("llama"), tokenizer=tokenizer(), drafter=DraftModel(draft))
+    params = SamplingParams(temperature=1.0, max_tokens=12, seed=1)
+    assert llm.generate("abc", params)[0].token_ids == llm.plain().generate("abc", params)[0].token_ids
+
+
+def test_lossy_rules_need_consent_twice():
+    with pytest.raises(LossyNotAllowed):
+        Typical()
+    with pytest.raises(LossyNotAllowed, match=r"typical.*allow_lossy=True"):
+        LLM(tiny_model("llama"), verifier=Typical(allow_lossy=True))
+    llm = LLM(tiny_model("llama"), verifier=Typical(allow_lossy=True), drafter=PromptLookup(), allow_lossy=True)
+    answer = llm.generate(REPEATING, SamplingParams(temperature=1.0, max_tokens=6))[0]
+    assert not answer.lossless
+    assert not answer.outputs[0].exact
+    assert llm.plain().generate(REPEATING, SamplingParams(max_tokens=3))[0].lossless
+
+
+def test_every_error_is_ours():
+    for kind in (ConfigError, IncompatibleModels, CacheFull, NumericsError, DraftError, LossyNotAllowed):
+        assert issubclass(kind, PacelineError)
+    assert issubclass(ConfigError, ValueError)

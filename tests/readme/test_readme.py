@@ -1,0 +1,63 @@
+"""The README is executed: every command and every code block, with the real default model."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import PacelineError
+from paceline.zoo import pull
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", README, re.S)
+COMMANDS = [line.split("#")[0].strip() for kind, block in BLOCKS if kind == "bash" for line in block.splitlines()]
+CODE = [block for kind, block in BLOCKS if kind == "python"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def default_model():
+    try:
+        return pull("smollm2-135m")
+    except PacelineError as error:
+        pytest.skip(f"the default model cannot be fetched: {error}")
+
+
+def run(*command: str) -> str:
+    """Run as a user would, with this environment's programs first in the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout + done.stderr
+
+
+def test_readme_is_short():
+    assert README.count("\n") <= 150
+
+
+def test_readme_names_the_two_commands():
+    assert "make demo" in COMMANDS
+    assert "make test" in COMMANDS
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c and c != "make test"])  # which is what runs now
+def test_readme_command(command):
+    text = run("bash", "-c", command)
+    assert "Traceback" not in text
+    if command == "make demo":
+        assert "identical" in text.lower()
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_readme_code(code):
+    assert "Traceback" not in run(sys.executable, "-c", code)
+
+
+def test_readme_links_exist():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target

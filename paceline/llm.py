@@ -129,8 +129,8 @@ class LLM:
             if text is not None and seq.finds_stop is None:
                 for token in new:
                     text.feed(token)
-            piece = "" if text is None else text.take() + (text.finish() if seq.is_finished else "")
             done = self._completion(seq, text) if seq.is_finished else None
+            piece = "" if text is None else text.take() + (text.finish() if seq.is_finished else "")
             yield StreamChunk(piece, new, seq.origins[sent:], seq.finish_reason, done)
             sent += len(new)
 
@@ -179,7 +179,7 @@ class LLM:
         base = params.seed if params.seed is not None else secrets.randbits(62)
         seqs, texts = [], []
         for index in range(params.n):
-            text = Detokenizer(self.loaded.tokenizer, params.stop) if self.loaded.tokenizer is not None else None
+            text = Detokenizer(self.loaded.tokenizer, tuple(params.stop)) if self.loaded.tokenizer is not None else None
             if params.stop and text is None:
                 raise ConfigError("stop strings need a tokenizer", fix="use stop_token_ids, or pass tokenizer=...")
             seqs.append(
@@ -205,12 +205,12 @@ class LLM:
         if text is None:
             string = ""
         elif seq.finds_stop is not None:
-            text.finish()
+            if seq.finish_reason != "stop":
+                text.decline()  # min_tokens, or the context, had the last word
+            seq.stop_reason = seq.stop_reason if text.stop_hit is None else text.stop_hit
             string = text.text
         else:
             string = str(self.tokenizer.decode(seq.output_ids, skip_special_tokens=True))
-        if text is not None and text.stop_hit is not None and seq.finish_reason == "stop":
-            seq.stop_reason = text.stop_hit
         return completion_of(seq, string, self.verifier.lossless, self.verifier.exact, self.numerics)
 
 

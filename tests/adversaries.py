@@ -70,7 +70,7 @@ class RandomTrees(Adversary):
     def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
         made: Nodes = []
         depth = [0]
-        for node in range(1, self.rng.randint(0, 2 * budget.nodes) + 1):
+        for node in range(1, self.rng.randint(0, min(24, budget.nodes)) + 1):
             parent = self.rng.randrange(node)
             under_probe = parent > 0 and made[parent - 1][2]
             is_probe = under_probe or depth[parent] >= budget.depth or (self.probes and self.rng.random() < 0.2)
@@ -80,12 +80,12 @@ class RandomTrees(Adversary):
 
 
 class Wide(Adversary):
-    """Every token of the vocabulary under the root, then a probe under each fourth of them."""
+    """Every token of the vocabulary under the root, as far as the budget goes, then a probe under each fourth of them."""
 
     def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
         if budget.depth == 0:
             return []
-        below = [(token, 0, False) for token in range(self.target.vocab_size)]
+        below = [(token, 0, False) for token in range(min(self.target.vocab_size, budget.nodes))]
         return below + [(3, node, True) for node in range(1, len(below), 4)]
 
 

@@ -80,7 +80,7 @@ def run(
     drafter: Drafter,
     seqs: Iterable[Sequence],
     depth: int = 4,
-    nodes: int = 12,
+    nodes: int = 128,
     verifier: Verifier | None = None,
 ) -> list[Sequence]:
     """Decode `seqs` to their ends."""

@@ -44,6 +44,15 @@ def law_test(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LawTest:
     """Sample the first three tokens through the real loop, with a random draft, and hold them against the exact law."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a model this small only loses time to a second thread
+    try:
+        return _law_test(verifier, samples, seed, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _law_test(verifier: Verifier, samples: int, seed: int, progress: Callable[[int, int], None]) -> LawTest:
     target = _tiny(seed, spread=0.0)
     draft = _tiny(seed, spread=0.12)  # near the target, so that tokens are accepted and rejected about equally
     expected = _joint_law(target)  # before the engine routes its attention

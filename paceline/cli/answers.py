@@ -20,7 +20,7 @@ def stream_answer(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen
     """Write the text as it comes, then say on stderr how it went."""
     from .tokens import Painter
 
-    painter = Painter(llm.tokenizer, params.stop) if color else None
+    painter = Painter(llm.tokenizer, tuple(params.stop)) if color else None
     chunks = llm.stream(prompt, params)
     ended_in_newline = True
     try:
@@ -73,7 +73,7 @@ def print_answers(
             screen.say(f"[bold]answer {index}[/bold] [dim]seed {answer.seed}[/dim]")
         if color:
             whole = StreamChunk(answer.text, answer.token_ids, answer.origins, answer.finish_reason, answer)
-            screen.out.print(Painter(llm.tokenizer, params.stop).paint(whole), soft_wrap=True)
+            screen.out.print(Painter(llm.tokenizer, tuple(params.stop)).paint(whole), soft_wrap=True)
         else:
             sys.stdout.write(answer.text + "\n")
     sys.stdout.flush()

@@ -31,7 +31,7 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             if screen.debug:
                 raise
-            screen.say_error("Stopped.")
+            screen.err.print("Stopped.")
             raise typer.Exit(INTERRUPTED) from None
         except PacelineError as error:
             if screen.debug:
@@ -88,7 +88,8 @@ def _global(
     debug: DebugOption = False,
     no_progress: NoProgressOption = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Exact speculative decoding for Hugging Face language models: faster answers, the same answers."""

@@ -49,7 +49,9 @@ def check(
         typer.Option("--temperature", "-t", help="Repeat it for several; default: 0 and 0.8.", show_default=False),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the sampled answers.")] = 0,
-    no_law_test: Annotated[bool, typer.Option("--no-law-test", help="Leave out the test on a tiny model.")] = False,
+    no_law_test: Annotated[
+        bool, typer.Option("--no-law-test", metavar="", help="Leave out the test on a tiny model.")
+    ] = False,
     allow_lossy: AllowLossyOption = False,
     numerics: NumericsOption = None,
     dtype: DtypeOption = None,
@@ -63,8 +65,8 @@ def check(
 ) -> None:
     """Prove on your machine that speculation leaves the answers alone, or learn where it does not.
 
-    Every prompt is decoded plainly and with speculation, and each difference is either a near-tie, which rounding
-    explains, or a bug. Then the rule that judges drafts is sampled on a tiny model and held against its exact law.
+    Every prompt is decoded both ways; a difference is a near-tie, which rounding explains, or a bug.
+    Then the rule that judges drafts is sampled on a tiny model and held against its exact law.
     Exit status 1 means a bug or a failed law test.
 
     Example:  paceline check smollm2-135m --drafter lookup --num-prompts 4

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 def demo(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help="A folder, a hub id, or a name of the zoo.")] = "smollm2-135m",
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help="A folder, a hub id, or a name of the zoo.")
+    ] = "smollm2-135m",
     drafter: DrafterOption = None,
     speculative_config: SpecConfigOption = None,
     num_speculative_tokens: NumTokensOption = None,

@@ -24,7 +24,9 @@ class NumericsChoice(StrEnum):
 
 
 _SPEED, _MODEL = "Speculation", "Model"
-ModelArgument = Annotated[str, typer.Argument(help="A folder, a hub id, or a name that `paceline models` lists.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a name that `paceline models` lists.")
+]
 DrafterOption = Annotated[
     str | None,
     typer.Option("--drafter", "-d", help="none, lookup, self-int4 or model:PATH_OR_ID.", rich_help_panel=_SPEED),
@@ -45,7 +47,9 @@ NumTokensOption = Annotated[
 ]
 AllowLossyOption = Annotated[
     bool,
-    typer.Option("--allow-lossy", help="Permit rules that change the answers (typical).", rich_help_panel=_SPEED),
+    typer.Option(
+        "--allow-lossy", metavar="", help="Permit rules that change the answers (typical).", rich_help_panel=_SPEED
+    ),
 ]
 NumericsOption = Annotated[
     NumericsChoice | None,
@@ -73,7 +77,9 @@ MaxLenOption = Annotated[
 ThreadsOption = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel=_MODEL)]
 TrustOption = Annotated[
     bool,
-    typer.Option("--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=_MODEL),
+    typer.Option(
+        "--trust-remote-code", metavar="", help="Run Python code that comes with the model.", rich_help_panel=_MODEL
+    ),
 ]
 
 

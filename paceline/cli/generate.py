@@ -93,7 +93,9 @@ def generate(
             "--stop-token-id", help="Stop at this token; repeatable.", rich_help_panel=_END, show_default=False
         ),
     ] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end.", rich_help_panel=_END)] = False,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", metavar="", help="Go on past the end.", rich_help_panel=_END)
+    ] = False,
     numerics: NumericsOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -101,10 +103,11 @@ def generate(
     threads: ThreadsOption = None,
     trust_remote_code: TrustOption = False,
     stream: Annotated[
-        bool, typer.Option("--stream/--no-stream", help="Show text as it comes.", rich_help_panel=_SHOW)
+        bool, typer.Option("--stream/--no-stream", metavar="", help="Show text as it comes.", rich_help_panel=_SHOW)
     ] = True,
     color: Annotated[
-        bool, typer.Option("--color", help="Colour each token by where it came from.", rich_help_panel=_SHOW)
+        bool,
+        typer.Option("--color", metavar="", help="Colour each token by where it came from.", rich_help_panel=_SHOW),
     ] = False,
     logprobs: Annotated[
         int | None,

@@ -16,9 +16,11 @@ _CacheDir = Annotated[
 
 def pull(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="A name that `paceline models` lists.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `paceline models` lists.")],
     cache_dir: _CacheDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Fetch it again, even if it is there and whole.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", metavar="", help="Fetch it again, even if it is there and whole.")
+    ] = False,
     json_output: JsonOption = False,
     no_progress: NoProgressOption = False,
     debug: DebugOption = False,
@@ -74,7 +76,9 @@ def models(
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("Name", "Here", "Size", "Licence", "What it is"):
-        table.add_column(column, justify="right" if column == "Size" else "left", no_wrap=column == "Name")
+        table.add_column(
+            column, justify="right" if column == "Size" else "left", no_wrap=column == "Name", overflow="fold"
+        )
     for row in rows:
         size = _megabytes(row.size_bytes) if row.pulled else f"{_megabytes(zoo.ZOO[row.name].download_bytes)} to fetch"
         state = "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no"

@@ -151,11 +151,18 @@ def _set_json(ctx: typer.Context, value: bool) -> bool:
 
 
 DebugOption = Annotated[
-    bool, typer.Option("--debug", callback=_set_debug, is_eager=True, help="Show stack traces and library warnings.")
+    bool,
+    typer.Option(
+        "--debug", metavar="", callback=_set_debug, is_eager=True, help="Show stack traces and library warnings."
+    ),
 ]
 NoProgressOption = Annotated[
-    bool, typer.Option("--no-progress", callback=_set_no_progress, is_eager=True, help="Draw no progress bars.")
+    bool,
+    typer.Option("--no-progress", metavar="", callback=_set_no_progress, is_eager=True, help="Draw no progress bars."),
 ]
 JsonOption = Annotated[
-    bool, typer.Option("--json", callback=_set_json, is_eager=True, help="Print one line of JSON and nothing else.")
+    bool,
+    typer.Option(
+        "--json", metavar="", callback=_set_json, is_eager=True, help="Print one line of JSON and nothing else."
+    ),
 ]

@@ -30,16 +30,16 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     logit_bias: dict[int, float] | None = None
-    bad_words: tuple[str, ...] = ()
+    bad_words: str | tuple[str, ...] | list[str] = ()
     min_tokens: int = 0
     max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | tuple[str, ...] | list[str] = ()
+    stop_token_ids: tuple[int, ...] | list[int] = ()
     ignore_eos: bool = False
     seed: int | None = None  # None: drawn at random, and told in the result
     n: int = 1
     logprobs: int | None = None  # of each emitted token and of the k likeliest, before processors
-    logits_processors: tuple[LogitsProcessor, ...] = ()
+    logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):

@@ -27,6 +27,9 @@ def check_draft(draft: Draft, seqs: Seq[Sequence], budgets: Seq[DraftBudget], vo
             raise DraftError(
                 f"{draft.source}: node 0 is not the last token", got=ids[row][0], expected=seq.token_ids[-1]
             )
+        candidates = probes[row].count(False) - 1
+        if candidates > budget.nodes:
+            raise DraftError(f"{draft.source} drafted too many tokens", got=candidates, expected=f"<= {budget.nodes}")
         depth = [0] * tree.num_nodes
         for node in range(1, tree.num_nodes):
             up = parents[row][node]

@@ -70,7 +70,7 @@ class SpeculativeDecoder:
     def _budget(self, seq: Sequence) -> DraftBudget:
         """The policy's budget, cut to what may still be emitted besides the target's own token."""
         wish = self.policy.budget(seq)
-        depth = max(0, min(wish.depth, seq.remaining - 1, self.runner.room(seq.slot)))
+        depth = max(0, min(wish.depth, wish.nodes, seq.remaining - 1, self.runner.room(seq.slot)))
         return DraftBudget(depth, wish.nodes if depth else 0)
 
     def _append(

@@ -42,6 +42,7 @@ class SlotCache(Cache):
         self.capacity = min(round_up(256), round_up(max_length))
         self._slots: list[int] = []  # of the pass in progress
         self._starts: list[int] = []
+        self._drafts = False
         self._written = [0] * num_slots  # columns that may hold something
         self._free = list(range(num_slots))
 
@@ -73,8 +74,12 @@ class SlotCache(Cache):
 
     # A pass: begin, update (called by every attention layer), commit
 
-    def begin(self, slots: Sequence[int], num_nodes: int) -> list[int]:
-        """Announce a pass of `num_nodes` nodes per row; returns the committed length of each row."""
+    def begin(self, slots: Sequence[int], num_nodes: int, drafts: bool = False) -> list[int]:
+        """Announce a pass of `num_nodes` nodes per row; returns the committed length of each row.
+
+        drafts: all nodes but the first are guesses; otherwise they are text.
+        """
+        self._drafts = drafts
         self._slots, self._starts = list(slots), [self.lengths[s] for s in slots]
         self._ensure(max(self._starts) + num_nodes)
         for slot, start in zip(self._slots, self._starts, strict=True):
@@ -90,9 +95,14 @@ class SlotCache(Cache):
             self.values.append(self._empty(value_states))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]
+        known = 1 if self._drafts else num_nodes
         for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True)):
-            keys[slot, :, start : start + num_nodes] = key_states[row]
-            values[slot, :, start : start + num_nodes] = value_states[row]
+            for cached, states in ((keys, key_states), (values, value_states)):
+                cached[slot, :, start : start + known] = states[row, :, :known]
+                if known < num_nodes:
+                    # Drafted rows are written finite: an overflow in one that will be rejected must not reach the
+                    # others as 0 * NaN. Nothing is hidden: accepting it reads its logits, which stay NaN.
+                    torch.nan_to_num(states[row, :, known:], out=cached[slot, :, start + known : start + num_nodes])
         end = round_up(max(self._starts) + num_nodes)
         first, count = self._slots[0], len(self._slots)
         if self._slots == list(range(first, first + count)):  # neighbours: views, no copy

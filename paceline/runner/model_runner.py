@@ -88,7 +88,7 @@ class ModelRunner:
         """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given."""
         num_nodes = tree.num_nodes
         padded = tree.padded(round_up(num_nodes, self.row_multiple))
-        starts = self.cache.begin(slots, padded.num_nodes)
+        starts = self.cache.begin(slots, padded.num_nodes, drafts=True)
         device = padded.token_ids.device
         layout = PassLayout(
             starts, padded.num_nodes, padded, self.invariant, self.row_multiple, self.max_length, device

@@ -55,13 +55,17 @@ class Detokenizer:
 
     def feed(self, token_id: int) -> bool:
         """Take one token; True iff a stop string is complete now."""
-        if self._cut is not None:
-            self._floor, self._cut, self.stop_hit = self._hit_end, None, None
+        self.decline()
         if token_id in self._special:  # not even in the window: its empty text would hide that a word follows others
             return False
         searched = len(self._final)
         self._decode(token_id)
         return bool(self._stop) and self._find_stop(max(0, searched - self._overlap))
+
+    def decline(self) -> None:
+        """Take back a stop string that was found too early; without one, nothing happens."""
+        if self._cut is not None:
+            self._floor, self._cut, self.stop_hit = self._hit_end, None, None
 
     def take(self) -> str:
         """Text that became certain since the last call: no incomplete character, no beginning of a stop string."""

@@ -26,11 +26,11 @@ def target_law(
     """The law of the token after each candidate, in the order that SamplingParams documents.
 
     logits: raw, of every node. The scores are float32; where every row is greedy and no row has a processor they are
-    the logits themselves, unchecked. Three kinds of node keep their raw scores, because their law is never used:
-    probes, nodes below a token that a processor forbade, and nodes at or below a token that ends the answer (a
+    the logits themselves, unchecked. Some nodes keep their raw scores, because their law is never used: probes, nodes
+    without finite logits (a rejected draft may overflow; the verifier refuses one it has to visit), nodes below a token that a processor forbade, and nodes at or below a token that ends the answer (a
     processor of the user is thus never shown a past that plain decoding could not reach).
 
-    NumericsError: NaN or no finite maximum, naming the row, the node and the position of the token to be chosen.
+    NumericsError: the root's logits are NaN or have no finite maximum; names the row and the position.
     ConfigError: a processor that returns no scores or forbids every token.
     """
     greedy = [seq.params.temperature == 0 for seq in seqs]
@@ -38,23 +38,22 @@ def target_law(
     edited = [is_edited(seq) for seq in seqs]
     if all(greedy) and not any(edited):
         return TargetLaw(logits, is_greedy)
-    probes: list[list[bool]] = tree.is_probe.tolist()
-    _check_finite(logits, seqs, tree, probes)
+    skipped = _unused(logits, seqs, tree)
     warped = [is_warped(seq.params) for seq in seqs]
     # one private copy, unless nothing is to be written: the warpers leave their input as it is
-    in_place = any(edited) or (any(warped) and (not all(warped) or _any(probes)))
+    in_place = any(edited) or (any(warped) and (not all(warped) or _any(skipped)))
     scores = logits.to(torch.float32, copy=in_place)
     for row, seq in enumerate(seqs):
         if edited[row]:
-            _process_row(scores, seq, tree, row, probes[row])
-    nodes = [(row, node) for row in range(len(seqs)) if warped[row] for node, p in enumerate(probes[row]) if not p]
+            _process_row(scores, seq, tree, row, skipped[row])
+    nodes = [(row, node) for row in range(len(seqs)) if warped[row] for node, skip in enumerate(skipped[row]) if not skip]
     if nodes:
         scores = _warp_nodes(scores, seqs, nodes)
     return TargetLaw(scores, is_greedy)
 
 
-def _any(probes: list[list[bool]]) -> bool:
-    return any(any(row) for row in probes)
+def _any(flags: list[list[bool]]) -> bool:
+    return any(any(row) for row in flags)
 
 
 def _warp_nodes(scores: Tensor, seqs: Seq[Sequence], nodes: list[tuple[int, int]]) -> Tensor:
@@ -68,7 +67,7 @@ def _warp_nodes(scores: Tensor, seqs: Seq[Sequence], nodes: list[tuple[int, int]
     return flat.index_copy_(0, index, warp(flat[index], params)).view(batch, width, vocab)
 
 
-def _process_row(scores: Tensor, seq: Sequence, tree: TokenTree, row: int, probes: list[bool]) -> None:
+def _process_row(scores: Tensor, seq: Sequence, tree: TokenTree, row: int, skipped: list[bool]) -> None:
     """Apply the sequence's processors in place to each of its nodes that plain decoding could reach."""
     tokens: list[int] = tree.token_ids[row].tolist()
     parents: list[int] = tree.parents[row].tolist()
@@ -77,7 +76,7 @@ def _process_row(scores: Tensor, seq: Sequence, tree: TokenTree, row: int, probe
     endings = {*(() if seq.params.ignore_eos else seq.eos_ids), *seq.params.stop_token_ids}
     for node, parent in enumerate(parents):
         if node > 0:
-            if probes[node] or parent not in drafted or tokens[node] in endings:
+            if skipped[node] or parent not in drafted or tokens[node] in endings:
                 continue
             if scores[row, parent, tokens[node]].item() == -torch.inf:
                 continue
@@ -97,16 +96,20 @@ def _check_allowed(scores: Tensor, row: int, node: int, position: int) -> None:
         raise NumericsError(f"the processors made NaN or infinite scores ({where})", got=peak)
 
 
-def _check_finite(logits: Tensor, seqs: Seq[Sequence], tree: TokenTree, probes: list[list[bool]]) -> None:
-    """NumericsError where a candidate's largest logit is not finite: a maximum is NaN as soon as one entry is."""
+def _unused(logits: Tensor, seqs: Seq[Sequence], tree: TokenTree) -> list[list[bool]]:
+    """Marks probes and candidates without finite logits; NumericsError where the root, always visited, has none.
+
+    A maximum is NaN as soon as one entry is.
+    """
     peaks = logits.amax(-1)
-    if bool(torch.isfinite(peaks).all()):
-        return
-    for row, node in torch.isfinite(peaks).logical_not().nonzero().tolist():
-        if not probes[row][node]:
-            position = len(seqs[row].token_ids) + int(tree.depth[row, node])
+    finite = torch.isfinite(peaks)
+    if bool(finite.all()):
+        return tree.is_probe.tolist()
+    for row, seq in enumerate(seqs):
+        if not finite[row, 0]:
             raise NumericsError(
-                f"the target's logits are not finite (row {row}, node {node}, position {position})",
-                got=f"a maximum of {peaks[row, node].item()}",
+                f"the target's logits are not finite (row {row}, node 0, position {len(seq.token_ids)})",
+                got=f"a maximum of {peaks[row, 0].item()}",
                 fix="load the model in bfloat16 or float32; float16 overflows in many models",
             )
+    return (tree.is_probe | ~finite).tolist()

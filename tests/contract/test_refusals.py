@@ -150,7 +150,7 @@ class Breaks(Adversary):
 @pytest.mark.parametrize("name", BROKEN)
 def test_drafts_that_break_the_contract(name):
     draft, reason = BROKEN[name]
-    llm = LLM(tiny_model("llama"), drafter=Breaks(draft), policy=Fixed(3))
+    llm = LLM(tiny_model("llama"), drafter=Breaks(draft), policy=Fixed(3, 16))
     with pytest.raises(DraftError, match=reason) as caught:
         llm.generate(REPEATING, SamplingParams(max_tokens=8))
     assert "culprit" in str(caught.value)

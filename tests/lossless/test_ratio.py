@@ -53,7 +53,7 @@ def joint_law() -> dict[tuple[int, ...], float]:
 
 def sample(drafter, verifier: Verifier, count: int, depth: int = 2) -> Counter:
     on = ModelRunner(target(), ROWS)
-    decoder = SpeculativeDecoder(on, drafter, verifier, Fixed(depth, 6))
+    decoder = SpeculativeDecoder(on, drafter, verifier, Fixed(depth, 64))
     decoder.timings = Timings()
     seqs = [sequence(target(), PROMPT, PARAMS, seed) for seed in range(count)]
     for _ in generate(decoder, seqs):

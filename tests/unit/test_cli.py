@@ -38,6 +38,15 @@ def model(tmp_path_factory) -> str:
     return save(tmp_path_factory.mktemp("tiny"), tiny_model("llama", max_position_embeddings=50_000))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Models this small only lose time to a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def paceline(*arguments: str, stdin: str | None = None):
     return CliRunner().invoke(app, list(arguments), input=stdin)
 
@@ -107,7 +116,7 @@ def test_sampling_is_reproducible_and_takes_every_option(model):
     options = ["-t", "0.9", "--top-k", "40", "--top-p", "0.95", "--min-p", "0.01", "--seed", "5", "--n", "2"]
     options += ["--repetition-penalty", "1.1", "--presence-penalty", "0.1", "--frequency-penalty", "0.1"]
     options += ["--no-repeat-ngram-size", "4", "--logit-bias", '{"7": -5, "8": 2.5}', "--bad-word", "w30"]
-    options += ["--min-tokens", "2", "--stop", "w31", "--stop-token-id", "32", "--ignore-eos", "--threads", "2"]
+    options += ["--min-tokens", "2", "--stop", "w31", "--stop-token-id", "32", "--ignore-eos", "--threads", "1"]
     options += ["--dtype", "float32", "--device", "cpu", "--max-model-len", "100", "--numerics", "fast"]
     plain = answer("generate", model, *GENERATE, *options)
     drafted = answer("generate", model, *GENERATE, *options, "-d", "lookup", "-k", "3")
@@ -197,7 +206,7 @@ def test_usage_errors_have_status_2(model):
     both = ("-d", "lookup", "--speculative-config", "{}")
     assert "not both" in refusal("generate", model, "-p", "a", *both, code=2)
     assert "needs a drafter" in refusal("generate", model, "-p", "a", "-k", "3", code=2)
-    assert "not a valid" in refusal("generate", model, "-p", "a", "--top-k", "many", code=2)
+    assert "integer" in refusal("generate", model, "-p", "a", "--top-k", "many", code=2)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +288,7 @@ def test_other_failures_are_told_in_one_line(model, monkeypatch):
 
 def start(*arguments: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "paceline", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
 
 
@@ -292,7 +301,7 @@ def test_ctrl_c_ends_a_stream_politely(model):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert errors.decode().split() == ["Error:", "Stopped."]
+    assert errors.decode().strip() == "Stopped."
 
 
 def test_a_closed_pipe_is_silent(model):

@@ -374,10 +374,21 @@ def test_bad_logits_are_named(value: float) -> None:
     seq = sequence(SamplingParams(temperature=1.0), [1, 2, 3])
     tree = TokenTree.from_lists([[3, 4, 5]], [[-1, 0, 1]])
     logits = torch.zeros(1, 3, V)
-    logits[0, 2, 7] = value
-    with pytest.raises(NumericsError, match="row 0, node 2, position 5"):
+    logits[0, 0, 7] = value
+    with pytest.raises(NumericsError, match="row 0, node 0, position 3"):
         target_law(logits, [seq], tree)
-    target_law(logits, [seq], TokenTree.from_lists([[3, 4, 5]], [[-1, 0, 1]], probes=[[False, False, True]]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_overflow_of_a_draft_is_left_to_the_verifier(value: float) -> None:
+    seq = sequence(SamplingParams(temperature=0.5, top_k=3, repetition_penalty=1.3), [1, 2, 3])
+    logits = torch.randn(1, 3, V)
+    tree = TokenTree.from_lists([[3, 4, 5]], [[-1, 0, 1]])
+    want = target_law(logits, [seq], tree).scores
+    logits[0, 2, 7] = value
+    got = target_law(logits, [seq], tree).scores
+    assert torch.equal(got[0, :2], want[0, :2])
+    assert torch.equal(got[0, 2], logits[0, 2]) or bool(got[0, 2].isnan().any())
 
 
 def returns_nothing(ids: Tensor, scores: Tensor) -> None:

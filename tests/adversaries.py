@@ -80,7 +80,7 @@ class RandomTrees(Adversary):
 
 
 class Wide(Adversary):
-    """Every token of the vocabulary under the root, as far as the budget goes, then a probe under each fourth of them."""
+    """Every token of the vocabulary under the root, as far as the budget goes; a probe under each fourth of them."""
 
     def nodes(self, seq: Sequence, budget: DraftBudget) -> Nodes:
         if budget.depth == 0:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ConfigError
 from ..spec_config import SpecConfig, parse
 from .screen import Screen
 
@@ -119,7 +118,6 @@ def open_engine(options: EngineOptions, screen: Screen) -> "LLM":
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    _check_device(options.device)
     with screen.pulling() as progress:
         folder = resolve(options.model, progress=progress)
         if options.config.model is not None:
@@ -150,18 +148,3 @@ def _quieten(debug: bool) -> None:
         transformers_logging.set_verbosity_error()
         warnings.simplefilter("ignore")
         logging.getLogger("torch").setLevel(logging.ERROR)
-
-
-def _check_device(name: str | None) -> None:
-    if name is None:
-        return
-    import torch
-
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {name!r}", expected="for example cpu, cuda or cuda:1") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"there is no device {name!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
-        )

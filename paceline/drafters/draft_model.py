@@ -15,6 +15,7 @@ from ..core.request import Sequence
 from ..errors import IncompatibleModels
 from ..runner import LoadedModel, ModelRunner, load_model
 from ..sampling import DraftSampler
+from ..zoo import resolve
 from .chain import draft_chains
 
 _PENDING = 8
@@ -23,7 +24,7 @@ _PENDING = 8
 
 @final
 class DraftModel(Drafter):
-    """Draft with another model, a folder, a hub id or one already loaded.
+    """Draft with another model: a folder, a hub id, a name that `paceline models` lists, or one already loaded.
 
     dtype, device: of the draft; None keeps the checkpoint's and takes the target's device.
     """
@@ -37,8 +38,10 @@ class DraftModel(Drafter):
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Load the draft; raise `IncompatibleModels` unless its tokenizer is the target's."""
         assert isinstance(target, ModelRunner)
-        device = self._device or target.loaded.device
-        loaded = self._model if isinstance(self._model, LoadedModel) else load_model(self._model, self._dtype, device)
+        if isinstance(self._model, LoadedModel):
+            loaded = self._model
+        else:
+            loaded = load_model(resolve(self._model), self._dtype, self._device or target.loaded.device)
         check_same_tokenizer(target.loaded, loaded)
         if loaded.model is target.loaded.model:
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")

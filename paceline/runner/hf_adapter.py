@@ -97,8 +97,7 @@ def load_model(
     dtype: None keeps the checkpoint's. device: None takes CUDA where there is one.
     Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is no causal LM.
     """
-    place = torch.device(device) if device is not None else torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind = _dtype(dtype)
+    place, kind = _device(device), _dtype(dtype)
     try:
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
@@ -244,6 +243,20 @@ def _context(config) -> int:
             original = original or getattr(config, "original_max_position_embeddings", None) or context
             context = min(context, int(original))
     return int(context)
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {device!r}", expected="for example cpu, cuda or cuda:1") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"there is no device {device!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
+        )
+    return place
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

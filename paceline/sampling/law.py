@@ -26,9 +26,10 @@ def target_law(
     """The law of the token after each candidate, in the order that SamplingParams documents.
 
     logits: raw, of every node. The scores are float32; where every row is greedy and no row has a processor they are
-    the logits themselves, unchecked. Some nodes keep their raw scores, because their law is never used: probes, nodes
-    without finite logits (a rejected draft may overflow; the verifier refuses one it has to visit), nodes below a token that a processor forbade, and nodes at or below a token that ends the answer (a
-    processor of the user is thus never shown a past that plain decoding could not reach).
+    the logits themselves, unchecked. Some nodes keep their raw scores, because their law is never used: probes; nodes
+    without finite logits (a rejected draft may overflow; the verifier refuses one it has to visit); nodes below a
+    token that a processor forbade; nodes at or below a token that ends the answer (a processor of the user is thus
+    never shown a past that plain decoding could not reach).
 
     NumericsError: the root's logits are NaN or have no finite maximum; names the row and the position.
     ConfigError: a processor that returns no scores or forbids every token.
@@ -46,7 +47,9 @@ def target_law(
     for row, seq in enumerate(seqs):
         if edited[row]:
             _process_row(scores, seq, tree, row, skipped[row])
-    nodes = [(row, node) for row in range(len(seqs)) if warped[row] for node, skip in enumerate(skipped[row]) if not skip]
+    nodes = [
+        (row, node) for row in range(len(seqs)) if warped[row] for node, skip in enumerate(skipped[row]) if not skip
+    ]
     if nodes:
         scores = _warp_nodes(scores, seqs, nodes)
     return TargetLaw(scores, is_greedy)

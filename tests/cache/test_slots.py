@@ -6,12 +6,12 @@ import random
 import pytest
 import torch
 
-from paceline import LLM, Plain, PromptLookup, SamplingParams
+from paceline import LLM, PromptLookup, SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
 from paceline.errors import CacheFull, NumericsError
 from paceline.policy import Fixed
-from paceline.runner import ModelRunner, SlotCache
+from paceline.runner import ModelRunner
 from paceline.verify import Coupled
 from tests.adversaries import Constant, RandomTrees
 from tests.cache.common import agree, held, prefilled

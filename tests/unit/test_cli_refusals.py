@@ -1,0 +1,97 @@
+"""What the command line refuses: exit codes and one-line errors."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from tests.tiny import tiny_model
+from tests.unit.cli_helpers import WORDS, paceline, refusal, save
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_usage_errors_have_status_2(model):
+    assert "No such option" in refusal("generate", model, "--temprature", "1", code=2)
+    assert "No such command" in refusal("generat", code=2)
+    assert "there is no prompt" in refusal("generate", model, code=2)
+    assert "more than one prompt" in refusal("generate", model, "-p", "a", "-c", "b", code=2)
+    both = ("-d", "lookup", "--speculative-config", "{}")
+    assert "not both" in refusal("generate", model, "-p", "a", *both, code=2)
+    assert "needs a drafter" in refusal("generate", model, "-p", "a", "-k", "3", code=2)
+    assert "integer" in refusal("generate", model, "-p", "a", "--top-k", "many", code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("-p", "w5", "-d", "lokup"), "did you mean 'lookup'"),
+        (("-p", "w5", "--speculative-config", "{method: ngram}"), "not valid JSON"),
+        (("-p", "w5", "--speculative-config", '{"metod": "ngram"}'), "did you mean 'method'"),
+        (("-p", "w5", "--speculative-config", '{"method": "ngram", "rejection_sample_method": "typical"}'), "lossy"),
+        (("-p", ""), "the prompt is empty"),
+        (("--token-ids", ""), "the prompt is empty"),
+        (("--token-ids", "1,x"), "--token-ids cannot be read"),
+        (("--token-ids", "1,97"), "no token id"),
+        (("--prompt-file", "absent.txt"), "cannot be read"),
+        (("-p", "w5", "-t", "-1"), "temperature is out of range"),
+        (("-p", "w5", "--max-tokens", "0"), "max_tokens is out of range"),
+        (("-p", "w5", "--logit-bias", "[1]"), "--logit-bias cannot be read"),
+        (("-p", "w5", "--logit-bias", '{"970": 1}'), "names no token"),
+        (("-p", "w5", "--image", "cat.png"), "is a text model"),
+        (("-p", "w5", "--dtype", "int3"), "unknown dtype"),
+        (("-p", "w5", "--device", "toaster"), "unknown device"),
+        (("-p", "w5", "--device", "cuda:99"), "no device 'cuda:99'"),
+        (("-p", "w5 w6 w7 w8 w9", "--max-model-len", "5"), "the prompt fills the context"),
+    ],
+)
+def test_what_generate_refuses(model, options, words):
+    assert words in refusal("generate", model, *options)
+
+
+def test_wrong_models_are_refused(tmp_path, model):
+    asked = ("-p", "w5")
+    assert "no model at" in refusal("generate", str(tmp_path / "absent"), *asked)
+    assert "did you mean 'smollm2-135m'" in refusal("generate", "smollm2-135", *asked)
+    T5ForConditionalGeneration(
+        T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=97)
+    ).save_pretrained(tmp_path / "t5")
+    assert "not a causal language model" in refusal("generate", str(tmp_path / "t5"), *asked)
+    (tmp_path / "clip").mkdir()
+    (tmp_path / "clip" / "config.json").write_text('{"model_type": "clip"}')
+    assert "not a causal language model" in refusal("demo", str(tmp_path / "clip"))
+    other = save(tmp_path / "other", tiny_model("llama"), [*WORDS[:4], *WORDS[:3:-1]])
+    assert "different tokenizers" in refusal("check", model, "-d", f"model:{other}", "--no-law-test")
+
+
+def test_damaged_weights_are_refused(tmp_path):
+    broken = tiny_model("llama")
+    with torch.no_grad():
+        broken.model.norm.weight.fill_(float("nan"))
+    assert "NaN or infinite logits" in refusal("generate", save(tmp_path / "nan", broken), "-p", "w5")
+    folder = Path(save(tmp_path / "cut", tiny_model("llama")))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    assert "cannot be read" in refusal("generate", str(folder), "-p", "w5")
+
+
+def test_debug_lets_the_stack_trace_out(model):
+    for arguments in (("--debug", "generate", model, "-p", ""), ("generate", model, "-p", "", "--debug")):
+        result = paceline(*arguments)
+        assert result.exit_code == 1
+        assert type(result.exception).__name__ == "ConfigError"
+
+
+def test_other_failures_are_told_in_one_line(model, monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("paceline.llm.LLM.stream", fail)
+    assert "Unexpected RuntimeError: first line. This is a fault" in refusal("generate", model, "-p", "w5")
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device", "somewhere")
+
+    monkeypatch.setattr("paceline.llm.LLM.stream", full)
+    assert refusal("generate", model, "-p", "w5") == "Error: No space left on device: somewhere."

@@ -1,0 +1,59 @@
+"""Many sequences in one pass: no row minds the others, greedy rows cost nothing, and how long it takes."""
+
+import time
+
+import torch
+
+from paceline.core.request import SamplingParams
+from paceline.core.tree import TokenTree
+from paceline.sampling import target_law
+from tests.unit.sampling_helpers import HISTORY, WARPS, V, sequence
+
+
+def test_a_row_is_bitwise_the_same_in_any_batch() -> None:
+    g = torch.Generator().manual_seed(4)
+    vocab, width = 5003, 3  # an odd vocabulary: rows start at odd addresses
+    options = [{**h, **w} for h, w in zip(list(HISTORY.values()) * 2, list(WARPS.values()) * 4, strict=False)]
+    options += list(WARPS.values())
+    seqs = [sequence(SamplingParams(**o), [4, 5, 6, 7], [8, 9, i % 14]) for i, o in enumerate(options)]
+    rows = [[s.token_ids[-1], 10, 11] for s in seqs]
+    logits = torch.randn(len(seqs), width, vocab, generator=g) * torch.rand(len(seqs), 1, 1, generator=g) * 6
+    for dtype in (torch.float32, torch.bfloat16):
+        batch = target_law(logits.to(dtype), seqs, TokenTree.chain(rows))
+        for b, seq in enumerate(seqs):
+            alone = target_law(logits[b : b + 1].to(dtype), [seq], TokenTree.chain([rows[b]]))
+            assert torch.equal(alone.scores[0].float(), batch.scores[b]), options[b]
+            if not seq.params.needs_history:  # nor does it matter how many nodes share the pass
+                one = target_law(logits[b : b + 1, :1].to(dtype), [seq], TokenTree.chain([rows[b][:1]]))
+                assert torch.equal(one.scores[0, 0].float(), batch.scores[b, 0]), options[b]
+
+
+def test_all_greedy_returns_the_logits_themselves() -> None:
+    logits = torch.randn(2, 3, V, dtype=torch.bfloat16)
+    seqs = [sequence(SamplingParams(top_k=3, min_tokens=2), [1, 2], [3, 4]) for _ in range(2)]
+    law = target_law(logits, seqs, TokenTree.chain([[4, 5, 6]] * 2))
+    assert law.scores is logits
+    assert law.is_greedy.tolist() == [True, True]
+
+
+def test_a_mixed_batch_is_float32() -> None:
+    logits = torch.randn(2, 1, V, dtype=torch.bfloat16)
+    seqs = [sequence(SamplingParams(), [1]), sequence(SamplingParams(temperature=2.0), [1])]
+    law = target_law(logits, seqs, TokenTree.chain([[1], [1]]))
+    assert law.scores.dtype == torch.float32
+    assert law.is_greedy.tolist() == [True, False]
+    assert torch.equal(law.scores[0], logits[0].float())
+    torch.testing.assert_close(law.scores[1], logits[1].float() / 2)
+
+
+def test_speed_is_printed() -> None:
+    for vocab in (49_152, 151_936):
+        logits = torch.randn(1, 6, vocab) * 6  # about as peaked as a language model
+        for options in ({}, WARPS["plain"], {"temperature": 1.0, "top_k": 50}, {"temperature": 1.0, "top_p": 0.9}):
+            seq = sequence(SamplingParams(**options), [1, 2, 3])
+            tree, times = TokenTree.chain([[3, 4, 5, 6, 7, 8]]), []
+            for _ in range(7):
+                start = time.perf_counter()
+                target_law(logits, [seq], tree)
+                times.append(time.perf_counter() - start)
+            print(f"V={vocab} N=6 {options or 'greedy'}: {min(times) * 1e6:.0f} us")

@@ -1,0 +1,112 @@
+"""The law of every node of a draft tree, given the path that leads to it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.outputs import TargetLaw
+from paceline.core.request import SamplingParams, Sequence
+from paceline.core.tree import TokenTree
+from paceline.errors import NumericsError
+from paceline.sampling import target_law
+from tests.unit.sampling_helpers import EOS, HISTORY, WARPS, V, check_law, edit_in_place, sequence
+
+
+def random_tree(generator: torch.Generator, roots: list[int], nodes: int, low: int = 0, high: int = 14) -> TokenTree:
+    """Branching trees over a few tokens, so that n-grams, bad words and endings do occur; some probes."""
+    batch = len(roots)
+    tokens = torch.randint(low, high, (batch, nodes), generator=generator)
+    tokens[:, 0] = torch.tensor(roots)
+    parents = torch.tensor(
+        [[-1] + [int(torch.randint(0, i, (), generator=generator)) for i in range(1, nodes)]] * batch
+    )
+    leaf = torch.ones(batch, nodes, dtype=torch.bool).scatter_(1, parents.clamp(min=0), False)
+    probe = leaf & (torch.rand(batch, nodes, generator=generator) < 0.2)
+    probe[:, 0] = False
+    return TokenTree(tokens, parents, probe)
+
+
+@pytest.mark.parametrize("warps", WARPS, ids=str)
+@pytest.mark.parametrize("history", HISTORY, ids=str)
+def test_every_node_of_a_branching_tree(history: str, warps: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    params = SamplingParams(**HISTORY[history], **WARPS[warps])
+    seqs = [
+        sequence(
+            params, torch.randint(0, 14, (9,), generator=g).tolist(), torch.randint(4, 14, (n,), generator=g).tolist()
+        )
+        for n in (0, 4)
+    ]
+    tree = random_tree(g, [s.token_ids[-1] for s in seqs], 8)
+    logits = torch.randn(2, 8, V, generator=g) * 2
+    before = logits.clone()
+    assert check_law(target_law(logits, seqs, tree), logits, seqs, tree) >= 4
+    assert torch.equal(logits, before), "the logits were written to"
+
+
+def law_of_root_prefix(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetLaw:
+    """Mutant: the processors see the committed prefix, whatever the node."""
+    parts = [
+        target_law(logits[:, i : i + 1], seqs, TokenTree.chain([[s.token_ids[-1]] for s in seqs])) for i in range(8)
+    ]
+    return TargetLaw(torch.cat([p.scores for p in parts], 1), parts[0].is_greedy)
+
+
+def law_of_rows_above(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetLaw:
+    """Mutant: the processors see the rows above in the tree instead of the path."""
+    above = torch.arange(-1, tree.num_nodes - 1).expand_as(tree.parents)
+    return target_law(logits, seqs, TokenTree(tree.token_ids, above, torch.zeros_like(tree.is_probe)))
+
+
+@pytest.mark.parametrize("mutant", [law_of_root_prefix, law_of_rows_above])
+@pytest.mark.parametrize("name", ["repetition", "presence", "frequency", "bigrams", "bad words", "min tokens", "user"])
+def test_the_checker_catches_a_wrong_path(mutant: Callable[..., TargetLaw], name: str) -> None:
+    caught = 0
+    for seed in range(12):
+        g = torch.Generator().manual_seed(seed)
+        seq = sequence(SamplingParams(**HISTORY[name]), [4, 7, 9, 10], [12, 8, 4, 7])
+        tree = random_tree(g, [7], 8, low=4)
+        logits = torch.randn(1, 8, V, generator=g)
+        check_law(target_law(logits, [seq], tree), logits, [seq], tree)
+        try:
+            check_law(mutant(logits, [seq], tree), logits, [seq], tree)
+        except AssertionError:
+            caught += 1
+    assert caught > 0
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_bad_logits_are_named(value: float) -> None:
+    seq = sequence(SamplingParams(temperature=1.0), [1, 2, 3])
+    tree = TokenTree.from_lists([[3, 4, 5]], [[-1, 0, 1]])
+    logits = torch.zeros(1, 3, V)
+    logits[0, 0, 7] = value
+    with pytest.raises(NumericsError, match="row 0, node 0, position 3"):
+        target_law(logits, [seq], tree)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_overflow_of_a_draft_is_left_to_the_verifier(value: float) -> None:
+    seq = sequence(SamplingParams(temperature=0.5, top_k=3, repetition_penalty=1.3), [1, 2, 3])
+    logits = torch.randn(1, 3, V)
+    tree = TokenTree.from_lists([[3, 4, 5]], [[-1, 0, 1]])
+    want = target_law(logits, [seq], tree).scores
+    logits[0, 2, 7] = value
+    got = target_law(logits, [seq], tree).scores
+    assert torch.equal(got[0, :2], want[0, :2])
+    assert torch.equal(got[0, 2], logits[0, 2]) or bool(got[0, 2].isnan().any())
+
+
+def test_a_processor_never_sees_a_past_that_cannot_happen() -> None:
+    seen: list[list[int]] = []
+
+    def record(ids: Tensor, scores: Tensor) -> Tensor:
+        seen.append(ids[0].tolist())
+        return edit_in_place(ids, scores)  # no token twice in a row
+
+    seq = sequence(SamplingParams(logits_processors=(record,)), [1, 2])
+    tree = TokenTree.from_lists([[2, 2, 9, EOS, 9, 4, 9]], [[-1, 0, 1, 0, 3, 0, 5]])
+    target_law(torch.randn(1, 7, V), [seq], tree)
+    assert seen == [[1, 2], [1, 2, 4], [1, 2, 4, 9]]

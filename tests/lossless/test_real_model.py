@@ -1,0 +1,43 @@
+"""The default model with its real weights: our plain decoding is that of transformers, and speculation changes nothing."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
+from paceline.errors import PacelineError
+from paceline.prompts import EXAMPLES
+from paceline.zoo import pull
+
+NUM_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def folder():
+    try:
+        return str(pull("smollm2-135m"))
+    except PacelineError as error:
+        pytest.skip(f"the default model cannot be fetched: {error}")
+
+
+def test_plain_decoding_is_that_of_transformers(folder):
+    """In float32, where rounding ties are rare: token for token."""
+    llm = LLM(folder, dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for prompt in EXAMPLES[:2]:
+        ids = llm.encode(prompt.chat)
+        theirs = model.generate(torch.tensor([ids]), max_new_tokens=NUM_TOKENS, do_sample=False)[0, len(ids) :].tolist()
+        assert llm.generate([ids], SamplingParams(max_tokens=NUM_TOKENS))[0].token_ids == theirs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized])
+def test_speculation_changes_nothing_in_bfloat16(folder, drafter, temperature):
+    llm = LLM(folder, drafter=drafter(), max_batch_size=4)
+    if llm.numerics != "invariant":
+        pytest.skip("this machine gives no row-invariant numerics; `paceline check` tells ties from bugs")
+    prompts = [prompt.chat for prompt in EXAMPLES[:4]]
+    params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, seed=5)
+    answers = llm.generate(prompts, params)
+    assert [a.token_ids for a in answers] == [a.token_ids for a in llm.plain().generate(prompts, params)]
+    assert any(a.outputs[0].num_accepted for a in answers)

@@ -12,6 +12,7 @@ from .packed import PackedLinear
 
 GROUP_SIZES = (32, 64, 128, 256)
 _INNER_K_TILES = 8  # of the CUDA kernel's layout
+_ROWS = 4096  # quantised at once: the float32 copy of a whole output head would be the peak of memory
 
 
 def quantize_int4(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
@@ -34,23 +35,29 @@ def dequantize_int4(codes: Tensor, params: Tensor, group_size: int) -> Tensor:
     return (codes.float() - 8) * scale + zero
 
 
+def _pack(codes: Tensor) -> Tensor:
+    """Codes int32 [out, in] in the layout of the device's kernel, whose first dimension goes over blocks of rows."""
+    if codes.device.type == "cuda":
+        # The CUDA layout takes two codes a byte, the even one in the high half.
+        pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+        return torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_K_TILES)
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+
+
 class Int4Linear(nn.Module):
     """A linear layer with packed INT4 weights; activations are multiplied in bfloat16."""
 
     def __init__(self, linear: nn.Linear | PackedLinear, group_size: int):
         super().__init__()
         self.in_features, self.out_features, self.group_size = linear.in_features, linear.out_features, group_size
-        codes, params = quantize_int4(linear.weight, group_size)
-        if codes.device.type == "cuda":
-            # The CUDA layout takes two codes a byte, the even one in the high half.
-            pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
-            packed = torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_K_TILES)
-        else:
-            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        pieces: list[tuple[Tensor, Tensor]] = []
+        for rows in linear.weight.detach().split(_ROWS):
+            codes, params = quantize_int4(rows, group_size)
+            pieces.append((_pack(codes), params))
         self.packed: Tensor
         self.params: Tensor
-        self.register_buffer("packed", packed, persistent=False)
-        self.register_buffer("params", params, persistent=False)
+        self.register_buffer("packed", torch.cat([packed for packed, _ in pieces]), persistent=False)
+        self.register_buffer("params", torch.cat([params for _, params in pieces], dim=1), persistent=False)
         self.bias = linear.bias
 
     @staticmethod

@@ -133,3 +133,11 @@ def test_options_that_cannot_be():
         LLM(tiny_model("llama"), drafter=SelfQuantized(256))  # 32 inputs hold no group of 256
     with pytest.raises(IncompatibleModels, match="no linear layer"):
         LLM(tiny_model("gpt2"), drafter=SelfQuantized())  # Conv1D layers
+
+
+def test_a_layer_packed_in_pieces_is_the_layer_packed_whole():
+    linear = nn.Linear(64, 2 * 4096 + 48, bias=False, dtype=torch.bfloat16)
+    codes, params = quantize_int4(linear.weight, 32)
+    packed = Int4Linear(linear, 32)
+    assert torch.equal(packed.packed, torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1))
+    assert torch.equal(packed.params, params)

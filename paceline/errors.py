@@ -6,14 +6,14 @@ class PacelineError(Exception):
 
     def __init__(self, what: str, *, got: object = None, expected: object = None, fix: str | None = None):
         self.what, self.got, self.expected, self.fix = what, got, expected, fix
-        parts = [what.rstrip(".") + "."]
-        if got is not None:
-            parts.append(f"Got: {got}.")
-        if expected is not None:
-            parts.append(f"Expected: {expected}.")
-        if fix is not None:
-            parts.append(f"Fix: {fix.rstrip('.')}.")
-        super().__init__(" ".join(parts))
+        parts = {"": what, "Got: ": got, "Expected: ": expected, "Fix: ": fix}
+        super().__init__(" ".join(label + _sentence(part) for label, part in parts.items() if part is not None))
+
+
+def _sentence(part: object) -> str:
+    """Ends with one full stop, or with its own question mark."""
+    text = str(part).rstrip(". ")
+    return text if text.endswith("?") else text + "."
 
 
 class ConfigError(PacelineError, ValueError):

@@ -147,4 +147,5 @@ def _quieten(debug: bool) -> None:
     if not debug:
         transformers_logging.set_verbosity_error()
         warnings.simplefilter("ignore")
-        logging.getLogger("torch").setLevel(logging.ERROR)
+        for library in ("torch", "huggingface_hub"):
+            logging.getLogger(library).setLevel(logging.ERROR)

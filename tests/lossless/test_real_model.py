@@ -1,4 +1,4 @@
-"""The default model with its real weights: our plain decoding is that of transformers, and speculation changes nothing."""
+"""The default model with its real weights: plain decoding is that of transformers, speculation changes nothing."""
 
 import pytest
 import torch

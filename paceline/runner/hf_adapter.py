@@ -111,12 +111,13 @@ def load_model(
         raise _not_causal(name_or_path, config)
     _refuse_state(config)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             name_or_path,
             config=config,
             dtype=kind or "auto",
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
     except Exception as error:  # every reader of weight files raises its own kind
         raise ConfigError(
@@ -125,14 +126,21 @@ def load_model(
             expected="complete *.safetensors files that match config.json",
             fix="fetch the model again",
         ) from error
-    missing = [p for p, t in model.named_parameters() if t.is_meta]
-    if missing:
-        raise ConfigError(f"{name_or_path!r} lacks weights", got=f"{len(missing)} missing, first {missing[0]}")
+    # transformers fills what is missing with random numbers and goes on
+    for what, keys in (("lacks", loaded["missing_keys"]), ("has misshapen", loaded["mismatched_keys"])):
+        if keys:
+            example = sorted(map(str, keys))[0]
+            raise ConfigError(
+                f"{name_or_path!r} {what} weights",
+                got=f"{len(keys)} of them, for example {example}",
+                expected="every tensor of the architecture in config.json",
+                fix="fetch the model again, or name the right folder",
+            )
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{name_or_path!r} has no usable tokenizer", got=_first_line(error)) from error
-    model = model.to(place)  # pyright: ignore[reportArgumentType]
+    model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
     return _prepare(model, tokenizer, Path(name_or_path).name)
 
 
@@ -160,7 +168,7 @@ def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, 
     eos = eos if eos is not None else config.eos_token_id
     eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
     mixes = any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS)
-    model.eval().requires_grad_(False)
+    model.eval()
     reference = plain_reference(model)
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):

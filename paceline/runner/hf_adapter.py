@@ -111,7 +111,7 @@ def load_model(
         raise _not_causal(name_or_path, config)
     _refuse_state(config)
     try:
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             name_or_path,
             config=config,
             dtype=kind or "auto",

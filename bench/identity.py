@@ -62,7 +62,7 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for numerics in options.numerics or ["invariant", "fast"]:
         for name in options.drafter:
-            drafter, policy, verifier = parse(name).build()
+            drafter, policy, verifier = parse(name, policy="fixed").build()
             batch = options.batch_size if numerics == "invariant" else 1
             llm = LLM(
                 loaded, drafter=drafter, policy=policy, verifier=verifier, numerics=numerics, max_batch_size=batch,

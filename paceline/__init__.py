@@ -14,11 +14,15 @@ _HOME = {
     "Completion": "results",
     "RequestOutput": "results",
     "StreamChunk": "results",
+    "Choose": "drafters",
     "DraftModel": "drafters",
     "Plain": "drafters",
     "PromptLookup": "drafters",
     "SelfQuantized": "drafters",
+    "CostModel": "policy",
+    "Dynamic": "policy",
     "Fixed": "policy",
+    "Gate": "policy",
     "Coupled": "verify",
     "Ratio": "verify",
     "Typical": "verify",
@@ -26,10 +30,14 @@ _HOME = {
 }
 __all__ = [
     "LLM",
+    "Choose",
     "Completion",
+    "CostModel",
     "Coupled",
     "DraftModel",
+    "Dynamic",
     "Fixed",
+    "Gate",
     "Origin",
     "PacelineError",
     "Plain",
@@ -57,9 +65,9 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from .core.outputs import Origin, Round
     from .core.request import SamplingParams
-    from .drafters import DraftModel, Plain, PromptLookup, SelfQuantized
+    from .drafters import Choose, DraftModel, Plain, PromptLookup, SelfQuantized
     from .errors import PacelineError
     from .llm import LLM
-    from .policy import Fixed
+    from .policy import CostModel, Dynamic, Fixed, Gate
     from .results import Completion, RequestOutput, StreamChunk
     from .verify import Coupled, Ratio, Typical

@@ -2,8 +2,10 @@
 
 import copy
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from os import PathLike
 from typing import Literal, TypeAlias, cast
 
 import torch
@@ -15,10 +17,12 @@ from .core.request import SamplingParams, Sequence
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
-from .policy import Fixed
+from .policy import CostModel, Fixed
+from .quant import QuantReport, Weights, check_weights
 from .results import RequestOutput, StreamChunk, completion_of
-from .runner import LoadedModel, ModelRunner, load_model, wrap_model
+from .runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
 from .sampling import Detokenizer
+from .tuned import check_profile, dtype_label, load_tuned
 from .verify import Coupled
 from .zoo import resolve
 
@@ -33,10 +37,14 @@ class LLM:
 
     model: a folder, a hub id, a name that `paceline models` lists, or a loaded model.
     tokenizer: of a model that is passed loaded.
-    drafter: None decodes plainly. policy: how much to draft; five tokens a round by default.
+    drafter: None decodes plainly. policy: how much to draft; by default `CostModel()`: what pays on this machine, down
+        to nothing.
     verifier: `Coupled()` by default: token-identical to plain decoding, greedy and sampled.
     numerics: "invariant" makes that identity hold bit for bit, "fast" up to rounding ties; None takes "invariant"
         where this device can give it. `llm.numerics` tells which it became.
+    weights: "int8", "int4" or, on CUDA, "fp8" rounds the model's own weights when it is loaded: smaller and faster,
+        and its answers are those of the rounded model. `llm.quantized` tells what became of the layers.
+    profile: a file of `paceline tune`: its drafter is used unless one is given, and `CostModel` starts from it.
     max_batch_size: sequences decoded side by side. max_model_len: prompt and answer together; None: the context.
     allow_lossy: permit verifiers that change the answers.
 
@@ -51,6 +59,8 @@ class LLM:
         policy: DraftPolicy | None = None,
         verifier: Verifier | None = None,
         numerics: Numerics | None = None,
+        weights: Weights | None = None,
+        profile: str | PathLike[str] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -75,9 +85,26 @@ class LLM:
             self.loaded = wrap_model(model, tokenizer)
         else:
             self.loaded = load_model(resolve(model), dtype, device, trust_remote_code)
+        self.quantized: QuantReport | None = None
+        if (kind := check_weights(weights)) is not None:
+            self.loaded, self.quantized = with_weights(self.loaded, kind)
         invariant = {"fast": False, "invariant": True, None: None}[numerics]
         self.runner = ModelRunner(self.loaded, max_batch_size, max_model_len, invariant)
-        self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy or Fixed())
+        learnt = None
+        if profile is not None:
+            tuned = load_tuned(str(profile))
+            where = dtype_label(self.loaded.dtype, self.loaded.device)
+            for remark in check_profile(tuned.profile, self.loaded.name, where, torch.get_num_threads()):
+                warnings.warn(remark, stacklevel=2)
+            learnt = tuned.profile
+            if drafter is None:
+                drafter, tuned_policy, _ = tuned.config.build(allow_lossy, learnt)
+                policy = policy or tuned_policy
+        if policy is None:
+            policy = Fixed(0) if drafter is None else CostModel(profile=learnt)
+        self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy)
+        if isinstance(policy, CostModel) and drafter is not None:
+            policy.measure(self.runner.max_length)
 
     def plain(self) -> "LLM":
         """The same model and cache, decoding without speculation: the baseline of `check`, `demo` and `bench`."""

@@ -18,7 +18,7 @@ from ..core.rng import Purpose, gumbel
 from ..core.tree import TokenTree
 from ..llm import LLM
 from ..runner import ModelRunner, SlotCache
-from ..runner.attention import PassLayout
+from ..runner.layout import PassLayout
 from ..sampling import target_law
 from .verdict import Divergence, Measured
 

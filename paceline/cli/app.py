@@ -9,11 +9,17 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import PacelineError
+from ..threads import set_waiting
+from .bench import bench
 from .check import check
 from .demo import demo
+from .doctor import doctor
 from .generate import generate
 from .models import models, pull
+from .plot import plot
 from .screen import DebugOption, NoProgressOption, Screen, screen_of
+from .show import show
+from .tune import tune
 
 INTERRUPTED = 130  # as shells report a process that Ctrl-C ended
 
@@ -98,12 +104,18 @@ def _global(
 app.command()(demo)
 app.command()(generate)
 app.command()(check)
+app.command()(bench)
+app.command()(plot)
+app.command()(show)
+app.command()(doctor)
+app.command()(tune)
 app.command()(models)
 app.command()(pull)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 refused or failed, 2 wrongly called, 130 interrupted."""
+    set_waiting()  # before torch is imported
     app(args=arguments, prog_name="paceline")
 
 

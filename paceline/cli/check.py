@@ -15,10 +15,14 @@ from .engine import (
     ModelArgument,
     NumericsOption,
     NumTokensOption,
+    PolicyChoice,
+    PolicyOption,
+    ProfileOption,
     SpecConfigOption,
     ThreadsOption,
     TrustOption,
-    choose_config,
+    WeightsOption,
+    choose_tuned,
     open_engine,
 )
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
@@ -33,6 +37,8 @@ def check(
     drafter: DrafterOption = None,
     speculative_config: SpecConfigOption = None,
     num_speculative_tokens: NumTokensOption = None,
+    policy: PolicyOption = None,
+    profile: ProfileOption = None,
     prompts: Annotated[
         str | None,
         typer.Option(
@@ -59,6 +65,7 @@ def check(
     max_model_len: MaxLenOption = None,
     threads: ThreadsOption = None,
     trust_remote_code: TrustOption = False,
+    weights: WeightsOption = None,
     json_output: JsonOption = False,
     no_progress: NoProgressOption = False,
     debug: DebugOption = False,
@@ -72,7 +79,9 @@ def check(
     Example:  paceline check smollm2-135m --drafter lookup --num-prompts 4
     """
     screen = screen_of(ctx)
-    config = choose_config(drafter, speculative_config, num_speculative_tokens, default="lookup")
+    if policy is None and profile is None:
+        policy = PolicyChoice.fixed  # one that drafts nothing would prove nothing
+    config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "lookup", policy, profile)
     from ..checks.prompt_files import read_prompts
     from ..core.request import SamplingParams
     from ..prompts import EXAMPLES
@@ -82,7 +91,17 @@ def check(
         SamplingParams(temperature=one)  # refuse before minutes of loading
     texts = read_prompts(prompts, num_prompts) if prompts is not None else None
     options = EngineOptions(
-        model, config, allow_lossy, numerics, dtype, device, max_model_len, threads, trust_remote_code
+        model,
+        config,
+        allow_lossy,
+        numerics,
+        dtype,
+        device,
+        max_model_len,
+        threads,
+        trust_remote_code,
+        weights,
+        profile=learnt,
     )
     llm = open_engine(options, screen)
     from ..check import check as run_check

@@ -16,10 +16,13 @@ from .engine import (
     MaxLenOption,
     NumericsOption,
     NumTokensOption,
+    PolicyOption,
+    ProfileOption,
     SpecConfigOption,
     ThreadsOption,
     TrustOption,
-    choose_config,
+    WeightsOption,
+    choose_tuned,
     open_engine,
 )
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
@@ -37,6 +40,8 @@ def demo(
     drafter: DrafterOption = None,
     speculative_config: SpecConfigOption = None,
     num_speculative_tokens: NumTokensOption = None,
+    policy: PolicyOption = None,
+    profile: ProfileOption = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Length of an answer.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Of a sampled answer.")] = 0,
@@ -48,6 +53,7 @@ def demo(
     max_model_len: MaxLenOption = None,
     threads: ThreadsOption = None,
     trust_remote_code: TrustOption = False,
+    weights: WeightsOption = None,
     json_output: JsonOption = False,
     no_progress: NoProgressOption = False,
     debug: DebugOption = False,
@@ -59,12 +65,22 @@ def demo(
     Example:  paceline demo --drafter self-int4 --max-tokens 200
     """
     screen = screen_of(ctx)
-    config = choose_config(drafter, speculative_config, num_speculative_tokens, default="lookup")
+    config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "lookup", policy, profile)
     from ..core.request import SamplingParams
 
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     options = EngineOptions(
-        model, config, allow_lossy, numerics, dtype, device, max_model_len, threads, trust_remote_code
+        model,
+        config,
+        allow_lossy,
+        numerics,
+        dtype,
+        device,
+        max_model_len,
+        threads,
+        trust_remote_code,
+        weights,
+        profile=learnt,
     )
     llm = open_engine(options, screen)
     from ..demo import totals

@@ -1,18 +1,22 @@
 """The options that choose a model and how it speculates, and the engine built from them."""
 
+import json
 import logging
 import warnings
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from ..spec_config import SpecConfig, parse
 from .screen import Screen
 
 if TYPE_CHECKING:
     from ..llm import LLM
+    from ..policy import Profile
 
 
 class NumericsChoice(StrEnum):
@@ -28,7 +32,12 @@ ModelArgument = Annotated[
 ]
 DrafterOption = Annotated[
     str | None,
-    typer.Option("--drafter", "-d", help="none, lookup, self-int4 or model:PATH_OR_ID.", rich_help_panel=_SPEED),
+    typer.Option(
+        "--drafter",
+        "-d",
+        help="none, lookup, self-int4, model:PATH_OR_ID (@int4 rounds its weights), or several joined by +.",
+        rich_help_panel=_SPEED,
+    ),
 ]
 SpecConfigOption = Annotated[
     str | None,
@@ -42,7 +51,44 @@ SpecConfigOption = Annotated[
 ]
 NumTokensOption = Annotated[
     int | None,
-    typer.Option("--num-speculative-tokens", "-k", min=1, help="Tokens to draft a round.", rich_help_panel=_SPEED),
+    typer.Option(
+        "--num-speculative-tokens",
+        "-k",
+        min=1,
+        help="Tokens to draft a round, always; without it the policy decides, down to none.",
+        rich_help_panel=_SPEED,
+        show_default=False,
+    ),
+]
+
+
+class PolicyChoice(StrEnum):
+    """The values of --policy."""
+
+    cost_model = "cost_model"
+    dynamic = "dynamic"
+    gate = "gate"
+    fixed = "fixed"
+
+
+PolicyOption = Annotated[
+    PolicyChoice | None,
+    typer.Option(
+        "--policy",
+        help="How many tokens to draft. cost_model: what pays here, by measured costs; the default without -k.",
+        rich_help_panel=_SPEED,
+        show_default=False,
+    ),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="What `paceline tune` measured: the policy starts from it, and its drafter is the default.",
+        rich_help_panel=_SPEED,
+        show_default=False,
+    ),
 ]
 AllowLossyOption = Annotated[
     bool,
@@ -55,6 +101,25 @@ NumericsOption = Annotated[
     typer.Option(
         "--numerics",
         help="invariant: identical bit for bit; fast: up to rounding ties. Default: invariant where it can be had.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
+]
+
+
+class WeightsChoice(StrEnum):
+    """The values of --weights."""
+
+    int8 = "int8"
+    int4 = "int4"
+    fp8 = "fp8"
+
+
+WeightsOption = Annotated[
+    WeightsChoice | None,
+    typer.Option(
+        "--weights",
+        help="Round the model's weights when it is loaded; the answers are those of the rounded model (fp8: CUDA).",
         rich_help_panel=_MODEL,
         show_default=False,
     ),
@@ -95,36 +160,65 @@ class EngineOptions:
     max_model_len: int | None = None
     threads: int | None = None
     trust_remote_code: bool = False
+    weights: WeightsChoice | None = None
+    max_batch_size: int = 1
+    profile: "Profile | None" = None
 
 
-def choose_config(drafter: str | None, config: str | None, num_tokens: int | None, default: str = "none") -> SpecConfig:
+def choose_config(
+    drafter: str | None,
+    config: str | None,
+    num_tokens: int | None,
+    default: str = "none",
+    policy: PolicyChoice | None = None,
+) -> SpecConfig:
     """The speculation asked for by either option; both at once is a usage error."""
     if drafter is not None and config is not None:
         raise typer.BadParameter("give either --drafter or --speculative-config, not both")
-    chosen = parse(config if config is not None else drafter or default, num_tokens)
+    chosen = parse(config if config is not None else drafter or default, num_tokens, policy)
     if chosen.method == "none" and num_tokens is not None:
         raise typer.BadParameter("--num-speculative-tokens needs a drafter, for example --drafter lookup")
     return chosen
+
+
+def choose_tuned(
+    drafter: str | None,
+    config: str | None,
+    num_tokens: int | None,
+    default: str,
+    policy: PolicyChoice | None,
+    profile: Path | None,
+) -> "tuple[SpecConfig, Profile | None]":
+    """As `choose_config`, from a file of `paceline tune` where there is one; its drafter gives way to one asked for."""
+    if profile is None:
+        return choose_config(drafter, config, num_tokens, default, policy), None
+    from ..tuned import load_tuned
+
+    tuned = load_tuned(profile)
+    if drafter is None and config is None:
+        given = tuned.config.as_dict()
+        if num_tokens is not None or policy is not None:  # said without the file, these replace both
+            del given["policy"], given["num_speculative_tokens"]
+        config = json.dumps(given)
+    return choose_config(drafter, config, num_tokens, default, policy), tuned.profile
 
 
 def open_engine(options: EngineOptions, screen: Screen) -> "LLM":
     """Load what was asked for, pulling a zoo model first; libraries keep quiet meanwhile."""
     with screen.spinner("starting"):  # importing torch takes seconds
         _quieten(screen.debug)
-        import torch
-
         from ..llm import LLM
+        from ..threads import use_threads
         from ..zoo import resolve
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    use_threads(options.threads)
     with screen.pulling() as progress:
         folder = resolve(options.model, progress=progress)
-        if options.config.model is not None:
-            resolve(options.config.model, progress=progress)
+        for name in options.config.models:
+            resolve(name, progress=progress)
     with screen.spinner(f"loading {options.model}"):
-        drafter, policy, verifier = options.config.build(options.allow_lossy)
-        return LLM(
+        drafter, policy, verifier = options.config.build(options.allow_lossy, options.profile)
+        llm = LLM(
             folder,
             drafter=drafter,
             policy=policy,
@@ -132,11 +226,26 @@ def open_engine(options: EngineOptions, screen: Screen) -> "LLM":
             numerics=options.numerics.value if options.numerics else None,
             dtype=options.dtype,
             device=options.device,
-            max_batch_size=1,
+            weights=options.weights.value if options.weights else None,
+            max_batch_size=options.max_batch_size,
             max_model_len=options.max_model_len,
             allow_lossy=options.allow_lossy,
             trust_remote_code=options.trust_remote_code,
         )
+    if options.profile is not None:
+        for warning in _check_profile(options.profile, llm):
+            screen.err.print(f"[yellow]Warning:[/yellow] {escape(warning)}.", soft_wrap=True)
+    return llm
+
+
+def _check_profile(profile: "Profile", llm: "LLM") -> list[str]:
+    """Warnings; raises `ConfigError` where the profile is another model's."""
+    import torch
+
+    from ..tuned import check_profile, dtype_label
+
+    loaded = llm.loaded
+    return check_profile(profile, loaded.name, dtype_label(loaded.dtype, loaded.device), torch.get_num_threads())
 
 
 def _quieten(debug: bool) -> None:

@@ -16,10 +16,13 @@ from .engine import (
     ModelArgument,
     NumericsOption,
     NumTokensOption,
+    PolicyOption,
+    ProfileOption,
     SpecConfigOption,
     ThreadsOption,
     TrustOption,
-    choose_config,
+    WeightsOption,
+    choose_tuned,
     open_engine,
 )
 from .prompt_source import PromptSource
@@ -52,6 +55,8 @@ def generate(
     drafter: DrafterOption = None,
     speculative_config: SpecConfigOption = None,
     num_speculative_tokens: NumTokensOption = None,
+    policy: PolicyOption = None,
+    profile: ProfileOption = None,
     allow_lossy: AllowLossyOption = False,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_LAW)] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", help="0: off.", rich_help_panel=_LAW)] = 0,
@@ -102,6 +107,7 @@ def generate(
     max_model_len: MaxLenOption = None,
     threads: ThreadsOption = None,
     trust_remote_code: TrustOption = False,
+    weights: WeightsOption = None,
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", metavar="", help="Show text as it comes.", rich_help_panel=_SHOW)
     ] = True,
@@ -122,7 +128,7 @@ def generate(
     Example:  paceline generate smollm2-135m --chat "Name three rivers." --drafter lookup --color
     """
     screen = screen_of(ctx)
-    config = choose_config(drafter, speculative_config, num_speculative_tokens)
+    config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "none", policy, profile)
     source = PromptSource(prompt, chat, prompt_file, token_ids)
     from ..core.request import SamplingParams
 
@@ -150,7 +156,17 @@ def generate(
     if image:
         raise ConfigError(f"{model} is a text model", got=f"{len(image)} images", fix="leave --image out")
     options = EngineOptions(
-        model, config, allow_lossy, numerics, dtype, device, max_model_len, threads, trust_remote_code
+        model,
+        config,
+        allow_lossy,
+        numerics,
+        dtype,
+        device,
+        max_model_len,
+        threads,
+        trust_remote_code,
+        weights,
+        profile=learnt,
     )
     llm = open_engine(options, screen)
     if color:

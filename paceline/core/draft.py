@@ -26,15 +26,24 @@ class Draft:
     """A tree of drafted tokens and its law.
 
     q: row i holds the law that the children of node i were drawn from; None if and only if `law` is POINT_MASS.
-    source: name of the drafter, shown to the user with every drafted token.
+    source: name of the drafter, shown to the user with every drafted token; `sources` where rows have their own.
+    confidence: the drafter's probability of each node, NaN where it has none; for policies only.
+    hints: for each row the drafter's class of the situation it drafted in, see `Drafter.hint`.
     """
 
     tree: TokenTree
     law: Law = Law.POINT_MASS
     q: Float[Tensor, "B N V"] | None = None
     source: str = "draft"
+    sources: tuple[str, ...] | None = None
+    confidence: Float[Tensor, "B N"] | None = None
+    hints: tuple[int, ...] | None = None
 
     @property
     def has_law(self) -> bool:
         """True iff `q` is given exactly when the law needs it."""
         return (self.q is None) == (self.law is Law.POINT_MASS)
+
+    def source_of(self, row: int) -> str:
+        """Who drafted this row."""
+        return self.source if self.sources is None else self.sources[row]

@@ -1,6 +1,7 @@
 """The three roles of the loop: a drafter proposes, a verifier decides, a policy sets the budget."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -15,10 +16,30 @@ from .request import Sequence
 
 @dataclass(frozen=True)
 class DraftBudget:
-    """The most a drafter may propose: `depth` tokens in a row, `nodes` candidates in all (root not counted)."""
+    """The most a drafter may propose: `depth` tokens in a row, `nodes` candidates in all (root not counted).
+
+    arm: which of a combined drafter's members drafts. goes_on: asked after each drafted token with the drafter's own
+    probabilities so far; False ends the draft, with that token kept. (Dropping it would make the stop depend on a
+    token that is then missing from its law: keep-then-stop is safe under every rule.)
+    """
 
     depth: int
     nodes: int
+    arm: int = 0
+    goes_on: Callable[[Seq[float]], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a drafter could do for a sequence now, before it is asked to.
+
+    hint: its class of the situation, by which acceptance is learnt (lookup: length of the match); negative: it has
+    nothing to propose. pending: tokens it must read first.
+    """
+
+    source: str
+    hint: int = 0
+    pending: int = 0
 
 
 @runtime_checkable
@@ -44,6 +65,14 @@ class Drafter(ABC):
 
     def bind(self, target: Target, verifier: "Verifier") -> None:
         """Meet the target and the rule that will judge the drafts; refuse here what cannot work."""
+
+    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+        """What could be drafted now: one entry, or one for each member of a combined drafter."""
+        return (Outlook(self.name),)
+
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """Measured now, by source: seconds per drafted token and per pending token; empty where nothing is known."""
+        return {}
 
     @abstractmethod
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
@@ -71,11 +100,17 @@ class Verifier(ABC):
 
 
 class DraftPolicy(ABC):
-    """Sets the budget of a round and learns from what came of it."""
+    """Sets the budgets of a round and learns from what came of it. State is keyed by slot and lives until `release`."""
+
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+        """Meet the drafter; `pass_seconds(rows)` measures one target pass, which takes that long."""
 
     @abstractmethod
-    def budget(self, seq: Sequence) -> DraftBudget:
-        """The most to draft for this sequence now; the loop cuts it to the tokens that may still be emitted."""
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        """The most to draft for each sequence now; the loop cuts it to the tokens that may still be emitted."""
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """See what became of the round."""
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots; safe for slots never seen."""

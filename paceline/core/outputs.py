@@ -62,13 +62,37 @@ class Origin(Enum):
 
 @dataclass(frozen=True)
 class Round:
-    """One turn of the loop for one sequence."""
+    """One turn of the loop for one sequence: what was drafted, what stood, what it took.
+
+    token_ids, parents: the tree, root first, probes and padding left out; `parents[0]` is -1.
+    path: accepted nodes, root excluded. confidences: the drafter's own probability of each drafted node (root
+    excluded), empty where it gives none. hint: the drafter's own class of the situation, see `Drafter.hint`.
+    draft_s, verify_s, rest_s: seconds of the whole batch's turn, of which this sequence was one of `batch`.
+    """
 
     source: str
     num_drafted: int  # length of the longest drafted path (0: a plain step)
-    num_nodes: int  # candidates verified
     num_accepted: int
     num_emitted: int  # tokens appended: accepted + 1, fewer where the sequence ended inside the draft
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = (-1,)
+    path: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    hint: int = 0
+    batch: int = 1
+    draft_s: float = field(default=0.0, compare=False)
+    verify_s: float = field(default=0.0, compare=False)
+    rest_s: float = field(default=0.0, compare=False)
+
+    @property
+    def num_nodes(self) -> int:
+        """Candidates verified."""
+        return len(self.parents) - 1
+
+    @property
+    def seconds(self) -> float:
+        """The whole turn."""
+        return self.draft_s + self.verify_s + self.rest_s
 
 
 @dataclass

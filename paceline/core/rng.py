@@ -5,6 +5,7 @@ the device. Numbers come from SplitMix64 (Steele, Lea, Flood 2014): a 64-bit mix
 """
 
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -32,13 +33,21 @@ class Purpose(IntEnum):
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical right shift (torch's is arithmetic)."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift_right(x, 30)) * _MIX_1
-    x = (x ^ _shift_right(x, 27)) * _MIX_2
-    return x ^ _shift_right(x, 31)
+def _mix_(x: Tensor) -> Tensor:
+    """Mix in place: for a whole vocabulary, new tensors would cost more than the arithmetic."""
+    x.bitwise_xor_(_shift_right(x, 30)).mul_(_MIX_1)
+    x.bitwise_xor_(_shift_right(x, 27)).mul_(_MIX_2)
+    return x.bitwise_xor_(_shift_right(x, 31))
+
+
+@lru_cache(maxsize=8)
+def _weyl(count: int, device: torch.device) -> Tensor:
+    """1, 2, ..., count times the Weyl constant. Never written to."""
+    with torch.inference_mode(False):
+        return torch.arange(1, count + 1, dtype=torch.int64, device=device) * _WEYL
 
 
 def uniforms(
@@ -48,10 +57,10 @@ def uniforms(
 
     seeds: 64-bit seed of each row. positions: absolute token positions (the token that the numbers decide).
     """
-    key = _mix(_mix(seeds.unsqueeze(1) + positions * _WEYL) ^ (_signed(int(purpose) * _MIX_2 % (1 << 64))))
-    index = torch.arange(1, count + 1, dtype=torch.int64, device=seeds.device) * _WEYL
-    bits = _shift_right(_mix(key.unsqueeze(-1) + index), 12)  # 52 bits and a half are exact in float64
-    return (bits.double() + 0.5) * 2.0**-52
+    key = _mix_(_mix_(seeds.unsqueeze(1) + positions * _WEYL) ^ (_signed(int(purpose) * _MIX_2 % (1 << 64))))
+    bits = _mix_(key.unsqueeze(-1) + _weyl(count, seeds.device))
+    bits = bits.bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)  # 52 bits and a half are exact in float64
+    return bits.double().add_(0.5).mul_(2.0**-52)
 
 
 def gumbel(

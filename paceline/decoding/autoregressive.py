@@ -9,7 +9,7 @@ from ..core.outputs import Origin
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import LoadedModel, SlotCache
-from ..runner.attention import PassLayout
+from ..runner.layout import PassLayout
 from ..sampling import target_law
 from ..verify import choose
 

@@ -5,16 +5,18 @@ Every method of the field is a drafter in this loop; plain decoding is the draft
 
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
-from ..core.outputs import Origin, Round, TargetOutput, Timings, VerifyOutput
+from ..core.outputs import Origin, TargetOutput, Timings, VerifyOutput
 from ..core.request import Sequence
 from ..runner import ModelRunner
 from ..sampling import target_law, token_logprob
 from .contract import check_draft
+from .record import records_of
 
 
 class SpeculativeDecoder:
@@ -24,6 +26,7 @@ class SpeculativeDecoder:
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
         self.timings = Timings()
         drafter.bind(runner, verifier)
+        policy.bind(drafter, runner.pass_seconds)
 
     def admit(self, seq: Sequence) -> None:
         """Give a sequence a slot and read its prompt, all but the last token, which is the first root."""
@@ -36,6 +39,7 @@ class SpeculativeDecoder:
         """Give the slot back; harmless when there is none."""
         if seq.slot >= 0:
             self.drafter.release([seq.slot])
+            self.policy.release([seq.slot])
             self.runner.cache.release(seq.slot)
             seq.slot = -1
 
@@ -44,7 +48,7 @@ class SpeculativeDecoder:
         """One round for sequences that are admitted and not finished; each gains at least one token."""
         slots = [seq.slot for seq in seqs]
         t0 = time.perf_counter()
-        budgets = [self._budget(seq) for seq in seqs]
+        budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
         draft = self.drafter.propose(seqs, budgets)
         t1 = time.perf_counter()
         check_draft(draft, seqs, budgets, self.runner.vocab_size)
@@ -57,33 +61,32 @@ class SpeculativeDecoder:
         verdict = self.verifier.verify(draft, law, seeds, positions)
         paths = [row[:n] for row, n in zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)]
         self.runner.commit(slots, paths)  # keep the accepted rows, forget the rest
-        records = self._append(seqs, draft, out, verdict, paths)
-        self.drafter.observe(seqs, draft, out, verdict)
-        for seq, record in zip(seqs, records, strict=True):
+        emitted = self._append(seqs, draft, out, verdict, paths)
+        seconds = (t1 - t0, t2 - t1, time.perf_counter() - t2)
+        for seq, record in zip(seqs, records_of(draft, paths, emitted, seconds), strict=True):
+            seq.rounds.append(record)
             self.policy.observe(seq, record)
+        self.drafter.observe(seqs, draft, out, verdict)
         t3 = time.perf_counter()
         self.timings.draft += t1 - t0
         self.timings.verify += t2 - t1
         self.timings.rest += t3 - t2
         self.timings.rounds += 1
 
-    def _budget(self, seq: Sequence) -> DraftBudget:
+    def _cut(self, seq: Sequence, wish: DraftBudget) -> DraftBudget:
         """The policy's budget, cut to what may still be emitted besides the target's own token."""
-        wish = self.policy.budget(seq)
         depth = max(0, min(wish.depth, wish.nodes, seq.remaining - 1, self.runner.room(seq.slot)))
-        return DraftBudget(depth, wish.nodes if depth else 0)
+        return replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 
     def _append(
         self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput, paths: list[list[int]]
-    ) -> list[Round]:
-        """Hand each sequence its accepted tokens and the target's own, cut where it ends."""
-        token_ids, depths = draft.tree.token_ids.tolist(), draft.tree.depth.tolist()
-        probes = draft.tree.is_probe.tolist()
-        records = []
+    ) -> list[int]:
+        """Hand each sequence its accepted tokens and the target's own, cut where it ends; returns how many it took."""
+        token_ids, probes = draft.tree.token_ids.tolist(), draft.tree.is_probe.tolist()
+        counts = []
         for row, seq in enumerate(seqs):
-            candidates = [i for i in range(1, draft.tree.num_nodes) if not probes[row][i]]
             last = Origin.BONUS if bool(verdict.is_bonus[row]) else Origin.RECOVERED
-            last = last if candidates else Origin.PLAIN
+            last = Origin.PLAIN if all(probes[row][1:]) else last
             emitted = [(token_ids[row][node], Origin.DRAFTED) for node in paths[row]]
             emitted.append((int(verdict.next_token[row]), last))
             count = 0
@@ -91,9 +94,7 @@ class SpeculativeDecoder:
                 k = seq.params.logprobs
                 logprob = None if k is None else token_logprob(out.logits[row, parent], token, k)
                 count += 1
-                if seq.append(token, origin, draft.source if origin is Origin.DRAFTED else "", logprob):
+                if seq.append(token, origin, draft.source_of(row) if origin is Origin.DRAFTED else "", logprob):
                     break
-            deepest = max((depths[row][i] for i in candidates), default=0)
-            records.append(Round(draft.source, deepest, len(candidates), len(paths[row]), count))
-            seq.rounds.append(records[-1])
-        return records
+            counts.append(count)
+        return counts

@@ -1,5 +1,6 @@
 """Drafting a chain with a model, one token a pass: shared by the draft model and the quantised self-draft."""
 
+import math
 from collections.abc import Sequence as Seq
 
 import torch
@@ -10,7 +11,7 @@ from ..core.interfaces import DraftBudget
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import ModelRunner
-from ..sampling import DraftSampler
+from ..sampling import DraftSampler, confidence
 
 
 def draft_chains(
@@ -27,10 +28,14 @@ def draft_chains(
     pending: tokens of each row that the runner has not cached yet; the last is the root. All but the last drafted
     token are cached at the end, so a fully accepted draft leaves two tokens pending.
 
+    Where a budget has `goes_on` the draft's confidences are noted, and a row ends with the token that stops it.
+
         pending r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
     """
     drafted: list[list[int]] = [[] for _ in seqs]
     laws: list[list[Tensor]] = [[] for _ in seqs]
+    sure: list[list[float]] = [[] for _ in seqs]
+    weighs = any(budget.goes_on is not None for budget in budgets)
     active = [b for b, budget in enumerate(budgets) if budget.depth > 0 and pending[b]]
     feed = [list(p) for p in pending]
     while active:
@@ -42,21 +47,34 @@ def draft_chains(
         logits = _fit(logits[torch.arange(len(active), device=logits.device), last], vocab_size)
         # Rows keep pace with one another, so the offset of one is the offset of all.
         tokens, q = sampler.sample(logits, [seqs[b] for b in active], len(drafted[active[0]]))
+        given = confidence(logits, tokens).tolist() if weighs else []
         for i, (b, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
             drafted[b].append(token)
+            sure[b] += given[i : i + 1]
             feed[b] = [token]
             if q is not None:
                 laws[b].append(q[i])
-        active = [b for b in active if len(drafted[b]) < budgets[b].depth]
+        active = [b for b in active if len(drafted[b]) < budgets[b].depth and _goes_on(budgets[b], sure[b])]
     tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
+    weighed = _padded(sure, tree.num_nodes) if weighs else None
     if not any(laws):
-        return Draft(tree, source=source)
+        return Draft(tree, source=source, confidence=weighed)
     first = next(law for law in laws if law)[0]
     q = first.new_zeros(len(seqs), tree.num_nodes, vocab_size)
     for b, law in enumerate(laws):
         if law:
             q[b, : len(law)] = torch.stack(law)
-    return Draft(tree, Law.IID, q, source)
+    return Draft(tree, Law.IID, q, source, confidence=weighed)
+
+
+def _goes_on(budget: DraftBudget, sure: list[float]) -> bool:
+    return budget.goes_on is None or budget.goes_on(sure)
+
+
+def _padded(sure: list[list[float]], num_nodes: int) -> Tensor:
+    """NaN at the root and where a row has ended. [B, N]."""
+    rows = [[math.nan, *row] + [math.nan] * (num_nodes - 1 - len(row)) for row in sure]
+    return torch.tensor(rows, dtype=torch.float32)
 
 
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:

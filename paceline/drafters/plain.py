@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar, final
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter
+from ..core.interfaces import DraftBudget, Drafter, Outlook
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 
@@ -14,6 +14,10 @@ class Plain(Drafter):
     """Proposes nothing: the baseline that every speed-up is measured against."""
 
     name: ClassVar[str] = "none"
+
+    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+        """Never anything."""
+        return (Outlook(self.name, hint=-1),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """A tree of roots."""

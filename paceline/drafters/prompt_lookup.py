@@ -9,18 +9,27 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter
+from ..core.interfaces import DraftBudget, Drafter, Outlook
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
 
+LONGEST_HINT = 8
+"""Matches are told apart up to this length: a copy that has gone on for longer is no surer to go on."""
+
 
 @dataclass
 class _Index:
-    """Where each n-gram of one sequence ends: for n = min_ngram .. max_ngram, {n-gram: index of its last token}."""
+    """Where each n-gram of one sequence ends: for n = min_ngram .. max_ngram, {n-gram: index of its last token}.
+
+    found: the place to copy from, as (index of the last matching token, length of the match), for a text of `num_found`
+    tokens; None where nothing matches.
+    """
 
     tables: list[dict[tuple[int, ...], int]]
     num_indexed: int = 0  # tokens whose n-grams are in the tables
+    num_found: int = -1
+    found: tuple[int, int] | None = None
 
 
 @final
@@ -45,13 +54,20 @@ class PromptLookup(Drafter):
         self.max_ngram, self.min_ngram, self.match = max_ngram, min_ngram, match
         self._indexes: dict[int, _Index] = {}
 
+    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+        """The hint is the length of the match, counted on past `max_ngram` up to 8; -1 where there is none."""
+        found = self._match(seq)
+        return (Outlook(self.name, hint=found[1] if found else -1),)
+
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """A chain per row; rows without a match propose nothing."""
-        rows = []
+        rows, hints = list[list[int]](), list[int]()
         for seq, budget in zip(seqs, budgets, strict=True):
-            index = self._updated(seq)
-            rows.append([seq.token_ids[-1], *self._continuation(index, seq.token_ids, budget.depth)])
-        return Draft(TokenTree.chain(rows), source=self.name)
+            found = self._match(seq) if budget.depth else None
+            copied = _continuation(seq.token_ids, found[0], budget.depth) if found else []
+            rows.append([seq.token_ids[-1], *copied])
+            hints.append(found[1] if found else -1)
+        return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
     def release(self, slots: Seq[int]) -> None:
         """Forget the indexes of these slots."""
@@ -73,12 +89,25 @@ class PromptLookup(Drafter):
         index.num_indexed = max(index.num_indexed, len(tokens) - 1)
         return index
 
-    def _continuation(self, index: _Index, tokens: list[int], depth: int) -> list[int]:
+    def _match(self, seq: Sequence) -> tuple[int, int] | None:
+        """Searched once for a text; `outlook` and `propose` share it."""
+        tokens, index = seq.token_ids, self._updated(seq)
+        if index.num_found != len(tokens):
+            index.num_found, index.found = len(tokens), self._search(index, tokens)
+        return index.found
+
+    def _search(self, index: _Index, tokens: list[int]) -> tuple[int, int] | None:
         for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):
             end = index.tables[n - self.min_ngram].get(tuple(tokens[-n:]))
             if end is not None:
-                drafted: list[int] = []
-                for source in range(end + 1, end + 1 + depth):
-                    drafted.append(tokens[source] if source < len(tokens) else drafted[source - len(tokens)])
-                return drafted
-        return []
+                while n < min(LONGEST_HINT, end + 1) and tokens[end - n] == tokens[-1 - n]:
+                    n += 1
+                return end, n
+        return None
+
+
+def _continuation(tokens: list[int], end: int, depth: int) -> list[int]:
+    drafted: list[int] = []
+    for source in range(end + 1, end + 1 + depth):
+        drafted.append(tokens[source] if source < len(tokens) else drafted[source - len(tokens)])
+    return drafted

@@ -1,5 +1,15 @@
-"""Policies: how many tokens to draft this round."""
+"""Policies: how many tokens to draft this round, and by whom.
 
+Fixed       the same number every round
+Dynamic     by recent acceptance and the drafter's confidence
+CostModel   by measured costs and learnt acceptance, never slower than plain decoding; start reading at `choice`
+Gate        another policy, switched off while it does not pay
+"""
+
+from .cost_model import CostModel
+from .dynamic import Dynamic
 from .fixed import Fixed
+from .gate import Gate
+from .profile import Profile
 
-__all__ = ["Fixed"]
+__all__ = ["CostModel", "Dynamic", "Fixed", "Gate", "Profile"]

@@ -1,21 +1,38 @@
 """The same number of tokens every round."""
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import final
 
-from ..core.interfaces import DraftBudget, DraftPolicy
+from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.request import Sequence
 from ..errors import ConfigError
 
 
 @final
 class Fixed(DraftPolicy):
-    """Draft `num_speculative_tokens` tokens in a row; trees may spend `num_nodes` candidates on them."""
+    """Draft `num_speculative_tokens` tokens in a row; trees may spend `num_nodes` candidates on them.
+
+    Of combined drafters the first that has something to propose drafts.
+    """
 
     def __init__(self, num_speculative_tokens: int = 5, num_nodes: int | None = None):
         if num_speculative_tokens < 0:
             raise ConfigError("num_speculative_tokens is negative", got=num_speculative_tokens, expected=">= 0")
-        self._budget = DraftBudget(num_speculative_tokens, num_nodes or num_speculative_tokens)
+        self._depth, self._nodes = num_speculative_tokens, num_nodes or num_speculative_tokens
+        self._drafter: Drafter | None = None
 
-    def budget(self, seq: Sequence) -> DraftBudget:
-        """The fixed budget."""
-        return self._budget
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+        """Remember the drafter, to ask it who can draft."""
+        self._drafter = drafter
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        """The fixed budget for everyone."""
+        return [DraftBudget(self._depth, self._nodes, first_arm(self._drafter, seq)) for seq in seqs]
+
+
+def first_arm(drafter: Drafter | None, seq: Sequence) -> int:
+    """The first member with something to propose; 0 where nobody has, or nobody was asked."""
+    if drafter is None:
+        return 0
+    return next((arm for arm, look in enumerate(drafter.outlook(seq)) if look.hint >= 0), 0)

@@ -1,15 +1,27 @@
-"""Weight formats of a few bits and the kernels that multiply with them, behind one function."""
+"""Weight formats of a few bits and the kernels that multiply with them, behind two functions."""
 
-from .int4 import Int4Linear, dequantize_int4, quantize_int4
-from .linears import QuantReport, quantize_linears
+from .fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
+from .int4 import Int4Linear, dequantize_int4, quantize_int4, round_to_bits
+from .int8 import Int8Linear, dequantize_int8, quantize_int8
+from .linears import QuantReport, Weights, check_weights, quantize_linears, quantize_target
 from .packed import PackedLinear, pack_linears
 
 __all__ = [
+    "Fp8Linear",
     "Int4Linear",
+    "Int8Linear",
     "PackedLinear",
     "QuantReport",
+    "Weights",
+    "check_weights",
+    "dequantize_fp8",
     "dequantize_int4",
+    "dequantize_int8",
     "pack_linears",
+    "quantize_fp8",
     "quantize_int4",
+    "quantize_int8",
     "quantize_linears",
+    "quantize_target",
+    "round_to_bits",
 ]

@@ -3,27 +3,37 @@
 A group of `group_size` weights of one output row shares a scale s and a zero point z, both in bfloat16:
 
     code = round((w - min) / s), s = (max - min) / 15        w' = (code - 8) * s + z,  z = min + 8 s
+
+Weights of 3 and 2 bits use the 8 or 4 codes in the middle of the same container (s = (max - min) / 7 or / 3): they
+show what fewer bits would cost in acceptance, but take the memory and the time of 4 bits.
+The kernel is at its best at 1 to 4 rows and takes its time for every further one: at 16 rows INT8 is faster.
 """
 
 import torch
 from torch import Tensor, nn
 
+from .int8 import Int8Linear
 from .packed import PackedLinear
 
 GROUP_SIZES = (32, 64, 128, 256)
+BITS = (4, 3, 2)
 _INNER_K_TILES = 8  # of the CUDA kernel's layout
 _ROWS = 4096  # quantised at once: the float32 copy of a whole output head would be the peak of memory
 
 
-def quantize_int4(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Weight [out, in] -> codes int32 [out, in] in 0..15, scales and zeros bfloat16 [in / group_size, out, 2]."""
+def quantize_int4(weight: Tensor, group_size: int, bits: int = 4) -> tuple[Tensor, Tensor]:
+    """Weight [out, in] -> codes int32 [out, in] in 0..15, scales and zeros bfloat16 [in / group_size, out, 2].
+
+    bits: 4, or 3 or 2, which use 8 or 4 of the 16 codes.
+    """
     out_features, in_features = weight.shape
     groups = weight.float().view(out_features, in_features // group_size, group_size)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    first, half = 8 - (1 << bits - 1), 1 << bits - 1
     # Rounded to bfloat16 before the codes are chosen, so that the codes fit the scale that is really used.
-    scale = ((high - low) / 15).clamp_(min=1e-6).bfloat16().float()
-    zero = (low + 8 * scale).bfloat16().float()
-    codes = ((groups - zero) / scale + 8).round_().clamp_(0, 15).int().view(out_features, in_features)
+    scale = ((high - low) / (2 * half - 1)).clamp_(min=1e-6).bfloat16().float()
+    zero = (low + half * scale).bfloat16().float()
+    codes = ((groups - zero) / scale + 8).round_().clamp_(first, 7 + half).int().view(out_features, in_features)
     params = torch.stack([scale.squeeze(-1).t(), zero.squeeze(-1).t()], dim=-1)
     return codes, params.bfloat16().contiguous()
 
@@ -33,6 +43,11 @@ def dequantize_int4(codes: Tensor, params: Tensor, group_size: int) -> Tensor:
     scale, zero = params.float().unbind(-1)
     scale, zero = (t.t().repeat_interleave(group_size, dim=1) for t in (scale, zero))
     return (codes.float() - 8) * scale + zero
+
+
+def round_to_bits(weight: Tensor, bits: int, group_size: int) -> Tensor:
+    """The float32 weights [out, in] that `bits` (4, 3 or 2) leave of these."""
+    return dequantize_int4(*quantize_int4(weight, group_size, bits), group_size)
 
 
 def _pack(codes: Tensor) -> Tensor:
@@ -45,14 +60,17 @@ def _pack(codes: Tensor) -> Tensor:
 
 
 class Int4Linear(nn.Module):
-    """A linear layer with packed INT4 weights; activations are multiplied in bfloat16."""
+    """A linear layer with packed INT4 weights; activations are multiplied in bfloat16.
 
-    def __init__(self, linear: nn.Linear | PackedLinear, group_size: int):
+    bits: of the weights' rounding, 4, 3 or 2; the container has 4.
+    """
+
+    def __init__(self, linear: nn.Linear | PackedLinear | Int8Linear, group_size: int, bits: int = 4):
         super().__init__()
         self.in_features, self.out_features, self.group_size = linear.in_features, linear.out_features, group_size
         pieces: list[tuple[Tensor, Tensor]] = []
         for rows in linear.weight.detach().split(_ROWS):
-            codes, params = quantize_int4(rows, group_size)
+            codes, params = quantize_int4(rows, group_size, bits)
             pieces.append((_pack(codes), params))
         self.packed: Tensor
         self.params: Tensor
@@ -61,7 +79,7 @@ class Int4Linear(nn.Module):
         self.bias = linear.bias
 
     @staticmethod
-    def fits(linear: nn.Linear | PackedLinear, group_size: int) -> bool:
+    def fits(linear: nn.Linear | PackedLinear | Int8Linear, group_size: int) -> bool:
         """True iff the kernels take this shape."""
         return linear.in_features % group_size == 0 and linear.out_features % 16 == 0
 

@@ -3,5 +3,6 @@
 from .hf_adapter import LoadedModel, load_model, wrap_model
 from .kv_cache import SlotCache
 from .model_runner import ModelRunner
+from .weights import with_weights
 
-__all__ = ["LoadedModel", "ModelRunner", "SlotCache", "load_model", "wrap_model"]
+__all__ = ["LoadedModel", "ModelRunner", "SlotCache", "load_model", "with_weights", "wrap_model"]

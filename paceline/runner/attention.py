@@ -1,87 +1,24 @@
 """Tree attention: a node sees the committed prefix and its ancestors, nothing else.
 
 `tree_attention` is registered with transformers under the name "paceline"; the layout of the pass reaches it as the
-keyword `paceline_pass`, which models hand through to their attention function untouched.
+keyword `paceline_pass`, which models hand through to their attention function untouched. Fused layers call `attend`.
 
-Two properties are kept on purpose:
-- columns are read in whole blocks of 64 and each row of a batch up to its own length, so the bits of a row depend
-  neither on how many nodes follow it nor on its neighbours (masked columns add exact zeros);
-- with `canonical` set, a branching tree is computed as the chains it consists of, each with its keys in the order
-  that plain decoding would have them, because a sum taken in another order has other bits.
+Two properties are kept on purpose where the layout is `canonical`, because a sum taken in another order has other bits:
+- a node reads the same columns, in whole blocks of 64, as when it is decoded plainly, so its bits depend neither on how
+  many nodes follow it nor on its neighbours (`PassLayout.segments`);
+- a branching tree is computed as the chains it consists of, each with its keys in the order of plain decoding.
 """
 
-from dataclasses import dataclass, field
-from functools import cached_property
+import itertools
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..core.tree import TokenTree
 from ..errors import IncompatibleModels
-from .kv_cache import round_up
+from .layout import PassLayout, Segment
 
 NAME = "paceline"
-
-
-@dataclass
-class PassLayout:
-    """Where the nodes of one pass lie: row b has `starts[b]` committed columns, then its N nodes.
-
-    tree is None for a prefill chunk: a plain causal chain of `num_nodes` nodes.
-    """
-
-    starts: list[int]
-    num_nodes: int
-    tree: TokenTree | None
-    canonical: bool
-    row_multiple: int = 1
-    max_length: int = 1 << 30
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    num_calls: int = 0  # layers that went through `tree_attention`
-    _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
-
-    @cached_property
-    def depth(self) -> Tensor:
-        """Edges to the root. [B, N]."""
-        if self.tree is not None:
-            return self.tree.depth
-        return torch.arange(self.num_nodes, device=self.device).expand(len(self.starts), -1)
-
-    @cached_property
-    def position_ids(self) -> Tensor:
-        """Committed length + depth. [B, N]. Only padding can reach past the context; it stays on the last place."""
-        return (torch.tensor(self.starts, device=self.device)[:, None] + self.depth).clamp_(max=self.max_length - 1)
-
-    def visible(self, window: int | None) -> list[Tensor]:
-        """For each row a mask [N, S_b] of columns a node may see; built once per pass and window."""
-        if window not in self._masks:
-            self._masks[window] = [self._visible(row, window) for row in range(len(self.starts))]
-        return self._masks[window]
-
-    def _visible(self, row: int, window: int | None) -> Tensor:
-        start, n = self.starts[row], self.num_nodes
-        mask = torch.zeros(n, round_up(start + n), dtype=torch.bool, device=self.device)
-        mask[:, :start] = True
-        if self.tree is None:
-            mask[:, start : start + n] = torch.ones(n, n, dtype=torch.bool, device=self.device).tril()
-        else:
-            mask[:, start : start + n] = self.tree.ancestor_mask[row]
-        if window is not None:
-            column = torch.arange(mask.shape[1], device=self.device)
-            column[start : start + n] = self.position_ids[row]
-            mask &= self.position_ids[row][:, None] - column < window
-        return mask
-
-    @cached_property
-    def leaf_paths(self) -> list[list[list[int]]]:
-        """For each row the root-to-leaf paths, root included; a probe without children is a leaf of its own."""
-        assert self.tree is not None
-        paths: list[list[list[int]]] = []
-        for row, parents in enumerate(self.tree.parents.tolist()):
-            leaves = sorted(set(range(self.num_nodes)) - set(parents))
-            paths.append([[0, *self.tree.path_to(row, leaf)] for leaf in leaves])
-        return paths
 
 
 def _attend(
@@ -109,33 +46,94 @@ def _attend(
     return out.view(heads, rows, -1)
 
 
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PassLayout,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention over the slot cache: query [B, Hq, N, d], key, value [slots, H, S, d] -> [B, N, Hq, dv]."""
+    tree = layout.tree
+    if layout.canonical and tree is not None and not tree.is_chain:
+        return _attend_chains(query, key, value, layout, scale, window, softcap, sinks)
+    if softcap is not None or sinks is not None or key.shape[-1] != value.shape[-1]:
+        return _attend_rows(query, key, value, layout, scale, window, softcap, sinks)
+    fused = nn.functional.scaled_dot_product_attention
+    (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
+    if tree is None:  # prefill, one row: many nodes, so the groups are left to the kernel
+        mask = layout.visible(window)[0]
+        slot = layout.slots[0] if layout.slots else 0
+        k, v = key[slot : slot + 1, :, : mask.shape[1]], value[slot : slot + 1, :, : mask.shape[1]]
+        return fused(query, k, v, attn_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
+    groups = heads // kv_heads
+    segments = layout.segments(window, groups, query.dtype)
+    # A key head's queries lie in one matrix, so that its keys are read once: [B, H, N G, d]
+    folded = query.view(batch, kv_heads, groups, nodes, d).transpose(2, 3).reshape(batch, kv_heads, nodes * groups, d)
+    parts = []
+    for part in segments:
+        rows, columns = part.mask.shape[2], part.mask.shape[3]
+        q = folded[part.rows, :, part.nodes.start * groups : part.nodes.stop * groups]
+        if rows != q.shape[2]:
+            q = nn.functional.pad(q, (0, 0, 0, rows - q.shape[2]))
+        out = fused(q, key[part.slots, :, :columns], value[part.slots, :, :columns], attn_mask=part.mask, scale=scale)
+        parts.append(out[:, :, : (part.nodes.stop - part.nodes.start) * groups])
+    out = parts[0] if len(parts) == 1 else _assembled(parts, segments)
+    return out.reshape(batch, kv_heads, nodes, groups, d).permute(0, 2, 1, 3, 4).reshape(batch, nodes, heads, d)
+
+
+def _assembled(parts: list[Tensor], segments: list[Segment]) -> Tensor:
+    """The pieces of a pass in one tensor: the nodes of a row side by side, the rows below one another."""
+    rows: list[Tensor] = []
+    for _, group in itertools.groupby(zip(segments, parts, strict=True), key=lambda pair: pair[0].rows.start):
+        pieces = [part for _, part in group]
+        rows.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
 def _attend_chains(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    paths: list[list[int]],
-    start: int,
-    multiple: int,
-    window: int | None,
+    layout: PassLayout,
     scale: float,
+    window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """A tree as the chains it consists of: each path's keys are first laid out as plain decoding has them."""
-    out = query.new_zeros(query.shape[0], query.shape[1], value.shape[-1])
-    for path in paths:
-        rows = path + [path[-1]] * (round_up(len(path), multiple) - len(path))
-        columns = torch.arange(round_up(start + len(path)), device=key.device)
-        columns[start : start + len(path)] = torch.tensor(path, device=key.device) + start
-        columns.clamp_(max=key.shape[1] - 1)
-        position = torch.tensor([start + min(i, len(path) - 1) for i in range(len(rows))], device=key.device)
-        order = torch.arange(len(columns), device=key.device)
-        mask = order <= position[:, None]
-        if window is not None:
-            mask &= position[:, None] - order < window
-        part = _attend(query[:, rows], key[:, columns], value[:, columns], mask, scale, softcap, sinks)
-        out[:, path] = part[:, : len(path)]
+    """Trees as the chains they consist of, each with its keys laid out as plain decoding has them."""
+    batch, heads, nodes, _ = query.shape
+    out = query.new_zeros(batch, nodes, heads, value.shape[-1])
+    for row, chains in enumerate(layout.chains):
+        slot = layout.slots[row] if layout.slots else row
+        for chain in chains:
+            columns = chain.columns.clamp(max=key.shape[2] - 1)
+            k, v = key[slot, None, :, columns], value[slot, None, :, columns]
+            part = attend(query[row, None, :, chain.nodes], k, v, chain.layout, scale, window, softcap, sinks)
+            out[row, chain.path] = part[0, : len(chain.path)]
     return out
+
+
+def _attend_rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: PassLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """What the kernel does not take: soft caps, sinks, values of another width than keys."""
+    rows = []
+    for row, mask in enumerate(layout.visible(window)):
+        slot = layout.slots[row] if layout.slots else row
+        k, v = key[slot, :, : mask.shape[1]], value[slot, :, : mask.shape[1]]
+        rows.append(_attend(query[row], k, v, mask, scale, softcap, sinks))
+    return torch.stack(rows).transpose(1, 2)
 
 
 def tree_attention(
@@ -153,9 +151,9 @@ def tree_attention(
     paceline_pass: PassLayout | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention over the slot cache, in transformers' convention.
+    """`attend` in transformers' convention.
 
-    query: [B, Hq, N, d]. key, value: [B, H, S, d] as `SlotCache.update` returned them. Returns [B, N, Hq, dv].
+    query: [B, Hq, N, d]. key, value: [slots, H, S, d] as `SlotCache.update` returned them. Returns [B, N, Hq, dv].
     """
     if paceline_pass is None:
         raise IncompatibleModels(
@@ -164,24 +162,10 @@ def tree_attention(
         )
     if position_bias is not None:
         raise IncompatibleModels(f"{type(module).__name__} adds a position bias, which trees do not support")
-    layout = paceline_pass
-    layout.num_calls += 1
+    paceline_pass.num_calls += 1
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    rows = []
-    for row, mask in enumerate(layout.visible(sliding_window)):
-        q, k, v = query[row], key[row, :, : mask.shape[1]], value[row, :, : mask.shape[1]]
-        if layout.canonical and layout.tree is not None and not layout.tree.is_chain:
-            paths, start = layout.leaf_paths[row], layout.starts[row]
-            rows.append(
-                _attend_chains(q, k, v, paths, start, layout.row_multiple, sliding_window, scale, softcap, s_aux)
-            )
-        elif layout.tree is None and softcap is None and s_aux is None and k.shape[-1] == v.shape[-1]:
-            # Prefill: many rows, so the fused kernel, which never holds the whole score matrix.
-            fused = nn.functional.scaled_dot_product_attention
-            rows.append(fused(q[None], k[None], v[None], attn_mask=mask, scale=scale, enable_gqa=True)[0])
-        else:
-            rows.append(_attend(q, k, v, mask, scale, softcap, s_aux))
-    return torch.stack(rows).transpose(1, 2).contiguous(), None
+    out = attend(query, key, value, paceline_pass, scale, sliding_window, softcap, s_aux)
+    return out.contiguous(), None
 
 
 AttentionInterface.register(NAME, tree_attention)

@@ -17,8 +17,10 @@ from transformers import (
 
 from ..errors import ConfigError, IncompatibleModels
 from ..quant import pack_linears
-from .attention import NAME, PassLayout
+from .attention import NAME
+from .fused import FusedDecoder, fuse, is_fused
 from .kv_cache import SlotCache
+from .layout import PassLayout
 from .selftest import Reference, plain_reference
 
 _LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
@@ -30,9 +32,10 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 class LoadedModel:
     """A causal language model, ready for trees, with what the engine must know about it.
 
-    attends_trees: the model routes through our attention function; otherwise it is given a 4-D mask.
-    reference: what plain transformers says on a few made-up tokens, to hold the tree pass against.
-    context: the most tokens a sequence may have. mixes_rows: experts make a row's numerics depend on the others.
+    fused: runs the model where its layers are of the Llama form. attends_trees: the model routes through our attention
+    function; otherwise it is given a 4-D mask. reference: what plain transformers says on a few made-up tokens, to
+    hold the tree pass against. context: the most tokens a sequence may have. mixes_rows: experts make a row's
+    numerics depend on the others.
     """
 
     model: PreTrainedModel
@@ -43,6 +46,7 @@ class LoadedModel:
     attends_trees: bool
     mixes_rows: bool
     reference: Reference
+    fused: FusedDecoder | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -61,10 +65,15 @@ class LoadedModel:
 
     def forward(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
         """Raw logits [B, N, V] of every node of a pass."""
+        if self.fused is not None:
+            return self.fused.logits(token_ids, layout, cache)
         return self._call(self.model, token_ids, layout, cache).logits
 
     def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> None:
         """Fill the cache; the output head is left out, since nothing reads its logits."""
+        if self.fused is not None:
+            self.fused.hidden(token_ids, layout, cache)
+            return
         self._call(self.model.base_model, token_ids, layout, cache)
 
     def _call(self, module: nn.Module, token_ids: Tensor, layout: PassLayout, cache: SlotCache):
@@ -77,7 +86,7 @@ class LoadedModel:
 
     def with_model(self, model: PreTrainedModel) -> "LoadedModel":
         """The same description around another module of the same architecture."""
-        return replace(self, model=model)
+        return replace(self, model=model, fused=FusedDecoder(model) if is_fused(model) else None)
 
 
 def share_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -173,9 +182,11 @@ def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, 
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
+    fused = attends and (is_fused(model) or fuse(model))
     pack_linears(model)
     name, context = name or config.model_type, _context(config)
-    return LoadedModel(model, tokenizer, name, context, eos_ids, attends, mixes, reference)
+    decoder = FusedDecoder(model) if fused else None
+    return LoadedModel(model, tokenizer, name, context, eos_ids, attends, mixes, reference, decoder)
 
 
 @torch.inference_mode()

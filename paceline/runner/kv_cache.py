@@ -42,7 +42,7 @@ class SlotCache(Cache):
         self.capacity = min(round_up(256), round_up(max_length))
         self._slots: list[int] = []  # of the pass in progress
         self._starts: list[int] = []
-        self._drafts = False
+        self._drafts, self._whole = False, True
         self._written = [0] * num_slots  # columns that may hold something
         self._free = list(range(num_slots))
 
@@ -74,12 +74,13 @@ class SlotCache(Cache):
 
     # A pass: begin, update (called by every attention layer), commit
 
-    def begin(self, slots: Sequence[int], num_nodes: int, drafts: bool = False) -> list[int]:
+    def begin(self, slots: Sequence[int], num_nodes: int, drafts: bool = False, whole: bool = True) -> list[int]:
         """Announce a pass of `num_nodes` nodes per row; returns the committed length of each row.
 
-        drafts: all nodes but the first are guesses; otherwise they are text.
+        drafts: the nodes are a tree, a root and guesses; otherwise they are text. whole: `update` returns the tensors
+        of all slots `[slots, H, capacity, dim]`; otherwise a copy of this pass's rows `[B, H, S, dim]`.
         """
-        self._drafts = drafts
+        self._drafts, self._whole = drafts, whole
         self._slots, self._starts = list(slots), [self.lengths[s] for s in slots]
         self._ensure(max(self._starts) + num_nodes)
         for slot, start in zip(self._slots, self._starts, strict=True):
@@ -89,24 +90,23 @@ class SlotCache(Cache):
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write `[B, H, N, dim]` past the committed lengths; return `[B, H, S, dim]`, S in whole blocks."""
+        """Write `[B, H, N, dim]` past the committed lengths; return what `begin` was asked for."""
         while len(self.keys) <= layer_idx:
             self.keys.append(self._empty(key_states))
             self.values.append(self._empty(value_states))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]
-        known = 1 if self._drafts else num_nodes
         for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True)):
             for cached, states in ((keys, key_states), (values, value_states)):
-                cached[slot, :, start : start + known] = states[row, :, :known]
-                if known < num_nodes:
-                    # Drafted rows are written finite: an overflow in one that will be rejected must not reach the
-                    # others as 0 * NaN. Nothing is hidden: accepting it reads its logits, which stay NaN.
-                    torch.nan_to_num(states[row, :, known:], out=cached[slot, :, start + known : start + num_nodes])
+                if self._drafts:
+                    # Guesses are written finite: an overflow in one that will be rejected must not reach the others
+                    # as 0 * NaN. Nothing is hidden: accepting it reads its logits, which stay NaN.
+                    torch.nan_to_num(states[row], out=cached[slot, :, start : start + num_nodes])
+                else:
+                    cached[slot, :, start : start + num_nodes] = states[row]
+        if self._whole:
+            return keys, values
         end = round_up(max(self._starts) + num_nodes)
-        first, count = self._slots[0], len(self._slots)
-        if self._slots == list(range(first, first + count)):  # neighbours: views, no copy
-            return keys[first : first + count, :, :end], values[first : first + count, :, :end]
         return keys[self._slots, :, :end], values[self._slots, :, :end]
 
     @torch.inference_mode()

@@ -1,5 +1,7 @@
 """Runs one model over token trees and keeps its cache in step. Decides nothing about tokens."""
 
+import statistics
+import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 
@@ -8,11 +10,13 @@ import torch
 from ..core.outputs import TargetOutput
 from ..core.tree import TokenTree
 from ..errors import CacheFull
-from .attention import PassLayout
+from .graphs import StaticPasses
 from .hf_adapter import LoadedModel
 from .kv_cache import SlotCache, round_up
+from .layout import PassLayout
 from .numerics import measure_row_multiple, refuse
 from .selftest import check_against_reference
+from .static_numerics import agrees_with_dynamic
 
 PREFILL_CHUNK = 512
 
@@ -23,6 +27,9 @@ class ModelRunner:
     invariant: True asks that the bits of a row do not depend on how many rows share its pass, None takes it where it
     can be had. Passes are then padded to a multiple of `row_multiple` rows, measured on this device, and trees are
     computed as the chains they consist of. Raises `NumericsError` where it is required and cannot be had.
+    static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where the model's layers are of
+    the Llama form; None: on CUDA. With invariant numerics they stay only if they give the bits of the other passes, and
+    trees that branch do without them.
     """
 
     def __init__(
@@ -31,14 +38,20 @@ class ModelRunner:
         max_batch_size: int = 8,
         max_length: int | None = None,
         invariant: bool | None = False,
+        static: bool | None = None,
     ):
         self.loaded = loaded
         self.max_length = min(loaded.context, max_length or loaded.context)
         self.cache = SlotCache(max_batch_size, self.max_length)
         self.invariant, self.row_multiple = False, 1
+        self._wants_static = loaded.device.type == "cuda" if static is None else static
+        self.static = self._static_passes()
         check_against_reference(self)
         if invariant is not False:
             multiple = measure_row_multiple(self)
+            if self.static is not None and not agrees_with_dynamic(self, multiple):
+                self.static = None
+                multiple = measure_row_multiple(self)
             if multiple is not None:
                 self.invariant, self.row_multiple = True, multiple
             elif invariant:
@@ -59,7 +72,13 @@ class ModelRunner:
         other = ModelRunner.__new__(ModelRunner)
         other.loaded, other.max_length, other.cache = loaded, self.max_length, self.cache
         other.invariant, other.row_multiple = False, 1
+        other._wants_static = self._wants_static
+        other.static = other._static_passes()
         return other
+
+    def _static_passes(self) -> StaticPasses | None:
+        fused = self.loaded.fused
+        return StaticPasses(fused, self.cache, self.max_length) if self._wants_static and fused is not None else None
 
     def admit(self, token_ids: Sequence[int]) -> int:
         """Take a slot for a sequence that does not fill the context yet."""
@@ -78,22 +97,60 @@ class ModelRunner:
         device = self.loaded.device
         for begin in range(0, len(token_ids), PREFILL_CHUNK):
             chunk = list(token_ids[begin : begin + PREFILL_CHUNK])
-            starts = self.cache.begin([slot], len(chunk))
-            layout = PassLayout(starts, len(chunk), None, self.invariant, self.row_multiple, self.max_length, device)
+            starts = self.cache.begin([slot], len(chunk), whole=self.loaded.attends_trees)
+            layout = PassLayout(
+                starts, len(chunk), None, self.invariant, self.row_multiple, self.max_length, [slot], device=device
+            )
             self.loaded.prefill(torch.tensor([chunk], device=device), layout, self.cache)
             self.cache.lengths[slot] += len(chunk)
 
     @torch.inference_mode()
     def forward(self, slots: Sequence[int], tree: TokenTree) -> TargetOutput:
         """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given."""
-        num_nodes = tree.num_nodes
+        num_nodes, static = tree.num_nodes, self.static
+        fits = static is not None and static.takes(num_nodes, self.row_multiple)
+        if static is not None and fits and (not self.invariant or tree.is_chain):
+            return TargetOutput(static.run(slots, tree, self.row_multiple))
         padded = tree.padded(round_up(num_nodes, self.row_multiple))
-        starts = self.cache.begin(slots, padded.num_nodes, drafts=True)
-        device = padded.token_ids.device
+        starts = self.cache.begin(slots, padded.num_nodes, drafts=True, whole=self.loaded.attends_trees)
         layout = PassLayout(
-            starts, padded.num_nodes, padded, self.invariant, self.row_multiple, self.max_length, device
+            starts,
+            padded.num_nodes,
+            padded,
+            self.invariant,
+            self.row_multiple,
+            self.max_length,
+            list(slots),
+            num_nodes,
+            padded.token_ids.device,
         )
         return TargetOutput(self.loaded.forward(padded.token_ids, layout, self.cache)[:, :num_nodes])
+
+    def pass_seconds(self, rows: int, repeats: int = 3) -> float:
+        """Median seconds of one pass over a chain of `rows` tokens.
+
+        It writes past what the first slot has committed, so it may run between any two rounds.
+        """
+        chain = TokenTree.chain([[i % self.vocab_size for i in range(rows)]], self.loaded.device)
+        times = []
+        for _ in range(repeats + 1):  # the first warms up
+            begin = time.perf_counter()
+            self.forward([0], chain).logits.argmax(-1).tolist()  # reading waits for the device
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times[1:])
+
+    def read_seconds(self, tokens: int = 64) -> float:
+        """Seconds per token of reading a text behind what the first slot holds, which is left as it was."""
+        text = [i % self.vocab_size for i in range(min(tokens, self.room(0)))]
+        if not text:
+            return self.pass_seconds(1)
+        times = []
+        for _ in range(2):  # the first warms up
+            with self.tentative([0]):
+                begin = time.perf_counter()
+                self.prefill(0, text)
+                times.append(time.perf_counter() - begin)
+        return times[-1] / len(text)
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's root and accepted nodes."""

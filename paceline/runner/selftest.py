@@ -12,8 +12,11 @@ from transformers import PreTrainedModel
 
 from ..core.tree import TokenTree
 from ..errors import IncompatibleModels, NumericsError
+from .kv_cache import SlotCache
+from .layout import PassLayout
 
 if TYPE_CHECKING:
+    from .hf_adapter import LoadedModel
     from .model_runner import ModelRunner
 
 Reference: TypeAlias = list[Tensor]
@@ -40,6 +43,20 @@ def plain_reference(model: PreTrainedModel) -> Reference:
         ids = tokens[: _PREFIX + 1] + [tokens[_PREFIX + node] for node in path]
         logits = model(torch.tensor([ids], device=embeddings.device), use_cache=False).logits  # type: ignore[arg-type]
         rows.append(logits[0, -1].float())
+    return rows
+
+
+@torch.inference_mode()
+def own_reference(loaded: "LoadedModel") -> Reference:
+    """What a model that transformers cannot run itself says about each path, read as plain text."""
+    tokens = _tokens(loaded.model.get_input_embeddings().weight.shape[0])  # type: ignore[union-attr, arg-type]
+    rows = []
+    for path in _PATHS:
+        ids = tokens[: _PREFIX + 1] + [tokens[_PREFIX + node] for node in path]
+        cache = SlotCache(1, len(ids))
+        starts = cache.begin([cache.allocate()], len(ids), whole=loaded.attends_trees)
+        layout = PassLayout(starts, len(ids), None, False, device=loaded.device)
+        rows.append(loaded.forward(torch.tensor([ids], device=loaded.device), layout, cache)[0, -1].float())
     return rows
 
 

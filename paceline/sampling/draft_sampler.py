@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from ..core.argmax import argmax
 from ..core.draft import Law
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel, uniforms
@@ -48,7 +49,7 @@ class DraftSampler:
         `len(seq.token_ids) + offset`. Rows at temperature 0 take the argmax, and q is one-hot there.
         """
         scores = self._scores(logits, seqs, offset)
-        tokens = scores.argmax(-1)
+        tokens = argmax(scores)
         q = None if self.coupled else torch.zeros_like(scores).scatter_(1, tokens.unsqueeze(1), 1.0)
         sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
         if not sampled:
@@ -59,7 +60,7 @@ class DraftSampler:
         positions = torch.tensor(places, dtype=torch.long, device=logits.device).reshape(-1, 1)
         if q is None:
             noise = gumbel(seeds, positions, Purpose.TARGET, logits.shape[1]).squeeze(1)
-            tokens[rows] = (scores[rows] + noise).argmax(-1)
+            tokens[rows] = argmax(scores[rows] + noise)
         else:
             q[rows] = torch.softmax(scores[rows], dim=-1)
             # The round is part of the key: a position drafted again after a rejection gets fresh numbers, so nothing

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..core.argmax import argmax
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetLaw, VerifyOutput
@@ -47,7 +48,7 @@ def _choices(law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B
 
 
 def _argmax(scores: Float[Tensor, "B N V"]) -> Int[Tensor, "B N"]:
-    token = scores.argmax(-1, keepdim=True)
+    token = argmax(scores).unsqueeze(-1)
     best = scores.gather(-1, token)  # NaN passes through argmax
     return token.where(best.isfinite(), -1).squeeze(-1)
 

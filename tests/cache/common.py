@@ -7,7 +7,7 @@ from paceline.core.request import SamplingParams, Sequence
 from paceline.decoding import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner, SlotCache, model_runner
-from paceline.runner.attention import PassLayout
+from paceline.runner.layout import PassLayout
 from paceline.verify import Coupled
 from tests.helpers import runner as shared_runner
 from tests.helpers import sequence

@@ -7,7 +7,7 @@ import pytest
 from paceline import SamplingParams
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner, SlotCache
-from paceline.runner.attention import PassLayout
+from paceline.runner.layout import PassLayout
 from tests.adversaries import LeastLikely, RandomTrees, Scripted, Window
 from tests.cache.common import (
     CACHE_MUTANTS,

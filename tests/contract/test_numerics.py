@@ -144,12 +144,13 @@ DRAFTERS = {
 
 def test_the_measurement_refuses_a_model_that_counts_its_rows():
     """Mutant: a layer whose result depends on how many rows it is given, as a kernel chosen by shape would."""
-    model = middling(1)
-    real = model.model.layers[0].mlp.forward
-    model.model.layers[0].mlp.forward = lambda x: real(x) * (1 + 2.0**-6 * (x.shape[0] * x.shape[1] % 3))
+    model = wrap_model(middling(1))
+    layer = model.model.base_model.layers[0]
+    real = layer.forward
+    layer.forward = lambda x, *rest: real(x, *rest) * (1 + 2.0**-6 * (x.shape[0] % 3))
     with pytest.raises(NumericsError, match="multiples of 16"):
-        ModelRunner(wrap_model(model), 1, None, True)
-    assert ModelRunner(wrap_model(model), 1, None, None).numerics == "fast"
+        ModelRunner(model, 1, None, True)
+    assert ModelRunner(model, 1, None, None).numerics == "fast"
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"])

@@ -114,7 +114,7 @@ def test_draft_that_joins_late_catches_up():
     decoder = SpeculativeDecoder(ModelRunner(target, 1), drafter, Coupled(), Fixed(4))
     seq = sequence(target, REPEATING, PARAMS)
     decoder.admit(seq)
-    real, drafter.propose = drafter.propose, lambda seqs, budgets: real(seqs, [Fixed(0).budget(s) for s in seqs])
+    real, drafter.propose = drafter.propose, lambda seqs, budgets: real(seqs, Fixed(0).budgets(seqs))
     for _ in range(10):
         decoder.step([seq])
     drafter.propose = real
@@ -205,7 +205,7 @@ def test_a_self_draft_that_fails_rolls_back():
 def test_lookup(match, tokens, expected):
     seq = sequence(loaded(), tokens, PARAMS)
     seq.slot = 0
-    draft = PromptLookup(match=match).propose([seq], [Fixed(3).budget(seq)])
+    draft = PromptLookup(match=match).propose([seq], Fixed(3).budgets([seq]))
     assert draft.tree.token_ids[0].tolist() == [tokens[-1], *expected]
 
 
@@ -216,7 +216,7 @@ def test_lookup_index_grows_with_the_text():
     for end in range(1, len(text)):
         seq = sequence(loaded(), text[:end], PARAMS)
         seq.slot = 0
-        budget = [Fixed(4).budget(seq)]
+        budget = Fixed(4).budgets([seq])
         assert torch.equal(
             grown.propose([seq], budget).tree.token_ids, PromptLookup().propose([seq], budget).tree.token_ids
         )

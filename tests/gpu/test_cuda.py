@@ -5,7 +5,7 @@ import torch
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
-from paceline.quant import Int4Linear, dequantize_int4, quantize_int4
+from paceline.quant import Fp8Linear, Int4Linear, dequantize_fp8, dequantize_int4, quantize_fp8, quantize_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
 from tests.tiny import tiny_model
@@ -53,3 +53,60 @@ def test_int4_equals_its_dequantised_weights(rows):
     x = torch.randn(rows, 256, dtype=torch.bfloat16, device="cuda")
     expected = x.float() @ weight.t() + linear.bias.float()
     torch.testing.assert_close(packed(x).float(), expected, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 17])
+def test_fp8_equals_its_dequantised_weights(rows):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this card does not multiply FP8")
+    linear = torch.nn.Linear(256, 128, dtype=torch.bfloat16, device="cuda")
+    packed = Fp8Linear(linear)
+    x = torch.randn(rows, 256, dtype=torch.bfloat16, device="cuda")
+    expected = dequantize_fp8(*quantize_fp8(x)) @ dequantize_fp8(packed.codes, packed.scales).T + linear.bias.float()
+    torch.testing.assert_close(packed(x).float(), expected, atol=0.05, rtol=0.05)
+
+
+def chain(length: int, seed: int) -> TokenTree:
+    tokens = torch.randint(3, 97, (1, length), generator=torch.Generator().manual_seed(seed)).tolist()
+    return TokenTree.chain(tokens, "cuda")
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+def test_graphs_say_what_the_other_passes_say(name):
+    model = wrap_model(tiny_model(name).to("cuda"))
+    graphs, plain = (ModelRunner(model, 4, static=kind) for kind in (None, False))
+    assert graphs.static is not None
+    for ids in PROMPTS[:2]:
+        for runner in (graphs, plain):
+            runner.prefill(runner.admit(ids), ids)
+    branching = TokenTree.from_lists([[8, 10, 20, 30, 11]], [[-1, 0, 0, 1, 2]], "cuda")
+    for step in range(40):  # 40 commits of 8 tokens: the cache grows
+        for tree in (chain(8, step), branching):
+            rows = [runner.forward([0], tree).logits for runner in (graphs, plain)]
+            torch.testing.assert_close(*rows, atol=1e-3, rtol=1e-3)
+        both = TokenTree.chain([[5, 6], [7, 8]], "cuda")
+        torch.testing.assert_close(
+            *[runner.forward([0, 1], both).logits for runner in (graphs, plain)], atol=1e-3, rtol=1e-3
+        )
+        if graphs.room(0) < 16:
+            break
+        for runner in (graphs, plain):
+            runner.forward([0], chain(8, step))
+            runner.commit([0], [range(1, 8)])
+
+
+def test_a_pass_does_not_wait_for_the_device():
+    runner = ModelRunner(wrap_model(tiny_model("llama").to("cuda")), 4)
+    slots = [runner.admit(ids) for ids in PROMPTS[:2]]
+    for slot, ids in zip(slots, PROMPTS, strict=False):
+        runner.prefill(slot, ids)
+    trees = [chain(n, 1) for n in (1, 4)]
+    both = TokenTree.chain([[5, 6], [7, 8]], "cuda")
+    try:
+        for mode in ("default", "error"):  # the first turn captures
+            torch.cuda.set_sync_debug_mode(mode)
+            for tree in trees:
+                runner.forward(slots[:1], tree)
+            runner.forward(slots, both)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

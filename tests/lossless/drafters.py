@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from paceline import DraftModel, Plain, PromptLookup, SelfQuantized
 from paceline.core.interfaces import Drafter
-from paceline.runner import LoadedModel, wrap_model
+from paceline.runner import LoadedModel
+from paceline.runner.hf_adapter import share_copy
 from tests.adversaries import Constant, Ending, LeastLikely, RandomTrees, Scripted, Sometimes, Wide, Window
 from tests.helpers import loaded
-from tests.tiny import tiny_model
 
 Future = dict[tuple[int, ...], list[int]]
 END = 2
@@ -20,9 +20,7 @@ def small_draft() -> LoadedModel:
 
 def twin(target: LoadedModel) -> LoadedModel:
     """The target's weights in another instance."""
-    model = tiny_model(target.name.split(":")[0], target.dtype)
-    model.load_state_dict(target.model.state_dict())
-    return wrap_model(model)
+    return target.with_model(share_copy(target.model))
 
 
 DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {

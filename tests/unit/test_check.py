@@ -16,7 +16,7 @@ from paceline.core.interfaces import Verifier
 from paceline.core.outputs import TargetOutput, VerifyOutput
 from paceline.errors import ConfigError
 from paceline.runner import ModelRunner
-from paceline.runner.attention import PassLayout
+from paceline.runner.layout import PassLayout
 from tests.tiny import tiny_model
 
 PROMPTS = [[5, 9, 31, 7, 5, 9, 31], [3, 3, 3, 3, 3], [64, 22, 64, 22, 64]]

@@ -15,7 +15,7 @@ PARAMS = SamplingParams(temperature=0.8, max_tokens=20, seed=7, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(tiny_model("llama"), tokenizer=tokenizer(), drafter=PromptLookup(), max_batch_size=3)
+    return LLM(tiny_model("llama"), tokenizer=tokenizer(), drafter=PromptLookup(), policy=Fixed(), max_batch_size=3)
 
 
 def test_a_prompt_of_every_kind(llm):

@@ -2,7 +2,20 @@
 
 import pytest
 
-from paceline import Coupled, DraftModel, Plain, PromptLookup, Ratio, SelfQuantized, Typical
+from paceline import (
+    Choose,
+    CostModel,
+    Coupled,
+    DraftModel,
+    Dynamic,
+    Fixed,
+    Gate,
+    Plain,
+    PromptLookup,
+    Ratio,
+    SelfQuantized,
+    Typical,
+)
 from paceline.core.request import SamplingParams, Sequence
 from paceline.errors import ConfigError, LossyNotAllowed
 from paceline.spec_config import SpecConfig, parse
@@ -13,15 +26,18 @@ from paceline.spec_config import SpecConfig, parse
     [
         (None, "none", 0),
         ("none", "none", 0),
-        ("lookup", "ngram", 8),
-        ("ngram", "ngram", 8),
-        ("self-int4", "self_int4", 4),
-        ("model:some/draft", "draft_model", 5),
+        ("lookup", "ngram", 16),
+        ("ngram", "ngram", 16),
+        ("self-int4", "self_int4", 16),
+        ("lookup+model:some/draft@int4", "choose", 16),
+        ({"method": "ngram", "policy": "fixed"}, "ngram", 8),
+        ({"method": "ngram", "policy": "cost_model", "num_speculative_tokens": 6}, "ngram", 6),
+        ("model:some/draft", "draft_model", 16),
         ({}, "none", 0),
-        ({"model": "some/draft"}, "draft_model", 5),
+        ({"model": "some/draft"}, "draft_model", 16),
         ({"method": "ngram", "num_speculative_tokens": 3}, "ngram", 3),
-        ('{"method": "self_int4", "group_size": 64, "lm_head": "shared"}', "self_int4", 4),
-        (' {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2, "match": "first"}', "ngram", 8),
+        ('{"method": "self_int4", "group_size": 64, "lm_head": "shared"}', "self_int4", 16),
+        (' {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2, "match": "first"}', "ngram", 16),
     ],
 )
 def test_what_is_understood(given, method, tokens):
@@ -55,6 +71,12 @@ def test_a_number_of_tokens_overrules():
         ({"method": "self_int4", "lm_head": "int8"}, ["unknown lm_head", "did you mean 'int4'"]),
         ({"model": 3}, ["model is not a name"]),
         ({"rejection_sample_method": "strict"}, ["unknown rejection_sample_method", "typical"]),
+        ({"method": "ngram", "policy": "costmodel"}, ["unknown policy", "did you mean 'cost_model'"]),
+        ({"method": "choose"}, ['needs "drafters"']),
+        ("lookup+none", ["\"drafters\" cannot hold 'none'"]),
+        ("lookup+lokup", ["unknown drafter 'lokup'"]),
+        ("model:some/draft@int3", ["unknown weights 'int3'"]),
+        ({"method": "self_int4", "bits": 5}, ["unknown bits 5"]),
         ("{not json", ["not valid JSON", "character 1"]),
         ("[1, 2]", ["not a JSON object"]),
         ('"lookup"', ["not a JSON object"]),
@@ -70,11 +92,33 @@ def test_what_is_refused(given, words):
 def test_build_makes_the_objects():
     kinds = {"none": Plain, "lookup": PromptLookup, "self-int4": SelfQuantized, "model:some/draft": DraftModel}
     for name, kind in kinds.items():
-        drafter, policy, verifier = parse(name).build()
+        drafter, policy, verifier = parse(name, policy="fixed").build()
         assert isinstance(drafter, kind)
         assert isinstance(verifier, Coupled)
         seq = Sequence([1], SamplingParams(), 0, frozenset(), 100)
-        assert policy.budget(seq).depth == parse(name).num_speculative_tokens
+        assert policy.budgets([seq])[0].depth == parse(name, policy="fixed").num_speculative_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("cost_model", CostModel), ("dynamic", Dynamic), ("gate", Gate), ("fixed", Fixed)]
+)
+def test_policies(name, kind):
+    assert isinstance(parse("lookup", policy=name).build()[1], kind)
+
+
+def test_the_policy_decides_unless_a_number_is_given():
+    assert parse("lookup").policy == "cost_model"
+    assert parse("lookup", 3).policy == "fixed"
+    assert parse("none").policy == "fixed"
+
+
+def test_several_drafters():
+    config = parse("lookup+model:some/draft@int4")
+    assert config.name == "lookup+model:some/draft@int4"
+    assert config.models == ("some/draft",)
+    drafter, policy, _ = config.build()
+    assert isinstance(drafter, Choose)
+    assert isinstance(policy, CostModel)
 
 
 @pytest.mark.parametrize(("rule", "kind"), [("exact", Coupled), ("standard", Ratio), ("ratio", Ratio)])

@@ -1,0 +1,87 @@
+"""Answers with llama.cpp through the xllamacpp package: plain, n-gram lookup, and a draft model."""
+
+import json
+import urllib.error
+import urllib.request
+from importlib import import_module
+from typing import Any
+
+CONTEXT = 4096
+
+
+class Worker:
+    """One in-process server for each mode; they map the same file, so the weights are in memory once."""
+
+    def __init__(self, settings: "dict[str, Any]") -> None:
+        self.xllamacpp = import_module("xllamacpp")
+        kinds = {"plain": None, "lookup": "NGRAM_SIMPLE"}
+        if settings["draft_model"]:
+            kinds["draft"] = "DRAFT_SIMPLE"
+        self.servers = {mode: self._server(settings, kind) for mode, kind in kinds.items()}
+        self.modes = list(self.servers)
+        budget = settings["num_speculative_tokens"]
+        self.about = {
+            "version": f"xllamacpp {import_module('importlib.metadata').version('xllamacpp')}",
+            "context": str(CONTEXT),
+            "lookup": "ngram_simple" + (f", size_m={budget}" if budget else ""),
+        }
+        if settings["draft_model"]:
+            self.about["draft n_max"] = str(budget or "default")
+
+    def _server(self, settings: "dict[str, Any]", kind: "str | None") -> Any:
+        params = self.xllamacpp.CommonParams()
+        params.model.path = settings["model"]
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
+        params.n_ctx, params.n_parallel, params.verbosity = CONTEXT, 1, 1  # 1: errors only
+        budget = settings["num_speculative_tokens"]
+        if kind is not None:
+            types = self.xllamacpp.common_speculative_type
+            params.speculative.types = [getattr(types, f"COMMON_SPECULATIVE_TYPE_{kind}")]
+        if kind == "DRAFT_SIMPLE":
+            draft = params.speculative.draft
+            draft.mparams.path = settings["draft_model"]
+            draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = settings["threads"]
+            if budget:
+                draft.n_max = budget
+        elif kind and budget:
+            params.speculative.ngram_simple.size_m = budget
+        return self.xllamacpp.Server(params)
+
+    def run(
+        self,
+        mode: str,
+        messages: "list[dict[str, str]]",
+        token_ids: "list[int]",
+        max_tokens: int,
+        temperature: float,
+    ) -> "dict[str, Any]":
+        """Answer one prompt, given as token ids; the times are the server's own."""
+        body = {
+            "prompt": token_ids,
+            "n_predict": max_tokens,
+            "temperature": temperature,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        # The package's own call answers without token ids; the server behind it gives them.
+        address = f"{self.servers[mode].listening_address}/completion"
+        request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as response:
+                reply = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(error.read().decode(errors="replace")) from error
+        times = reply["timings"]
+        # llama.cpp takes the first token from the prompt's pass, and its clock of prediction starts there.
+        decoded = max(times["predicted_n"] - 1, 0)
+        return {
+            "token_ids": reply["tokens"],
+            "num_tokens": decoded,
+            "text": reply["content"],
+            "prefill_s": times["prompt_ms"] / 1000,
+            "decode_s": times["predicted_ms"] / 1000,
+            "num_passes": max(decoded - times.get("draft_n_accepted", 0), 0),
+        }

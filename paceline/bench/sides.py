@@ -1,0 +1,146 @@
+"""The sides that take turns: an engine of ours, plain or speculative, and a peer in one of its modes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..checks.measure import measure
+from ..checks.verdict import Verdict, classify, first_difference
+from ..core.request import SamplingParams, Sequence
+from ..llm import LLM
+from .answers import Answer, Ask
+
+if TYPE_CHECKING:
+    from .peers.base import Peer
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """How to decode: the same for all sides. batch: prompts decoded side by side. repeat: rounds over all prompts."""
+
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    batch: int = 1
+    repeat: int = 1
+
+    def params(self, ask: Ask, max_tokens: int | None = None) -> SamplingParams:
+        """What an engine is asked for."""
+        return SamplingParams(self.temperature, max_tokens=max_tokens or self.max_tokens, seed=ask.seed)
+
+
+class Side(ABC):
+    """Answers what it is asked and tells what that took."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    @abstractmethod
+    def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+        """Answer a batch; `max_tokens` overrules that of the options."""
+
+
+class EngineSide(Side):
+    """One of our engines; its speed is emitted tokens over the seconds of its loop, whichever drafter it has."""
+
+    def __init__(self, name: str, llm: LLM):
+        super().__init__(name)
+        self.llm = llm
+
+    def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+        """Decode the asks side by side, as many as the engine has slots."""
+        params = [options.params(ask, max_tokens) for ask in asks]
+        results = self.llm.generate([ask.token_ids for ask in asks], params)
+        timings = results[0].timings
+        shares = [sum(one.seconds / one.batch for one in result.rounds) for result in results]
+        read = sum(len(ask.token_ids) for ask in asks)
+        answers = []
+        for ask, result, share in zip(asks, results, shares, strict=True):
+            one = result.outputs[0]
+            answers.append(
+                Answer(
+                    ask,
+                    self.name,
+                    one.token_ids,
+                    len(one.token_ids),
+                    one.text,
+                    # The loop's own count also holds what no round does: policies and drafters that learn from it.
+                    seconds=timings.decode * share / max(sum(shares), 1e-12),
+                    prefill_s=timings.prefill * len(ask.token_ids) / read,
+                    passes=sum(1 / r.batch for r in one.rounds),
+                    seed=one.seed,
+                    finish_reason=one.finish_reason,
+                    origins=[origin.value for origin in one.origins],
+                    sources=one.sources,
+                    rounds=one.rounds,
+                )
+            )
+        return answers
+
+    def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
+        """`mine` with its verdict against the plain answer; none where the rule promises the law and not the tokens."""
+        if not (self.llm.verifier.exact or options.temperature == 0):
+            return mine
+        assert plain.token_ids is not None
+        assert mine.token_ids is not None
+        divergence = first_difference(plain.token_ids, mine.token_ids)
+        measured = None
+        if divergence is not None and None not in (divergence.plain_token, divergence.speculative_token):
+            measured = measure(self.llm, self._finished(mine, options), mine.rounds, divergence)
+            if options.batch > 1 and self.llm.numerics == "fast":
+                # Passes shared with other requests cannot be replayed; what rounding can do stands in for their noise.
+                measured = replace(measured, noise=max(measured.noise, measured.rounding / 2))
+        verdict, reason = classify(divergence, measured)
+        if divergence is None and plain.finish_reason != mine.finish_reason:
+            verdict = Verdict.BUG
+            reason = f"plain decoding ended by {plain.finish_reason}, speculation by {mine.finish_reason}"
+        return replace(mine, verdict=verdict.value, reason=reason)
+
+    def _finished(self, mine: Answer, options: BenchOptions) -> Sequence:
+        """The finished answer as the engine holds it."""
+        llm, ids = self.llm, mine.ask.token_ids
+        assert mine.seed is not None
+        text = [*ids, *(mine.token_ids or ())]
+        return Sequence(
+            ids, options.params(mine.ask), mine.seed, llm.loaded.eos_ids, llm.runner.max_length, token_ids=text
+        )
+
+
+class PeerSide(Side):
+    """Another engine in one of its modes; it answers one prompt at a time."""
+
+    def __init__(self, peer: "Peer", mode: str):
+        super().__init__(f"{peer.name}:{mode}")
+        self.peer, self.mode = peer, mode
+
+    def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+        """Ask the peer, with its own count of tokens and its own clock."""
+        answers = []
+        for ask in asks:
+            got = self.peer.run(
+                self.mode, ask.messages, ask.token_ids, max_tokens or options.max_tokens, options.temperature
+            )
+            passes = None if got.num_passes is None else float(got.num_passes)
+            answers.append(
+                Answer(ask, self.name, got.token_ids, got.num_tokens, got.text, got.decode_s, got.prefill_s, passes)
+            )
+        return answers
+
+    def judge(self, plain: Answer, mine: Answer, eos_ids: frozenset[int]) -> Answer:
+        """`mine` with whether it is our plain answer, by tokens where the peer tells them, an end token apart."""
+        if mine.token_ids is None or plain.token_ids is None:
+            same = mine.text.strip() == plain.text.strip()
+        else:
+            ours, theirs = (_without_end(ids, eos_ids) for ids in (plain.token_ids, mine.token_ids))
+            same = ours == theirs
+        return replace(mine, verdict="identical" if same else "different")
+
+
+def _without_end(token_ids: list[int], eos_ids: frozenset[int]) -> list[int]:
+    end = len(token_ids)
+    while end and token_ids[end - 1] in eos_ids:
+        end -= 1
+    return token_ids[:end]

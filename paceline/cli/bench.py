@@ -1,0 +1,225 @@
+"""`paceline bench`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .bench_parts import PeerWishes, open_engines, open_peers
+from .bench_report import show
+from .engine import (
+    AllowLossyOption,
+    DeviceOption,
+    DtypeOption,
+    EngineOptions,
+    MaxLenOption,
+    ModelArgument,
+    NumericsOption,
+    NumTokensOption,
+    PolicyOption,
+    ProfileOption,
+    SpecConfigOption,
+    ThreadsOption,
+    TrustOption,
+    WeightsOption,
+    choose_tuned,
+)
+from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
+
+_WHAT, _HOW, _PEERS = "Prompts", "Measuring", "Peers"
+
+
+def bench(
+    ctx: typer.Context,
+    model: ModelArgument,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--drafter",
+            "-d",
+            help="lookup, self-int4, model:PATH_OR_ID or none; repeat it to compare several. Default: lookup.",
+            rich_help_panel="Speculation",
+            show_default=False,
+        ),
+    ] = None,
+    speculative_config: SpecConfigOption = None,
+    num_speculative_tokens: NumTokensOption = None,
+    policy: PolicyOption = None,
+    profile: ProfileOption = None,
+    allow_lossy: AllowLossyOption = False,
+    suite: Annotated[
+        str,
+        typer.Option(
+            "--suite",
+            "-s",
+            help="built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file of JSON lines.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = "built-in",
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="DIR", help="Folder that holds the suite's files.", rich_help_panel=_WHAT),
+    ] = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            "--num-prompts",
+            min=1,
+            help="Only so many, as many of each category, always the same.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Length of an answer.", rich_help_panel=_WHAT)
+    ] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of sampled answers and of the bootstrap.", rich_help_panel=_WHAT)
+    ] = 0,
+    batch: Annotated[
+        int, typer.Option("--batch", min=1, help="Prompts decoded side by side.", rich_help_panel=_HOW)
+    ] = 1,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, help="Times that each prompt is measured.", rich_help_panel=_HOW)
+    ] = 1,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="DIR",
+            help="Result folder. Default: results/DATE-MODEL-DRAFTER.",
+            rich_help_panel=_HOW,
+            show_default=False,
+        ),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer",
+            metavar="NAME=PYTHON_OR_URL",
+            help="Another system on the same prompts: transformers, llama.cpp, vllm or openvino; repeatable.",
+            rich_help_panel=_PEERS,
+            show_default=False,
+        ),
+    ] = None,
+    peer_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer-model",
+            metavar="NAME=PATH",
+            help="The same weights in a peer's own format.",
+            rich_help_panel=_PEERS,
+            show_default=False,
+        ),
+    ] = None,
+    peer_draft_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peer-draft-model",
+            metavar="NAME=PATH",
+            help="The draft model in a peer's own format.",
+            rich_help_panel=_PEERS,
+            show_default=False,
+        ),
+    ] = None,
+    numerics: NumericsOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    max_model_len: MaxLenOption = None,
+    threads: ThreadsOption = None,
+    trust_remote_code: TrustOption = False,
+    weights: WeightsOption = None,
+    json_output: JsonOption = False,
+    no_progress: NoProgressOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure what speculation gains: plain and speculative decoding of the same prompts, taking turns.
+
+    Reports the speed-up with its 95% interval, acceptance, and whether the answers are the same.
+    All of it is kept in a result folder; Ctrl-C keeps what was measured so far.
+
+    Example:  paceline bench smollm2-135m -d lookup -s spec_bench --data DIR --num-prompts 24
+    """
+    screen = screen_of(ctx)
+    wanted: list[str | None] = [*drafter] if drafter else [None]
+    wished = [
+        choose_tuned(one, speculative_config, num_speculative_tokens, "lookup", policy, profile) for one in wanted
+    ]
+    configs, learnt = [config for config, _ in wished], wished[0][1]
+    names = [config.name for config in configs]
+    if len(set(names)) < len(names):
+        raise typer.BadParameter("the same --drafter is given twice")
+    wishes = PeerWishes.parse(peer, peer_model, peer_draft_model, num_speculative_tokens)
+    if peer and batch > 1:
+        raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
+    with screen.spinner("starting"):
+        from ..bench.about import about_run
+        from ..bench.folder import default_folder, discard, prepare, write
+        from ..bench.run import fitting, run_bench
+        from ..bench.sides import PLAIN, BenchOptions, EngineSide
+        from ..bench.suites import choose, read_suite
+        from ..bench.summary import summarise
+        from ..core.request import SamplingParams
+
+    how = BenchOptions(max_tokens, temperature, seed, batch, repeat)
+    SamplingParams(temperature=temperature, max_tokens=max_tokens)  # refuse before minutes of loading
+    questions = read_suite(suite, data)
+    folder = Path(out) if out is not None else default_folder(model, names)
+    options = EngineOptions(
+        model,
+        configs[0],
+        allow_lossy,
+        numerics,
+        dtype,
+        device,
+        max_model_len,
+        threads,
+        trust_remote_code,
+        weights,
+        batch,
+        learnt,
+    )
+    made = prepare(folder)
+    try:
+        llms = open_engines(options, configs, screen)
+        plain = EngineSide(PLAIN, llms[0].plain())
+        sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
+        kept, left_out = fitting(llms[0], questions)
+        chosen = choose(kept, num_prompts)
+        if not chosen:
+            raise ConfigError(
+                "no prompt fits the context",
+                got=f"{left_out} prompts of {llms[0].runner.max_length} tokens or more",
+                fix="raise --max-model-len if the model allows it",
+            )
+        missing: dict[str, str] = {}
+        with (
+            open_peers(wishes, configs, llms[0], model, screen, missing) as (peer_sides, about),
+            screen.stages() as progress,
+        ):
+            run = run_bench(plain, sides, peer_sides, chosen, how, progress)
+        summary = {
+            "model": model,
+            "suite": suite,
+            **summarise(run, names, how, missing),
+            **about_run(llms[0], configs, chosen, len(questions), left_out, about),
+        }
+        ours = {PLAIN, *names}
+        write(
+            folder,
+            summary,
+            [one for one in run.answers if one.side in ours],
+            [one for one in run.answers if one.side not in ours],
+            llms[0].loaded.tokenizer,
+        )
+    except BaseException:
+        discard(made)
+        raise
+    if screen.json:
+        screen.put_json({**summary, "result": str(folder)})
+    else:
+        show(summary, folder, screen)
+    if not run.complete:
+        raise KeyboardInterrupt

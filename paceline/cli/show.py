@@ -1,0 +1,139 @@
+"""`paceline show`."""
+
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.text import Text
+
+from ..errors import ConfigError
+from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
+
+if TYPE_CHECKING:
+    from ..bench.opened import Opened, OpenedAnswer
+
+# The same as `cli.tokens` has, by name: that module waits for torch, which showing results need not.
+_STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
+
+
+def show(
+    ctx: typer.Context,
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="A folder that `paceline bench` wrote.")],
+    answer: Annotated[
+        int | None, typer.Option("--answer", "-n", min=1, help="Which answer to print; default: 1.", show_default=False)
+    ] = None,
+    as_html: Annotated[
+        bool, typer.Option("--html", metavar="", help="Write one page with all answers and their rounds.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Default: answers.html in RESULT.", show_default=False),
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", metavar="", help="Open the page in the browser.")] = False,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH",
+            help="A model's folder, for results without the texts of their tokens.",
+            show_default=False,
+        ),
+    ] = None,
+    json_output: JsonOption = False,
+    no_progress: NoProgressOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show the answers of a benchmark, every token coloured by where it came from.
+
+    With --html, one page that opens without a network: the tree of each round, and where its time went.
+
+    Example:  paceline show results/lookup --html --open
+    """
+    screen = screen_of(ctx)
+    if (out is not None or open_page) and not as_html:
+        raise typer.BadParameter("--out and --open are of the page: add --html")
+    if as_html and answer is not None:
+        raise typer.BadParameter("the page has all answers: give either --html or --answer")
+    from ..bench.opened import open_results
+
+    opened = open_results(result)
+    if as_html:
+        _write_page(opened, tokenizer, out, open_page, screen)
+    else:
+        _print_answer(opened, tokenizer, answer or 1, screen)
+
+
+def _write_page(opened: "Opened", tokenizer: str | None, out: Path | None, open_page: bool, screen: Screen) -> None:
+    from ..bench.visualise import chosen, page, tokenizer_for
+
+    answers = chosen(opened.answers())
+    with screen.spinner("writing the page"):
+        text = page(opened, tokenizer_for(opened, answers, tokenizer))
+    file = out or opened.path / "answers.html"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    if screen.json:
+        screen.put_json({"page": str(file), "answers": len(answers), "bytes": len(text.encode())})
+    else:
+        screen.out.print(escape(str(file)), soft_wrap=True)
+    if open_page and not webbrowser.open(file.resolve().as_uri()):
+        screen.say("[yellow]No browser could be opened here; open the file yourself.[/yellow]")
+
+
+def _print_answer(opened: "Opened", tokenizer: str | None, number: int, screen: Screen) -> None:
+    from ..bench.visualise import chosen, tokenizer_for, with_texts
+
+    answers = chosen(opened.answers())
+    if not answers:
+        raise ConfigError("these results hold no answer of ours with its rounds", got=str(opened.path))
+    if number > len(answers):
+        raise ConfigError("there is no such answer", got=number, expected=f"1 to {len(answers)}")
+    one = answers[number - 1]
+    one = with_texts(one, tokenizer_for(opened, [one], tokenizer))
+    if screen.json:
+        screen.put_json(_as_json(one, number, len(answers)))
+        return
+    title = f"[bold]{escape(one.category or one.id)}[/bold] · {escape(one.side)}"
+    screen.out.rule(f"{title} [dim]answer {number} of {len(answers)}[/dim]", align="left", style="dim")
+    screen.out.print(_painted(one), soft_wrap=True)
+    screen.out.print(_legend(one.origins), soft_wrap=True)
+    pace = f", {one.tokens_per_s:.1f} tok/s" if one.tokens_per_s else ""
+    rounds = f"{len(one.token_ids)} tokens in {len(one.rounds)} rounds"
+    screen.say(f"[dim]{rounds}{pace}; --html shows the rounds[/dim]")
+
+
+def _painted(one: "OpenedAnswer") -> Text:
+    text = Text()
+    for piece, origin in zip(one.pieces, one.origins, strict=True):
+        text.append(piece, _STYLES.get(origin, "default"))
+    return text
+
+
+def _legend(origins: Sequence[str]) -> Text:
+    from ..bench.page_parts import MEANINGS
+
+    text = Text()
+    for origin, style in _STYLES.items():
+        if count := origins.count(origin):
+            text.append("■ ", style).append(f"{MEANINGS[origin]} {count}   ", "dim")
+    return text
+
+
+def _as_json(one: "OpenedAnswer", number: int, count: int) -> dict[str, object]:
+    return {
+        "answer": number,
+        "answers": count,
+        "id": one.id,
+        "category": one.category,
+        "drafter": one.side,
+        "text": one.text,
+        "token_ids": one.token_ids,
+        "pieces": one.pieces,
+        "origins": one.origins,
+        "sources": one.sources,
+        "rounds": len(one.rounds),
+        "seconds": one.seconds,
+    }

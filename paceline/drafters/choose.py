@@ -1,0 +1,158 @@
+"""Several drafters side by side: in each round one of them drafts for a sequence, and all of them stay in step.
+
+    row 0  arm 0 (lookup)   root a b c d          one pass of the target verifies every row,
+    row 1  arm 1 (model)    root x y . .          whoever drafted it; dots are probes
+    row 2  depth 0          root . . . .
+
+The policy names the arm; `Fixed` and `Dynamic` take the first member that has something to propose.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from ..core.draft import Draft, Law
+from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+from ..errors import ConfigError, DraftError
+
+_Part = tuple[Draft, int]
+"""A member's draft and the row of it that is meant."""
+
+
+@final
+class Choose(Drafter):
+    """Let the policy take the best of several drafters, per sequence and round.
+
+    members: drafters, cheapest first; their indices are the arms of `DraftBudget`. Raises `ConfigError` for an empty
+    list or a Choose among them.
+    """
+
+    name: ClassVar[str] = "choose"
+
+    def __init__(self, members: Seq[Drafter]):
+        if not members:
+            raise ConfigError("Choose has nothing to choose from", got="no drafters", expected="at least one drafter")
+        if any(isinstance(member, Choose) for member in members):
+            raise ConfigError("a Choose is among the members of a Choose", fix="put all drafters into one list")
+        self.members = tuple(members)
+        count = Counter(member.name for member in members)
+        # What is learnt of a drafter is filed by its name, so that no two may share one.
+        self.labels = tuple(
+            member.name if count[member.name] == 1 else f"{member.name}-{arm}" for arm, member in enumerate(members)
+        )
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Bind every member."""
+        for member in self.members:
+            member.bind(target, verifier)
+
+    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+        """One entry a member."""
+        return [
+            replace(member.outlook(seq)[0], source=label)
+            for member, label in zip(self.members, self.labels, strict=True)
+        ]
+
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """Those of the members, by their labels."""
+        found: dict[str, tuple[float, float]] = {}
+        for member, label in zip(self.members, self.labels, strict=True):
+            found.update((label, costs) for costs in member.seconds().values())
+        return found
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Each row by the member its budget names; rows of depth 0 stay empty. Raises `DraftError`, see `_merged`."""
+        parts: list[_Part | None] = [None] * len(seqs)
+        for arm, (member, label) in enumerate(zip(self.members, self.labels, strict=True)):
+            rows = [row for row, budget in enumerate(budgets) if budget.arm == arm and budget.depth > 0]
+            if rows:
+                made = member.propose([seqs[row] for row in rows], [budgets[row] for row in rows])
+                made = replace(made, source=label, sources=None)
+                for index, row in enumerate(rows):
+                    parts[row] = made, index
+        empty = Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
+        return _merged([part or (empty, row) for row, part in enumerate(parts)])
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+        """Every member sees every row, also those of the others: that is how it stays in step."""
+        for member in self.members:
+            member.observe(seqs, draft, out, verdict)
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots everywhere."""
+        for member in self.members:
+            member.release(slots)
+
+
+def _merged(parts: list[_Part]) -> Draft:
+    """Rows of several drafts as one. Raises `DraftError` where no single law can describe them."""
+    width = max(draft.tree.num_nodes for draft, _ in parts)
+    device = next((draft.q.device for draft, _ in parts if draft.q is not None), parts[0][0].tree.token_ids.device)
+    trees = [draft.tree.to(device).padded(width) for draft, _ in parts]
+    rows = [row for _, row in parts]
+    tree = TokenTree(
+        torch.stack([made.token_ids[row] for made, row in zip(trees, rows, strict=True)]),
+        torch.stack([made.parents[row] for made, row in zip(trees, rows, strict=True)]),
+        torch.stack([made.is_probe[row] for made, row in zip(trees, rows, strict=True)]),
+    )
+    law, q = _common_law(parts, width)
+    weighs = any(draft.confidence is not None for draft, _ in parts)
+    return Draft(
+        tree,
+        law,
+        q,
+        source=Choose.name,
+        sources=tuple(draft.source for draft, _ in parts),
+        confidence=torch.stack([_confidence(part, width) for part in parts]) if weighs else None,
+        hints=tuple(0 if draft.hints is None else draft.hints[row] for draft, row in parts),
+    )
+
+
+def _common_law(parts: list[_Part], width: int) -> tuple[Law, Tensor | None]:
+    """The law of all rows, and q [B, N, V] unless it is POINT_MASS.
+
+    A single token without a law, among rows drawn from q, is a draw from the one-hot law on itself: acceptance
+    min(1, p(x) / 1) and residual p without x are those of a point mass. For several siblings that is no longer so.
+    """
+    laws = {draft.law for draft, row in parts if not bool(draft.tree.is_probe[row, 1:].all())}
+    first = next((draft.q for draft, _ in parts if draft.law in laws and draft.q is not None), None)
+    if first is None:
+        return Law.POINT_MASS, None
+    if Law.WITHOUT_REPLACEMENT in laws and len(laws) > 1:
+        raise _no_common_law(parts, "siblings drawn without replacement beside rows of another law")
+    q = first.new_zeros(len(parts), width, first.shape[-1])
+    for b, (draft, row) in enumerate(parts):
+        if draft.q is not None:
+            q[b, : draft.tree.num_nodes] = draft.q[row]
+            continue
+        parents = draft.tree.parents[row][~draft.tree.is_probe[row]][1:].to(q.device)
+        tokens = draft.tree.token_ids[row][~draft.tree.is_probe[row]][1:].to(q.device)
+        if len(parents.unique()) < len(parents):
+            raise _no_common_law(parts, "a tree of siblings without a law beside rows drawn from q")
+        q[b, parents, tokens] = 1.0
+    return laws.difference({Law.POINT_MASS}).pop(), q
+
+
+def _no_common_law(parts: list[_Part], what: str) -> DraftError:
+    return DraftError(
+        f"the drafts of one batch have no law in common: {what}",
+        got=", ".join(sorted({f"{draft.source} ({draft.law.value})" for draft, _ in parts})),
+        fix="decode with max_batch_size=1, use the exact verifier, or do not combine these drafters",
+    )
+
+
+def _confidence(part: _Part, width: int) -> Tensor:
+    """[N], NaN where the member gave none."""
+    draft, row = part
+    padded = torch.full((width,), torch.nan)
+    if draft.confidence is not None:
+        padded[: draft.tree.num_nodes] = draft.confidence[row].cpu()
+    return padded

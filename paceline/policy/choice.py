@@ -1,0 +1,105 @@
+"""Which drafter and how many tokens: the most expected tokens per second.
+
+    rate(d) = (B + sum over rows of gain(d)) / (R(d) + draft(d) + reading)      gain(d) = sum_{i<=d} prod_{j<=i} a_j
+
+d = 0 is plain decoding, B / R(0). Reading what a draft model has missed is spread over the tokens it is read for.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from .costs import DraftSeconds, TurnSeconds
+
+MARGIN = 1.05
+"""Speculation must promise this much more than plain decoding: the estimates are no better than that."""
+HOPE = 0.5
+"""The part of the expected gain that does not count when it is asked whether a round can be paid for."""
+PATIENCE = 3
+"""Depths without improvement before the search ends; the pass curve has steps, so one is not enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One drafter for one row: what it is expected to give. gains[d] belongs to depth d; accept[i] is a_{i+1}."""
+
+    arm: int
+    source: str
+    hint: int
+    pending: int
+    reading: float  # seconds to read what is pending
+    remaining: int  # tokens the row may still emit
+    accept: list[float]
+    gains: list[float]
+
+    @staticmethod
+    def gains_of(accept: Seq[float]) -> list[float]:
+        """Expected accepted tokens by depth."""
+        return [0.0, *accumulate(accumulate(accept, mul))]
+
+    def horizon(self) -> float:
+        """Tokens over which an investment must pay: half of what may come, since answers end before their limit."""
+        return max(1.0, self.remaining / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A depth for the pass, one option or none for each row, and the expected tokens per second.
+
+    deepest: the depth that could still be paid for if every token were rejected.
+    """
+
+    rate: float
+    depth: int
+    options: Seq[Option | None]
+    deepest: int = 0
+
+
+def choose(rows: Seq[Seq[Option]], turn: TurnSeconds, costs: Mapping[str, DraftSeconds], credit: float) -> Choice:
+    """The best depth for the best team: one drafter for all rows or, in a batch, each row's most promising one.
+
+    credit: passes that the round may lose if half of what is expected comes true.
+    """
+    batch = len(rows)
+    best = Choice(batch / turn.seconds(0), 0, [None] * batch)
+    threshold = best.rate * MARGIN
+    sources = list(dict.fromkeys(option.source for row in rows for option in row))
+    teams = [[source] for source in sources]
+    if batch > 1 and len(sources) > 1:
+        teams.append(sources)
+    for team in teams:
+        options = [
+            max((o for o in row if o.source in team), key=lambda o: o.gains[-1], default=None) for row in rows
+        ]  # fmt: skip
+        found = _best_depth(options, turn, costs, credit)
+        if found.rate > max(best.rate, threshold):
+            best = found
+    return best
+
+
+def _best_depth(
+    options: Seq[Option | None], turn: TurnSeconds, costs: Mapping[str, DraftSeconds], credit: float
+) -> Choice:
+    drafting = [o for o in options if o]
+    token = sum(costs[source].token.value for source in {o.source for o in drafting})
+    reading = [(o.gains, o.reading / o.horizon()) for o in drafting]
+    plain = turn.seconds(0)
+    best_rate, best_depth, deepest = 0.0, 0, 0
+    for depth in range(1, max((len(o.gains) for o in drafting), default=1)):
+        seconds = turn.seconds(depth) + depth * token
+        tokens, read = float(len(options)), 0.0
+        for gains, per_token in reading:
+            gain = gains[depth] if depth < len(gains) else gains[-1]
+            tokens += gain
+            read += per_token * (1 + gain)
+        if seconds > (credit + HOPE + (1 - HOPE) * tokens / len(options)) * plain:
+            break
+        deepest = depth
+        if depth > best_depth + PATIENCE:
+            continue
+        seconds += read
+        if tokens > best_rate * seconds:
+            best_rate, best_depth = tokens / seconds, depth
+    return Choice(best_rate, best_depth, options, deepest)

@@ -1,0 +1,244 @@
+"""The default policy: draft what is expected to give the most tokens per second, and never lose to plain decoding.
+
+    estimates   what rounds of the target and drafts take, and how likely tokens are to stand
+    choice      the drafter and depth with the best expected rate
+    probing     when to try again what did not pay
+    ledger      what may still be lost; whatever the others say, nothing is drafted beyond it
+
+Decisions may depend on the clock, and on drafted tokens that are kept: neither touches the law of the output
+(docs/lossless.md, lemmas 4 and 5).
+"""
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import final
+
+from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
+from ..core.outputs import Round
+from ..core.request import Sequence
+from ..errors import ConfigError
+from .acceptance import Calibration
+from .choice import Choice, Option, choose
+from .costs import TurnSeconds
+from .estimates import FEW, Estimates
+from .ledger import Ledger
+from .probing import Probing
+from .profile import Profile
+
+PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
+PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
+PROBE_DEPTH = 2
+PROVEN = 3.0  # rounds of a drafter after which it is known
+UNKNOWN = 1.5  # how far the guessed cost of reading may be off
+LOAN = 0.02  # passes per token to come that may be lent to a known drafter for reading
+OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What one row is to draft this round."""
+
+    option: Option | None = None
+    depth: int = 0
+    is_probe: bool = False
+
+
+@final
+class CostModel(DraftPolicy):
+    """Depth and drafter by measured costs and learnt acceptance, per request and round, nothing included.
+
+    max_depth: the longest draft. profile: of earlier runs; None measures the target (about a second) when a drafter
+    first has something to propose. clock: seconds; tests bring their own.
+    """
+
+    def __init__(
+        self, max_depth: int = 16, profile: Profile | None = None, clock: Callable[[], float] = time.perf_counter
+    ):
+        if not 1 <= max_depth <= 64:
+            raise ConfigError("max_depth is out of range", got=max_depth, expected="1 to 64")
+        self.max_depth, self._given, self._clock = max_depth, profile or Profile(), clock
+        self._drafter: Drafter | None = None
+
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+        """Start from the profile, or from nothing."""
+        self._drafter, self._pass_seconds = drafter, pass_seconds
+        self.estimates = Estimates(self.max_depth, self._given)
+        self.ledger, self._probing = Ledger(), Probing()
+        self._round = self._since_plain = 0
+        self._plain_after = PLAIN_AFTER
+        self._measuring = 0.0  # seconds of this round that went into measuring
+        self._plan: list[_Row] = []
+        self._seen: list[tuple[Sequence, Round]] = []
+
+    def measure(self, room: int) -> None:
+        """Measure target and drafters now, not in the first round that could draft; `room`: the most rows that fit."""
+        if self.estimates.curve is None:
+            assert self._drafter is not None, "bind() comes first"
+            self.estimates.measure(self._pass_seconds, room, self._clock)
+            self.estimates.learn_seconds(self._drafter.seconds())
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        """Plan one round for all rows."""
+        self._seen, self._measuring, self._round = [], 0.0, self._round + 1
+        self._plan = [_Row()] * len(seqs)
+        plain = [DraftBudget(0, 0)] * len(seqs)
+        rows = self._options(seqs)
+        if not any(rows):
+            return plain
+        turn = self.estimates.turn(len(seqs))
+        if turn.num_plain < PLAIN_ROUNDS:
+            return plain
+        if self._since_plain >= self._plain_after:
+            self._plain_after = min(PLAIN_EVERY, 2 * self._plain_after)
+            return plain
+        credit = [self.ledger.available(seq.slot) for seq in seqs]
+        allowed = [[o for o in row if self._may_join(o, own, turn)] for row, own in zip(rows, credit, strict=True)]
+        choice = choose(allowed, turn, self.estimates.costs, max(credit))
+        for row, option in enumerate(choice.options):
+            if option is not None:
+                self._plan[row] = _Row(option, min(self._reach(choice, option), len(option.accept)))
+        self._probe(seqs, rows, credit, turn)
+        return [self._budget(row, choice.rate, turn) for row in self._plan]
+
+    def observe(self, seq: Sequence, record: Round) -> None:
+        """Collect the rows of a round, then learn from it."""
+        self._seen.append((seq, record))
+        if len(self._seen) == record.batch == len(self._plan) and self.estimates.curve is not None:
+            self._learn(self._seen)
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these requests; what they taught about the drafters stays."""
+        for slot in slots:
+            self.estimates.acceptance.release(slot)
+            self._probing.release(slot)
+            self.ledger.release(slot)
+
+    def profile(self, model: str = "", dtype: str = "", threads: int = 0) -> Profile:
+        """What was learnt so far, to start another run from; the arguments say what it was measured with."""
+        return self.estimates.profile(model, dtype, threads)
+
+    # Planning a round
+
+    def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
+        """What each drafter could do for each row; before the first of them the target is measured."""
+        assert self._drafter is not None, "bind() comes first"
+        limits = [min(self.max_depth, seq.remaining - 1) for seq in seqs]
+        looks = [self._drafter.outlook(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]
+        ready = [[(arm, look) for arm, look in enumerate(row) if look.hint >= 0] for row in looks]
+        if self.estimates.curve is None and any(ready):
+            room = min(seq.max_length - len(seq.token_ids) for seq in seqs)
+            if room < 2:
+                return [[] for _ in seqs]
+            begin = self._clock()
+            self.measure(room)
+            self._measuring = self._clock() - begin
+        return [
+            [self.estimates.option(seq, arm, look, limit) for arm, look in row]
+            for seq, limit, row in zip(seqs, limits, ready, strict=True)
+        ]
+
+    def _may_join(self, option: Option, credit: float, turn: TurnSeconds) -> bool:
+        """Rows in debt stay out; so do drafters with much to read that nobody knows: they have to pass a probe."""
+        if credit <= 0:
+            return False
+        if option.pending <= FEW:
+            return True
+        if self.estimates.acceptance.tries(option.source) < PROVEN:
+            return False
+        return option.reading <= (credit + LOAN * option.horizon()) * turn.seconds(0)
+
+    def _reach(self, choice: Choice, option: Option) -> int:
+        """A drafter that tells its confidence may go further while it is sure, as far as the ledger can pay."""
+        return max(choice.depth, choice.deepest) if option.source in self.estimates.calibration else choice.depth
+
+    def _probe(self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credit: Seq[float], turn: TurnSeconds) -> None:
+        """Let a drafter that was not chosen show itself in the rows where it is due, if its failure can be paid for.
+
+        Reading is dear: one row at a time, and a drafter that has caught up in one has to show itself there first.
+        """
+        reader = {o.source for row in rows for o in row if o.pending <= FEW}
+        due = [
+            (row, option)
+            for row, (seq, options) in enumerate(zip(seqs, rows, strict=True))
+            for option in options
+            if option is not self._plan[row].option
+            and (option.pending <= FEW or option.source not in reader)
+            and self._probing.is_due(seq.slot, (option.source, option.hint), self._round)
+        ]
+        read_by_others = 0.0
+        for row, option in due:
+            cost = self.estimates.cost(option.source)
+            if option.source != due[0][1].source or (option.pending > FEW and read_by_others > 0):
+                continue
+            guessed = 1.0 if cost.pending.count else UNKNOWN
+            reading = option.pending * cost.pending.cautious * guessed + read_by_others
+            for depth in range(min(PROBE_DEPTH, len(option.accept)), 0, -1):
+                seconds = turn.seconds(depth) + depth * cost.token.value + reading
+                if seconds / turn.seconds(0) - 1 <= credit[row]:
+                    self._plan[row] = _Row(option, depth, is_probe=True)
+                    read_by_others = reading
+                    break
+
+    def _budget(self, row: _Row, rate: float, turn: TurnSeconds) -> DraftBudget:
+        option = row.option
+        if option is None:
+            return DraftBudget(0, 0)
+        sharing = sum(other.option is not None for other in self._plan)  # rows that pay for a further pass together
+        token = self.estimates.cost(option.source).token.value
+        calibration = self.estimates.calibration.get(option.source) or Calibration()
+
+        def goes_on(confidences: Seq[float]) -> bool:
+            """One more token must be worth its seconds: P(it stands) >= tokens per second * seconds it adds."""
+            depth = len(confidences)
+            if depth >= len(option.accept):
+                return False
+            stands = calibration.chance_of_all(confidences) * option.accept[depth]
+            return stands * sharing >= rate * (token + turn.step(depth))
+
+        return DraftBudget(row.depth, row.depth, option.arm, goes_on)
+
+    # Learning from a round
+
+    def _learn(self, seen: Seq[tuple[Sequence, Round]]) -> None:
+        batch, first = len(seen), seen[0][1]
+        turn = self.estimates.turn(batch)
+        target_s = first.verify_s + first.rest_s
+        if not any(row.option for row in self._plan):
+            self._since_plain = 0
+            turn.observe(0, target_s)
+            for seq, _ in seen:
+                self.ledger.settle(seq.slot, 1, 0.0, batch, drafted=False)
+            return
+        self._since_plain += 1
+        depths, pending = dict[str, int](), dict[str, int]()
+        for row, (_, record) in zip(self._plan, seen, strict=True):
+            if row.option is not None:  # a drafter takes one pass for all its rows, as long as the longest
+                source = row.option.source
+                depths[source] = max(depths.get(source, 0), record.num_drafted)
+                pending[source] = pending.get(source, 0) + row.option.pending
+        nodes = max(record.num_nodes for _, record in seen)
+        drafting = max(0.0, first.draft_s - self._measuring)
+        should = turn.seconds(nodes) + sum(self.estimates.cost(s).of(depths[s], pending[s]) for s in depths)
+        reading = sum(row.option.reading for row in self._plan if row.option)
+        self._settle(seen, min(drafting + target_s, OUTLIER * should + reading), turn)
+        turn.observe(nodes, target_s)
+        self.estimates.learn_drafting(depths, pending, batch, drafting)
+        for (seq, record), row in zip(seen, self._plan, strict=True):
+            if row.option is not None and record.num_drafted:
+                self.estimates.learn_acceptance(seq.slot, record)
+                key = (row.option.source, row.option.hint)
+                self._probing.used(seq.slot, key, self._round, row.is_probe, record.num_accepted > 0)
+
+    def _settle(self, seen: Seq[tuple[Sequence, Round]], seconds: float, turn: TurnSeconds) -> None:
+        """Book the passes beyond one that the round took; known reading is a loan, paid off as tokens come."""
+        batch = len(seen)
+        extra = max(0.0, seconds / turn.seconds(0) - 1)
+        for (seq, _), row in zip(seen, self._plan, strict=True):
+            if row.option is not None and row.option.pending > FEW and not row.is_probe:
+                lent = min(row.option.reading / turn.seconds(0), max(0.0, extra))
+                self.ledger.lend(seq.slot, lent, row.option.horizon())
+                extra -= lent
+        for (seq, record), row in zip(seen, self._plan, strict=True):
+            self.ledger.settle(seq.slot, record.num_emitted, extra, batch, drafted=row.option is not None)

@@ -1,0 +1,112 @@
+"""All that a cost model knows: what rounds and drafts take, how often drafts stand, and what confidence is worth."""
+
+from collections.abc import Callable, Mapping
+from typing import final
+
+from ..core.interfaces import Outlook
+from ..core.outputs import Round
+from ..core.request import Sequence
+from .acceptance import HALF_LIFE, Acceptance, Calibration, Counts
+from .choice import Option
+from .costs import DraftSeconds, Level, PassCurve, TurnSeconds
+from .profile import Profile, Table
+
+MEASURE_SECONDS = 1.2
+"""No new point of the pass curve is begun after this long."""
+FEW = 8
+"""Pending tokens that ride along with the first drafting pass."""
+
+
+@final
+class Estimates:
+    """Starts from a profile, learns from rounds, and can be exported as a profile."""
+
+    def __init__(self, max_depth: int, given: Profile):
+        self._given, self._max_depth = given, max_depth
+        self.curve = PassCurve(given.pass_seconds) if given.pass_seconds else None
+        self.costs: dict[str, DraftSeconds] = {}
+        self._timed: dict[str, tuple[float, float]] = dict(given.draft_seconds)
+        self.acceptance = Acceptance(max_depth)
+        self.calibration = {source: Calibration(*table) for source, table in given.calibration.items()}
+        self._turns: dict[int, TurnSeconds] = {}  # by batch size
+        for source, tables in given.acceptance.items():
+            for hint, table in tables.items():
+                counts = Counts(HALF_LIFE, *table)
+                if hint:
+                    self.acceptance.classes[source, int(hint)] = counts
+                else:
+                    self.acceptance.sources[source] = counts
+
+    def measure(self, pass_seconds: Callable[[int], float], room: int, clock: Callable[[], float]) -> None:
+        """T(n) at a few n, the largest first, since the others can be interpolated; `room`: the most rows that fit."""
+        begin = clock()
+        points = {1: pass_seconds(1)}
+        for n in (min(1 + self._max_depth, room), 4, 8, 2):
+            if n not in points and n <= room and (len(points) < 2 or clock() - begin < MEASURE_SECONDS):
+                points[n] = pass_seconds(n)
+        self.curve = PassCurve(points)
+
+    def learn_seconds(self, timed: Mapping[str, tuple[float, float]]) -> None:
+        """What drafters measured of themselves; a profile and what was seen since say more."""
+        self._timed = {**timed, **self._timed}
+
+    def turn(self, batch: int) -> TurnSeconds:
+        """R(d) for this many rows; a new batch size starts with the drift of another."""
+        assert self.curve is not None, "measure() comes first"
+        if batch not in self._turns:
+            drift = next((other.drift.value for other in self._turns.values()), 1.0)
+            self._turns[batch] = TurnSeconds(self.curve, batch, drift)
+        return self._turns[batch]
+
+    def cost(self, source: str) -> DraftSeconds:
+        """What this drafter takes; one that was never timed gets a guess that invites a try."""
+        if source not in self.costs:
+            assert self.curve is not None, "measure() comes first"
+            token = Level(self.curve.seconds(1) / 4)
+            pending = Level(max(self.curve.seconds_per_row / 5, self.curve.seconds(1) / 200))
+            if source in self._timed:
+                token, pending = (Level(seconds) for seconds in self._timed[source])
+                pending.add(pending.value)  # not a guess
+            self.costs[source] = DraftSeconds(token, pending)
+        return self.costs[source]
+
+    def option(self, seq: Sequence, arm: int, look: Outlook, limit: int) -> Option:
+        """What may be expected of one drafter for one row, up to `limit` tokens deep."""
+        accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
+        reading = self.cost(look.source).pending.value * look.pending
+        gains = Option.gains_of(accept)
+        return Option(arm, look.source, look.hint, look.pending, reading, seq.remaining, accept, gains)
+
+    def learn_drafting(self, depths: Mapping[str, int], pending: Mapping[str, int], batch: int, seconds: float) -> None:
+        """A draft of `depths` tokens by drafter took `seconds`, split as was expected."""
+        expected = {source: self.cost(source).of(depth, pending[source]) for source, depth in depths.items()}
+        share = seconds / max(sum(expected.values()), 1e-9)
+        for source, depth in depths.items():
+            cost = self.costs[source]
+            if pending[source] > FEW * batch:
+                cost.pending.add((expected[source] * share - depth * cost.token.value) / pending[source])
+            elif depth:
+                cost.token.add(cost.token.value * share)
+
+    def learn_acceptance(self, slot: int, record: Round) -> None:
+        """Count what was judged."""
+        self.acceptance.observe(slot, record)
+        if record.confidences:
+            self.calibration.setdefault(record.source, Calibration()).observe(record)
+
+    def profile(self, model: str, dtype: str, threads: int) -> Profile:
+        """As a file can hold it."""
+        tables = dict[str, dict[str, Table]]()
+        for source, counts in self.acceptance.sources.items():
+            tables.setdefault(source, {})[""] = (tuple(counts.hits), tuple(counts.tries))
+        for (source, hint), counts in self.acceptance.classes.items():
+            tables.setdefault(source, {})[str(hint)] = (tuple(counts.hits), tuple(counts.tries))
+        return Profile(
+            pass_seconds=dict(self.curve.points) if self.curve else {},
+            draft_seconds={source: (cost.token.value, cost.pending.value) for source, cost in self.costs.items()},
+            acceptance=tables,
+            calibration={source: (tuple(c.hits), tuple(c.tries)) for source, c in self.calibration.items()},
+            model=model,
+            dtype=dtype,
+            threads=threads,
+        )

@@ -1,0 +1,172 @@
+"""Decoder layers of the Llama form in as few operations as there are: one token costs what its weights cost to read.
+
+At a few rows a small model spends most of a pass on small operations, not on weights. Here q, k and v are one product,
+and so are gate and up, the residual sums ride on the products that make them (`project`), the rotation is done
+in place, and nothing but tensors passes from layer to layer.
+
+The layers take the place of transformers' own in the module tree, so that whatever walks over linear layers
+(quantisation, packing) finds them. What they compute is held against plain transformers when a model is loaded
+(`selftest`); architectures that are not of this form keep transformers' own layers.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..quant import PackedLinear
+from .attention import attend
+from .kv_cache import SlotCache
+from .layout import PassLayout
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing to update as a text grows
+
+
+class RmsNorm:
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; the weight stays the model's."""
+
+    def __init__(self, norm: Any):
+        self.weight: Tensor = norm.weight
+        self.eps, self.shape = float(norm.variance_epsilon), tuple(norm.weight.shape)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Same shape and dtype."""
+        return nn.functional.rms_norm(x, self.shape, self.weight, self.eps)
+
+
+class FusedLayer(nn.Module):
+    """x + o(attend(qkv(norm x))), then x + down(silu(gate(norm x)) * up(norm x)).
+
+    Takes over the weights of a transformers layer; q, k and v are joined in one matrix
+    [(Hq + 2 H) d, E], gate and up in one [2 I, E].
+    """
+
+    def __init__(self, layer: Any, index: int):
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.index, self.head_dim = index, int(attention.head_dim)
+        self.kv_heads = int(attention.k_proj.out_features) // self.head_dim
+        self.heads = int(attention.q_proj.out_features) // self.head_dim
+        self.scale = float(attention.scaling)
+        everywhere = getattr(attention.config, "sliding_window", None)  # Mistral; others decide layer by layer
+        self.window: int | None = getattr(attention, "sliding_window", everywhere)
+        self.qkv: nn.Module = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.o: nn.Module = attention.o_proj
+        self.gate_up: nn.Module = _joined(mlp.gate_proj, mlp.up_proj)
+        self.down: nn.Module = mlp.down_proj
+        self.norm = RmsNorm(layer.input_layernorm)
+        self.mlp_norm = RmsNorm(layer.post_attention_layernorm)
+        self.q_norm = RmsNorm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self.k_norm = RmsNorm(attention.k_norm) if hasattr(attention, "k_norm") else None
+        kept = (layer.input_layernorm, layer.post_attention_layernorm, *_present(attention, "q_norm", "k_norm"))
+        self.norms = nn.ModuleList(kept)  # their weights stay parameters of the model
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
+        """From x [B N, E] to the next x; cos, sin [B N, 1, d] as `FusedDecoder` made them."""
+        batch, heads, d = len(layout.starts), self.heads, self.head_dim
+        turning = heads + self.kv_heads
+        qkv = project(self.qkv, self.norm(x)).view(-1, turning + self.kv_heads, d)
+        if self.q_norm is not None and self.k_norm is not None:
+            qkv[:, :heads] = self.q_norm(qkv[:, :heads])
+            qkv[:, heads:turning] = self.k_norm(qkv[:, heads:turning])
+        turned = qkv[:, :turning]
+        swapped = turned.roll(d // 2, -1)
+        turned.mul_(cos).addcmul_(swapped, sin)
+        query, key, value = (
+            qkv.view(batch, -1, heads + 2 * self.kv_heads, d)
+            .transpose(1, 2)
+            .split((heads, self.kv_heads, self.kv_heads), 1)
+        )
+        keys, values = cache.update(key, value, self.index)
+        out = attend(query, keys, values, layout, self.scale, self.window)
+        x = project(self.o, out.reshape(x.shape[0], heads * d), plus=x)
+        gate, up = project(self.gate_up, self.mlp_norm(x)).chunk(2, -1)
+        return project(self.down, nn.functional.silu(gate).mul_(up), plus=x)
+
+
+class FusedDecoder:
+    """Runs a model whose layers are fused: embeddings, layers, final norm, head."""
+
+    def __init__(self, model: PreTrainedModel):
+        base: Any = model.base_model
+        self.embeddings: Tensor = base.embed_tokens.weight
+        self.layers: list[FusedLayer] = list(base.layers)
+        self.norm = RmsNorm(base.norm)
+        self.rotary_emb: Any = base.rotary_emb
+        self.head: Any = model.get_output_embeddings()
+        self._cos = self._sin = torch.empty(0)
+
+    def hidden(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
+        """States after the last layer, before the final norm. [B, N] -> [B N, E]."""
+        x = nn.functional.embedding(token_ids.reshape(-1), self.embeddings)
+        cos, sin = self._rotation(layout.position_ids, x)
+        for layer in self.layers:
+            x = layer.forward(x, cos, sin, layout, cache)
+        return x
+
+    def logits(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
+        """Raw logits [B, N, V]."""
+        return self.head(self.norm(self.hidden(token_ids, layout, cache))).view(*token_ids.shape, -1)
+
+    def rotations(self, longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cos and sin of every position below `longest`, and of some more, [P, 1, d]; the first half of sin is negated.
+
+        rotate_half(x) = (-x2, x1)      so      x cos + rotate_half(x) sin = x cos + (x2, x1) (-sin, sin)
+        """
+        if longest > len(self._cos):
+            every = torch.arange(max(2 * longest, 1024), device=like.device)[None]
+            cos, sin = self.rotary_emb(like, every)
+            half = sin.shape[-1] // 2
+            self._cos, self._sin = cos[0, :, None], torch.cat([-sin[..., :half], sin[..., half:]], -1)[0, :, None]
+        return self._cos, self._sin
+
+    def _rotation(self, position_ids: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cos and sin of each position, [B N, 1, d]."""
+        places = position_ids.reshape(-1)
+        cos, sin = self.rotations(int(places.max()) + 1, like)
+        return cos[places], sin[places]
+
+
+def fuse(model: PreTrainedModel) -> bool:
+    """Replace the decoder layers of a model of the Llama form; False leaves one of another form as it is."""
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    if config.model_type not in FAMILIES or rope.get("rope_type", "default") not in _ROPES:
+        return False
+    if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
+        return False
+    layers: Any = model.base_model.layers
+    for index, layer in enumerate(layers):
+        layers[index] = FusedLayer(layer, index)
+    return True
+
+
+def is_fused(model: PreTrainedModel) -> bool:
+    """Whether `fuse` has been here."""
+    return any(isinstance(module, FusedLayer) for module in model.modules())
+
+
+def _present(module: Any, *names: str) -> list[nn.Module]:
+    return [getattr(module, name) for name in names if hasattr(module, name)]
+
+
+def _joined(*linears: nn.Linear) -> nn.Linear:
+    """One linear layer whose outputs are those of all, one after another."""
+    first = linears[0]
+    rows = sum(linear.out_features for linear in linears)
+    joined = nn.Linear(first.in_features, rows, first.bias is not None, device="meta")  # no weights made up first
+    joined.weight = nn.Parameter(torch.cat([linear.weight for linear in linears]), requires_grad=False)
+    if first.bias is not None:
+        joined.bias = nn.Parameter(torch.cat([linear.bias for linear in linears]), requires_grad=False)
+    return joined
+
+
+def project(linear: nn.Module, x: Tensor, plus: Tensor | None = None) -> Tensor:
+    """From x [T, in] to [T, out], plus another [T, out] in the same operation."""
+    if plus is None:
+        return linear.forward(x)
+    if type(linear) is PackedLinear:
+        return torch.ops.mkldnn._linear_pointwise.binary(x, plus, linear.packed, linear.bias, "add")
+    return linear.forward(x).add_(plus)

@@ -1,0 +1,167 @@
+"""Where the nodes of a pass lie, what each may see, and how the work is cut into calls of the attention kernel."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from ..core.tree import TokenTree
+from .kv_cache import BLOCK, round_up
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes whose attention is one call of the kernel: some rows, some nodes, the columns they read.
+
+    mask: [r, 1, M, S], 0 or -inf, M = nodes x groups (then padding up to `_sound`).
+    """
+
+    rows: slice
+    slots: slice
+    nodes: slice
+    mask: Tensor
+
+
+@dataclass
+class PassLayout:
+    """Where the nodes of one pass lie: row b has `starts[b]` committed columns, then its N nodes.
+
+    tree is None for a prefill chunk: a plain causal chain of `num_nodes` nodes.
+    """
+
+    starts: list[int]
+    num_nodes: int
+    tree: TokenTree | None
+    canonical: bool
+    row_multiple: int = 1
+    max_length: int = 1 << 30
+    slots: list[int] | None = None  # row b of the cache's tensors; None: row b is slot b
+    num_given: int | None = None  # nodes before those that only pad the pass
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    num_calls: int = 0  # layers that went through `tree_attention`
+    _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
+    _segments: dict[tuple[int | None, int], list["Segment"]] = field(default_factory=dict)
+
+    @cached_property
+    def depth(self) -> Tensor:
+        """Edges to the root. [B, N]."""
+        if self.tree is not None:
+            return self.tree.depth
+        return torch.arange(self.num_nodes, device=self.device).expand(len(self.starts), -1)
+
+    @cached_property
+    def position_ids(self) -> Tensor:
+        """Committed length + depth. [B, N]. Only padding can reach past the context; it stays on the last place."""
+        return (torch.tensor(self.starts, device=self.device)[:, None] + self.depth).clamp_(max=self.max_length - 1)
+
+    def visible(self, window: int | None) -> list[Tensor]:
+        """For each row a mask [N, S_b] of columns a node may see; built once per pass and window."""
+        if window not in self._masks:
+            self._masks[window] = [self._visible(row, window) for row in range(len(self.starts))]
+        return self._masks[window]
+
+    def _visible(self, row: int, window: int | None) -> Tensor:
+        start, n = self.starts[row], self.num_nodes
+        mask = torch.zeros(n, round_up(start + n), dtype=torch.bool, device=self.device)
+        mask[:, :start] = True
+        if self.tree is None:
+            mask[:, start : start + n] = torch.ones(n, n, dtype=torch.bool, device=self.device).tril()
+        else:
+            mask[:, start : start + n] = self.tree.ancestor_mask[row]
+        if window is not None:
+            column = torch.arange(mask.shape[1], device=self.device)
+            column[start : start + n] = self.position_ids[row]
+            mask &= self.position_ids[row][:, None] - column < window
+        return mask
+
+    def segments(self, window: int | None, groups: int, dtype: torch.dtype) -> list[Segment]:
+        """The calls that make up the pass, built once for all layers of a kind.
+
+        Canonical: a node reads exactly the blocks up to its own column, as it will when it is decoded plainly, since
+        the kernel's sums depend on how many columns it is given. So a chain that crosses a block is cut there:
+
+            columns   ..... 126 127 | 128 129          nodes 0, 1 read 128 columns, nodes 2, 3 read 192
+
+        Otherwise rows of neighbouring slots share a call with as many columns as the longest of them needs.
+        """
+        if (window, groups) not in self._segments:
+            self._segments[window, groups] = list(self._cut(window, groups, dtype))
+        return self._segments[window, groups]
+
+    def _cut(self, window: int | None, groups: int, dtype: torch.dtype) -> Iterator[Segment]:
+        slots = self.slots or list(range(len(self.starts)))
+        masks = [_additive(mask, dtype) for mask in self.visible(window)]
+        row = 0
+        while row < len(slots):
+            edges, end = self._edges(row), row + 1
+            while end < len(slots) and slots[end] == slots[end - 1] + 1 and self._joins(row, end):
+                end += 1
+            for first, last in itertools.pairwise(edges):
+                width = max(self._width(other, last) for other in range(row, end))
+                mask = torch.stack(
+                    [nn.functional.pad(m, (0, width), value=-torch.inf)[first:last, :width] for m in masks[row:end]]
+                )
+                mask = mask.repeat_interleave(groups, 1)
+                mask = nn.functional.pad(mask, (0, 0, 0, _sound(mask.shape[1]) - mask.shape[1]))
+                yield Segment(slice(row, end), slice(slots[row], slots[end - 1] + 1), slice(first, last), mask[:, None])
+            row = end
+
+    def _edges(self, row: int) -> list[int]:
+        """Where the nodes of a row are cut: before each that begins a block."""
+        given = self.num_given or self.num_nodes
+        cuts = [i for i in range(1, given) if (self.starts[row] + i) % BLOCK == 0] if self.canonical else []
+        return [0, *cuts, self.num_nodes]
+
+    def _width(self, row: int, last: int) -> int:
+        """Columns that nodes before `last` read; what only pads the pass may miss its own."""
+        given = self.num_given or self.num_nodes
+        return round_up(self.starts[row] + (min(last, given) if self.canonical else last))
+
+    def _joins(self, row: int, other: int) -> bool:
+        """Whether two rows may share a call: with the same columns, or, where bits do not matter, nearly the same."""
+        here, there = self._width(row, self.num_nodes), self._width(other, self.num_nodes)
+        if self.canonical:
+            return here == there and len(self._edges(row)) == len(self._edges(other)) == 2
+        return 2 * min(here, there) > max(here, there)
+
+    @cached_property
+    def chains(self) -> list[list["Chain"]]:
+        """For each row the root-to-leaf chains it consists of; a probe without children is a leaf of its own."""
+        assert self.tree is not None
+        found: list[list[Chain]] = []
+        for row, parents in enumerate(self.tree.parents.tolist()):
+            leaves = sorted(set(range(self.num_nodes)) - set(parents))
+            paths = [[0, *self.tree.path_to(row, leaf)] for leaf in leaves]
+            found.append([self._chain(self.starts[row], path) for path in paths])
+        return found
+
+    def _chain(self, start: int, path: list[int]) -> "Chain":
+        nodes = path + [path[-1]] * (round_up(len(path), self.row_multiple) - len(path))
+        columns = torch.arange(round_up(start + len(nodes)), device=self.device)
+        columns[start : start + len(path)] = torch.tensor(path, device=self.device) + start
+        tree = TokenTree.chain([[0] * len(nodes)], self.device)
+        layout = PassLayout([start], len(nodes), tree, True, num_given=len(path), device=self.device)
+        return Chain(path, nodes, columns, layout)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One root-to-leaf path of a tree as a pass of its own: its nodes (the last repeated as padding) and columns."""
+
+    path: list[int]
+    nodes: list[int]
+    columns: Tensor
+    layout: PassLayout
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `mask` is True, -inf elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+
+def _sound(rows: int) -> int:
+    """So many rows that the kernel, which takes 32 at a time, is never left with 1 to 3: those have other bits."""
+    return rows if rows % 32 not in (1, 2, 3) else rows - rows % 32 + 4

@@ -1,0 +1,165 @@
+"""A pass whose shapes and addresses never change: the same tree pass, written so that a device can replay it.
+
+What differs between two passes stands in buffers: tokens, parents, and where each row lies. Positions, masks and the
+columns to write are computed from them on the device, so nothing is read back and no shape depends on a value.
+
+    slots            0    1    2    3        a pass over slots 1 and 3, 3 nodes each
+    rows             0    1    2    3        bucket: slots 0 to 3 (a slice of the cache, not a copy), 4 nodes
+    holds          pad  live  pad  live
+
+Nothing that pads may touch what is committed. A padding node of a live row is written behind the row's own nodes, as
+in every pass; the nodes of a padding row all go to a scratch place, the columns behind those of the first live row:
+
+    columns of slot 1    0 ... start-1 | start .. start+3 | start+4 .. start+7
+    holds                committed     | the pass         | scratch of rows 0 and 2: never read
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from ..core.tree import TokenTree
+from .fused import FusedDecoder
+from .kv_cache import SlotCache
+from .layout import PassLayout, Segment
+
+NODES = (1, 2, 4, 8, 16, 32, 64)
+_LEAST_COLUMNS = 256
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """The shapes of a static pass: slots `first` to `first + batch - 1`, `nodes` each, reading `columns` columns."""
+
+    first: int
+    batch: int
+    nodes: int
+    columns: int
+
+    @staticmethod
+    def of(window: tuple[int, int], nodes: int, length: int, capacity: int) -> "Bucket":
+        """The smallest bucket that reads `length` columns of at most `capacity`; `nodes` is one of `NODES`."""
+        columns = _LEAST_COLUMNS
+        while columns < length:
+            columns *= 2
+        return Bucket(*window, nodes, min(columns, capacity))
+
+
+def window_of(slots: Sequence[int], num_slots: int) -> tuple[int, int]:
+    """First slot and size of the smallest window around `slots` that begins at a multiple of its size, a power of two.
+
+    So there are few of them. Example: slots 4 and 5 of 8 give (4, 2), slots 3 and 4 give (0, 8).
+    """
+    low, high, size = min(slots), max(slots), 1
+    while low // size != high // size:
+        size *= 2
+    size = min(size, num_slots)
+    return min(low // size * size, num_slots - size), size
+
+
+def visible(starts: Tensor, reach: Tensor, positions: Tensor, columns: int, window: int | None) -> Tensor:
+    """Which columns a node may see: those committed, and its own ancestors.
+
+    starts: [B]. reach: [B, N, N], True where node j is node i or above it. positions: [B, N]. Returns [B, N, columns].
+    """
+    nodes = reach.shape[1]
+    column = torch.arange(columns, device=starts.device)
+    behind = column - starts[:, None]  # [B, S]: index of the node that lies there
+    node = behind.clamp(0, nodes - 1)
+    committed = (behind < 0)[:, None]
+    drafted = ((behind >= 0) & (behind < nodes))[:, None]
+    seen = committed | (drafted & reach.gather(2, node[:, None].expand(-1, nodes, -1)))
+    if window is None:
+        return seen
+    places = torch.where(behind < 0, column, positions.gather(1, node))
+    return seen & (positions[:, :, None] - places[:, None] < window)
+
+
+@final
+class _Writer:
+    """Takes the place of the cache in the layers of a static pass: writes to columns that a tensor names."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, columns: Tensor):
+        self._layers, self._where = layers, (slots, columns)  # [B, N] each
+
+    def update(self, key: Tensor, value: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Write `[B, H, N, d]`, finite as `SlotCache.update` does for drafts; returns the tensors of all slots."""
+        for cached, states in zip(self._layers[index], (key, value), strict=True):
+            cached.transpose(1, 2).index_put_(self._where, torch.nan_to_num(states).transpose(1, 2))
+        return self._layers[index]
+
+
+@final
+class StaticPass:
+    """One bucket: the buffers that a pass is loaded into, and the computation over them."""
+
+    def __init__(self, bucket: Bucket, decoder: FusedDecoder, cache: SlotCache, max_length: int):
+        self.bucket, self._decoder, self._max_length = bucket, decoder, max_length
+        self._device = decoder.embeddings.device
+        self._tokens = torch.zeros(bucket.batch, bucket.nodes, dtype=torch.long, device=self._device)
+        self._parents = torch.zeros_like(self._tokens)
+        self._place = torch.zeros(bucket.batch, 3, dtype=torch.long, device=self._device)
+        self._rows = torch.zeros(0, dtype=torch.long, device=self._device)
+        # Held, not looked up again: a graph reads and writes at the addresses that these have now.
+        self._layers = list(zip(cache.keys, cache.values, strict=True))
+        self._cos, self._sin = decoder.rotations(cache.capacity, decoder.embeddings)
+        self._kinds = {(layer.window, layer.heads // layer.kv_heads) for layer in decoder.layers}
+
+    def load(self, slots: Sequence[int], starts: Sequence[int], tree: TokenTree) -> None:
+        """Fill the buffers; does not wait for the device. starts: committed length of each slot."""
+        bucket = self.bucket
+        rows = [slot - bucket.first for slot in slots]
+        place = [self.scratch(slots, starts)] * bucket.batch
+        for row, slot, start in zip(rows, slots, starts, strict=True):
+            place[row] = (start, slot, start)
+        numbers = [number for row in place for number in row] + rows
+        # Pinned, and made anew each time: torch hands the memory out again only after the copy has been made.
+        staged = torch.tensor(numbers, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
+        self._place.copy_(staged[: -len(rows)].view(-1, 3))
+        self._rows = staged[-len(rows) :]
+        self._tokens.zero_()
+        self._parents.zero_()
+        self._parents[:, 0] = -1
+        self._tokens[:, : tree.num_nodes].index_copy_(0, self._rows, tree.token_ids)
+        self._parents[:, : tree.num_nodes].index_copy_(0, self._rows, tree.parents)
+
+    def scratch(self, slots: Sequence[int], starts: Sequence[int]) -> tuple[int, int, int]:
+        """Committed length of a padding row, and the slot and column that its first node is written to."""
+        return 0, slots[0], starts[0] + self.bucket.nodes
+
+    def compute(self) -> Tensor:
+        """Logits [B', N', V] of what is loaded: tensor operations of fixed shapes, in a fixed order."""
+        bucket, decoder = self.bucket, self._decoder
+        starts, slots, columns = self._place.unbind(1)
+        tree = TokenTree(self._tokens, self._parents, torch.zeros_like(self._parents, dtype=torch.bool))
+        reach = tree.ancestor_mask
+        positions = (starts[:, None] + tree.depth).clamp_(max=self._max_length - 1)
+        offsets = torch.arange(bucket.nodes, device=self._device)
+        written = columns[:, None] + offsets
+        writer = _Writer(self._layers, slots[:, None].expand_as(written), written)
+        segments = {
+            (w, g): [self._segment(visible(starts, reach, positions, bucket.columns, w), g)] for w, g in self._kinds
+        }
+        layout = PassLayout([0] * bucket.batch, bucket.nodes, tree, canonical=False, _segments=segments)
+        x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
+        cos, sin = self._cos[positions.view(-1)], self._sin[positions.view(-1)]
+        for layer in decoder.layers:
+            x = layer.forward(x, cos, sin, layout, writer)  # type: ignore[arg-type]
+        return decoder.head(decoder.norm(x)).view(bucket.batch, bucket.nodes, -1)
+
+    def take(self, logits: Tensor, num_nodes: int) -> Tensor:
+        """The live rows and nodes of the result, in the order of `load`, in memory of their own. [B, N, V]."""
+        return logits.index_select(0, self._rows)[:, :num_nodes]
+
+    def _segment(self, seen: Tensor, groups: int) -> Segment:
+        """One call of the attention kernel for the whole pass."""
+        bucket = self.bucket
+        mask = torch.zeros(seen.shape, dtype=self._decoder.embeddings.dtype, device=self._device)
+        mask = mask.masked_fill_(~seen, -torch.inf)[:, :, None].expand(-1, -1, groups, -1)
+        mask = mask.reshape(bucket.batch, 1, bucket.nodes * groups, bucket.columns)
+        return Segment(
+            slice(0, bucket.batch), slice(bucket.first, bucket.first + bucket.batch), slice(0, bucket.nodes), mask
+        )

@@ -1,0 +1,139 @@
+"""`paceline bench` as a user meets it: the JSON line, the folder, the tables, refusals, Ctrl-C."""
+
+import json
+
+import pytest
+
+from paceline.bench.opened import open_results
+from paceline.bench.run import run_bench
+from tests.unit.cli_helpers import answer, paceline, refusal
+
+PROMISED = [
+    "speedup", "speedup_low", "speedup_high", "mean_acceptance_length", "acceptance_by_position", "plain_tokens_per_s",
+    "speculative_tokens_per_s", "floor_fraction", "verdicts", "categories", "drafter", "model", "result", "runs",
+]  # fmt: skip
+
+
+@pytest.fixture
+def bench(model, tmp_path):
+    """The arguments of a short benchmark that keeps its results in `tmp_path / "r"`."""
+    file = tmp_path / "p.jsonl"
+    rows = [("one", "w5 w9 w5 w9"), ("two", "w8 w8"), ("one", "w31 w7 w31 w7")]
+    file.write_text("".join(json.dumps({"prompt": p, "category": c}) + "\n" for c, p in rows))
+    return ("bench", model, "--suite", str(file), "--max-tokens", "12", "--out", str(tmp_path / "r"))
+
+
+def test_json_and_folder(bench, model, tmp_path):
+    got = answer(*bench, "-d", "lookup", "-d", "none", "--repeat", "2")
+    assert set(PROMISED) <= got.keys()
+    assert (got["model"], got["drafter"], got["complete"]) == (model, "lookup", True)
+    assert [one["drafter"] for one in got["runs"]] == ["lookup", "none"]
+    assert got["speedup"] == pytest.approx(got["speculative_tokens_per_s"] / got["plain_tokens_per_s"])
+    assert got["verdicts"] == {"identical": 6, "near_tie": 0, "bug": 0}
+    assert got["categories"].keys() == {"one", "two"}
+    assert got["floor_fraction"] > 0
+    assert got["peak_memory_bytes"] > 1e6
+    assert got["provenance"]["torch"]
+    assert len(got["prompts_sha256"]) == 64
+    folder = tmp_path / "r"
+    assert got["result"] == str(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary == {key: value for key, value in got.items() if key != "result"}
+    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    assert len(lines) == 3 * 2 * 3
+    for line in lines:
+        assert len(line["token_ids"]) == len(line["origins"]) == len(line["sources"]) == len(line["pieces"])
+        assert sum(one["num_emitted"] for one in line["rounds"]) == len(line["token_ids"])
+        assert all(len(one["pieces"]) == len(one["token_ids"]) for one in line["rounds"])
+
+
+def test_the_folder_reads_back(bench, tmp_path):
+    answer(*bench)
+    opened = open_results(tmp_path / "r")
+    (run,) = opened.runs
+    assert (run.drafter, set(run.categories), run.batch) == ("lookup", {"one", "two"}, 1)
+    assert run.speedup is not None
+    assert run.acceptance
+    assert len(run.conditional) == len(run.acceptance)
+    answers = opened.answers()
+    assert [one.side for one in answers] == ["plain", "lookup"] * 3
+    assert answers[0].prompt == "w5 w9 w5 w9"
+    assert opened.floor_s is not None
+
+
+def test_help_has_an_example():
+    assert "Example:" in paceline("bench", "--help").stdout
+
+
+def test_for_people(bench):
+    result = paceline(*bench, "--num-prompts", "2", "--batch", "2")
+    assert result.exit_code == 0, result.output
+    for told in ("Category", "one", "all", "interval", "2 identical, 0 near-ties, 0 bugs", "of the floor", "kept in"):
+        assert told in result.stdout
+    assert "batch 2" in result.stdout
+
+
+def test_the_default_folder_and_prompts(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ("bench", model, "--num-prompts", "1", "--max-tokens", "2")
+    first, second = answer(*options), answer(*options)
+    assert first["suite"] == "built-in"
+    assert first["result"].startswith("results/")
+    assert first["result"].endswith("-lookup")
+    assert second["result"] == first["result"] + "-2"
+
+
+def test_interrupted(bench, tmp_path, monkeypatch):
+    def interrupted(plain, sides, peers, questions, how, progress):
+        def until_two(what, done, total):
+            progress(what, done, total)
+            if (what, done) == ("measuring", 2):
+                raise KeyboardInterrupt
+
+        return run_bench(plain, sides, peers, questions, how, until_two)
+
+    monkeypatch.setattr("paceline.bench.run.run_bench", interrupted)
+    got = answer(*bench, code=130)
+    assert got["complete"] is False
+    assert got["prompts"] == 2
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["complete"] is False
+    assert len((tmp_path / "r" / "answers.jsonl").read_text().splitlines()) == 4
+
+
+def test_interrupted_before_anything_was_measured(bench, tmp_path, monkeypatch):
+    def at_once(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paceline.bench.run.run_bench", at_once)
+    assert paceline(*bench).exit_code == 130
+    assert not (tmp_path / "r").exists()
+
+
+def test_peers_are_named_when_missing(bench, tmp_path):
+    absent = str(tmp_path / "python")
+    result = paceline(*bench, "--peer", f"transformers={absent}", "--num-prompts", "1")
+    assert result.exit_code == 0, result.output
+    assert "without transformers" in result.stdout
+    reason = json.loads((tmp_path / "r" / "summary.json").read_text())["missing_peers"]["transformers"]
+    assert absent in reason
+
+
+def test_refusals(bench, model, tmp_path):
+    assert "did you mean 'gsm8k'?" in refusal("bench", model, "--suite", "gsm8")
+    assert "openai/human-eval" in refusal("bench", model, "--suite", "humaneval")
+    assert "line 1" in refusal("bench", model, "--suite", _bad(tmp_path))
+    assert "twice" in refusal(*bench, "-d", "lookup", "-d", "lookup", code=2)
+    assert "one prompt at a time" in refusal(*bench, "--peer", "vllm=x", "--batch", "2", code=2)
+    assert "NAME=PATH" in refusal(*bench, "--peer-model", "x", code=2)
+    assert "there is no --peer vllm" in refusal(*bench, "--peer-model", "vllm=x", code=2)
+    assert "choose from transformers" in refusal(*bench, "--peer", "ollama=x", code=2)
+    assert "unknown drafter" in refusal(*bench, "-d", "lokup")
+    assert "no prompt fits" in refusal(*bench, "--max-model-len", "2")
+    assert not (tmp_path / "r").exists()
+    answer(*bench)
+    assert "holds results already" in refusal(*bench)
+
+
+def _bad(folder) -> str:
+    (folder / "bad.jsonl").write_text("{")
+    return str(folder / "bad.jsonl")

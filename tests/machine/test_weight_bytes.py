@@ -1,0 +1,118 @@
+"""Bytes that a pass reads: counted by hand for tiny models of every way to hold weights."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paceline import machine
+from paceline.doctor import held_bytes, int4_bytes
+from paceline.machine import read_bandwidth, weight_bytes
+from paceline.quant import quantize_linears
+from paceline.runner import LoadedModel, load_model, wrap_model
+from paceline.runner.hf_adapter import share_copy
+from tests.tiny import tiny_model
+
+E, F, V, LAYERS = 32, 48, 97, 2  # of the tiny models: 4 heads, 2 key-value heads of 8
+LINEARS = LAYERS * (E * 32 + 2 * E * 16 + 32 * E + 3 * E * F)
+NORMS = (2 * LAYERS + 1) * E
+HEAD = V * E
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [False, True])
+def test_llama_by_hand(dtype, tied):
+    loaded = wrap_model(tiny_model("llama", dtype, tie_word_embeddings=tied))
+    size = torch.empty(0, dtype=dtype).element_size()
+    assert weight_bytes(loaded) == size * (LINEARS + NORMS + HEAD)
+
+
+def test_mutants_miscount(monkeypatch):
+    """Were the embedding read whole, buffers left out or shared tensors counted twice, the number would be another."""
+    loaded = wrap_model(tiny_model("llama", torch.bfloat16))
+    right = weight_bytes(loaded)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_read_by", lambda m: [*m.parameters(recurse=False), *m.buffers(recurse=False)])
+        assert weight_bytes(loaded) > right
+    quantised = _quantised(loaded)
+    right = weight_bytes(quantised)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_read_by", lambda m: m.parameters(recurse=False))
+        assert weight_bytes(quantised) < right
+    twice = _with_shared_layer()
+    right = weight_bytes(twice)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "_identity", lambda tensor: object())
+        assert weight_bytes(twice) > right
+
+
+def test_int4_layers_count_what_they_hold():
+    loaded = _quantised(wrap_model(tiny_model("llama", torch.bfloat16, intermediate_size=64)))
+    linears = LAYERS * (E * 32 + 2 * E * 16 + 32 * E + 3 * E * 64)
+    assert weight_bytes(loaded) == linears // 2 + 4 * linears // 32 + 2 * (NORMS + HEAD)
+
+
+def test_size_of_the_int4_copy_is_foretold():
+    model = tiny_model("llama", torch.bfloat16, intermediate_size=64, vocab_size=112)
+    foretold = int4_bytes(model)
+    assert quantize_linears(model, 32, "int4").num_bytes == foretold
+
+
+def test_only_routed_experts_count():
+    """2 of 4 experts: gate, up and down of each, beside everything that every token reads."""
+    experts, width = 4, 24
+    loaded = wrap_model(tiny_model("qwen3_moe", num_experts=experts, moe_intermediate_size=width))
+    everything = held_bytes(loaded.model)
+    expert = 4 * LAYERS * experts * 3 * E * width
+    embedding = 4 * V * E
+    rotary = sum(b.nbytes for b in loaded.model.base_model.rotary_emb.buffers())
+    assert weight_bytes(loaded) == everything - embedding - rotary - expert // 2
+
+
+def test_masks_and_position_tables_do_not_count():
+    loaded = wrap_model(tiny_model("gpt2"))
+    tables = 4 * (97 * 32 + 256 * 32)  # tokens and positions; GPT-2 ties its head to the first
+    parameters = sum(p.nbytes for p in loaded.model.parameters())
+    assert weight_bytes(loaded) == parameters - tables + 4 * 97 * 32
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "opt", "falcon", "mixtral", "gpt_oss", "deepseek_v3"])
+def test_never_more_than_is_held(name):
+    loaded = wrap_model(tiny_model(name, tie_word_embeddings=False))
+    assert 0 < weight_bytes(loaded) < held_bytes(loaded.model)
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [("smollm2-135m", 269), ("qwen2.5-coder-1.5b", 3087)])
+def test_real_models(name, megabytes):
+    folder = Path(os.environ.get("PACELINE_TEST_MODELS", "")) / name
+    if "PACELINE_TEST_MODELS" not in os.environ or not folder.is_dir():
+        pytest.skip(f"no folder {name} under PACELINE_TEST_MODELS")
+    assert round(weight_bytes(load_model(str(folder), device="cpu")) / 1e6) == megabytes
+
+
+def test_bandwidth_is_that_of_memory():
+    """Between a very old and a very new machine, and not that of a cache (a thread cannot read 2 TB/s)."""
+    assert 2e8 < read_bandwidth("cpu", seconds=0.05) < 2e12
+
+
+def test_bandwidth_buffer_was_written(monkeypatch):
+    """Pages never written are one page of zeros, which the cache holds."""
+    monkeypatch.setattr(machine, "available_memory", lambda: 0)
+    buffer = machine._buffer(torch.device("cpu"))
+    assert buffer.nbytes == machine._LEAST_BYTES
+    assert bool((buffer == 1).all())
+
+
+def _quantised(loaded: LoadedModel) -> LoadedModel:
+    model = share_copy(loaded.model)
+    quantize_linears(model, 32, "shared")
+    return loaded.with_model(model)
+
+
+def _with_shared_layer() -> LoadedModel:
+    loaded = wrap_model(tiny_model("llama"))
+    loaded.model.add_module("again", nn.Linear(1, 1, bias=False))
+    loaded.model.again.weight = loaded.model.get_output_embeddings().weight
+    return loaded

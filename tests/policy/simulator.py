@@ -1,0 +1,196 @@
+"""The loop without a model: policies plan real rounds on a clock of our own, against drafters of known quality.
+
+The policy sees noisy seconds with outliers, as on a shared machine; the result is counted in the true ones, so that
+what a test measures is the policy's decisions and not its luck.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from paceline import SamplingParams
+from paceline.core.draft import Draft
+from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Outlook
+from paceline.core.outputs import Origin, Round
+from paceline.core.request import Sequence
+
+
+class Clock:
+    """Seconds that pass when we say so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Member:
+    """One simulated drafter.
+
+    chance: (request, text position, i) -> probability that the i-th drafted token (from 0) stands there. token,
+    pending: seconds. reads: it has to read what others emitted, the prompt included. confident: it tells `chance`.
+    hint: its class of the situation, negative for nothing to propose.
+    """
+
+    name: str
+    chance: Callable[[int, int, int], float]
+    token: float = 0.0
+    pending: float = 0.0
+    reads: bool = False
+    confident: bool = False
+    hint: Callable[[int, int], int] = lambda request, position: 0
+    cached: dict[int, int] = field(default_factory=dict)
+
+
+class SimDrafter(Drafter):
+    """What the policy may ask; nothing is ever drafted by it."""
+
+    name = "simulated"
+
+    def __init__(self, members: list[Member]):
+        self.members, self.requests = members, dict[int, int]()
+
+    def outlook(self, seq: Sequence) -> list[Outlook]:
+        looks = []
+        for member in self.members:
+            pending = seq.num_cached - member.cached.get(seq.slot, 0) if member.reads else 0
+            hint = member.hint(self.requests[seq.slot], seq.num_output)
+            looks.append(Outlook(member.name, hint, pending))
+        return looks
+
+    def propose(self, seqs, budgets) -> Draft:
+        raise NotImplementedError
+
+
+@dataclass
+class Machine:
+    """T(n) in seconds, and how badly its clock behaves."""
+
+    curve: Callable[[int], float]
+    noise: float = 0.05
+    hiccups: float = 0.03
+    rest: float = 0.0005
+
+    def seen(self, seconds: float, rng: random.Random) -> float:
+        """What a stopwatch says of `seconds`."""
+        slow = rng.uniform(5, 20) if rng.random() < self.hiccups else 1.0
+        return seconds * math.exp(rng.gauss(0, self.noise)) * slow
+
+
+def cpu(n: int) -> float:
+    """Seconds of a small machine: rows in pairs, 1.5 times at 8, 2 times at 16."""
+    return 0.010 * (1 + 0.066 * ((n + 1) // 2 * 2 - 2))
+
+
+@dataclass
+class Outcome:
+    """True seconds, tokens, and what plain decoding would have taken."""
+
+    seconds: float = 0.0
+    plain: float = 0.0
+    rounds: list[tuple[int, Round]] = field(default_factory=list)
+
+    @property
+    def speed(self) -> float:
+        """Over plain decoding."""
+        return self.plain / self.seconds
+
+
+def simulate(
+    policy_of: Callable[[Clock], DraftPolicy],
+    members: list[Member],
+    requests: int = 1,
+    tokens: int = 256,
+    prompt: int = 100,
+    batch: int = 1,
+    machine: Machine | None = None,
+    seed: int = 0,
+) -> Outcome:
+    """Decode `requests` answers, `batch` side by side."""
+    machine, rng, clock, outcome = machine or Machine(cpu), random.Random(seed), Clock(), Outcome()
+    policy, drafter = policy_of(clock), SimDrafter(members)
+
+    def pass_seconds(rows: int) -> float:
+        clock.now += 4 * machine.curve(rows)
+        return sorted(machine.seen(machine.curve(rows), rng) for _ in range(3))[1]
+
+    policy.bind(drafter, pass_seconds)
+    running = list[Sequence]()
+    waiting = list(range(requests))[::-1]
+    while waiting or running:
+        while waiting and len(running) < batch:
+            slot = min(set(range(batch)) - {seq.slot for seq in running})
+            seq = Sequence([1] * prompt, SamplingParams(max_tokens=tokens), 0, frozenset(), 10**6, slot=slot)
+            drafter.requests[slot] = waiting.pop()
+            running.append(seq)
+        begin = clock.now
+        budgets = policy.budgets(running)
+        planning = clock.now - begin
+        records, parts = play(running, budgets, drafter, machine, rng)
+        seen = [machine.seen(part, rng) for part in parts]
+        seen[0] += planning
+        clock.now += sum(seen) - planning
+        outcome.seconds += sum(parts)
+        emitted = sum(record.num_emitted for record in records)
+        outcome.plain += emitted / len(running) * (machine.curve(len(running)) + machine.rest)
+        for seq, record in zip(list(running), records, strict=True):
+            timed = Round(**{**record.__dict__, "draft_s": seen[0], "verify_s": seen[1], "rest_s": seen[2]})
+            outcome.rounds.append((drafter.requests[seq.slot], timed))
+            policy.observe(seq, timed)
+            if seq.is_finished:
+                running.remove(seq)
+                policy.release([seq.slot])
+                for member in members:
+                    member.cached.pop(seq.slot, None)
+    return outcome
+
+
+def play(
+    seqs: list[Sequence], budgets: Iterable[DraftBudget], drafter: SimDrafter, machine: Machine, rng: random.Random
+) -> tuple[list[Round], tuple[float, float, float]]:
+    """One round: its records without times, and the true seconds of drafting, verification and the rest."""
+    records, depths, drafting = [], dict[str, int](), 0.0
+    for seq, budget in zip(seqs, budgets, strict=True):
+        member = drafter.members[budget.arm]
+        request, position = drafter.requests[seq.slot], seq.num_output
+        hint = member.hint(request, position)
+        depth = min(budget.depth, seq.remaining - 1) if hint >= 0 else 0
+        stands, sure = list[bool](), list[float]()
+        while len(stands) < depth:
+            chance = member.chance(request, position + len(stands), len(stands))
+            stands.append(rng.random() < chance)
+            sure.append(chance)
+            if member.confident and budget.goes_on is not None and not budget.goes_on(sure):
+                break
+        if depth and member.reads:
+            drafting += member.pending * (seq.num_cached - member.cached.get(seq.slot, 0))
+            member.cached[seq.slot] = seq.num_cached
+        accepted = stands.index(False) if False in stands else len(stands)
+        depths[member.name] = max(depths.get(member.name, 0), len(stands))
+        emitted = 0
+        for _ in range(accepted + 1):
+            emitted += 1
+            if seq.append(5, Origin.DRAFTED, member.name):
+                break
+        if depth and member.reads:
+            member.cached[seq.slot] += min(accepted, depth - 1)
+        records.append(
+            Round(
+                member.name,
+                len(stands),
+                accepted,
+                emitted,
+                token_ids=tuple(range(len(stands) + 1)),
+                parents=tuple(range(-1, len(stands))),
+                path=tuple(range(1, accepted + 1)),
+                confidences=tuple(sure) if member.confident else (),
+                hint=hint,
+                batch=len(seqs),
+            )
+        )
+    width = max(depths.values(), default=0)
+    drafting += sum(depth * member.token for member in drafter.members for depth in [depths.get(member.name, 0)])
+    return records, (drafting, machine.curve(len(seqs) * (1 + width)), machine.rest)

@@ -1,0 +1,261 @@
+"""What the policies know and how they come to know it."""
+
+import json
+import random
+import time
+from statistics import median
+
+import pytest
+
+from paceline import Choose, CostModel, Dynamic, Fixed, Gate, Plain, PromptLookup, SamplingParams
+from paceline.core.outputs import Round
+from paceline.errors import ConfigError
+from paceline.policy import Profile
+from paceline.policy.acceptance import Acceptance, Calibration, Counts, judged
+from paceline.policy.costs import Level, PassCurve, TurnSeconds
+from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
+from paceline.policy.probing import LONGEST, Probing
+from tests.helpers import NO_EOS, REPEATING, loaded, oracle, result, run, runner, sequence
+from tests.policy.simulator import Clock, Machine, Member, SimDrafter, cpu, simulate
+
+CHANCES = (0.9, 0.5, 0.8)
+
+
+def chain(accepted: int, drafted: int, confidences: tuple[float, ...] = (), hint: int = 0) -> Round:
+    return Round(
+        "m",
+        drafted,
+        accepted,
+        accepted + 1,
+        parents=tuple(range(-1, drafted)),
+        path=tuple(range(1, accepted + 1)),
+        confidences=confidences,
+        hint=hint,
+    )
+
+
+def learnt(rounds: int = 400) -> list[float]:
+    rng, acceptance = random.Random(0), Acceptance(4)
+    for _ in range(rounds):
+        accepted = next((i for i, chance in enumerate(CHANCES) if rng.random() >= chance), 3)
+        acceptance.observe(0, chain(accepted, 3))
+    return acceptance.expected(1, "m", 0)[:3]  # another request: what all have shown
+
+
+def is_right(estimate: list[float]) -> bool:
+    return all(abs(a - b) < 0.13 for a, b in zip(estimate, CHANCES, strict=True))
+
+
+def test_acceptance_is_conditional_on_the_walk():
+    assert is_right(learnt())
+
+
+def test_learning_from_unvisited_nodes_is_caught(monkeypatch):
+    """Mutant: whatever was drafted behind a rejected token counts as rejected too."""
+    real = Counts.add
+
+    def add(self, accepted, rejected):
+        real(self, accepted, rejected)
+        while len(self.tries) < 3:
+            self.hits.append(0.0)
+            self.tries.append(0.0)
+        for i in range(accepted + 1, 3):
+            self.tries[i] += 1
+
+    monkeypatch.setattr(Counts, "add", add)
+    assert not is_right(learnt())
+
+
+def test_a_request_is_judged_by_its_own_rounds_soon():
+    acceptance = Acceptance(4)
+    for _ in range(100):
+        acceptance.observe(0, chain(0, 4))
+    assert acceptance.expected(1, "m", 0)[0] < 0.1
+    for _ in range(8):
+        acceptance.observe(1, chain(4, 4))
+    assert min(acceptance.expected(1, "m", 0)) > 0.6
+    acceptance.release(1)
+    assert acceptance.expected(1, "m", 0)[0] < 0.2
+    assert acceptance.expected(2, "other", 0) == [0.7] * 4
+
+
+def test_hints_are_told_apart_and_new_ones_start_from_the_rest():
+    acceptance = Acceptance(2)
+    for _ in range(40):
+        acceptance.observe(0, chain(0, 2, hint=1))
+        acceptance.observe(0, chain(2, 2, hint=8))
+    low, high, new = (acceptance.expected(1, "m", hint)[0] for hint in (1, 8, 4))
+    assert low < 0.15 < 0.4 < new < 0.6 < 0.85 < high
+
+
+def test_judged_in_trees_and_chains():
+    assert judged(chain(0, 3)) == (0, True)
+    assert judged(chain(3, 3)) == (3, False)  # nothing was refused
+    assert judged(chain(0, 0)) == (0, False)
+    tree = Round("m", 2, 1, 2, parents=(-1, 0, 0, 1, 2), path=(2,))
+    assert judged(tree) == (1, True)
+
+
+def test_calibration_learns_what_confidence_is_worth():
+    rng, calibration = random.Random(0), Calibration()
+    assert calibration.chance(0.42) == 0.42
+    for _ in range(300):  # says 0.97 and is right half the time
+        calibration.observe(chain(1 if rng.random() < 0.5 else 0, 1, (0.97,)))
+    assert 0.35 < calibration.chance(0.97) < 0.7
+    assert calibration.chance(0.42) == 0.42
+    assert calibration.chance_of_all([0.97, 0.97]) == calibration.chance(0.97) ** 2
+
+
+def test_pass_curve():
+    curve = PassCurve({1: 1.0, 4: 4.0, 8: 3.0, 16: 8.0})  # a dip is a mistake of the clock
+    assert [curve.seconds(n) for n in (1, 2, 4, 6, 8, 12, 16, 18)] == [1, 2, 4, 4, 4, 6, 8, pytest.approx(8 + 14 / 15)]
+    assert PassCurve({1: 2.0}).seconds(9) == 2.0
+
+
+def test_one_slow_measurement_decides_nothing():
+    level = Level(1.0)
+    for seen in (1.0, 20.0, 1.1, 0.9, 1.0, 20.0, 1.0, 1.0):
+        level.add(seen)
+    assert 0.9 < level.value < 1.15
+    for _ in range(40):
+        level.add(3.0)
+    assert level.value > 2.8  # a lasting change is followed
+
+
+def test_a_slower_machine_is_drift_and_longer_rounds_are_shape():
+    turn = TurnSeconds(PassCurve({1: 1.0, 17: 2.0}), 1)
+    for _ in range(20):
+        turn.observe(0, 1.0)
+        turn.observe(4, 1.25 * 1.3)
+    assert turn.seconds(0) == pytest.approx(1.0, rel=0.05)
+    assert turn.seconds(4) == pytest.approx(1.625, rel=0.05)
+    for _ in range(60):
+        turn.observe(4, 2 * 1.625)
+    assert turn.seconds(0) > 1.25  # not seen since, and noticed all the same
+
+
+def test_ledger():
+    ledger = Ledger()
+    assert ledger.available(0) == INITIAL
+    ledger.settle(0, 1, 2.0, 1, drafted=True)
+    assert ledger.available(0) == pytest.approx(INITIAL - 2 + ALLOWANCE)
+    for _ in range(50):
+        ledger.settle(0, 5, 1.0, 1, drafted=True)
+    assert ledger.available(0) == MOST
+    assert ledger.available(1) < MOST  # a request may not lose all that others won
+    before = ledger.credit
+    ledger.lend(1, 8.0, 100.0)
+    ledger.settle(1, 50, 49.0, 1, drafted=True)
+    assert ledger.credit == pytest.approx(before - 4 + 50 * ALLOWANCE)
+    ledger.release(1)
+    assert ledger.credit == pytest.approx(before - 8 + 50 * ALLOWANCE)  # the rest falls due
+
+
+def test_probing_backs_off_and_comes_back():
+    probing, waits, last = Probing(), [], 0
+    for now in range(400):
+        if probing.is_due(0, ("m", 0), now):
+            waits.append(now - last)
+            last = now
+            probing.used(0, ("m", 0), now, was_probe=True, stood=False)
+    assert waits == [0, 4, 8, 16, 32, 64, 64, 64, 64, 64][: len(waits)]
+    assert max(waits) == LONGEST
+    probing.used(0, ("m", 0), 400, was_probe=True, stood=True)
+    assert probing.is_due(0, ("m", 0), 400 + LONGEST // 2)
+
+
+def test_profile_survives_json_and_starts_the_next_run():
+    made = []
+
+    def keep(clock: Clock) -> CostModel:
+        made.append(CostModel(clock=clock))
+        return made[-1]
+
+    member = Member("m", lambda r, p, i: 0.9, 0.001, 0.00005, reads=True, confident=True)
+    simulate(keep, [member], requests=2)
+    profile = made[0].profile(model="x", dtype="bfloat16", threads=2)
+    read = Profile.from_dict(json.loads(json.dumps(profile.to_dict())))
+    assert read == profile
+    assert (read.model, read.dtype, read.threads) == ("x", "bfloat16", 2)
+    assert profile.draft_seconds["m"][0] == pytest.approx(0.001, rel=0.2)
+
+    outcome = simulate(lambda clock: CostModel(profile=read, clock=clock), [member], machine=Machine(cpu, hiccups=0))
+    first = next(record for _, record in outcome.rounds if record.num_drafted)
+    assert first.num_drafted >= 4  # no cautious beginning
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"speed": 1}, {"version": 0}, {"pass_seconds": {"1": -1}}, {"pass_seconds": 3}, {"draft_seconds": {"m": [1]}},
+     {"acceptance": {"m": {"": [[2.0], [1.0]]}}}, {"acceptance": {"m": {"x": [[1], [1]]}}},
+     {"calibration": {"m": [[1.0], [1.0]]}}],
+    ids=str,
+)  # fmt: skip
+def test_broken_profiles_are_refused(broken):
+    with pytest.raises(ConfigError):
+        Profile.from_dict({"version": 1, **broken})
+
+
+def test_options_out_of_range():
+    for make in (
+        lambda: CostModel(0), lambda: CostModel(100), lambda: Dynamic(0), lambda: Dynamic(min_chance=2),
+        lambda: Gate(Fixed(), trial=0), lambda: Fixed(-1),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            make()
+
+
+@pytest.mark.parametrize("policy", [CostModel, Dynamic, lambda: Gate(Fixed(4))], ids=["cost model", "dynamic", "gate"])
+@pytest.mark.parametrize("drafter", [Plain, PromptLookup, lambda: Choose([PromptLookup(), Plain()])], ids=str)
+def test_answers_do_not_depend_on_the_policy(policy, drafter, monkeypatch):
+    monkeypatch.setattr("tests.helpers.Fixed", lambda depth, nodes: policy())
+    params = SamplingParams(temperature=1.0, max_tokens=40)
+    (seq,) = run(runner(loaded(), 2), drafter(), [sequence(loaded(), REPEATING, params, eos_ids=NO_EOS)])
+    assert result(seq) == result(oracle(loaded(), REPEATING, params, eos_ids=NO_EOS))
+
+
+def test_nothing_is_measured_for_nothing():
+    def refuse(rows: int) -> float:
+        raise AssertionError("measured")
+
+    policy, seq = CostModel(), sequence(loaded(), REPEATING, SamplingParams())
+    policy.bind(Plain(), refuse)
+    assert policy.budgets([seq])[0].depth == 0
+    policy.bind(PromptLookup(), lambda rows: 0.01)
+    seq.slot = 0
+    assert policy.budgets([seq])[0].depth == 0  # no match: nothing to propose
+    assert policy.profile().pass_seconds == {}
+
+
+def test_fixed_takes_the_first_member_that_has_something():
+    seq = sequence(loaded(), [1, 2, 3, 4], SamplingParams())
+    seq.slot = 0
+    policy, none = Fixed(3), Member("a", lambda r, p, i: 0.0, hint=lambda r, p: -1)
+    drafter = SimDrafter([none, Member("b", lambda r, p, i: 0.0)])
+    drafter.requests[0] = 0
+    policy.bind(drafter, lambda rows: 0.01)
+    assert policy.budgets([seq])[0].arm == 1
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_planning_is_cheap():
+    """Two drafters, batch 1; on a quiet machine below 100 microseconds a round."""
+    policy, seq = CostModel(), sequence(loaded(), REPEATING, SamplingParams(max_tokens=200))
+    seq.slot, members = 0, [Member(name, lambda r, p, i: 0.9, confident=name == "b") for name in "ab"]
+    drafter = SimDrafter(members)
+    drafter.requests[0] = 0
+    policy.bind(drafter, lambda rows: 0.01 + 0.0005 * rows)
+    seconds = []
+    for turn in range(300):
+        begin = time.perf_counter()
+        (budget,) = policy.budgets([seq])
+        middle = time.perf_counter()
+        accepted = min(budget.depth, turn % 7)
+        record = Round("ab"[budget.arm], budget.depth, accepted, accepted + 1,
+                       parents=tuple(range(-1, budget.depth)), path=tuple(range(1, accepted + 1)),
+                       draft_s=0.0002 * budget.depth, verify_s=0.011, rest_s=0.0005)  # fmt: skip
+        again = time.perf_counter()
+        policy.observe(seq, record)
+        seconds.append(middle - begin + time.perf_counter() - again)
+    print(f"{1e6 * median(seconds):.0f} microseconds")
+    assert median(seconds) < 500e-6

@@ -1,0 +1,90 @@
+"""The file goes round, refuses what it is not, and knows the model it was measured with."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.policy import Profile
+from paceline.spec_config import SpecConfig, parse
+from paceline.tuned import Tuned, check_profile, check_writable, default_file, dtype_label, load_tuned, save_tuned
+
+PROFILE = Profile(
+    {1: 0.01, 17: 0.02},
+    {"lookup": (1e-5, 1e-6)},
+    {"lookup": {"": ((3.0,), (4.0,)), "2": ((1.0,), (1.0,))}},
+    model="m",
+    dtype="bfloat16",
+    threads=1,
+)
+
+
+def tuned(config: SpecConfig | None = None) -> Tuned:
+    return Tuned(config or parse("lookup"), PROFILE, {"torch": "x"}, ["said"], {"candidates": [1]})
+
+
+@pytest.mark.parametrize("name", ["none", "lookup", "self-int4", "model:a@int4", "lookup+model:a+self-int4"])
+def test_round_trip(tmp_path, name):
+    made = tuned(parse(name, policy=None if name == "none" else "cost_model"))
+    save_tuned(tmp_path / "t.json", made)
+    assert load_tuned(tmp_path / "t.json") == made
+    assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_what_is_no_such_file(tmp_path):
+    file = tmp_path / "t.json"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_tuned(file)
+    whole = tuned().as_dict()
+    cases = (
+        ("{", "is not a file of `paceline tune`"),
+        ("[]", "is not a file"),
+        (json.dumps({**whole, "kind": "other"}), "is not a file"),
+        (json.dumps({**whole, "version": 99}), "another version"),
+        (json.dumps({**whole, "config": 3}), "incomplete"),
+        (json.dumps({**whole, "config": {"method": "magic"}}), "unknown method"),
+        (json.dumps({**whole, "profile": {**PROFILE.to_dict(), "pass_seconds": {"1": -1}}}), "cannot be read"),
+    )
+    for text, told in cases:
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=told):
+            load_tuned(file)
+
+
+def test_a_profile_belongs_to_its_model():
+    assert check_profile(PROFILE, "m", "bfloat16", 1) == []
+    assert check_profile(Profile(), "any", "float32", 8) == []
+    with pytest.raises(ConfigError, match=r"another model.*m there, other here"):
+        check_profile(PROFILE, "other", "bfloat16", 1)
+    with pytest.raises(ConfigError, match=r"another dtype.*bfloat16 there, float32 here"):
+        check_profile(PROFILE, "m", "float32", 1)
+    (warning,) = check_profile(PROFILE, "m", "bfloat16", 2)
+    assert "measured with 1 thread and this run has 2" in warning
+    assert check_profile(replace(PROFILE, threads=0), "m", "bfloat16", 2) == []
+
+
+def test_dtypes_are_told_apart_by_device():
+    assert dtype_label("torch.bfloat16", "cpu") == "bfloat16"
+    assert dtype_label("torch.bfloat16", "cuda:1") == "bfloat16 on cuda"
+
+
+def test_default_names():
+    assert str(default_file("/a/b/model-1/")) == "paceline-model-1.json"
+    assert str(default_file("org/name")) == "paceline-name.json"
+
+
+def test_writable_before_the_long_run(tmp_path):
+    check_writable(tmp_path / "new.json")
+    assert not list(tmp_path.iterdir())
+    save_tuned(tmp_path / "t.json", tuned())
+    check_writable(tmp_path / "t.json")  # an earlier one may be replaced
+    (tmp_path / "mine.txt").write_text("prompts")
+    for path, told in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "mine.txt", "did not write"),
+        (tmp_path / "absent" / "t.json", "cannot be written"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            check_writable(path)
+    assert (tmp_path / "mine.txt").read_text() == "prompts"

@@ -1,0 +1,155 @@
+"""The target's own layers quantised; drafts of fewer bits; layers that time says to leave alone."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.quant import (
+    Int4Linear,
+    Int8Linear,
+    check_weights,
+    int8,
+    quantize_int4,
+    quantize_linears,
+    quantize_target,
+    round_to_bits,
+    timing,
+)
+from paceline.runner.hf_adapter import share_copy
+from tests.helpers import REPEATING
+from tests.tiny import tiny_model
+from tests.unit.test_quant import linear
+
+needs_bytes = pytest.mark.skipif(not int8.has_byte_kernel(), reason="this processor does not add bytes exactly")
+
+
+def layers_of(model: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+@needs_bytes
+def test_int8_takes_every_layer():
+    model = tiny_model("llama")  # a head of 97 rows, down projections of 48 inputs
+    report = quantize_target(model, "int8")
+    made = layers_of(model, Int8Linear)
+    assert (report.num_quantized, report.num_kept, report.lm_head) == (15, 0, "int8") == (len(made), 0, "int8")
+    assert report.num_bytes == sum(layer.num_bytes for layer in made)  # type: ignore[misc]
+    assert not layers_of(model, nn.Linear)
+
+
+@needs_bytes
+def test_int8_says_nearly_what_the_model_says():
+    model = tiny_model("qwen2", torch.bfloat16)
+    ids = torch.tensor([REPEATING])
+    with torch.inference_mode():
+        before = model(ids).logits.float().log_softmax(-1)
+        quantize_target(model, "int8")
+        after = model(ids).logits.float().log_softmax(-1)
+    assert not torch.equal(before, after)
+    assert float((before.exp() * (before - after)).sum(-1).mean()) < 0.02
+
+
+@needs_bytes
+def test_int4_counts_what_it_keeps_and_takes_the_head_in_int8():
+    model = tiny_model("llama")
+    report = quantize_target(model, "int4", 32)
+    assert (report.num_quantized, report.num_kept, report.lm_head) == (13, 2, "int8")
+    assert len(layers_of(model, Int4Linear)) == 12
+    assert len(layers_of(model, nn.Linear)) == 2  # of 48 inputs
+
+
+def test_int4_takes_the_head_in_int4_where_there_is_no_int8(monkeypatch):
+    monkeypatch.setattr(Int8Linear, "fits", staticmethod(lambda linear: False))
+    assert quantize_target(tiny_model("llama", vocab_size=96), "int4", 32).lm_head == "int4"
+    assert quantize_target(tiny_model("llama"), "int4", 32).lm_head == "shared"
+
+
+def test_tied_embeddings_stay_as_they_are():
+    model = tiny_model("llama", tie_word_embeddings=True)
+    table: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+    before = table.clone()
+    quantize_target(model, "int8")
+    assert model.get_input_embeddings().weight is table
+    assert torch.equal(table, before)
+    assert isinstance(model.get_output_embeddings(), Int8Linear)
+
+
+@needs_bytes
+def test_a_draft_of_a_quantised_target():
+    model = tiny_model("llama")
+    quantize_target(model, "int8")
+    copy = share_copy(model)
+    report = quantize_linears(copy, 32, "shared")
+    assert (report.num_quantized, report.num_kept) == (12, 2)
+    assert not layers_of(model, Int4Linear)
+    four = tiny_model("llama")
+    quantize_target(four, "int4", 32)
+    with pytest.raises(IncompatibleModels, match="not yet in INT4"):
+        quantize_linears(share_copy(four), 32, "shared")
+
+
+@pytest.mark.parametrize("bits", [4, 3, 2])
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_weights_of_fewer_bits_have_fewer_levels(bits, group_size):
+    layer = linear(128, 32)
+    codes, _ = quantize_int4(layer.weight, group_size, bits)
+    assert len(codes.unique()) == 1 << bits
+    assert int(codes.max()) - int(codes.min()) == (1 << bits) - 1
+    rounded = round_to_bits(layer.weight, bits, group_size)
+    groups = layer.weight.float().view(32, -1, group_size)
+    step = (groups.amax(-1) - groups.amin(-1)).repeat_interleave(group_size, 1) / ((1 << bits) - 1)
+    error = (rounded - layer.weight.float()).abs()
+    assert bool((error <= 0.6 * step + 0.01 * layer.weight.float().abs().max()).all())
+    x = torch.randn(3, 128, generator=torch.Generator().manual_seed(2)).bfloat16()
+    got = Int4Linear(layer, group_size, bits)(x).float()
+    torch.testing.assert_close(got, x.float() @ rounded.T, atol=0.03, rtol=0.02)
+
+
+def test_fewer_bits_are_further_away():
+    errors = [
+        float((round_to_bits(w, bits, 32) - w).norm()) for w in [linear(128, 64).weight.float()] for bits in (4, 3, 2)
+    ]
+    assert errors[0] < 0.6 * errors[1] < 0.36 * errors[2]
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 2.0), (2.0, 1.0)])
+def test_auto_takes_what_is_faster_and_times_each_shape_once(monkeypatch, seconds):
+    timed: list[nn.Module] = []
+
+    def told(self: timing.Contest, module: nn.Module, row: torch.Tensor) -> float:
+        timed.append(module)
+        return seconds[0] if isinstance(module, Int4Linear | Int8Linear) else seconds[1]
+
+    monkeypatch.setattr(timing.Contest, "_seconds", told)
+    model = tiny_model("llama", intermediate_size=64, vocab_size=96)
+    report = quantize_target(model, "int4", 32, layers="auto")
+    quantised, slower = (15, 0) if seconds[0] < seconds[1] else (0, 14)
+    assert (report.num_quantized, report.num_slower, report.num_kept) == (quantised, slower, 0)
+    assert report.lm_head != "shared" if quantised else report.lm_head == "shared"
+    # 32 -> 32, 32 -> 16, 32 -> 64, 64 -> 32 and the head
+    assert len(timed) == 5 * 2 * timing._TRIES
+
+
+def test_auto_times_real_layers():
+    report = quantize_linears(tiny_model("llama", vocab_size=96), 32, "auto", layers="auto")
+    assert report.num_quantized + report.num_slower + report.num_kept in (14, 15)
+
+
+def test_options_that_cannot_be():
+    model = tiny_model("llama")
+    assert check_weights(None) is None
+    assert check_weights("int4") == "int4"
+    with pytest.raises(ConfigError, match=r"weights.*'int3'.*'int8', 'int4', 'fp8' or None"):
+        check_weights("int3")
+    with pytest.raises(ConfigError, match=r"weights.*fp8"):
+        quantize_target(model, "fp8")  # on a CPU
+    with pytest.raises(ConfigError, match=r"group size.*33"):
+        quantize_target(model, "int4", 33)
+    with pytest.raises(ConfigError, match=r"bits.*5.*4, 3, 2"):
+        quantize_linears(model, bits=5)
+    with pytest.raises(ConfigError, match=r"layers.*'some'"):
+        quantize_target(model, "int8", layers="some")  # type: ignore[arg-type]
+    with pytest.raises(IncompatibleModels, match="no linear layer"):
+        quantize_target(tiny_model("gpt2"), "int8")  # Conv1D layers
+    assert not layers_of(model, Int4Linear)

@@ -14,8 +14,12 @@ _HOME = {
     "Completion": "results",
     "RequestOutput": "results",
     "StreamChunk": "results",
+    "Blockwise": "drafters",
     "Choose": "drafters",
     "DraftModel": "drafters",
+    "Eagle": "drafters",
+    "Medusa": "drafters",
+    "Mtp": "drafters",
     "Plain": "drafters",
     "PromptLookup": "drafters",
     "SelfQuantized": "drafters",
@@ -30,14 +34,18 @@ _HOME = {
 }
 __all__ = [
     "LLM",
+    "Blockwise",
     "Choose",
     "Completion",
     "CostModel",
     "Coupled",
     "DraftModel",
     "Dynamic",
+    "Eagle",
     "Fixed",
     "Gate",
+    "Medusa",
+    "Mtp",
     "Origin",
     "PacelineError",
     "Plain",
@@ -65,7 +73,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from .core.outputs import Origin, Round
     from .core.request import SamplingParams
-    from .drafters import Choose, DraftModel, Plain, PromptLookup, SelfQuantized
+    from .drafters import Blockwise, Choose, DraftModel, Eagle, Medusa, Mtp, Plain, PromptLookup, SelfQuantized
     from .errors import PacelineError
     from .llm import LLM
     from .policy import CostModel, Dynamic, Fixed, Gate

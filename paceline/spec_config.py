@@ -1,53 +1,48 @@
 """How to speculate, in words: vLLM's `speculative_config` keys and ours, and the short names of the command line.
 
-method        keys it takes, besides policy, num_speculative_tokens and rejection_sample_method    fixed tokens
-none                                                                                               0
-ngram         prompt_lookup_max, prompt_lookup_min, match                                          8
-draft_model   model, dtype, weights                                                                5
-self_int4     group_size, lm_head, bits                                                            4
-choose        drafters: a list of such configurations, of which the policy takes the best          5
+method           keys it takes, besides policy, num_speculative_tokens and rejection_sample_method    fixed tokens
+none                                                                                                  0
+ngram            prompt_lookup_max, prompt_lookup_min, match                                          8
+draft_model      model, dtype, weights                                                                5
+self_int4        group_size, lm_head, bits                                                            4
+eagle, eagle3    model (a head: a folder or a packaged name), tree, top_k, num_draft_nodes            5, in 24 nodes
+medusa           model, top_k, num_draft_nodes                                                        4, in 24 nodes
+blockwise, mtp   model                                                                                4 and 3
+choose           drafters: a list of such configurations, of which the policy takes the best          5
+
+tree: "dynamic" (EAGLE-2), "static" (EAGLE-1) or "chain". num_draft_nodes: all nodes of a tree but its root, for the
+policies that do not choose them; num_speculative_tokens is its depth.
 
 policy: "cost_model" drafts what pays on this machine for this text, up to num_speculative_tokens (16); "dynamic" and
 "gate" adapt by simpler rules; "fixed" always drafts as many. A number without a policy means "fixed".
 """
 
-import difflib
-import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, cast
 
 from .errors import ConfigError, LossyNotAllowed
+from .spec_words import (
+    ANY_METHOD,
+    EAGLE,
+    FIXED_NODES,
+    FIXED_TOKENS,
+    HEADS,
+    KEYS,
+    MOST_TOKENS,
+    TREES,
+    check_value,
+    from_json,
+    from_short_name,
+    meant,
+    method_of_head,
+    one_of,
+)
 
 if TYPE_CHECKING:
     from .core.interfaces import Drafter, DraftPolicy, Verifier
     from .policy import Profile
-
-_ANY_METHOD = ("method", "policy", "num_speculative_tokens", "rejection_sample_method")
-_KEYS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "ngram": ("prompt_lookup_max", "prompt_lookup_min", "match"),
-    "draft_model": ("model", "dtype", "weights"),
-    "self_int4": ("group_size", "lm_head", "bits"),
-    "choose": ("drafters",),
-}
-# Copying costs nothing, so a long guess is worth it; a drafting pass costs time even when it is rejected.
-_FIXED_TOKENS = {"none": 0, "ngram": 8, "draft_model": 5, "self_int4": 4, "choose": 5}
-_MOST_TOKENS = 16
-_CHOICES: dict[str, tuple[object, ...]] = {
-    "method": tuple(_KEYS),
-    "policy": ("cost_model", "dynamic", "gate", "fixed"),
-    "match": ("recent", "first"),
-    "group_size": (32, 64, 128, 256),
-    "lm_head": ("auto", "int4", "shared"),
-    "bits": (4, 3, 2),
-    "weights": ("int8", "int4"),
-    "dtype": ("auto", "bfloat16", "float16", "float32", "float64"),
-    "rejection_sample_method": ("exact", "standard", "ratio", "typical"),
-}
-_INTEGERS = {"num_speculative_tokens": (0, 64), "prompt_lookup_max": (1, 32), "prompt_lookup_min": (1, 32)}
-_SHORT_NAMES = {"none": "none", "lookup": "ngram", "ngram": "ngram", "self-int4": "self_int4", "self_int4": "self_int4"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +66,9 @@ class SpecConfig:
     lm_head: str = "auto"
     bits: int = 4
     weights: str | None = None
+    tree: str | None = None
+    top_k: int | None = None
+    num_draft_nodes: int | None = None
     drafters: "tuple[SpecConfig, ...]" = ()
 
     @property
@@ -78,6 +76,8 @@ class SpecConfig:
         """The drafter in a few words, for people."""
         if self.method == "choose":
             return "+".join(member.name for member in self.drafters)
+        if self.method in HEADS:
+            return f"head:{self.model}"
         short = {
             "ngram": "lookup",
             "self_int4": "self-int4" if self.bits == 4 else f"self-int{self.bits}",
@@ -87,12 +87,12 @@ class SpecConfig:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that the drafters are made of."""
-        return tuple(one.model for one in (self, *self.drafters) if one.model is not None)
+        """Models that the drafters are made of; heads are no models."""
+        return tuple(one.model for one in (self, *self.drafters) if one.model is not None and one.method not in HEADS)
 
     def as_dict(self) -> dict[str, object]:
         """What was chosen, without the keys that this method does not read."""
-        given = {key: getattr(self, key) for key in (*_ANY_METHOD, *_KEYS[self.method])}
+        given = {key: getattr(self, key) for key in (*ANY_METHOD, *KEYS[self.method])}
         if self.drafters:
             given["drafters"] = [member.as_dict() for member in self.drafters]
         return given
@@ -118,17 +118,19 @@ class SpecConfig:
             verifier = Coupled() if self.rejection_sample_method == "exact" else Ratio()
         most = self.num_speculative_tokens
         if self.method == "none" or self.policy == "fixed":
-            policy: DraftPolicy = Fixed(most)
+            policy: DraftPolicy = Fixed(most, self.num_draft_nodes)
         elif self.policy == "cost_model":
             policy = CostModel(most, profile)
         else:
-            policy = Dynamic(most) if self.policy == "dynamic" else Gate(Fixed(most))
+            policy = Dynamic(most) if self.policy == "dynamic" else Gate(Fixed(most, self.num_draft_nodes))
         return self._drafter(), policy, verifier
 
     def _drafter(self) -> "Drafter":
         from .drafters import Choose, DraftModel, Plain, PromptLookup, SelfQuantized
         from .zoo import resolve
 
+        if self.method in HEADS:
+            return self._head_drafter()
         if self.method == "ngram":
             return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)  # type: ignore[arg-type]
         if self.method == "self_int4":
@@ -140,26 +142,46 @@ class SpecConfig:
             return Choose([member._drafter() for member in self.drafters])
         return Plain()
 
+    def _head_drafter(self) -> "Drafter":
+        from .drafters.eagle import Eagle
+        from .drafters.heads import Blockwise, Medusa
+        from .drafters.mtp import Mtp
+        from .zoo.heads import head_folder
+
+        assert self.model is not None  # parse() sees to it
+        folder, found = str(head_folder(self.model)), method_of_head(self.model)
+        if found != self.method:
+            raise ConfigError(
+                f"the head {self.model!r} is not of the method {self.method!r}", got=repr(found), fix=self.name
+            )
+        most = {} if self.top_k is None else {"top_k": self.top_k}
+        if self.method in EAGLE:
+            return Eagle(folder, tree=self.tree or "dynamic", **most)  # type: ignore[arg-type]
+        if self.method == "medusa":
+            return Medusa(folder, **most)
+        return Blockwise(folder) if self.method == "blockwise" else Mtp(folder)
+
 
 def parse(
     what: "str | Mapping[str, object] | None", num_speculative_tokens: int | None = None, policy: str | None = None
 ) -> SpecConfig:
     """Read a short name, a mapping of vLLM's keys, or such a mapping as JSON.
 
-    Short names: none, lookup, self-int4, model:NAME, model:NAME@int4 for a draft with rounded weights, and several of
-    them joined by + where the policy is to take the best. num_speculative_tokens, policy: overrule the mapping's.
+    Short names: none, lookup, self-int4, model:NAME, model:NAME@int4 for a draft with rounded weights, head:NAME for a
+    trained head, and several of them joined by + where the policy is to take the best. num_speculative_tokens,
+    policy: overrule the mapping's.
     Raises `ConfigError` that lists what is known.
     """
     if what is None:
         given: dict[str, object] = {}
     elif isinstance(what, str):
-        given = _from_json(what) if what.lstrip()[:1] in ("{", "[", '"') else _from_short_name(what)
+        given = from_json(what) if what.lstrip()[:1] in ("{", "[", '"') else from_short_name(what)
     else:
         given = dict(what)
     for key in given:
         if key not in _ALL_KEYS:
             raise ConfigError(
-                f"unknown speculative_config key {key!r}", expected=_one_of(_ALL_KEYS), fix=_meant(key, _ALL_KEYS)
+                f"unknown speculative_config key {key!r}", expected=one_of(_ALL_KEYS), fix=meant(key, _ALL_KEYS)
             )
     if num_speculative_tokens is not None:
         given["num_speculative_tokens"] = num_speculative_tokens
@@ -168,24 +190,24 @@ def parse(
     given = {key: value for key, value in given.items() if value is not None}
     method = given.setdefault("method", "draft_model" if "model" in given else "none")
     for key, value in given.items():
-        _check_value(key, value)
+        check_value(key, value)
     assert isinstance(method, str)
     for key in given:
-        if key not in (*_ANY_METHOD, *_KEYS[method]):
-            raise ConfigError(
-                f"method {method!r} does not take {key!r}", expected=_one_of((*_ANY_METHOD, *_KEYS[method]))
-            )
-    if method == "draft_model" and "model" not in given:
-        raise ConfigError('method "draft_model" needs "model"', expected="a folder, a hub id or a name of the zoo")
+        if key not in (*ANY_METHOD, *KEYS[method]):
+            raise ConfigError(f"method {method!r} does not take {key!r}", expected=one_of((*ANY_METHOD, *KEYS[method])))
+    if "model" in KEYS[method] and "model" not in given:
+        told = "a folder, a hub id or a name of the zoo" if method == "draft_model" else "a folder or a packaged head"
+        raise ConfigError(f'method "{method}" needs "model"', expected=told)
     if method == "choose":
         given["drafters"] = _members(given.get("drafters"))
     numbered = "num_speculative_tokens" in given or method == "none"
     chosen = given.setdefault("policy", "fixed" if numbered else "cost_model")
-    given.setdefault("num_speculative_tokens", _FIXED_TOKENS[method] if chosen == "fixed" else _MOST_TOKENS)
+    given.setdefault("num_speculative_tokens", FIXED_TOKENS[method] if chosen == "fixed" else MOST_TOKENS)
     if method != "none" and given["num_speculative_tokens"] == 0:
         raise ConfigError(
             "num_speculative_tokens is 0, which drafts nothing", expected="at least 1", fix='use method "none" for that'
         )
+    _shape_tree(given, method)
     config = SpecConfig(**given)  # type: ignore[arg-type]
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ConfigError(
@@ -199,20 +221,6 @@ def parse(
 _ALL_KEYS = tuple(field.name for field in fields(SpecConfig))
 
 
-def _from_json(text: str) -> dict[str, object]:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            "the speculative config is not valid JSON",
-            got=f"{error.msg} at character {error.pos}",
-            expected="""for example {"method": "ngram", "num_speculative_tokens": 8}""",
-        ) from error
-    if not isinstance(value, dict):
-        raise ConfigError("the speculative config is not a JSON object", got=type(value).__name__)
-    return value
-
-
 def _members(given: object) -> tuple[SpecConfig, ...]:
     """The drafters to choose from; their policy and rule are those of the whole."""
     if not isinstance(given, list | tuple) or len(cast("Seq[object]", given)) < 2:
@@ -220,44 +228,34 @@ def _members(given: object) -> tuple[SpecConfig, ...]:
     members = tuple(parse(one) for one in cast("Seq[str | Mapping[str, object]]", given))
     for member in members:
         if member.method in ("none", "choose"):
-            raise ConfigError(f'"drafters" cannot hold {member.method!r}', expected=_one_of(tuple(_FIXED_TOKENS)[1:-1]))
+            raise ConfigError(f'"drafters" cannot hold {member.method!r}', expected=one_of(tuple(FIXED_TOKENS)[1:-1]))
     return members
 
 
-def _from_short_name(name: str) -> dict[str, object]:
-    if "+" in name:
-        return {"method": "choose", "drafters": [part.strip() for part in name.split("+")]}
-    if name.startswith("model:"):
-        path, _, weights = name.removeprefix("model:").partition("@")
-        if not path:
-            raise ConfigError(
-                "the drafter names no model", got=repr(name), expected="model: and a folder, hub id or zoo name"
-            )
-        return {"method": "draft_model", "model": path, **({"weights": weights} if weights else {})}
-    if name not in _SHORT_NAMES:
-        known = ("none", "lookup", "self-int4", "model:PATH_OR_ID", "or several joined by +")
-        raise ConfigError(f"unknown drafter {name!r}", expected=_one_of(known), fix=_meant(name, tuple(_SHORT_NAMES)))
-    return {"method": _SHORT_NAMES[name]}
-
-
-def _check_value(key: str, value: object) -> None:
-    if key in _CHOICES:
-        choices = _CHOICES[key]
-        if value not in choices or isinstance(value, bool):
-            fix = _meant(str(value), tuple(map(str, choices)))
-            raise ConfigError(f"unknown {key} {value!r}", expected=_one_of(choices), fix=fix)
-    elif key in _INTEGERS:
-        low, high = _INTEGERS[key]
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ConfigError(f"{key} is out of range", got=repr(value), expected=f"an integer from {low} to {high}")
-    elif key != "drafters" and (not isinstance(value, str) or not value):
-        raise ConfigError(f"{key} is not a name", got=repr(value), expected="a non-empty string")
-
-
-def _one_of(names: tuple[object, ...]) -> str:
-    return "one of " + ", ".join(map(str, names))
-
-
-def _meant(name: str, known: tuple[str, ...]) -> str | None:
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else None
+def _shape_tree(given: dict[str, object], method: str) -> None:
+    """Fill in the shape of a tree. Raises `ConfigError` for keys that would be of no effect."""
+    if method in EAGLE:
+        given.setdefault("tree", "dynamic")
+    tree, policy = given.get("tree", "dynamic"), given["policy"]
+    if tree != "dynamic" and "top_k" in given:
+        raise ConfigError(f'a "{tree}" tree does not take "top_k"', fix='leave it out, or say "tree": "dynamic"')
+    members = cast("tuple[SpecConfig, ...]", given.get("drafters", ()))
+    branches = (method in TREES and tree != "chain") or any(m.method in TREES and m.tree != "chain" for m in members)
+    depth = cast("int", given["num_speculative_tokens"])
+    if "num_draft_nodes" not in given:
+        if branches and policy in ("fixed", "gate"):
+            given["num_draft_nodes"] = max(FIXED_NODES, depth)
+        return
+    if policy not in ("fixed", "gate"):
+        raise ConfigError(
+            f'the policy "{policy}" chooses the number of nodes itself',
+            fix='leave "num_draft_nodes" out, or say "fixed"',
+        )
+    if not branches:
+        raise ConfigError("this drafts no tree, so that num_draft_nodes means nothing", fix="leave it out")
+    if cast("int", given["num_draft_nodes"]) < depth:
+        raise ConfigError(
+            "num_draft_nodes is below num_speculative_tokens, the depth",
+            got=f"{given['num_draft_nodes']} and {depth}",
+            expected="at least one node a level",
+        )

@@ -71,7 +71,7 @@
       title.append(button);
     }
     const nodes = Math.max(0, round.parents.length - 1), accepted = round.path.length;
-    const told = nodes ? `${round.source || "The drafter"} proposed ${nodes} ${nodes === 1 ? "token" : "tokens"}, ${accepted} accepted.`
+    const told = nodes ? `${round.source || "The drafter"} proposed ${nodes} ${nodes === 1 ? "token" : "tokens"}: ${accepted} accepted, ${nodes - accepted} rejected.`
                        : "Nothing was proposed: a plain step.";
     const about = make("p");
     about.append(`Token ${t + 1} of ${one.ids.length}: `, make("code", "", visible(spans[answer][t].textContent)),

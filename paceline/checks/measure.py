@@ -1,9 +1,10 @@
 """Measure what stood between two rival tokens: decode up to them again, the plain way and the speculative way.
 
     plain way         one row a pass:            [p] [t0] [t1] [t2]            scores of the token after t2
-    speculative way   the rounds of the answer:  [p t0 . .] [t1 t2 .]          the same, from a pass of many rows
+    speculative way   the trees of the answer:   p ── t0 ── t1    t1 ── x      the same, from a pass of many rows
+                                                  └── x           └── t2
 
-The drafted tokens that were rejected are not kept, so other tokens stand in for them; a row never reads them.
+Each round is judged on the very tree it had, rejected branches included. Only probes are missing, which are not kept.
 """
 
 from collections.abc import Sequence as Seq
@@ -34,9 +35,8 @@ def measure(llm: LLM, seq: Sequence, rounds: Seq[Round], divergence: Divergence)
     assert drafted is not None
     count, answer = divergence.position, seq.output_ids
     runner = llm.runner
-    one_row = _replay(runner, seq, [(1, 1)] * (count + 1), count)
-    shapes = [(r.num_nodes + 1, r.num_emitted) for r in rounds]
-    many_rows = _replay(runner, seq, shapes, count)
+    one_row = _replay(runner, seq, _plain_rounds(seq, count), count)
+    many_rows = _replay(runner, seq, rounds, count)
     oracle = _whole_text(runner, [*seq.prompt_ids, *answer[:count]])
     before = replace(seq, token_ids=[*seq.prompt_ids, *answer[:count]], slot=-1)
     scores = [_decision_scores(logits, before) for logits in (one_row, many_rows, oracle)]
@@ -49,22 +49,25 @@ def measure(llm: LLM, seq: Sequence, rounds: Seq[Round], divergence: Divergence)
     return Measured(float(here[plain] - here[drafted]), noise, _MARGIN * max(moved, unit))
 
 
-def _replay(runner: ModelRunner, seq: Sequence, shapes: list[tuple[int, int]], count: int) -> Tensor:
-    """Logits [V] after `count` tokens of the answer, decoded in passes of (rows, tokens emitted)."""
-    answer = seq.output_ids
+def _plain_rounds(seq: Sequence, count: int) -> list[Round]:
+    """`count` tokens of the answer and one more, a round for each."""
+    roots = [seq.prompt_ids[-1], *seq.output_ids[:count]]
+    return [Round("", 0, 0, 1, token_ids=(root,)) for root in roots]
+
+
+def _replay(runner: ModelRunner, seq: Sequence, rounds: Seq[Round], count: int) -> Tensor:
+    """Logits [V] after `count` tokens of the answer, decoded in these rounds."""
     slot = runner.admit(seq.prompt_ids)
     try:
         runner.prefill(slot, seq.prompt_ids[:-1])
         done = 0
-        for rows, emitted in shapes:
-            root = answer[done - 1] if done else seq.prompt_ids[-1]
-            known = answer[done : done + rows - 1]
-            chain = [root, *known, *[root] * (rows - 1 - len(known))]
-            logits = runner.forward([slot], TokenTree.chain([chain], runner.loaded.device)).logits[0]
-            if done + emitted > count:
-                return logits[count - done]
-            runner.commit([slot], [range(1, emitted)])
-            done += emitted
+        for one in rounds:
+            tree = TokenTree.from_lists([one.token_ids], [one.parents], runner.loaded.device)
+            logits = runner.forward([slot], tree).logits[0]
+            if done + one.num_emitted > count:
+                return logits[(0, *one.path)[count - done]]
+            runner.commit([slot], [one.path[: one.num_emitted - 1]])
+            done += one.num_emitted
         raise AssertionError("the rounds end before the divergence")
     finally:
         runner.cache.release(slot)

@@ -12,13 +12,16 @@ from ..errors import PacelineError
 from ..threads import set_waiting
 from .bench import bench
 from .check import check
+from .check_draft import check_draft
 from .demo import demo
 from .doctor import doctor
+from .export import export
 from .generate import generate
 from .models import models, pull
 from .plot import plot
 from .screen import DebugOption, NoProgressOption, Screen, screen_of
 from .show import show
+from .train import train
 from .tune import tune
 
 INTERRUPTED = 130  # as shells report a process that Ctrl-C ended
@@ -104,11 +107,14 @@ def _global(
 app.command()(demo)
 app.command()(generate)
 app.command()(check)
+app.command("check-draft")(check_draft)
 app.command()(bench)
 app.command()(plot)
 app.command()(show)
 app.command()(doctor)
 app.command()(tune)
+app.command()(train)
+app.command()(export)
 app.command()(models)
 app.command()(pull)
 

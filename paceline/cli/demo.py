@@ -1,5 +1,6 @@
 """`paceline demo`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -7,6 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from ..spec_config import parse
 from .engine import (
     AllowLossyOption,
     DeviceOption,
@@ -16,6 +18,7 @@ from .engine import (
     MaxLenOption,
     NumericsOption,
     NumTokensOption,
+    PolicyChoice,
     PolicyOption,
     ProfileOption,
     SpecConfigOption,
@@ -60,7 +63,8 @@ def demo(
 ) -> None:
     """Watch the same prompts decoded plainly and with speculation, and compare the speed and the text.
 
-    Three prompts have answers that copy from the prompt, one does not. The default drafter is lookup.
+    Three prompts have answers that copy from the prompt, one does not. The default drafter is what a trained head for
+    this model recommends (`paceline models`), else lookup.
 
     Example:  paceline demo --drafter self-int4 --max-tokens 200
     """
@@ -82,7 +86,10 @@ def demo(
         weights,
         profile=learnt,
     )
-    llm = open_engine(options, screen)
+    if drafter is None and speculative_config is None and profile is None:
+        options, llm = _open_with_head(options, num_speculative_tokens, policy, screen)
+    else:
+        llm = open_engine(options, screen)
     from ..demo import totals
     from ..prompts import EXAMPLES
 
@@ -93,7 +100,36 @@ def demo(
         return
     screen.out.print()
     screen.out.print(_table(pairs, total))
-    screen.out.print(_sentence(llm, config.name, pairs, total), soft_wrap=not screen.out.is_terminal)
+    screen.out.print(_sentence(llm, options.config.name, pairs, total), soft_wrap=not screen.out.is_terminal)
+
+
+def _open_with_head(
+    options: EngineOptions, num_tokens: int | None, policy: PolicyChoice | None, screen: Screen
+) -> "tuple[EngineOptions, LLM]":
+    """The engine with the drafter that the packaged head for this very model recommends; without one, as asked for."""
+    from ..zoo.heads import best_head, packaged_heads
+
+    if not packaged_heads():
+        return options, open_engine(options, screen)
+    plain = open_engine(replace(options, config=parse("none")), screen)
+    best = best_head(plain.loaded.fingerprint)
+    if best is not None:
+        options = replace(options, config=parse(best.demo, num_tokens, policy))
+    from ..llm import LLM
+
+    with screen.spinner(f"preparing {options.config.name}"):
+        drafter, rule, verifier = options.config.build(options.allow_lossy, options.profile)
+        llm = LLM(
+            plain.loaded,
+            drafter=drafter,
+            policy=rule,
+            verifier=verifier,
+            numerics=options.numerics.value if options.numerics else None,
+            max_batch_size=options.max_batch_size,
+            max_model_len=options.max_model_len,
+            allow_lossy=options.allow_lossy,
+        )
+    return options, llm
 
 
 def _show(llm: "LLM", examples, params, screen: Screen) -> "list[Pair]":

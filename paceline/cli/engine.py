@@ -206,7 +206,7 @@ def choose_tuned(
 def open_engine(options: EngineOptions, screen: Screen) -> "LLM":
     """Load what was asked for, pulling a zoo model first; libraries keep quiet meanwhile."""
     with screen.spinner("starting"):  # importing torch takes seconds
-        _quieten(screen.debug)
+        quieten(screen.debug)
         from ..llm import LLM
         from ..threads import use_threads
         from ..zoo import resolve
@@ -248,7 +248,7 @@ def _check_profile(profile: "Profile", llm: "LLM") -> list[str]:
     return check_profile(profile, loaded.name, dtype_label(loaded.dtype, loaded.device), torch.get_num_threads())
 
 
-def _quieten(debug: bool) -> None:
+def quieten(debug: bool) -> None:
     """Libraries draw bars and warn on their own; ours replace the bars, and warnings help only in a debug run."""
     from transformers.utils import logging as transformers_logging
 

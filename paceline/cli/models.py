@@ -1,12 +1,16 @@
 """`paceline pull` and `paceline models`."""
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.table import Table
 
 from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
+
+if TYPE_CHECKING:
+    from ..zoo.heads import PackagedHead
 
 _CacheDir = Annotated[
     str | None,
@@ -49,14 +53,15 @@ def models(
     json_output: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """List the models that Paceline can fetch by name, and which of them are here.
+    """List the models that Paceline can fetch by name, which of them are here, and the trained heads that come with it.
 
     Example:  paceline models --json
     """
     from .. import zoo
+    from ..zoo.heads import packaged_heads
 
     screen = screen_of(ctx)
-    rows = zoo.installed(cache_dir)
+    rows, heads = zoo.installed(cache_dir), packaged_heads()
     if screen.json:
         listed = [
             {
@@ -72,7 +77,7 @@ def models(
             }
             for row in rows
         ]
-        screen.put_json({"models": listed})
+        screen.put_json({"models": listed, "heads": [_head_as_json(head) for head in heads]})
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("Name", "Here", "Size", "Licence", "What it is"):
@@ -84,7 +89,25 @@ def models(
         state = "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no"
         table.add_row(f"[bold]{row.name}[/bold]", state, size, row.licence, row.description)
     screen.out.print(table)
+    if heads:
+        screen.out.print(_head_table(heads))
     screen.say("Any other causal language model works too, by folder or hub id.")
+
+
+def _head_as_json(head: "PackagedHead") -> dict[str, object]:
+    return {**asdict(head), "folder": str(head.folder)}
+
+
+def _head_table(heads: "list[PackagedHead]") -> Table:
+    """The heads, by what one types to draft with them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("Drafter", "Method", "For", "Size", "Tokens a pass"):
+        table.add_column(column, justify="right" if column in ("Size", "Tokens a pass") else "left", no_wrap=True)
+    for head in heads:
+        mean = "" if head.mean_acceptance_length is None else f"{head.mean_acceptance_length:.2f}"
+        name = f"[bold]head:{head.name}[/bold]" + (" (default)" if head.is_default else "")
+        table.add_row(name, head.method, head.target_name, _megabytes(head.size_bytes), mean)
+    return table
 
 
 def _megabytes(size: int) -> str:

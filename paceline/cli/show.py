@@ -102,7 +102,9 @@ def _print_answer(opened: "Opened", tokenizer: str | None, number: int, screen: 
     screen.out.print(_legend(one.origins), soft_wrap=True)
     pace = f", {one.tokens_per_s:.1f} tok/s" if one.tokens_per_s else ""
     rounds = f"{len(one.token_ids)} tokens in {len(one.rounds)} rounds"
-    screen.say(f"[dim]{rounds}{pace}; --html shows the rounds[/dim]")
+    nodes, stood = (sum(map(len, parts)) for parts in zip(*[(r.parents[1:], r.path) for r in one.rounds], strict=True))
+    drafts = f"; {nodes} drafted, {stood} accepted, {nodes - stood} rejected" if nodes else ""
+    screen.say(f"[dim]{rounds}{pace}{drafts}; --html shows the rounds[/dim]")
 
 
 def _painted(one: "OpenedAnswer") -> Text:

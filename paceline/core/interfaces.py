@@ -20,13 +20,15 @@ class DraftBudget:
 
     arm: which of a combined drafter's members drafts. goes_on: asked after each drafted token with the drafter's own
     probabilities so far; False ends the draft, with that token kept. (Dropping it would make the stop depend on a
-    token that is then missing from its law: keep-then-stop is safe under every rule.)
+    token that is then missing from its law: keep-then-stop is safe under every rule.) least: a node that stands with
+    less than this probability, by the drafter's confidences along its path, costs more than it brings; for trees.
     """
 
     depth: int
     nodes: int
     arm: int = 0
     goes_on: Callable[[Seq[float]], bool] | None = None
+    least: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,13 @@ class Outlook:
     """What a drafter could do for a sequence now, before it is asked to.
 
     hint: its class of the situation, by which acceptance is learnt (lookup: length of the match); negative: it has
-    nothing to propose. pending: tokens it must read first.
+    nothing to propose. pending: tokens it must read first. branches: the most children it gives a node; 1: a chain.
     """
 
     source: str
     hint: int = 0
     pending: int = 0
+    branches: int = 1
 
 
 @runtime_checkable

@@ -2,8 +2,21 @@
 
 from .choose import Choose
 from .draft_model import DraftModel
+from .eagle import Eagle
+from .heads import Blockwise, Medusa
+from .mtp import Mtp
 from .plain import Plain
 from .prompt_lookup import PromptLookup
 from .self_quantized import SelfQuantized
 
-__all__ = ["Choose", "DraftModel", "Plain", "PromptLookup", "SelfQuantized"]
+__all__ = [
+    "Blockwise",
+    "Choose",
+    "DraftModel",
+    "Eagle",
+    "Medusa",
+    "Mtp",
+    "Plain",
+    "PromptLookup",
+    "SelfQuantized",
+]

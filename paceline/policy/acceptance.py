@@ -85,6 +85,10 @@ class Acceptance:
             means = own_class.refine(means, less=part)
         return means if lately is None else lately.refine(means)
 
+    def of_source(self, source: str) -> list[float]:
+        """a_1, a_2, ... over all requests."""
+        return self.sources[source].refine(self._flat) if source in self.sources else self._flat
+
     def observe(self, slot: int, record: Round) -> None:
         """Count the nodes on the walk of one round."""
         accepted, rejected = judged(record)

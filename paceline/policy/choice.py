@@ -3,64 +3,26 @@
     rate(d) = (B + sum over rows of gain(d)) / (R(d) + draft(d) + reading)      gain(d) = sum_{i<=d} prod_{j<=i} a_j
 
 d = 0 is plain decoding, B / R(0). Reading what a draft model has missed is spread over the tokens it is read for.
+Where a drafter of trees is among them, `tree_choice` looks for the best depth and number of nodes instead.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 
 from .costs import DraftSeconds, TurnSeconds
+from .option import MARGIN, Choice, Option, is_affordable
+from .tree_choice import best_shape
 
-MARGIN = 1.05
-"""Speculation must promise this much more than plain decoding: the estimates are no better than that."""
-HOPE = 0.5
-"""The part of the expected gain that does not count when it is asked whether a round can be paid for."""
 PATIENCE = 3
 """Depths without improvement before the search ends; the pass curve has steps, so one is not enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One drafter for one row: what it is expected to give. gains[d] belongs to depth d; accept[i] is a_{i+1}."""
-
-    arm: int
-    source: str
-    hint: int
-    pending: int
-    reading: float  # seconds to read what is pending
-    remaining: int  # tokens the row may still emit
-    accept: list[float]
-    gains: list[float]
-
-    @staticmethod
-    def gains_of(accept: Seq[float]) -> list[float]:
-        """Expected accepted tokens by depth."""
-        return [0.0, *accumulate(accumulate(accept, mul))]
-
-    def horizon(self) -> float:
-        """Tokens over which an investment must pay: half of what may come, since answers end before their limit."""
-        return max(1.0, self.remaining / 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A depth for the pass, one option or none for each row, and the expected tokens per second.
-
-    deepest: the depth that could still be paid for if every token were rejected.
-    """
-
-    rate: float
-    depth: int
-    options: Seq[Option | None]
-    deepest: int = 0
-
-
-def choose(rows: Seq[Seq[Option]], turn: TurnSeconds, costs: Mapping[str, DraftSeconds], credit: float) -> Choice:
+def choose(
+    rows: Seq[Seq[Option]], turn: TurnSeconds, costs: Mapping[str, DraftSeconds], credit: float, max_nodes: int = 0
+) -> Choice:
     """The best depth for the best team: one drafter for all rows or, in a batch, each row's most promising one.
 
-    credit: passes that the round may lose if half of what is expected comes true.
+    credit: passes that the round may lose if half of what is expected comes true. max_nodes: of a tree.
     """
     batch = len(rows)
     best = Choice(batch / turn.seconds(0), 0, [None] * batch)
@@ -73,7 +35,10 @@ def choose(rows: Seq[Seq[Option]], turn: TurnSeconds, costs: Mapping[str, DraftS
         options = [
             max((o for o in row if o.source in team), key=lambda o: o.gains[-1], default=None) for row in rows
         ]  # fmt: skip
-        found = _best_depth(options, turn, costs, credit)
+        if any(o and o.tree for o in options):
+            found = best_shape(options, turn, costs, credit, max_nodes)
+        else:
+            found = _best_depth(options, turn, costs, credit)
         if found.rate > max(best.rate, threshold):
             best = found
     return best
@@ -94,7 +59,7 @@ def _best_depth(
             gain = gains[depth] if depth < len(gains) else gains[-1]
             tokens += gain
             read += per_token * (1 + gain)
-        if seconds > (credit + HOPE + (1 - HOPE) * tokens / len(options)) * plain:
+        if not is_affordable(seconds, tokens / len(options), credit, plain):
             break
         deepest = depth
         if depth > best_depth + PATIENCE:

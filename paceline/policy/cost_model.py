@@ -1,7 +1,7 @@
 """The default policy: draft what is expected to give the most tokens per second, and never lose to plain decoding.
 
     estimates   what rounds of the target and drafts take, and how likely tokens are to stand
-    choice      the drafter and depth with the best expected rate
+    choice      the drafter and depth with the best expected rate; of trees also the number of nodes (tree_choice)
     probing     when to try again what did not pay
     ledger      what may still be lost; whatever the others say, nothing is drafted beyond it
 
@@ -12,7 +12,7 @@ Decisions may depend on the clock, and on drafted tokens that are kept: neither 
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
@@ -20,16 +20,20 @@ from ..core.outputs import Round
 from ..core.request import Sequence
 from ..errors import ConfigError
 from .acceptance import Calibration
-from .choice import Choice, Option, choose
+from .choice import choose
 from .costs import TurnSeconds
 from .estimates import FEW, Estimates
 from .ledger import Ledger
+from .option import Choice, Option
 from .probing import Probing
 from .profile import Profile
+from .tree_choice import tree_budget
+from .tree_gains import NODES
 
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
 PROBE_DEPTH = 2
+PROBE_NODES, FREE = (7, 3), 1.1  # a probe of a tree is as large as it gets for nearly the price of PROBE_DEPTH nodes
 PROVEN = 3.0  # rounds of a drafter after which it is known
 UNKNOWN = 1.5  # how far the guessed cost of reading may be off
 LOAN = 0.02  # passes per token to come that may be lent to a known drafter for reading
@@ -42,22 +46,35 @@ class _Row:
 
     option: Option | None = None
     depth: int = 0
+    nodes: int = 0
     is_probe: bool = False
+    passed: list[float] = field(default_factory=list[float])  # see `tree_budget`
+
+    def levels(self, record: Round) -> int:
+        """Of the draft, those included of which nothing was left."""
+        return max(record.num_drafted, min(self.depth, len(self.passed) + 1) if self.passed else 0)
 
 
 @final
 class CostModel(DraftPolicy):
     """Depth and drafter by measured costs and learnt acceptance, per request and round, nothing included.
 
-    max_depth: the longest draft. profile: of earlier runs; None measures the target (about a second) when a drafter
-    first has something to propose. clock: seconds; tests bring their own.
+    max_depth: the longest draft. max_nodes: the largest tree. profile: of earlier runs; None measures the target (about
+    a second) when a drafter first has something to propose. clock: seconds; tests bring their own.
     """
 
     def __init__(
-        self, max_depth: int = 16, profile: Profile | None = None, clock: Callable[[], float] = time.perf_counter
+        self,
+        max_depth: int = 16,
+        profile: Profile | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        max_nodes: int = NODES[-1],
     ):
         if not 1 <= max_depth <= 64:
             raise ConfigError("max_depth is out of range", got=max_depth, expected="1 to 64")
+        if not 1 <= max_nodes <= NODES[-1]:
+            raise ConfigError("max_nodes is out of range", got=max_nodes, expected=f"1 to {NODES[-1]}")
+        self.max_nodes = max_nodes
         self.max_depth, self._given, self._clock = max_depth, profile or Profile(), clock
         self._drafter: Drafter | None = None
 
@@ -95,12 +112,13 @@ class CostModel(DraftPolicy):
             return plain
         credit = [self.ledger.available(seq.slot) for seq in seqs]
         allowed = [[o for o in row if self._may_join(o, own, turn)] for row, own in zip(rows, credit, strict=True)]
-        choice = choose(allowed, turn, self.estimates.costs, max(credit))
+        choice = choose(allowed, turn, self.estimates.costs, max(credit), self.max_nodes)
         for row, option in enumerate(choice.options):
             if option is not None:
-                self._plan[row] = _Row(option, min(self._reach(choice, option), len(option.accept)))
+                depth = min(self._reach(choice, option), len(option.accept))
+                self._plan[row] = _Row(option, depth, depth if option.tree is None else max(depth, choice.widest))
         self._probe(seqs, rows, credit, turn)
-        return [self._budget(row, choice.rate, turn) for row in self._plan]
+        return [self._budget(row, choice, turn) for row in self._plan]
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """Collect the rows of a round, then learn from it."""
@@ -134,6 +152,11 @@ class CostModel(DraftPolicy):
             begin = self._clock()
             self.measure(room)
             self._measuring = self._clock() - begin
+        if any(look.branches > 1 for row in ready for _, look in row):
+            begin = self._clock()
+            room = min(seq.max_length - len(seq.token_ids) for seq in seqs)
+            self.estimates.measure_trees(self._pass_seconds, min(room, 1 + self.max_nodes), self._clock)
+            self._measuring += self._clock() - begin
         return [
             [self.estimates.option(seq, arm, look, limit) for arm, look in row]
             for seq, limit, row in zip(seqs, limits, ready, strict=True)
@@ -151,7 +174,8 @@ class CostModel(DraftPolicy):
 
     def _reach(self, choice: Choice, option: Option) -> int:
         """A drafter that tells its confidence may go further while it is sure, as far as the ledger can pay."""
-        return max(choice.depth, choice.deepest) if option.source in self.estimates.calibration else choice.depth
+        tells = option.source in (self.estimates.calibration if option.tree is None else self.estimates.odds)
+        return max(choice.depth, choice.deepest) if tells else choice.depth
 
     def _probe(self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credit: Seq[float], turn: TurnSeconds) -> None:
         """Let a drafter that was not chosen show itself in the rows where it is due, if its failure can be paid for.
@@ -175,18 +199,29 @@ class CostModel(DraftPolicy):
             guessed = 1.0 if cost.pending.count else UNKNOWN
             reading = option.pending * cost.pending.cautious * guessed + read_by_others
             for depth in range(min(PROBE_DEPTH, len(option.accept)), 0, -1):
-                seconds = turn.seconds(depth) + depth * cost.token.value + reading
+                nodes = self._probe_nodes(option, depth, turn)
+                seconds = turn.seconds(nodes, option.tree is not None) + depth * cost.token.value + reading
                 if seconds / turn.seconds(0) - 1 <= credit[row]:
-                    self._plan[row] = _Row(option, depth, is_probe=True)
+                    self._plan[row] = _Row(option, depth, nodes, is_probe=True)
                     read_by_others = reading
                     break
 
-    def _budget(self, row: _Row, rate: float, turn: TurnSeconds) -> DraftBudget:
+    def _probe_nodes(self, option: Option, depth: int, turn: TurnSeconds) -> int:
+        if option.tree is None or depth < PROBE_DEPTH:
+            return depth
+        most = FREE * turn.seconds(depth, tree=True)
+        return next((n for n in PROBE_NODES if n <= self.max_nodes and turn.seconds(n, tree=True) <= most), depth)
+
+    def _budget(self, row: _Row, choice: Choice, turn: TurnSeconds) -> DraftBudget:
         option = row.option
         if option is None:
             return DraftBudget(0, 0)
         sharing = sum(other.option is not None for other in self._plan)  # rows that pay for a further pass together
-        token = self.estimates.cost(option.source).token.value
+        token, rate = self.estimates.cost(option.source).token.value, choice.rate
+        if option.tree is not None:
+            wish = DraftBudget(row.depth, row.nodes, option.arm)
+            odds = None if row.is_probe else self.estimates.odds.get(option.source)
+            return tree_budget(wish, odds, choice, token, sharing, row.passed)
         calibration = self.estimates.calibration.get(option.source) or Calibration()
 
         def goes_on(confidences: Seq[float]) -> bool:
@@ -197,7 +232,7 @@ class CostModel(DraftPolicy):
             stands = calibration.chance_of_all(confidences) * option.accept[depth]
             return stands * sharing >= rate * (token + turn.step(depth))
 
-        return DraftBudget(row.depth, row.depth, option.arm, goes_on)
+        return DraftBudget(row.depth, row.nodes, option.arm, goes_on)
 
     # Learning from a round
 
@@ -216,16 +251,20 @@ class CostModel(DraftPolicy):
         for row, (_, record) in zip(self._plan, seen, strict=True):
             if row.option is not None:  # a drafter takes one pass for all its rows, as long as the longest
                 source = row.option.source
-                depths[source] = max(depths.get(source, 0), record.num_drafted)
+                depths[source] = max(depths.get(source, 0), row.levels(record))
                 pending[source] = pending.get(source, 0) + row.option.pending
         nodes = max(record.num_nodes for _, record in seen)
         drafting = max(0.0, first.draft_s - self._measuring)
-        should = turn.seconds(nodes) + sum(self.estimates.cost(s).of(depths[s], pending[s]) for s in depths)
+        tree = any(record.num_nodes > record.num_drafted for _, record in seen)
+        should = turn.seconds(nodes, tree) + sum(self.estimates.cost(s).of(depths[s], pending[s]) for s in depths)
         reading = sum(row.option.reading for row in self._plan if row.option)
         self._settle(seen, min(drafting + target_s, OUTLIER * should + reading), turn)
-        turn.observe(nodes, target_s)
+        turn.observe(nodes, target_s, tree)
         self.estimates.learn_drafting(depths, pending, batch, drafting)
         for (seq, record), row in zip(seen, self._plan, strict=True):
+            if row.option is not None and row.option.tree is not None:
+                made = row.levels(record)
+                self.estimates.learn_tree(row.option.source, record, row.depth, row.nodes, made, row.passed)
             if row.option is not None and record.num_drafted:
                 self.estimates.learn_acceptance(seq.slot, record)
                 key = (row.option.source, row.option.hint)

@@ -29,6 +29,10 @@ class Level:
         """Where few were seen and they disagree, halfway (in ratio) to the highest."""
         return self.value if self.count > 3 else (self.value * max(self._first)) ** 0.5
 
+    def guess(self, value: float) -> None:
+        """Another guess, before anything was seen."""
+        self.value, self._first = value, [value]
+
     def add(self, seen: float, gain: float = 0.15) -> None:
         """Take one observation: the lower median of the first few, then value *= clipped ratio ** gain."""
         seen = max(seen, 1e-9)
@@ -70,46 +74,53 @@ class PassCurve:
 
 @final
 class TurnSeconds:
-    """R(d): seconds of a round of `batch` rows that drafts up to d tokens a row, drafting itself not included.
+    """R(n): seconds of a round of `batch` rows that drafts up to n tokens a row, drafting itself not included.
 
-    R(d) = T(batch * (1 + d)) * drift * shape(d). The drift is what the machine does to all rounds alike; the shape is
-    what the loop around the pass adds to long drafts, with shape(0) = 1. A residual goes to the shape while that is
-    new and to both later on; plain rounds settle the rest.
+    R(n) = T(batch * (1 + n)) * drift * shape(n). The drift is what the machine does to all rounds alike; the shape is
+    what the loop around the pass adds to long drafts, with shape(0) = 1, and for trees what branching adds to the pass.
+    A residual goes to the shape while that is new and to both later on; plain rounds settle the rest.
     """
 
     def __init__(self, curve: PassCurve, batch: int, drift: float = 1.0):
-        self._curve, self.batch = curve, batch
+        self.curve, self.batch = curve, batch
         self.drift = Level(drift)
         self.num_plain = 0
-        self._shape = [Level(1.0) for _ in range(8)]
+        self._shapes = {tree: [Level(1.0) for _ in range(8)] for tree in (False, True)}
 
-    def seconds(self, depth: int) -> float:
-        """R(depth), never below R(0)."""
-        plain = self._curve.seconds(self.batch) * self.drift.value
-        if depth == 0:
+    def _shape(self, nodes: int, tree: bool) -> Level:
+        return self._shapes[tree][min(nodes.bit_length(), 7)]
+
+    def seconds(self, nodes: int, tree: bool = False) -> float:
+        """R(nodes), never below R(0)."""
+        plain = self.curve.seconds(self.batch) * self.drift.value
+        if nodes == 0:
             return plain
-        shape = self._shape[min(depth.bit_length(), 7)].value
-        return max(plain, self._curve.seconds(self.batch * (1 + depth)) * self.drift.value * shape)
+        shape = self._shape(nodes, tree).value
+        return max(plain, self.curve.seconds(self.batch * (1 + nodes)) * self.drift.value * shape)
 
-    def step(self, depth: int) -> float:
-        """What one more token of depth adds to R(depth)."""
-        rows, shape = self.batch * (1 + depth), self._shape[min((depth + 1).bit_length(), 7)].value
-        return (self._curve.seconds(rows + self.batch) - self._curve.seconds(rows)) * self.drift.value * shape
+    def step(self, nodes: int) -> float:
+        """What one more token of a chain adds to R(nodes)."""
+        rows, shape = self.batch * (1 + nodes), self._shape(nodes + 1, False).value
+        return (self.curve.seconds(rows + self.batch) - self.curve.seconds(rows)) * self.drift.value * shape
 
-    def observe(self, depth: int, seconds: float) -> None:
+    def observe(self, nodes: int, seconds: float, tree: bool = False) -> None:
         """One round took this long."""
-        ratio = seconds / self.seconds(depth)
-        if depth == 0:
+        ratio = seconds / self.seconds(nodes, tree)
+        if nodes == 0:
             self.num_plain += 1
             self.drift.add(ratio * self.drift.value)
             return
-        shape = self._shape[min(depth.bit_length(), 7)]
+        shape = self._shape(nodes, tree)
         below = seconds / self.seconds(0)
         if below < IMPOSSIBLE:  # then it was R(0) that was taken too high
             self.drift.add(below * self.drift.value)
         elif shape.count >= 6:
             self.drift.add(ratio * self.drift.value, gain=0.06)
         shape.add(ratio * shape.value, gain=0.15 if shape.count < 6 else 0.08)
+        if tree:  # larger trees were not seen yet, and branch no less
+            for larger in self._shapes[True][min(nodes.bit_length(), 7) + 1 :]:
+                if not larger.count:
+                    larger.guess(shape.value)
 
 
 @final

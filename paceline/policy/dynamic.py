@@ -22,16 +22,21 @@ class Dynamic(DraftPolicy):
 
     max_tokens, min_tokens: bounds of the window. min_chance: of the whole chain, the product of the drafter's
     confidences; the token that falls below it is kept, so that the stop does not depend on a token missing from its
-    own law. Drafters without confidence are bounded by the window alone.
+    own law. Drafters without confidence are bounded by the window alone. num_nodes: of trees; None: as the window.
     """
 
-    def __init__(self, max_tokens: int = 16, min_tokens: int = 1, min_chance: float = 0.3):
+    def __init__(
+        self, max_tokens: int = 16, min_tokens: int = 1, min_chance: float = 0.3, num_nodes: int | None = None
+    ):
         if not 1 <= min_tokens <= max_tokens:
             raise ConfigError(
                 "the window is empty", got=f"min {min_tokens}, max {max_tokens}", expected="1 <= min <= max"
             )
         if not 0 <= min_chance <= 1:
             raise ConfigError("min_chance is no probability", got=min_chance, expected="0 to 1 (0: never stop early)")
+        if num_nodes is not None and num_nodes < 1:
+            raise ConfigError("num_nodes is too small", got=num_nodes, expected=">= 1, or None for as many as tokens")
+        self.num_nodes = num_nodes
         self.max_tokens, self.min_tokens, self.min_chance = max_tokens, min_tokens, min_chance
         self._stood: dict[int, float] = {}  # by slot, the moving average of accepted tokens
         self._drafter: Drafter | None = None
@@ -47,7 +52,7 @@ class Dynamic(DraftPolicy):
     def _budget(self, seq: Sequence) -> DraftBudget:
         depth = round(self._stood.get(seq.slot, _FIRST)) + 1
         depth = max(self.min_tokens, min(depth, self.max_tokens))
-        return DraftBudget(depth, depth, first_arm(self._drafter, seq), self._goes_on)
+        return DraftBudget(depth, max(depth, self.num_nodes or 0), first_arm(self._drafter, seq), self._goes_on)
 
     def _goes_on(self, confidences: Seq[float]) -> bool:
         return len(confidences) < self.min_tokens or math.prod(confidences) >= self.min_chance

@@ -1,20 +1,29 @@
 """All that a cost model knows: what rounds and drafts take, how often drafts stand, and what confidence is worth."""
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
 from typing import final
 
 from ..core.interfaces import Outlook
 from ..core.outputs import Round
 from ..core.request import Sequence
 from .acceptance import HALF_LIFE, Acceptance, Calibration, Counts
-from .choice import Option
 from .costs import DraftSeconds, Level, PassCurve, TurnSeconds
-from .profile import Profile, Table
+from .option import Option
+from .profile import Columns, Profile, Table
+from .tree_gains import TreeGains, path_products
+from .tree_odds import PathOdds, TreeOdds
 
 MEASURE_SECONDS = 1.2
 """No new point of the pass curve is begun after this long."""
 FEW = 8
 """Pending tokens that ride along with the first drafting pass."""
+TREE_ROWS = (16, 32, 64, 8, 17, 9, 33, 4, 5)
+"""Where T(n) is measured for trees: each way of padding shows between two of them; the most telling first."""
+HOPELESS = 5.0
+"""No tree brings as many tokens as to make up for a pass this many times as long, so larger ones are not measured."""
 
 
 @final
@@ -29,6 +38,12 @@ class Estimates:
         self.acceptance = Acceptance(max_depth)
         self.calibration = {source: Calibration(*table) for source, table in given.calibration.items()}
         self._turns: dict[int, TurnSeconds] = {}  # by batch size
+        self._knows_trees = False
+        self.gains = {source: TreeGains(tables["gains"]) for source, tables in given.trees.items()}
+        self.odds = {
+            source: TreeOdds(PathOdds(*tables["paths"]), PathOdds(*tables["ahead"]))
+            for source, tables in given.trees.items()
+        }
         for source, tables in given.acceptance.items():
             for hint, table in tables.items():
                 counts = Counts(HALF_LIFE, *table)
@@ -45,6 +60,24 @@ class Estimates:
             if n not in points and n <= room and (len(points) < 2 or clock() - begin < MEASURE_SECONDS):
                 points[n] = pass_seconds(n)
         self.curve = PassCurve(points)
+
+    def measure_trees(self, pass_seconds: Callable[[int], float], room: int, clock: Callable[[], float]) -> None:
+        """T(n) at the sizes of trees as well, once, as far as a profile does not know it and trees could pay."""
+        assert self.curve is not None, "measure() comes first"
+        if self._knows_trees:
+            return
+        self._knows_trees = True
+        points, begin = dict(self.curve.points), clock()
+        if max(points) >= min(TREE_ROWS[2], room):
+            return
+        for n in TREE_ROWS:
+            slowest = max((seconds for rows, seconds in points.items() if rows <= n), default=0.0)
+            hopeless = n > max(points) and slowest > HOPELESS * min(points.values())
+            if n not in points and n <= room and not hopeless and clock() - begin < MEASURE_SECONDS:
+                points[n] = pass_seconds(n)
+        self.curve = PassCurve(points)
+        for turn in self._turns.values():
+            turn.curve = self.curve
 
     def learn_seconds(self, timed: Mapping[str, tuple[float, float]]) -> None:
         """What drafters measured of themselves; a profile and what was seen since say more."""
@@ -65,7 +98,7 @@ class Estimates:
             token = Level(self.curve.seconds(1) / 4)
             pending = Level(max(self.curve.seconds_per_row / 5, self.curve.seconds(1) / 200))
             if source in self._timed:
-                token, pending = (Level(seconds) for seconds in self._timed[source])
+                token, pending = (Level(max(seconds, 1e-9)) for seconds in self._timed[source])
                 pending.add(pending.value)  # not a guess
             self.costs[source] = DraftSeconds(token, pending)
         return self.costs[source]
@@ -75,7 +108,13 @@ class Estimates:
         accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
         reading = self.cost(look.source).pending.value * look.pending
         gains = Option.gains_of(accept)
-        return Option(arm, look.source, look.hint, look.pending, reading, seq.remaining, accept, gains)
+        option = Option(arm, look.source, look.hint, look.pending, reading, seq.remaining, accept, gains)
+        if look.branches == 1:
+            return option
+        usual = Option.gains_of(self.acceptance.of_source(look.source))
+        learnt = self.gains.setdefault(look.source, TreeGains())
+        scale = [1.0, *(own / max(all_of_them, 1e-9) for own, all_of_them in zip(gains[1:], usual[1:], strict=False))]
+        return replace(option, tree=partial(learnt.row, gains=usual), scale=scale)
 
     def learn_drafting(self, depths: Mapping[str, int], pending: Mapping[str, int], batch: int, seconds: float) -> None:
         """A draft of `depths` tokens by drafter took `seconds`, split as was expected."""
@@ -94,6 +133,13 @@ class Estimates:
         if record.confidences:
             self.calibration.setdefault(record.source, Calibration()).observe(record)
 
+    def learn_tree(self, source: str, record: Round, depth: int, nodes: int, drafted: int, passed: Seq[float]) -> None:
+        """Replay a round that had this budget and took `drafted` levels, also one that left nothing worth verifying."""
+        products = path_products(record)
+        self.gains.setdefault(source, TreeGains()).observe(record, products, depth, nodes, drafted)
+        if record.confidences or source in self.odds:
+            self.odds.setdefault(source, TreeOdds()).observe(record, products, passed)
+
     def profile(self, model: str, dtype: str, threads: int) -> Profile:
         """As a file can hold it."""
         tables = dict[str, dict[str, Table]]()
@@ -106,7 +152,13 @@ class Estimates:
             draft_seconds={source: (cost.token.value, cost.pending.value) for source, cost in self.costs.items()},
             acceptance=tables,
             calibration={source: (tuple(c.hits), tuple(c.tries)) for source, c in self.calibration.items()},
+            trees={source: self._tables_of_trees(source, gains) for source, gains in self.gains.items()},
             model=model,
             dtype=dtype,
             threads=threads,
         )
+
+    def _tables_of_trees(self, source: str, gains: TreeGains) -> dict[str, Columns]:
+        odds = self.odds.get(source) or TreeOdds()
+        paths, ahead = ((tuple(one.hits), tuple(one.expected)) for one in (odds.paths, odds.ahead))
+        return {"gains": tuple(gains.sums()), "paths": paths, "ahead": ahead}

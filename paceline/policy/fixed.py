@@ -11,7 +11,7 @@ from ..errors import ConfigError
 
 @final
 class Fixed(DraftPolicy):
-    """Draft `num_speculative_tokens` tokens in a row; trees may spend `num_nodes` candidates on them.
+    """Draft `num_speculative_tokens` tokens in a row; trees may spend `num_nodes` candidates on them (None: as many).
 
     Of combined drafters the first that has something to propose drafts.
     """
@@ -19,7 +19,10 @@ class Fixed(DraftPolicy):
     def __init__(self, num_speculative_tokens: int = 5, num_nodes: int | None = None):
         if num_speculative_tokens < 0:
             raise ConfigError("num_speculative_tokens is negative", got=num_speculative_tokens, expected=">= 0")
-        self._depth, self._nodes = num_speculative_tokens, num_nodes or num_speculative_tokens
+        if num_nodes is not None and num_nodes < 0:
+            raise ConfigError("num_nodes is negative", got=num_nodes, expected=">= 0, or None for as many as tokens")
+        self._depth = num_speculative_tokens
+        self._nodes = num_speculative_tokens if num_nodes is None else num_nodes
         self._drafter: Drafter | None = None
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:

@@ -1,5 +1,6 @@
 """What a cost model has learnt, as a file: measured on one machine, for one model, to start the next run from."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, cast
@@ -10,6 +11,9 @@ VERSION = 1
 
 Table = tuple[tuple[float, ...], tuple[float, ...]]
 """Hits and tries of each position."""
+Columns = tuple[tuple[float, ...], ...]
+ODDS_BUCKETS, TREE_CELLS = 11, 110
+"""Of products of confidences, see `tree_odds`, and of budgets, see `tree_gains`."""
 
 
 def _no_seconds() -> dict[int, float]:
@@ -22,6 +26,8 @@ class Profile:
 
     pass_seconds: T(n) by rows. draft_seconds: by drafter, (per drafted token, per token read first). acceptance: by
     drafter, then by hint, "" for all of them together. calibration: by drafter, hits and tries by bucket of confidence.
+    trees: by drafter of trees, "gains" (4 columns by budget, see `tree_gains`) and "paths", "ahead" (hits and expected
+    hits by bucket of the product of confidences, see `tree_odds`); files from before there were trees have none.
     model, dtype, threads: what it was measured with; whoever uses a profile compares them.
     """
 
@@ -29,6 +35,7 @@ class Profile:
     draft_seconds: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
     acceptance: dict[str, dict[str, Table]] = field(default_factory=dict[str, dict[str, Table]])
     calibration: dict[str, Table] = field(default_factory=dict[str, Table])
+    trees: dict[str, dict[str, Columns]] = field(default_factory=dict[str, "dict[str, Columns]"])
     model: str = ""
     dtype: str = ""
     threads: int = 0
@@ -64,6 +71,7 @@ class Profile:
                     for name, by_hint in values.get("acceptance", {}).items()
                 },
                 calibration={str(name): _table(table, 12) for name, table in values.get("calibration", {}).items()},
+                trees={str(name): _trees(tables) for name, tables in values.get("trees", {}).items()},
                 model=str(values.get("model", "")),
                 dtype=str(values.get("dtype", "")),
                 threads=int(values.get("threads", 0)),
@@ -91,3 +99,17 @@ def _table(value: object, size: int | None = None) -> Table:
     if not sizes_agree or not all(0 <= hit <= tried + 1e-6 for hit, tried in zip(hits, tries, strict=True)):
         raise ValueError(f"{value!r} is not a pair of hits and tries")
     return hits, tries
+
+
+def _trees(value: object) -> dict[str, Columns]:
+    tables = cast("dict[str, list[list[float]]]", value)
+    made = {name: tuple(tuple(map(float, column)) for column in columns) for name, columns in tables.items()}
+    if set(made) != {"gains", "paths", "ahead"}:
+        raise ValueError(f"trees have gains, paths and ahead, not {', '.join(sorted(made))}")
+    for name, columns in made.items():
+        count, size = (4, TREE_CELLS) if name == "gains" else (2, ODDS_BUCKETS)
+        if [len(column) for column in columns] != [size] * count:
+            raise ValueError(f"{name} of a tree is not {count} columns of {size}")
+        if not all(0 <= value < math.inf for column in columns for value in column):
+            raise ValueError(f"{name} of a tree has a number that is no count")
+    return made

@@ -6,7 +6,7 @@ keyword `paceline_pass`, which models hand through to their attention function u
 Two properties are kept on purpose where the layout is `canonical`, because a sum taken in another order has other bits:
 - a node reads the same columns, in whole blocks of 64, as when it is decoded plainly, so its bits depend neither on how
   many nodes follow it nor on its neighbours (`PassLayout.segments`);
-- a branching tree is computed as the chains it consists of, each with its keys in the order of plain decoding.
+- a branching tree is computed as the chains it consists of, each with its keys in the columns of plain decoding.
 """
 
 import itertools
@@ -58,10 +58,12 @@ def attend(
 ) -> Tensor:
     """Attention over the slot cache: query [B, Hq, N, d], key, value [slots, H, S, d] -> [B, N, Hq, dv]."""
     tree = layout.tree
-    if layout.canonical and tree is not None and not tree.is_chain:
-        return _attend_chains(query, key, value, layout, scale, window, softcap, sinks)
+    branches = layout.canonical and tree is not None and not tree.is_chain
     if softcap is not None or sinks is not None or key.shape[-1] != value.shape[-1]:
-        return _attend_rows(query, key, value, layout, scale, window, softcap, sinks)
+        by_hand = _attend_chains if branches else _attend_rows
+        return by_hand(query, key, value, layout, scale, window, softcap, sinks)
+    if branches:
+        return _attend_turns(query, key, value, layout, scale, window)
     fused = nn.functional.scaled_dot_product_attention
     (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
     if tree is None:  # prefill, one row: many nodes, so the groups are left to the kernel
@@ -94,6 +96,40 @@ def _assembled(parts: list[Tensor], segments: list[Segment]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
+def _attend_turns(
+    query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, scale: float, window: int | None
+) -> Tensor:
+    """Branching trees chain by chain, each node once: the bits of `_attend_chains` without its copies of the prefix.
+
+    For each turn the keys of a path are put where plain decoding has them; in the end all lie in tree order again.
+    """
+    (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
+    groups, rows = heads // kv_heads, []
+    for row, split in enumerate(layout.branchings):
+        slot = layout.slots[row] if layout.slots else row
+        drafted = slice(layout.starts[row], layout.starts[row] + nodes)
+        in_order = [(cached, cached[slot, :, drafted].clone()) for cached in (key, value)]
+        laid = [(cached, kept.index_select(1, split.order)) for cached, kept in in_order]
+        # A key head's queries lie in one matrix, so that its keys are read once: [H, N G, d]
+        own = query[row].index_select(1, split.order).view(kv_heads, groups, -1, d)
+        folded = own.transpose(1, 2).reshape(1, kv_heads, -1, d)
+        parts = []
+        for turn, mask in zip(split.turns, layout.turn_masks(row, window, groups, query.dtype), strict=True):
+            count = turn.nodes.stop - turn.nodes.start
+            for cached, states in laid:
+                cached[slot, :, turn.column : turn.column + count] = states[:, turn.nodes]
+            q = folded[:, :, turn.nodes.start * groups : turn.nodes.stop * groups]
+            if mask.shape[2] != q.shape[2]:
+                q = nn.functional.pad(q, (0, 0, 0, mask.shape[2] - q.shape[2]))
+            k, v = (cached[slot, None, :, : turn.width] for cached in (key, value))
+            out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+            parts.append(out[0, :, : count * groups])
+        for cached, kept in in_order:
+            cached[slot, :, drafted] = kept
+        rows.append(torch.cat(parts, 1).view(kv_heads, -1, groups, d).index_select(1, split.place))
+    return torch.stack(rows).transpose(1, 2).reshape(batch, nodes, heads, d)
+
+
 def _attend_chains(
     query: Tensor,
     key: Tensor,
@@ -104,7 +140,7 @@ def _attend_chains(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Trees as the chains they consist of, each with its keys laid out as plain decoding has them."""
+    """Trees as the chains they consist of, each with a copy of all its keys, laid out as plain decoding has them."""
     batch, heads, nodes, _ = query.shape
     out = query.new_zeros(batch, nodes, heads, value.shape[-1])
     for row, chains in enumerate(layout.chains):

@@ -19,6 +19,7 @@ from ..quant import PackedLinear
 from .attention import attend
 from .kv_cache import SlotCache
 from .layout import PassLayout
+from .states import States
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing to update as a text grows
@@ -98,17 +99,24 @@ class FusedDecoder:
         self.head: Any = model.get_output_embeddings()
         self._cos = self._sin = torch.empty(0)
 
-    def hidden(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
-        """States after the last layer, before the final norm. [B, N] -> [B N, E]."""
+    def hidden(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
+        """States after the last layer, before the final norm. [B, N] -> [B N, E]. Fills in what `states` asks for."""
         x = nn.functional.embedding(token_ids.reshape(-1), self.embeddings)
         cos, sin = self._rotation(layout.position_ids, x)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
+            if states is not None and index in states:
+                states[index] = x.view(*token_ids.shape, -1)
             x = layer.forward(x, cos, sin, layout, cache)
+        if states is not None and len(self.layers) in states:
+            states[len(self.layers)] = self.norm(x).view(*token_ids.shape, -1)
         return x
 
-    def logits(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
+    def logits(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
         """Raw logits [B, N, V]."""
-        return self.head(self.norm(self.hidden(token_ids, layout, cache))).view(*token_ids.shape, -1)
+        x = self.hidden(token_ids, layout, cache, states)
+        last = len(self.layers)
+        normed = states[last] if states is not None and last in states else self.norm(x)
+        return self.head(normed.reshape(x.shape)).view(*token_ids.shape, -1)
 
     def rotations(self, longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin of every position below `longest`, and of some more, [P, 1, d]; the first half of sin is negated.

@@ -18,14 +18,16 @@ from transformers import (
 from ..errors import ConfigError, IncompatibleModels
 from ..quant import pack_linears
 from .attention import NAME
+from .fingerprint import fingerprint, remember
 from .fused import FusedDecoder, fuse, is_fused
 from .kv_cache import SlotCache
 from .layout import PassLayout
+from .placement import device_of, dtype_of
 from .selftest import Reference, plain_reference
+from .states import States
 
 _LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +37,7 @@ class LoadedModel:
     fused: runs the model where its layers are of the Llama form. attends_trees: the model routes through our attention
     function; otherwise it is given a 4-D mask. reference: what plain transformers says on a few made-up tokens, to
     hold the tree pass against. context: the most tokens a sequence may have. mixes_rows: experts make a row's
-    numerics depend on the others.
+    numerics depend on the others. fingerprint: which checkpoint it is, see `runner.fingerprint`.
     """
 
     model: PreTrainedModel
@@ -46,6 +48,7 @@ class LoadedModel:
     attends_trees: bool
     mixes_rows: bool
     reference: Reference
+    fingerprint: str
     fused: FusedDecoder | None = None
 
     @property
@@ -63,26 +66,41 @@ class LoadedModel:
         """Of the weights."""
         return self.model.dtype
 
-    def forward(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
-        """Raw logits [B, N, V] of every node of a pass."""
-        if self.fused is not None:
-            return self.fused.logits(token_ids, layout, cache)
-        return self._call(self.model, token_ids, layout, cache).logits
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers; also the index of the last hidden state, which has been through the final norm."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
 
-    def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache) -> None:
+    @property
+    def hidden_size(self) -> int:
+        """E, the width of the hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    def forward(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
+        """Raw logits [B, N, V] of every node of a pass. Fills in the hidden states that `states` asks for."""
+        if self.fused is not None:
+            return self.fused.logits(token_ids, layout, cache, states)
+        return self._call(self.model, token_ids, layout, cache, states).logits
+
+    def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> None:
         """Fill the cache; the output head is left out, since nothing reads its logits."""
         if self.fused is not None:
-            self.fused.hidden(token_ids, layout, cache)
+            self.fused.hidden(token_ids, layout, cache, states)
             return
-        self._call(self.model.base_model, token_ids, layout, cache)
+        self._call(self.model.base_model, token_ids, layout, cache, states)
 
-    def _call(self, module: nn.Module, token_ids: Tensor, layout: PassLayout, cache: SlotCache):
+    def _call(self, module: nn.Module, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None):
         options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
+        if states:
+            options["output_hidden_states"] = True
         if self.attends_trees:
             options["paceline_pass"] = layout
         else:
             options["attention_mask"] = _mask_4d(layout, self.model.dtype)
-        return module(input_ids=token_ids, **options)
+        out = module(input_ids=token_ids, **options)
+        for index in states or ():
+            states[index] = out.hidden_states[index]  # type: ignore[index]
+        return out
 
     def with_model(self, model: PreTrainedModel) -> "LoadedModel":
         """The same description around another module of the same architecture."""
@@ -106,7 +124,7 @@ def load_model(
     dtype: None keeps the checkpoint's. device: None takes CUDA where there is one.
     Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is no causal LM.
     """
-    place, kind = _device(device), _dtype(dtype)
+    place, kind = device_of(device), dtype_of(dtype)
     try:
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
@@ -178,6 +196,8 @@ def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, 
     eos_ids = frozenset([eos] if isinstance(eos, int) else eos or [])
     mixes = any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS)
     model.eval()
+    which = fingerprint(model)
+    remember(model, which)
     reference = plain_reference(model)
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
@@ -186,7 +206,7 @@ def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, 
     pack_linears(model)
     name, context = name or config.model_type, _context(config)
     decoder = FusedDecoder(model) if fused else None
-    return LoadedModel(model, tokenizer, name, context, eos_ids, attends, mixes, reference, decoder)
+    return LoadedModel(model, tokenizer, name, context, eos_ids, attends, mixes, reference, which, decoder)
 
 
 @torch.inference_mode()
@@ -262,28 +282,6 @@ def _context(config) -> int:
             original = original or getattr(config, "original_max_position_embeddings", None) or context
             context = min(context, int(original))
     return int(context)
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {device!r}", expected="for example cpu, cuda or cuda:1") from error
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"there is no device {device!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
-        )
-    return place
-
-
-def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype in ("auto", *_DTYPES):
-        return _DTYPES.get(dtype)
-    raise ConfigError(f"unknown dtype {dtype!r}", expected="auto, " + ", ".join(_DTYPES))
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.tree import TokenTree
+from .branching import Branching, branching
 from .kv_cache import BLOCK, round_up
 
 
@@ -44,6 +45,7 @@ class PassLayout:
     num_calls: int = 0  # layers that went through `tree_attention`
     _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
     _segments: dict[tuple[int | None, int], list["Segment"]] = field(default_factory=dict)
+    _turn_masks: dict[tuple[int | None, int, int], list[Tensor]] = field(default_factory=dict)
 
     @cached_property
     def depth(self) -> Tensor:
@@ -126,6 +128,33 @@ class PassLayout:
         if self.canonical:
             return here == there and len(self._edges(row)) == len(self._edges(other)) == 2
         return 2 * min(here, there) > max(here, there)
+
+    @cached_property
+    def branchings(self) -> list["Branching"]:
+        """For each row of a branching tree, how it is computed chain by chain."""
+        assert self.tree is not None
+        given = self.num_given or self.num_nodes
+        return [
+            branching(start, parents[:given], tokens, self.num_nodes, self.device)
+            for start, parents, tokens in zip(
+                self.starts, self.tree.parents.tolist(), self.tree.token_ids.tolist(), strict=True
+            )
+        ]
+
+    def turn_masks(self, row: int, window: int | None, groups: int, dtype: torch.dtype) -> list[Tensor]:
+        """For each turn of a row its mask [1, 1, M, S], 0 or -inf, M = nodes x groups (then padding up to `_sound`)."""
+        if (window, groups, row) not in self._turn_masks:
+            masks = []
+            for turn in self.branchings[row].turns:
+                column = torch.arange(turn.width, device=self.device)
+                own = turn.column + torch.arange(turn.nodes.stop - turn.nodes.start, device=self.device)[:, None]
+                seen = column <= own
+                if window is not None:
+                    seen &= own - column < window
+                mask = _additive(seen, dtype).repeat_interleave(groups, 0)
+                masks.append(nn.functional.pad(mask, (0, 0, 0, _sound(len(mask)) - len(mask)))[None, None])
+            self._turn_masks[window, groups, row] = masks
+        return self._turn_masks[window, groups, row]
 
     @cached_property
     def chains(self) -> list[list["Chain"]]:

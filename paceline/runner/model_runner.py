@@ -16,6 +16,7 @@ from .kv_cache import SlotCache, round_up
 from .layout import PassLayout
 from .numerics import measure_row_multiple, refuse
 from .selftest import check_against_reference
+from .states import States, StateStore
 from .static_numerics import agrees_with_dynamic
 
 PREFILL_CHUNK = 512
@@ -43,6 +44,7 @@ class ModelRunner:
         self.loaded = loaded
         self.max_length = min(loaded.context, max_length or loaded.context)
         self.cache = SlotCache(max_batch_size, self.max_length)
+        self.states = StateStore(max_batch_size)
         self.invariant, self.row_multiple = False, 1
         self._wants_static = loaded.device.type == "cuda" if static is None else static
         self.static = self._static_passes()
@@ -71,6 +73,7 @@ class ModelRunner:
         """A runner of another model of the same shape on this runner's cache (the quantised self-draft)."""
         other = ModelRunner.__new__(ModelRunner)
         other.loaded, other.max_length, other.cache = loaded, self.max_length, self.cache
+        other.states = StateStore(self.cache.num_slots)
         other.invariant, other.row_multiple = False, 1
         other._wants_static = self._wants_static
         other.static = other._static_passes()
@@ -101,7 +104,10 @@ class ModelRunner:
             layout = PassLayout(
                 starts, len(chunk), None, self.invariant, self.row_multiple, self.max_length, [slot], device=device
             )
-            self.loaded.prefill(torch.tensor([chunk], device=device), layout, self.cache)
+            states = self._asked()
+            self.loaded.prefill(torch.tensor([chunk], device=device), layout, self.cache, states)
+            if states is not None:
+                self.states.write([slot], starts, states, self.cache.capacity)
             self.cache.lengths[slot] += len(chunk)
 
     @torch.inference_mode()
@@ -109,8 +115,13 @@ class ModelRunner:
         """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given."""
         num_nodes, static = tree.num_nodes, self.static
         fits = static is not None and static.takes(num_nodes, self.row_multiple)
+        states = self._asked()
         if static is not None and fits and (not self.invariant or tree.is_chain):
-            return TargetOutput(static.run(slots, tree, self.row_multiple))
+            starts = [self.cache.lengths[slot] for slot in slots]
+            logits = static.run(slots, tree, self.row_multiple, states)
+            if states is not None:
+                self.states.write(slots, starts, states, self.cache.capacity)
+            return TargetOutput(logits)
         padded = tree.padded(round_up(num_nodes, self.row_multiple))
         starts = self.cache.begin(slots, padded.num_nodes, drafts=True, whole=self.loaded.attends_trees)
         layout = PassLayout(
@@ -124,7 +135,15 @@ class ModelRunner:
             num_nodes,
             padded.token_ids.device,
         )
-        return TargetOutput(self.loaded.forward(padded.token_ids, layout, self.cache)[:, :num_nodes])
+        logits = self.loaded.forward(padded.token_ids, layout, self.cache, states)
+        if states is not None:
+            given = {layer: state[:, :num_nodes] for layer, state in states.items()}
+            self.states.write(slots, starts, given, self.cache.capacity)
+        return TargetOutput(logits[:, :num_nodes])
+
+    def _asked(self) -> States | None:
+        """A place for each hidden state that is watched; None where there is none."""
+        return {layer: torch.empty(0) for layer in self.states.layers} or None
 
     def pass_seconds(self, rows: int, repeats: int = 3) -> float:
         """Median seconds of one pass over a chain of `rows` tokens.
@@ -155,6 +174,7 @@ class ModelRunner:
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's root and accepted nodes."""
         for slot, path in zip(slots, paths, strict=True):
+            self.states.commit(slot, self.cache.lengths[slot], path)
             self.cache.commit(slot, path)
 
     @contextmanager

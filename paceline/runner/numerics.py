@@ -21,11 +21,15 @@ MULTIPLES = (2, 4, 8, 16)
 """Never fewer than 2 rows: one row is a matrix-vector product nearly everywhere."""
 _PREFIXES = (3, 61, 190)  # the second and third let a pass end just past a block of columns
 _ROWS = 32
+_PARENTS = (-1, 0, 0, 1, 2, 2, 4, 4)
 
 
 @torch.inference_mode()
 def measure_row_multiple(runner: "ModelRunner") -> int | None:
-    """The smallest multiple in `MULTIPLES` whose row counts all give the same bits; None if there is none."""
+    """The smallest multiple in `MULTIPLES` whose row counts all give the same bits; None if there is none.
+
+    Measured on the very passes that invariant numerics takes: chains of many lengths, and a tree that branches.
+    """
     loaded = runner.loaded
     if loaded.mixes_rows or not loaded.attends_trees:
         return None
@@ -36,6 +40,7 @@ def measure_row_multiple(runner: "ModelRunner") -> int | None:
         return None
     tokens = torch.randint(vocab, (longest + _ROWS,), generator=rng).tolist()
     slot = runner.cache.allocate()
+    runner.invariant = True
     try:
         candidates = list(MULTIPLES)
         for prefix in sorted({min(p, longest) for p in _PREFIXES}):
@@ -44,8 +49,10 @@ def measure_row_multiple(runner: "ModelRunner") -> int | None:
             chain = tokens[prefix : prefix + _ROWS]
             full = _logits(runner, slot, chain)
             candidates = [m for m in candidates if _repeats(runner, slot, chain, full, m)]
+            candidates = [m for m in candidates if _branches(runner, slot, chain[: len(_PARENTS)], m)]
         return candidates[0] if candidates else None
     finally:
+        runner.invariant, runner.row_multiple = False, 1
         runner.cache.release(slot)
 
 
@@ -56,6 +63,17 @@ def _logits(runner: "ModelRunner", slot: int, chain: list[int]) -> torch.Tensor:
 def _repeats(runner: "ModelRunner", slot: int, chain: list[int], full: torch.Tensor, multiple: int) -> bool:
     counts = sorted({multiple, 2 * multiple, 3 * multiple, 4 * multiple, 8, 16} & set(range(multiple, _ROWS, multiple)))
     return all(torch.equal(_logits(runner, slot, chain[:n]), full[:n]) for n in counts)
+
+
+def _branches(runner: "ModelRunner", slot: int, tokens: list[int], multiple: int) -> bool:
+    """Whether every node of a tree has the bits of its own path."""
+    runner.row_multiple = multiple
+    tree = TokenTree.from_lists([tokens], [list(_PARENTS)], runner.loaded.device)
+    rows = runner.forward([slot], tree).logits[0]
+    paths = [[0, *tree.path_to(0, leaf)] for leaf in set(range(len(_PARENTS))) - set(_PARENTS)]
+    equal = all(torch.equal(_logits(runner, slot, [tokens[i] for i in path]), rows[path]) for path in paths)
+    runner.row_multiple = 1
+    return equal
 
 
 def refuse(loaded: LoadedModel) -> NumericsError:

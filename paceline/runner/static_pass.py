@@ -25,6 +25,7 @@ from ..core.tree import TokenTree
 from .fused import FusedDecoder
 from .kv_cache import SlotCache
 from .layout import PassLayout, Segment
+from .states import States
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 _LEAST_COLUMNS = 256
@@ -94,10 +95,20 @@ class _Writer:
 
 @final
 class StaticPass:
-    """One bucket: the buffers that a pass is loaded into, and the computation over them."""
+    """One bucket: the buffers that a pass is loaded into, and the computation over them.
 
-    def __init__(self, bucket: Bucket, decoder: FusedDecoder, cache: SlotCache, max_length: int):
-        self.bucket, self._decoder, self._max_length = bucket, decoder, max_length
+    watched: layers whose states are returned too, counted as in `states`.
+    """
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        decoder: FusedDecoder,
+        cache: SlotCache,
+        max_length: int,
+        watched: Sequence[int] = (),
+    ):
+        self.bucket, self._decoder, self._max_length, self._watched = bucket, decoder, max_length, watched
         self._device = decoder.embeddings.device
         self._tokens = torch.zeros(bucket.batch, bucket.nodes, dtype=torch.long, device=self._device)
         self._parents = torch.zeros_like(self._tokens)
@@ -130,8 +141,11 @@ class StaticPass:
         """Committed length of a padding row, and the slot and column that its first node is written to."""
         return 0, slots[0], starts[0] + self.bucket.nodes
 
-    def compute(self) -> Tensor:
-        """Logits [B', N', V] of what is loaded: tensor operations of fixed shapes, in a fixed order."""
+    def compute(self) -> tuple[Tensor, States]:
+        """Logits [B', N', V] of what is loaded, and the states [B', N', E] that are watched.
+
+        Tensor operations of fixed shapes, in a fixed order.
+        """
         bucket, decoder = self.bucket, self._decoder
         starts, slots, columns = self._place.unbind(1)
         tree = TokenTree(self._tokens, self._parents, torch.zeros_like(self._parents, dtype=torch.bool))
@@ -146,13 +160,18 @@ class StaticPass:
         layout = PassLayout([0] * bucket.batch, bucket.nodes, tree, canonical=False, _segments=segments)
         x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
         cos, sin = self._cos[positions.view(-1)], self._sin[positions.view(-1)]
-        for layer in decoder.layers:
+        passing: States = {}
+        for index, layer in enumerate(decoder.layers):
+            if index in self._watched:  # no others: what is held takes memory in every recording
+                passing[index] = x
             x = layer.forward(x, cos, sin, layout, writer)  # type: ignore[arg-type]
-        return decoder.head(decoder.norm(x)).view(bucket.batch, bucket.nodes, -1)
+        passing[len(decoder.layers)] = normed = decoder.norm(x)
+        shape = (bucket.batch, bucket.nodes, -1)
+        return decoder.head(normed).view(shape), {layer: passing[layer].view(shape) for layer in self._watched}
 
-    def take(self, logits: Tensor, num_nodes: int) -> Tensor:
-        """The live rows and nodes of the result, in the order of `load`, in memory of their own. [B, N, V]."""
-        return logits.index_select(0, self._rows)[:, :num_nodes]
+    def take(self, result: Tensor, num_nodes: int) -> Tensor:
+        """The live rows and nodes of the result, in the order of `load`, in memory of their own. [B, N, V or E]."""
+        return result.index_select(0, self._rows)[:, :num_nodes]
 
     def _segment(self, seen: Tensor, groups: int) -> Segment:
         """One call of the attention kernel for the whole pass."""

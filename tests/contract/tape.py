@@ -54,16 +54,16 @@ def _tensors(value) -> list[Tensor]:
     return [t for t in (value if isinstance(value, tuple | list) else (value,)) if isinstance(t, Tensor)]
 
 
-def recorded(tapes: list[Tape]) -> Callable[[Callable[[], Tensor], torch.device], Callable[[], Tensor]]:
+def recorded(tapes: list[Tape]) -> Callable[[Callable[[], object], torch.device], Callable[[], object]]:
     """Stands in for `graphs.repeatable`; every tape made is appended to `tapes`."""
 
-    def repeatable(work: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    def repeatable(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
         tape = Tape()
         with tape:
             out = work()
         tapes.append(tape)
 
-        def replay() -> Tensor:
+        def replay() -> object:
             tape.replay()
             return out
 

@@ -1,5 +1,8 @@
 """Bits: with `invariant` a row's logits are the same whoever shares its pass, and answers in bfloat16 are identical."""
 
+import random
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -7,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline import LLM, DraftModel, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
-from paceline.runner import ModelRunner, wrap_model
+from paceline.runner import ModelRunner, attention, wrap_model
 from tests.adversaries import RandomTrees
 from tests.tiny import tiny_model
 
@@ -15,7 +18,7 @@ VOCAB = 1000
 TEXT = torch.randint(VOCAB, (400,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def middling(layers: int = 2, seed: int = 0) -> LlamaForCausalLM:
+def middling(layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
     """Large enough that a matrix product has several kernels to choose from."""
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -27,7 +30,7 @@ def middling(layers: int = 2, seed: int = 0) -> LlamaForCausalLM:
         max_position_embeddings=512,
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
+    model = LlamaForCausalLM._from_config(config, dtype=dtype)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.08)
@@ -104,6 +107,45 @@ def test_trees_have_the_bits_of_their_chains(runner, slots, length):
         path = [0, *tree.path_to(0, node)]
         straight = logits(runner, [slot], TokenTree.chain([[tokens[i] for i in path]]))
         assert torch.equal(branched[node], straight[-1]), node
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_trees_in_a_batch_have_the_bits_of_plain_decoding(dtype):
+    """Up to four rows near the edge of a block, each with a tree of its own: one token at a time says the same."""
+    on, rng = ModelRunner(wrap_model(middling(dtype=dtype)), 4, None, None), random.Random(3)
+    if not on.invariant:
+        pytest.skip("this device gives no row count whose multiples repeat bit for bit")
+    slots = [on.admit(TEXT[:1]) for _ in range(4)]
+    for batch in (1, 3, 4):
+        lengths = [rng.randrange(59, 66) for _ in range(batch)]
+        for slot, length in zip(slots, lengths, strict=False):
+            on.cache.truncate(slot, 0)
+            on.prefill(slot, TEXT[slot : slot + length])
+        sizes = [rng.randint(4, 10) for _ in range(batch)]
+        parents = [[-1, 0, 0, *(rng.randrange(i) for i in range(3, size))] for size in sizes]
+        tokens = [[rng.randrange(VOCAB) for _ in range(size)] for size in sizes]
+        tree = TokenTree.from_lists(tokens, parents)
+        branched = on.forward(slots[:batch], tree).logits
+        for row, leaf in ((row, size - 1) for row, size in enumerate(sizes)):
+            with on.tentative([slots[row]]):
+                for node in (0, *tree.path_to(row, leaf)):
+                    plain = on.forward([slots[row]], TokenTree.chain([[tokens[row][node]]])).logits[0, 0]
+                    assert torch.equal(branched[row, node], plain), (batch, row, node)
+                    on.commit([slots[row]], [[]])
+
+
+def test_the_measurement_refuses_trees_with_other_bits(monkeypatch):
+    """Mutant: a branching tree is computed with its keys in tree order, as with fast numerics."""
+    loaded = wrap_model(middling(1, dtype=torch.float32))
+    if not ModelRunner(loaded, 1, None, None).invariant:
+        pytest.skip("not to be had on this device")
+
+    def in_tree_order(query, key, value, layout, *rest):
+        return attention.attend(query, key, value, replace(layout, canonical=False), *rest)
+
+    monkeypatch.setattr(attention, "_attend_turns", in_tree_order)
+    if ModelRunner(loaded, 1, None, None).invariant:
+        pytest.skip("the kernel of this machine does not depend on that")
 
 
 def test_committed_rows_have_the_bits_of_plain_decoding(runner, slots):

@@ -101,6 +101,20 @@ def test_results_that_are_not_copied_are_caught(monkeypatch, tapes):
         test_results_outlive_the_next_pass(tapes)
 
 
+def test_states_are_replayed_too(tapes):
+    """What is watched comes out of a recording as it does of other passes, also when other layers are watched later."""
+    pair = Pair()
+    (a,) = pair.admit(12)
+    for layers in ((1,), (0, 2)):
+        for runner in (pair.static, pair.plain):
+            runner.states.watch(layers)
+        for seed in (1, 2):
+            pair.check([a], TokenTree.chain([prompt(3, seed)]))
+            got, expected = (r.states.read(a, 12, 15, r.states.layers) for r in (pair.static, pair.plain))
+            assert torch.allclose(got, expected, atol=1e-4, rtol=1e-4)
+    assert len(pair.static.static) == 1
+
+
 def test_values_baked_into_a_recording_are_caught(monkeypatch, tapes):
     monkeypatch.setattr(
         static_pass, "visible", lambda starts, *rest: original_visible(torch.tensor(starts.tolist()), *rest)

@@ -14,6 +14,7 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Outlook
 from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
+from tests.policy.growing import Branching, Grown
 
 
 class Clock:
@@ -32,7 +33,7 @@ class Member:
 
     chance: (request, text position, i) -> probability that the i-th drafted token (from 0) stands there. token,
     pending: seconds. reads: it has to read what others emitted, the prompt included. confident: it tells `chance`.
-    hint: its class of the situation, negative for nothing to propose.
+    hint: its class of the situation, negative for nothing to propose. tree: drafts trees; `token` is then per level.
     """
 
     name: str
@@ -42,7 +43,24 @@ class Member:
     reads: bool = False
     confident: bool = False
     hint: Callable[[int, int], int] = lambda request, position: 0
+    tree: Branching | None = None
     cached: dict[int, int] = field(default_factory=dict)
+
+    def draft(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> Grown:
+        """Draft, and let the target judge."""
+        if self.tree is not None:
+            return self.tree.grow(budget, depth, request, position, rng)
+        stands, sure = list[bool](), list[float]()
+        while len(stands) < depth:
+            chance = self.chance(request, position + len(stands), len(stands))
+            stands.append(rng.random() < chance)
+            sure.append(chance)
+            if self.confident and budget.goes_on is not None and not budget.goes_on(sure):
+                break
+        accepted = stands.index(False) if False in stands else len(stands)
+        size = len(stands)
+        told = sure if self.confident else []
+        return Grown(list(range(-1, size)), list(range(1, accepted + 1)), told, size, size)
 
 
 class SimDrafter(Drafter):
@@ -58,8 +76,12 @@ class SimDrafter(Drafter):
         for member in self.members:
             pending = seq.num_cached - member.cached.get(seq.slot, 0) if member.reads else 0
             hint = member.hint(self.requests[seq.slot], seq.num_output)
-            looks.append(Outlook(member.name, hint, pending))
+            looks.append(Outlook(member.name, hint, pending, member.tree.width if member.tree else 1))
         return looks
+
+    def seconds(self) -> dict[str, tuple[float, float]]:
+        """Drafters of trees measure themselves, as heads do."""
+        return {one.name: (one.token, one.pending) for one in self.members if one.tree}
 
     def propose(self, seqs, budgets) -> Draft:
         raise NotImplementedError
@@ -152,24 +174,19 @@ def play(
     seqs: list[Sequence], budgets: Iterable[DraftBudget], drafter: SimDrafter, machine: Machine, rng: random.Random
 ) -> tuple[list[Round], tuple[float, float, float]]:
     """One round: its records without times, and the true seconds of drafting, verification and the rest."""
-    records, depths, drafting = [], dict[str, int](), 0.0
+    records, levels, width, drafting = [], dict[str, int](), 0, 0.0
     for seq, budget in zip(seqs, budgets, strict=True):
         member = drafter.members[budget.arm]
         request, position = drafter.requests[seq.slot], seq.num_output
         hint = member.hint(request, position)
-        depth = min(budget.depth, seq.remaining - 1) if hint >= 0 else 0
-        stands, sure = list[bool](), list[float]()
-        while len(stands) < depth:
-            chance = member.chance(request, position + len(stands), len(stands))
-            stands.append(rng.random() < chance)
-            sure.append(chance)
-            if member.confident and budget.goes_on is not None and not budget.goes_on(sure):
-                break
+        depth = min(budget.depth, budget.nodes, seq.remaining - 1) if hint >= 0 else 0
+        grown = member.draft(budget, depth, request, position, rng)
         if depth and member.reads:
             drafting += member.pending * (seq.num_cached - member.cached.get(seq.slot, 0))
             member.cached[seq.slot] = seq.num_cached
-        accepted = stands.index(False) if False in stands else len(stands)
-        depths[member.name] = max(depths.get(member.name, 0), len(stands))
+        accepted = len(grown.path)
+        levels[member.name] = max(levels.get(member.name, 0), grown.levels)
+        width = max(width, len(grown.parents) - 1)
         emitted = 0
         for _ in range(accepted + 1):
             emitted += 1
@@ -180,17 +197,16 @@ def play(
         records.append(
             Round(
                 member.name,
-                len(stands),
+                grown.depth,
                 accepted,
                 emitted,
-                token_ids=tuple(range(len(stands) + 1)),
-                parents=tuple(range(-1, len(stands))),
-                path=tuple(range(1, accepted + 1)),
-                confidences=tuple(sure) if member.confident else (),
+                token_ids=tuple(range(len(grown.parents))),
+                parents=tuple(grown.parents),
+                path=tuple(grown.path),
+                confidences=tuple(grown.confidences),
                 hint=hint,
                 batch=len(seqs),
             )
         )
-    width = max(depths.values(), default=0)
-    drafting += sum(depth * member.token for member in drafter.members for depth in [depths.get(member.name, 0)])
+    drafting += sum(levels.get(member.name, 0) * member.token for member in drafter.members)
     return records, (drafting, machine.curve(len(seqs) * (1 + width)), machine.rest)

@@ -3,20 +3,24 @@
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
-from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, Typical
+from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, SamplingParams, Typical
 from paceline.check import check
 from paceline.checks.law_test import chi_square, law_test
+from paceline.checks.measure import measure
 from paceline.checks.prompt_files import read_prompts
 from paceline.checks.verdict import Divergence, Measured, Verdict, classify, first_difference
 from paceline.core.interfaces import Verifier
 from paceline.core.outputs import TargetOutput, VerifyOutput
+from paceline.core.request import Sequence
 from paceline.errors import ConfigError
 from paceline.runner import ModelRunner
 from paceline.runner.layout import PassLayout
+from tests.adversaries import Scripted
 from tests.tiny import tiny_model
 
 PROMPTS = [[5, 9, 31, 7, 5, 9, 31], [3, 3, 3, 3, 3], [64, 22, 64, 22, 64]]
@@ -144,6 +148,68 @@ def test_a_tie_within_rounding_is_a_near_tie(monkeypatch):
     tie = next(c.measured for c in report.comparisons if c.verdict is Verdict.NEAR_TIE)
     assert tie.gap == 0
     assert 0 < tie.noise <= tie.rounding
+
+
+class Trees(Scripted):
+    """Right tokens among wrong siblings, read off plain answers as they are asked for."""
+
+    def __init__(self, plain, script):
+        super().__init__({}, script, branching=True)
+        self.plain = plain
+
+    def right(self, seq, count):
+        key = tuple(seq.prompt_ids)
+        if key not in self.future:
+            params = replace(seq.params, seed=seq.seed, max_tokens=40, ignore_eos=True)
+            self.future[key] = [*key, *self.plain.generate([list(key)], params)[0].token_ids]
+        return super().right(seq, count)
+
+
+def tree_engine(dtype=torch.float32):
+    model = tiny_model("llama", dtype=dtype)
+    return LLM(model, drafter=Trees(LLM(model, numerics="fast"), [None, 1, 2]), policy=Fixed(4, 12), numerics="fast")
+
+
+def test_trees_are_measured_on_their_own_passes(monkeypatch):
+    """The divergence is replayed on the trees of the rounds: the same passes, node by node."""
+    llm = tree_engine()
+    answer = llm.generate([PROMPTS[0]], SamplingParams(max_tokens=20, seed=0))[0].outputs[0]
+    assert any(len(set(r.parents)) < len(r.parents) and r.num_accepted > 1 for r in answer.rounds)
+    seen = []
+    right = ModelRunner.forward
+    monkeypatch.setattr(ModelRunner, "forward", lambda self, s, tree: seen.append(tree) or right(self, s, tree))
+    ids, token = answer.token_ids, llm.loaded.vocab_size - 1
+    seq = Sequence(PROMPTS[0], SamplingParams(), 0, frozenset(), 256, token_ids=[*PROMPTS[0], *ids])
+    for position in (0, 2, 7, 19):
+        seen.clear()
+        measured = measure(llm, seq, answer.rounds, Divergence(position, ids[position], token))
+        assert 0 <= measured.noise <= measured.rounding
+        assert measured.gap > 0
+        replayed = [tuple(tree.parents[0].tolist()) for tree in seen[position + 1 :]]
+        assert replayed == [r.parents for r in answer.rounds[: len(replayed)]]
+
+
+def test_branching_engines_pass_and_their_faults_are_bugs(monkeypatch):
+    assert run(tree_engine()).verdicts == {"identical": 6, "near_tie": 0, "bug": 0}
+    assert run(tree_engine(torch.bfloat16)).verdicts["bug"] == 0
+    llm = tree_engine()
+    right = llm.runner.cache.commit
+    monkeypatch.setattr(llm.runner.cache, "commit", lambda slot, nodes: right(slot, list(range(1, len(nodes) + 1))))
+    assert run(llm).verdicts["bug"] >= 1
+
+
+def test_siblings_that_see_each_other_are_a_bug(monkeypatch):
+    llm = tree_engine()
+    right = PassLayout._visible
+
+    def leaking(layout, row, window):
+        mask, start = right(layout, row, window), layout.starts[row]
+        if layout.tree is not None and not layout.tree.is_chain:
+            mask[2:, start + 1] = True
+        return mask
+
+    monkeypatch.setattr(PassLayout, "_visible", leaking)
+    assert run(llm).verdicts["bug"] >= 1
 
 
 def test_other_tokens_are_no_bug_where_only_the_law_is_promised():

@@ -36,6 +36,15 @@ from paceline.spec_config import SpecConfig, parse
         ({}, "none", 0),
         ({"model": "some/draft"}, "draft_model", 16),
         ({"method": "ngram", "num_speculative_tokens": 3}, "ngram", 3),
+        ({"method": "eagle3", "model": "some/head"}, "eagle3", 16),
+        ({"method": "eagle", "model": "some/head", "tree": "static", "policy": "fixed"}, "eagle", 5),
+        (
+            {"method": "eagle3", "model": "h", "num_speculative_tokens": 6, "num_draft_nodes": 40, "top_k": 8},
+            "eagle3",
+            6,
+        ),
+        ({"method": "medusa", "model": "h", "policy": "fixed", "top_k": 4}, "medusa", 4),
+        ({"method": "choose", "drafters": ["lookup", {"method": "mtp", "model": "h"}]}, "choose", 16),
         ('{"method": "self_int4", "group_size": 64, "lm_head": "shared"}', "self_int4", 16),
         (' {"method": "ngram", "prompt_lookup_max": 5, "prompt_lookup_min": 2, "match": "first"}', "ngram", 16),
     ],
@@ -58,7 +67,30 @@ def test_a_number_of_tokens_overrules():
         ("model:", ["names no model"]),
         ({"methode": "ngram"}, ["unknown speculative_config key 'methode'", "did you mean 'method'"]),
         ({"method": "ngrams"}, ["unknown method", "did you mean 'ngram'", "self_int4"]),
-        ({"method": "eagle"}, ["unknown method", "draft_model"]),
+        ({"method": "eagel"}, ["unknown method", "did you mean 'eagle'", "draft_model"]),
+        ({"method": "eagle"}, ['"eagle" needs "model"', "packaged head"]),
+        ({"method": "mtp"}, ['"mtp" needs "model"']),
+        ("head:", ["names no head"]),
+        ("eagle:", ["names no head"]),
+        ("head:no-such-head", ["no head at 'no-such-head'", "paceline models"]),
+        ("hed:x", ["unknown drafter", "did you mean 'head:'"]),
+        ({"method": "mtp", "model": "x", "tree": "chain"}, ["does not take 'tree'"]),
+        ({"method": "eagle3", "model": "x", "tree": "dynamc"}, ["unknown tree", "did you mean 'dynamic'"]),
+        ({"method": "eagle3", "model": "x", "top_k": 0}, ["top_k is out of range"]),
+        ({"method": "eagle3", "model": "x", "tree": "chain", "top_k": 4}, ['"chain" tree does not take "top_k"']),
+        ({"method": "eagle3", "model": "x", "num_draft_nodes": 8}, ["chooses the number of nodes itself"]),
+        (
+            {"method": "eagle3", "model": "x", "num_speculative_tokens": 9, "num_draft_nodes": 8},
+            ["num_draft_nodes is below num_speculative_tokens", "8 and 9"],
+        ),
+        (
+            {"method": "eagle3", "model": "x", "tree": "chain", "policy": "fixed", "num_draft_nodes": 8},
+            ["drafts no tree"],
+        ),
+        (
+            {"method": "choose", "drafters": ["lookup", "self-int4"], "policy": "fixed", "num_draft_nodes": 8},
+            ["no tree"],
+        ),
         ({"method": ["ngram"]}, ["unknown method"]),
         ({"method": "draft_model"}, ['needs "model"']),
         ({"method": "ngram", "model": "x"}, ["does not take 'model'", "prompt_lookup_max"]),
@@ -135,3 +167,45 @@ def test_a_lossy_rule_needs_consent():
 
 def test_the_default_config_is_plain():
     assert SpecConfig() == parse("none")
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes"),
+    [
+        ({"method": "eagle3", "policy": "fixed"}, 24),
+        ({"method": "eagle3", "num_speculative_tokens": 30}, 30),
+        ({"method": "eagle3", "policy": "gate"}, 24),
+        ({"method": "eagle3"}, None),
+        ({"method": "eagle3", "tree": "chain", "policy": "fixed"}, None),
+        ({"method": "blockwise", "policy": "fixed"}, None),
+        ({"method": "medusa", "policy": "fixed", "num_draft_nodes": 7}, 7),
+    ],
+)
+def test_nodes_of_a_tree(given, nodes):
+    config = parse({**given, "model": "h"})
+    assert config.num_draft_nodes == nodes
+    assert parse(config.as_dict()) == config
+
+
+def test_the_method_of_a_head_is_read_from_its_folder(tmp_path):
+    for name, method in (("a", "eagle3"), ("b", "mtp"), ("c", "space")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(f'{{"paceline_head": 1, "method": "{method}"}}')
+    config = parse(f"lookup+head:{tmp_path / 'a'}", 4)
+    assert [member.method for member in config.drafters] == ["ngram", "eagle3"]
+    assert config.num_draft_nodes == 24
+    assert config.models == ()
+    drafter, policy, _ = config.build()
+    assert isinstance(drafter, Choose)
+    budget = policy.budgets([Sequence([1], SamplingParams(), 0, frozenset(), 100)])
+    assert (budget[0].depth, budget[0].nodes) == (4, 24)
+    assert parse(f"eagle:{tmp_path / 'a'}").method == "eagle3"
+    assert parse(f"head:{tmp_path / 'b'}").name == f"head:{tmp_path / 'b'}"
+    for name, words in (
+        (f"eagle:{tmp_path / 'b'}", "not of such a method"),
+        (f"head:{tmp_path / 'c'}", "unknown method"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            parse(name)
+    with pytest.raises(ConfigError, match="is not of the method 'eagle'"):
+        parse({"method": "eagle", "model": str(tmp_path / "a")}).build()

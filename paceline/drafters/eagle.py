@@ -1,0 +1,214 @@
+"""EAGLE drafts with one small layer over the target's own hidden states (see `modules.eagle` for what it computes).
+
+EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 2503.01840). A round, with T tokens:
+
+    column        0 ... n-1     n ... T-2 | T-1 (root)      every column before the root has a state f
+    token         x_0 .....     ......... | x_{T-1}
+    pair t        (f_t, x_{t+1}) for t = 0 .. T-2           the last one holds the root's token
+    digested      0 ... n-1                                 kept from round to round
+    pending                     n ... T-2                   read now; h_{T-2} gives the law of level 1
+    level 1                               (h_{T-2}, a)  (h_{T-2}, b)      position T-1, law of level 2
+    level 2                                  (h_a, aa)  (h_a, ab)  (h_b, ba)      position T
+
+Rows of the tree are forgotten at the end of the round: the target's states of what it accepted take their place.
+
+Confidence. The target emits argmax(log p + T g) with T its temperature and g the noise of the position, which an exact
+verifier shares with its drafters. Let log p differ from the head's logits by noise of its own, Gumbel of scale 1: then
+a token is the target's with probability softmax(logits + T g), at T = 0 the head's plain law. Children are the
+likeliest by this law, and it scores paths. Where no noise is shared it is softmax(logits / max(T, 1)): a colder target
+is more certain of its token, but the head does not know better which one that is (see `likeliest`).
+"""
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from os import PathLike
+from typing import ClassVar, Literal, final, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.request import Sequence
+from ..errors import ConfigError, IncompatibleModels
+from ..heads import load_head
+from ..modules import EagleHead
+from ..runner import LoadedModel, ModelRunner
+from .eagle_pass import EaglePass
+from .likeliest import likeliest
+from .trees import MC_SIM_7B_63, Dynamic, Growing, Static, cut, stacked
+
+Shape = Literal["dynamic", "static", "chain"]
+_FEW = 8  # pairs that are pending in any round: those are part of what a draft takes
+
+
+@final
+class Eagle(Drafter):
+    """Draft trees with an EAGLE head: a folder that training has written, or a module.
+
+    tree: "dynamic" (EAGLE-2), "static" (EAGLE-1's table) or "chain". top_k: children of a node, and nodes of a level
+    that may have children, of dynamic trees. Depth and number of nodes are the budget's.
+    """
+
+    name: ClassVar[str] = "eagle"
+
+    def __init__(self, head: str | PathLike[str] | EagleHead, tree: Shape = "dynamic", top_k: int = 8):
+        if tree not in get_args(Shape):
+            raise ConfigError("unknown tree", got=repr(tree), expected="'dynamic', 'static' or 'chain'")
+        if top_k < 1:
+            raise ConfigError("top_k is out of range", got=top_k, expected="an integer >= 1")
+        self._given, self.tree = head, tree
+        self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]
+        self.source = self.name
+        self._pass: EaglePass | None = None
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
+        assert isinstance(target, ModelRunner)
+        head = self._given if isinstance(self._given, nn.Module) else load_head(self._given, target.loaded)
+        if not isinstance(head, EagleHead):
+            raise ConfigError("the head is for another method", got=type(head).__name__, expected="EagleHead")
+        _check_sizes(head, target.loaded)
+        embeddings = target.loaded.model.get_input_embeddings().weight
+        assert isinstance(embeddings, Tensor)
+        rows = embeddings if head.config.own_lm_head else output_rows(target.loaded)
+        self._pass = EaglePass(head, embeddings, rows, target.cache.num_slots)
+        self._target, self._vocab_size, self._shares_noise = target, target.vocab_size, verifier.exact
+        self.source = "eagle3" if head.config.version == 3 else "eagle"
+        target.states.watch(head.config.states)
+
+    @property
+    def layer(self) -> EaglePass:
+        """The head as it drafts, once bound."""
+        assert self._pass is not None, "bind() comes first"
+        return self._pass
+
+    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+        """Pending are pairs beyond those of any round; -1 for a text of one token, which has no pair."""
+        pairs = len(seq.token_ids) - 1
+        pending = max(0, pairs - self.layer.cache.lengths[seq.slot] - _FEW)
+        return (Outlook(self.source, 0 if pairs else -1, pending, self.top_k),)
+
+    @torch.inference_mode()
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """A level of a tree, and the reading of a token. Only columns past the first slot's digested ones are used."""
+        layer, length = self.layer, self.layer.cache.lengths[0]
+        config = layer.config
+        states = torch.zeros(64, len(config.states) * config.target_hidden_size, device=self._target.loaded.device)
+        wide = torch.zeros(1, self.top_k, dtype=torch.long, device=states.device)
+        token, reading = list[float](), list[float]()
+        for _ in range(4):  # the first warms up
+            begin = time.perf_counter()
+            hidden = layer.digest([0], [[0] * 64], [states])
+            hidden[0, 0, 0].item()  # reading waits for the device
+            middle = time.perf_counter()
+            hidden = layer.step(wide, hidden, wide)
+            self._children(layer.logits(hidden), [], 0, self.top_k)
+            reading.append((middle - begin) / 64)
+            token.append(time.perf_counter() - middle)
+            layer.cache.lengths[0] = length
+        return {self.source: (sorted(token[1:])[1], sorted(reading[1:])[1])}
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Digest what was emitted since, then grow all trees of the batch, one pass a level."""
+        growing = [self._growing(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+        active = [row for row, tree in enumerate(growing) if tree.frontier]
+        if active:
+            self._grow(
+                [seqs[row] for row in active], [budgets[row] for row in active], [growing[row] for row in active]
+            )
+        tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], [tree.finish() for tree in growing])
+        return Draft(tree, source=self.source, confidence=confidence)
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget what these slots digested."""
+        if self._pass is not None:
+            for slot in slots:
+                self._pass.cache.release(slot)
+
+    def _growing(self, seq: Sequence, budget: DraftBudget) -> Growing:
+        depth = min(budget.depth, budget.nodes) if len(seq.token_ids) > 1 else 0
+        if self.tree == "static":
+            return Static(depth, cut(MC_SIM_7B_63, depth, budget.nodes), budget.least)
+        return Dynamic(depth, budget.nodes, self.top_k, budget.least)
+
+    @torch.inference_mode()
+    def _grow(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], growing: Seq[Growing]) -> None:
+        layer, device = self.layer, self._target.loaded.device
+        most = min(self.top_k, max(budget.nodes for budget in budgets))
+        hidden = self._catch_up(seqs)
+        while True:
+            tokens, logps = self._children(layer.logits(hidden), seqs, growing[0].level, most)
+            fed = [{node: place for place, node in enumerate(tree.frontier)} for tree in growing]
+            for row, (tree, budget) in enumerate(zip(growing, budgets, strict=True)):
+                if tree.frontier:
+                    tree.add(tokens[row], logps[row])
+                    if tree.frontier and budget.goes_on is not None and not budget.goes_on(tree.best_path()):
+                        tree.frontier = []
+            width = max(len(tree.frontier) for tree in growing)
+            if width == 0:
+                return
+            pad = [[0] * (width - len(tree.frontier)) for tree in growing]
+            fill = list(zip(growing, fed, pad, strict=True))
+            ids = [[tree.tokens[node] for node in tree.frontier] + rest for tree, _, rest in fill]
+            ups = [[places[tree.parents[node]] for node in tree.frontier] + rest for tree, places, rest in fill]
+            packed = torch.tensor([ids, ups], device=device)  # [2, B, F]
+            hidden = layer.step(packed[0], hidden, packed[1])
+
+    def _catch_up(self, seqs: Seq[Sequence]) -> Tensor:
+        """Digest all pairs that are pending; h of the last ones [B, 1, E]."""
+        layer = self.layer
+        tokens, states = list[list[int]](), list[Tensor]()
+        for seq in seqs:
+            last = len(seq.token_ids) - 2
+            begin = min(layer.cache.lengths[seq.slot], last)  # the last pair is read again where nothing was emitted
+            layer.cache.lengths[seq.slot] = begin
+            tokens.append(seq.token_ids[begin + 1 :])
+            states.append(self._target.states.read(seq.slot, begin, last + 1, layer.config.states))
+        return layer.digest([seq.slot for seq in seqs], tokens, states)
+
+    def _children(
+        self, logits: Tensor, seqs: Seq[Sequence], level: int, most: int
+    ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+        """The likeliest tokens after each row of logits [B, F, Vd] and their log-probabilities, [B, F, most] each."""
+        width = logits.shape[1]
+        rows = [seq for seq in seqs for _ in range(width)]
+        flat, ids = logits.flatten(0, 1), self.layer.draft_ids
+        tokens, logps = likeliest(flat, ids, self._vocab_size, rows, level, most, self._shares_noise)
+        begins = range(0, len(tokens), width)
+        return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
+
+
+def output_rows(target: LoadedModel) -> Tensor:
+    """The target's output rows [V, E]. Raises `IncompatibleModels` where they are not to be had in plain numbers."""
+    if getattr(target.model.config.get_text_config(), "tie_word_embeddings", False):
+        rows = target.model.get_input_embeddings().weight
+    else:
+        rows = getattr(target.model.get_output_embeddings(), "weight", None)
+    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+        raise IncompatibleModels(
+            "this head drafts with the target's output rows, and they are quantised",
+            got=type(target.model.get_output_embeddings()).__name__,
+            expected="rows in floating point, or a head with an output layer of its own",
+            fix="load the target without quantised weights",
+        )
+    return rows
+
+
+def _check_sizes(head: EagleHead, target: LoadedModel) -> None:
+    config = head.config
+    pairs = {
+        "hidden_size": (config.target_hidden_size, target.hidden_size),
+        "vocab_size": (config.vocab_size, target.vocab_size),
+    }
+    wrong = {name: sizes for name, sizes in pairs.items() if sizes[0] != sizes[1]}
+    if not wrong and max(config.states) > target.num_layers:
+        wrong["states"] = (max(config.states), target.num_layers)
+    if wrong:
+        raise IncompatibleModels(
+            "this EAGLE head was made for another target",
+            got=", ".join(f"{name} {got}" for name, (got, _) in wrong.items()),
+            expected=", ".join(f"{name} {expected}" for name, (_, expected) in wrong.items()),
+            fix="train a head for this target, or load the target it was trained for",
+        )

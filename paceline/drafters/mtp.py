@@ -1,0 +1,228 @@
+"""Draft with MTP modules: module k reads the state of the one before and the token drafted last.
+
+A round starts from T tokens, the last of them the root, and the target's states f_0 .. f_{T-2} (see `modules.mtp`).
+Example: K = 2 modules, T = 6, and rows 0 and 1 of both modules are known already:
+
+    position t            0     1     2     3     4           5
+    token x_t             x_0   x_1   x_2   x_3   x_4         x_5 = root
+    step 1, module 1      ----  ----  x_3   x_4   x_5 -> x_6            each row: the token it reads beside h_t
+    step 2, module 2      ----  ----  x_4   x_5   x_6 -> x_7
+    step 3, module 2 on                                 x_7 -> x_8      its own h in the place of h^1_5
+    rows kept             0 .. 3: the rows of module K up to T-1-K read nothing that was drafted
+
+Every step runs over the same window of rows, from the first that is not known to T-2, its last K-1 rows provisional:
+they are computed again next round, once their tokens are emitted. So a round leaves nothing to take back.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.request import Sequence
+from ..modules import MtpHead
+from ..runner import ModelRunner, SlotCache
+from .fitting import fitted
+from .likeliest import likeliest
+from .trees import Grown, stacked
+
+_CHUNK = 256
+"""Rows read at once."""
+
+_LAG = 16
+"""So many rows later modules may fall behind, while drafts end before their turn."""
+
+
+@dataclass
+class _Chain:
+    """The draft of one row. is_open: another token is wanted."""
+
+    budget: DraftBudget
+    limit: int
+    tokens: list[int] = field(default_factory=list[int])
+    sure: list[float] = field(default_factory=list[float])
+    is_open: bool = True
+
+    def take(self, token: int, probability: float) -> None:
+        """Keep the token, unless it stands too seldom, and ask whether to go on."""
+        stands = math.prod(self.sure) * probability
+        if not (stands > 0 and stands >= self.budget.least):  # NaN included
+            self.is_open = False
+            return
+        self.tokens.append(token)
+        self.sure.append(probability)
+        goes_on = self.budget.goes_on
+        self.is_open = len(self.tokens) < self.limit and (goes_on is None or goes_on(self.sure))
+
+
+@final
+class Mtp(Drafter):
+    """A chain from multi-token prediction modules (DeepSeek-V3, arXiv 2412.19437; FastMTP, arXiv 2509.18362).
+
+    head: a folder that `paceline train` wrote, or a module. Past its K modules the last one goes on alone.
+    """
+
+    name: ClassVar[str] = "mtp"
+
+    def __init__(self, head: str | PathLike[str] | MtpHead):
+        self._given = head
+        self._head: MtpHead | None = None
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Fit the modules to the target, have it keep its last states, and make room for keys and values."""
+        assert isinstance(target, ModelRunner)
+        self._head, self._runner, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
+        self._cache = SlotCache(target.cache.num_slots, target.max_length)
+        target.states.watch([target.loaded.num_layers])
+
+    @property
+    def head(self) -> MtpHead:
+        """The modules, once bound."""
+        assert self._head is not None, "bind() comes first"
+        return self._head
+
+    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+        """Pending are the rows before those of an ordinary step; -1 where the target has no state yet."""
+        known, count = self._cache.lengths[seq.slot], self.head.config.num_modules
+        return (Outlook(self.name, 0 if seq.num_cached else -1, max(0, seq.num_cached - known - count)),)
+
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """A step of one row with its logits; and a row of all modules among many that are read together."""
+        length = self._cache.lengths[0]  # the rows behind are written anew in any case
+        many = min(64, self._runner.max_length)
+
+        def step() -> None:
+            hidden = self._step(0, [0], [[0]], self._zeros(1), [length])
+            self.head.logits(hidden, 0).topk(1).indices.tolist()
+
+        def read() -> None:
+            hidden = self._zeros(many)
+            for module in range(self.head.config.num_modules):
+                hidden = self._step(module, [0], [[0] * many], hidden, [length])
+            hidden[0, 0, 0].item()  # waits for the device
+
+        with torch.inference_mode():
+            return {self.name: (_median(step), _median(read) / many)}
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots."""
+        for slot in slots:
+            self._cache.lengths[slot] = 0
+
+    @torch.inference_mode()
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Catch up with what was emitted, then draft a chain, each token read by the next step."""
+        limits = [
+            min(budget.depth, budget.nodes) if seq.num_cached else 0 for seq, budget in zip(seqs, budgets, strict=True)
+        ]
+        rows = [row for row, limit in enumerate(limits) if limit > 0]
+        made = [Grown([], [], []) for _ in seqs]
+        if rows:
+            chosen = [seqs[row] for row in rows]
+            for seq in chosen:
+                self._catch_up(seq)
+            chains = [_Chain(budgets[row], limits[row]) for row in rows]
+            self._draft(chosen, chains)
+            for row, chain in zip(rows, chains, strict=True):
+                made[row] = Grown(chain.tokens, list(range(len(chain.tokens))), chain.sure)
+        tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], made)
+        return Draft(tree, source=self.name, confidence=confidence)
+
+    def _catch_up(self, seq: Sequence) -> None:
+        """Read rows in whole chunks, as long as no drafted token is among what they read."""
+        lengths, count = self._cache.lengths, self.head.config.num_modules
+        while len(seq.token_ids) - count - lengths[seq.slot] > _CHUNK:
+            begin = lengths[seq.slot]
+            hidden = self._states(seq, begin, begin + _CHUNK).unsqueeze(0)
+            for module in range(count):
+                tokens = seq.token_ids[begin + module + 1 : begin + module + 1 + _CHUNK]
+                hidden = self._step(module, [seq.slot], [tokens], hidden, [begin])
+            lengths[seq.slot] = begin + _CHUNK
+
+    def _draft(self, seqs: Seq[Sequence], chains: Seq[_Chain]) -> None:
+        """Fill in the chains, all of them a step at a time."""
+        cache, count = self._cache, self.head.config.num_modules
+        slots = [seq.slot for seq in seqs]
+        starts = [cache.lengths[slot] for slot in slots]
+        widths = [seq.num_cached - start for seq, start in zip(seqs, starts, strict=True)]
+        states = [self._states(seq, start, seq.num_cached) for seq, start in zip(seqs, starts, strict=True)]
+        hidden = nn.utils.rnn.pad_sequence(states, batch_first=True)  # [R, N, E]
+        ends = torch.tensor(widths, device=hidden.device) - 1
+        every = torch.arange(len(seqs), device=hidden.device)
+        last = hidden[every, ends]
+        for step in range(count):
+            if step and max(widths) <= count + _LAG and not any(chain.is_open for chain in chains):
+                break
+            tokens = []
+            for seq, chain, start, width in zip(seqs, chains, starts, widths, strict=True):
+                read = [*seq.token_ids, *chain.tokens][start + step + 1 : start + step + 1 + width]
+                tokens.append(read + [0] * (hidden.shape[1] - len(read)))
+            hidden = self._step(step, slots, tokens, hidden, starts)
+            last = hidden[every, ends]
+            self._take(step, last, seqs, chains)
+        else:
+            for seq in seqs:
+                cache.lengths[seq.slot] = max(0, len(seq.token_ids) - count)
+        step = count
+        while rows := [row for row, chain in enumerate(chains) if chain.is_open]:
+            places = [seqs[row].num_cached + step - count for row in rows]
+            tokens = [chains[row].tokens[-1:] for row in rows]
+            went_on = self._step(step, [slots[row] for row in rows], tokens, last[rows].unsqueeze(1), places)
+            last[rows] = went_on.squeeze(1)
+            self._take(step, last, seqs, chains)
+            step += 1
+
+    def _take(self, step: int, last: Tensor, seqs: Seq[Sequence], chains: Seq[_Chain]) -> None:
+        """One token more for each open chain, from the hidden states [R, E] of a step."""
+        rows = [row for row, chain in enumerate(chains) if chain.is_open]
+        if not rows:
+            return
+        logits = self.head.logits(last[rows], step)
+        chosen, vocab = [seqs[row] for row in rows], self._runner.vocab_size
+        tokens, logps = likeliest(logits, self.head.draft_ids, vocab, chosen, step, 1, self._coupled)
+        for row, (token,), (logp,) in zip(rows, tokens, logps, strict=True):
+            chains[row].take(token, math.exp(logp))
+
+    def _step(self, step: int, slots: list[int], tokens: list[list[int]], hidden: Tensor, starts: list[int]) -> Tensor:
+        """One step over rows that begin at `starts`, keys and values written there. [R, N], [R, N, E] -> [R, N, E]."""
+        cache, module, device = self._cache, self.head.module_of(step), hidden.device
+        known = [cache.lengths[slot] for slot in slots]
+        for slot, start in zip(slots, starts, strict=True):
+            cache.lengths[slot] = start
+        cache.begin(slots, hidden.shape[1], drafts=True, whole=False)
+        for slot, length in zip(slots, known, strict=True):
+            cache.lengths[slot] = length
+        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(hidden.shape[1], device=device)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = cache.update(key, value, module)
+            seen = torch.arange(keys.shape[2], device=device) <= positions[:, None, :, None]  # [R, 1, N, S]
+            return nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)
+
+        return self.head(step, torch.tensor(tokens, device=device), hidden, positions, attend)
+
+    def _states(self, seq: Sequence, begin: int, end: int) -> Tensor:
+        return self._runner.states.read(seq.slot, begin, end, [self._runner.loaded.num_layers])
+
+    def _zeros(self, rows: int) -> Tensor:
+        loaded = self._runner.loaded
+        return torch.zeros(1, rows, loaded.hidden_size, dtype=loaded.dtype, device=loaded.device)
+
+
+def _median(once: Callable[[], None]) -> float:
+    """Seconds of three calls' median, after one that warms up."""
+    times: list[float] = []
+    for _ in range(4):
+        begin = time.perf_counter()
+        once()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])

@@ -1,0 +1,109 @@
+"""The model card of a head (README.md): YAML for hubs, then what a reader must know before using it."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import cast
+
+from ..runner import LoadedModel
+from .kinds import Head, config_to_json, method_of
+
+_PAPERS = {
+    "eagle": "EAGLE-1 and -2, one layer over the target's last hidden state (arXiv 2401.15077, 2406.16858)",
+    "eagle3": "EAGLE-3, one layer over three of the target's hidden states (arXiv 2503.01840)",
+    "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
+    "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
+    "mtp": "multi-token prediction, one module after another (arXiv 2404.19737, 2412.19437)",
+}
+_TAGS = ("speculative-decoding", "draft-head")
+_LIMITS = (
+    "It fits the target named above and no other: a fine-tune of it is another model, for which fewer drafts stand.",
+    "It changes what decoding costs, never what the target answers, under the exact rule (`paceline check`).",
+    "Speed depends on the machine; the acceptance below does not, up to rounding (`paceline check-draft`).",
+)
+
+
+def model_card(name: str, head: Head, target: LoadedModel, record: Mapping[str, object]) -> str:
+    """Markdown from the record of the training; what the record does not know is left out.
+
+    record: base_model (hub id), licence, data, training and provenance (mappings), acceptance (a list of measurements,
+    see `checks.trials`), limits (a list of sentences).
+    """
+    method = method_of(head)
+    facts: dict[str, object] = {
+        "method": f"{method}: {_PAPERS[method]}",
+        "target": f"{target.name}: {target.num_layers} layers, hidden size {target.hidden_size}, "
+        f"vocabulary {target.vocab_size}",
+        "target fingerprint": f"`{target.fingerprint}`",
+        "parameters": f"{sum(p.numel() for p in head.parameters()):,} in bfloat16",
+    }
+    sections = [
+        _yaml(record, method),
+        f"# {name}\n\nA draft head for {target.name}, to be used with Paceline:\n\n"
+        f"```bash\npaceline generate {shlex.quote(target.name)} --chat 'Hello.' --drafter head:{name}\n```",
+        "## What it is\n\n" + _bullets(facts) + "\n\nSizes: " + _inline(config_to_json(head)),
+        *[
+            f"## {title}\n\n{_bullets(cast('Mapping[str, object]', record[key]))}"
+            for key, title in (("data", "Data"), ("training", "Training"))
+            if isinstance(record.get(key), Mapping)
+        ],
+        _measured(record.get("acceptance")),
+        "## Use and limits\n\n"
+        + "\n".join(f"- {line}" for line in (*_LIMITS, *cast("Seq[str]", record.get("limits") or ()))),
+        _made(record.get("provenance")),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _yaml(record: Mapping[str, object], method: str) -> str:
+    lines = ["---", "library_name: paceline"]
+    for key, given in (("base_model", record.get("base_model")), ("license", record.get("licence"))):
+        if given is not None:
+            lines.append(f"{key}: {json.dumps(given)}")  # a JSON string is a YAML string
+    lines += ["pipeline_tag: text-generation", "tags:", *(f"- {tag}" for tag in (*_TAGS, method)), "---"]
+    return "\n".join(lines)
+
+
+def _measured(rows: object) -> str:
+    """The acceptance table; empty where nothing was measured."""
+    if not isinstance(rows, list) or not rows:
+        return ""
+    table = [
+        "| measured on | temperature | drafted a round | mean acceptance length | acceptance by position |",
+        "|---|---|---|---|---|",
+    ]
+    for row in cast("list[Mapping[str, Mapping[str, object]]]", rows):
+        budget, result = row["budget"], row["result"]
+        positions = ", ".join(f"{rate:.2f}" for rate in cast("list[float]", result["per_position"]))
+        mean = cast("float", result["mean_acceptance_length"])
+        told = f"{budget['nodes']} nodes, depth {budget['depth']}"
+        what = f"{row['name']} ({len(cast('list[object]', result['answers']))} prompts)"
+        table.append(f"| {what} | {row['params']['temperature']:g} | {told} | {mean:.2f} | {positions} |")
+    told = "Tokens emitted per target pass, the target's own token counted, and how often each position stood."
+    return f"## Acceptance\n\n{told}\n\n" + "\n".join(table)
+
+
+def _made(provenance: object) -> str:
+    if not isinstance(provenance, Mapping):
+        return ""
+    given = cast("Mapping[str, object]", provenance)
+    known = ("paceline", "git_commit", "python", "torch", "transformers", "cpu", "gpu", "time")
+    facts = {key.replace("_", " "): given[key] for key in known if given.get(key) is not None}
+    command = given.get("command")
+    if isinstance(command, list):
+        facts["command"] = "`" + shlex.join(map(str, cast("list[object]", command))) + "`"
+    return "## How it was made\n\n" + _bullets(facts)
+
+
+def _bullets(facts: Mapping[str, object]) -> str:
+    return "\n".join(f"- {key.replace('_', ' ')}: {_inline(value)}" for key, value in facts.items())
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, Mapping):
+        each = cast("Mapping[str, object]", value)
+        return ", ".join(f"{key} {_inline(one)}" for key, one in each.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_inline(one) for one in cast("Seq[object]", value))
+    return str(value)

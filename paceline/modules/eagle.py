@@ -1,0 +1,131 @@
+"""EAGLE heads: one decoder layer that goes on with the target's hidden states instead of the target.
+
+EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858) share their weights; EAGLE-3 is arXiv 2503.01840.
+At position t the head reads what the target knew there and the token that the target then chose:
+
+    position      t            t+1          t+2
+    token         x_t          x_{t+1}      x_{t+2}
+    state         f_t          f_{t+1}      (not yet known)
+    head          (f_t, x_{t+1}) -> h_t,  logits(h_t) is the law of x_{t+2}
+    drafting on   (h_t, x^_{t+2}) -> h^_{t+1},  and so on: h takes the place of the state that is not known
+
+EAGLE-1   x = fc[emb; f]                 f: last state, after the final norm; h is trained to be f_{t+1} as well
+          h = layer(x)                   without an input norm; logits = lm_head(h)
+EAGLE-3   g = fc[f_low; f_mid; f_high]   h is free to be anything; later steps put h in the place of g
+          h = layer([norm emb; norm g])  attention reads 2E, the residual stream is g; logits = lm_head(norm h)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .decoder import Attend, Attention, Mlp
+from .rotary import rotation
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """Shape of a head. version: 1 (also EAGLE-2) or 3.
+
+    states: hidden states of the target it reads, counted as transformers does. draft_vocab_size: Vd, tokens it can
+    draft. own_lm_head: its output layer is trained; otherwise it is those rows of the target's. fc_bias: some
+    published EAGLE-1 heads have one. norm_before_residual: EAGLE-3 heads whose residual stream starts normed.
+    own_embeddings: it brings its own table [V, E], as some published heads do.
+    """
+
+    version: int
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    states: tuple[int, ...]
+    draft_vocab_size: int
+    vocab_size: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    own_lm_head: bool = False
+    fc_bias: bool = False
+    attention_bias: bool = False
+    norm_before_residual: bool = False
+    own_embeddings: bool = False
+
+
+class _Layer(nn.Module):
+    """The decoder layer; the names are those of published EAGLE-3 heads."""
+
+    def __init__(self, config: EagleConfig):
+        super().__init__()
+        self.version, self.norm_before_residual = config.version, config.norm_before_residual
+        norm = lambda: nn.RMSNorm(config.hidden_size, config.rms_norm_eps)  # noqa: E731
+        width = config.hidden_size * (2 if config.version == 3 else 1)
+        self.self_attn = Attention(
+            width,
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+            config.attention_bias,
+        )
+        self.mlp = Mlp(config.hidden_size, config.intermediate_size)
+        self.post_attention_layernorm = norm()
+        if config.version == 3:
+            self.input_layernorm, self.hidden_norm = norm(), norm()
+
+    def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        x = residual = hidden
+        if self.version == 3:
+            normed = self.hidden_norm(hidden)
+            x = torch.cat([self.input_layernorm(embeddings), normed], -1)
+            residual = normed if self.norm_before_residual else hidden
+        hidden = residual + self.self_attn(x, cos, sin, attend)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class EagleHead(nn.Module):
+    """One decoder layer over the target's states. `attach` lends it the target's embeddings and output rows."""
+
+    draft_ids: Tensor
+
+    def __init__(self, config: EagleConfig, draft_ids: Tensor | None = None):
+        super().__init__()
+        self.config = config
+        c = config
+        width = (c.hidden_size + c.target_hidden_size) if c.version == 1 else len(c.states) * c.target_hidden_size
+        self.fc = nn.Linear(width, c.hidden_size, c.fc_bias)
+        self.midlayer = _Layer(c)
+        if c.version == 3:
+            self.norm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
+        if c.own_lm_head:
+            self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, False)
+        if c.own_embeddings:
+            self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        ids = torch.arange(c.draft_vocab_size) if draft_ids is None else draft_ids
+        self.register_buffer("draft_ids", ids)  # [Vd]: target id of each draft token, ascending
+        self._embeddings = self._rows = torch.empty(0)
+
+    def attach(self, embeddings: Tensor, lm_head: Tensor) -> "EagleHead":
+        """Use the target's embeddings [V, E] and, where the head has none of its own, its output rows [V, E]."""
+        self._embeddings = embeddings.detach()
+        self._rows = torch.empty(0) if self.config.own_lm_head else lm_head.detach()[self.draft_ids]
+        return self
+
+    def begin(self, states: Tensor) -> Tensor:
+        """What the target's states [B, N, len(states) E] become as input of the first step. [B, N, E]."""
+        return self.fc(states) if self.config.version == 3 else states
+
+    def forward(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """One step: the tokens that followed [B, N], what was known before them [B, N, E] -> h [B, N, E]."""
+        table = self.embed_tokens.weight if self.config.own_embeddings else self._embeddings
+        embeddings = nn.functional.embedding(token_ids, table).to(hidden.dtype)
+        cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)
+        if self.config.version == 1:
+            hidden = self.fc(torch.cat([embeddings, hidden], -1))
+        return self.midlayer(embeddings, hidden, cos, sin, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
+        rows = self.lm_head.weight if self.config.own_lm_head else self._rows
+        return nn.functional.linear(self.norm(hidden) if self.config.version == 3 else hidden, rows)

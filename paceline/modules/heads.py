@@ -1,0 +1,178 @@
+"""Parallel heads: each foresees one token further from the same state of the target, without knowing the others' token.
+
+Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), Medusa (Cai et al. 2024, arXiv 2401.10774).
+Between rounds the target has read all T tokens but the last, the root, which its own output layer gave:
+
+    position      t = T-2      T-1          T           T+1
+    token         x_{T-2}      x_{T-1}      x_T         x_{T+1}
+                               (root)       (not yet known)
+    state         f_{T-2}
+    the target's own output layer at f_t: the law of x_{t+1}, the root
+    head 0 at f_t:                                   x_{t+2}
+    head 1 at f_t:                                               x_{t+3}
+    head i at f_t: the law of x_{t+2+i}
+
+Example: text [A, B, C], so T = 3 and C is the root: head 0 at f_1 (the state of B) foresees the token after C.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self, final
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """Shape of Medusa heads.
+
+    states: the last hidden state of the target, after the final norm, counted as transformers does: one index.
+    num_layers: residual blocks of a head. draft_vocab_size: Vd, tokens the heads can draft. bias: of the blocks, as in
+    the original repository's files. own_lm_head: each head has a trained output layer of its own; otherwise all use
+    those rows of the target's.
+    """
+
+    hidden_size: int
+    num_heads: int
+    states: tuple[int, ...]
+    draft_vocab_size: int
+    vocab_size: int
+    num_layers: int = 1
+    bias: bool = False
+    own_lm_head: bool = False
+
+
+@dataclass(frozen=True)
+class BlockwiseConfig:
+    """Shape of blockwise heads: intermediate_size is the width of a head's hidden layer; the rest as in Medusa's."""
+
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    states: tuple[int, ...]
+    draft_vocab_size: int
+    vocab_size: int
+    bias: bool = False
+
+
+class ParallelHeads(nn.Module, ABC):
+    """Heads over one state. `attach` lends them the target's output rows."""
+
+    draft_ids: Tensor
+
+    def __init__(self, num_heads: int, draft_vocab_size: int, draft_ids: Tensor | None):
+        super().__init__()
+        self.num_heads = num_heads
+        ids = torch.arange(draft_vocab_size) if draft_ids is None else draft_ids
+        self.register_buffer("draft_ids", ids)  # [Vd]: target id of each draft token, ascending
+        self._rows = torch.empty(0)
+
+    def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
+        """Use the target's output rows [V, E]; its embeddings are not read: no head knows what another drafted."""
+        self._rows = draft_rows(lm_head, self.draft_ids)
+        return self
+
+    @abstractmethod
+    def foresee(self, states: Tensor, head: int) -> Tensor:
+        """What a head makes of the target's states. [..., E] -> [..., E]."""
+
+    def logits(self, hidden: Tensor, head: int) -> Tensor:
+        """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""
+        return nn.functional.linear(hidden, self._rows)
+
+    def forward(self, states: Tensor, num_heads: int | None = None) -> Tensor:
+        """Raw logits of the first `num_heads` heads, None: of all. [B, E] -> [B, K, Vd]."""
+        count = self.num_heads if num_heads is None else num_heads
+        hidden = torch.stack([self.foresee(states, head) for head in range(count)], 1)
+        return self.logits(hidden, 0)  # one product: the output rows, most of the work, are read once
+
+
+class _ResidualBlocks(nn.Module):
+    """h <- h + silu(W h), so many times. W starts at zero: a fresh head says what the target's own head says."""
+
+    def __init__(self, size: int, count: int, bias: bool):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, size, bias) for _ in range(count))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in self.layers:
+            hidden = hidden + nn.functional.silu(layer(hidden))
+        return hidden
+
+
+@final
+class MedusaHead(ParallelHeads):
+    """Medusa: residual blocks, then the target's output rows or, in published files, output layers of their own.
+
+    The names are vLLM's: `blocks.{head}.layers.{block}.weight`, `lm_heads.{head}.weight`.
+    """
+
+    def __init__(self, config: MedusaConfig, draft_ids: Tensor | None = None):
+        super().__init__(config.num_heads, config.draft_vocab_size, draft_ids)
+        self.config = config
+        size, heads = config.hidden_size, range(config.num_heads)
+        self.blocks = nn.ModuleList(_ResidualBlocks(size, config.num_layers, config.bias) for _ in heads)
+        if config.own_lm_head:
+            self.lm_heads = nn.ModuleList(nn.Linear(size, config.draft_vocab_size, False) for _ in heads)
+
+    def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
+        """Use the target's output rows [V, E], unless the heads have output layers of their own."""
+        return self if self.config.own_lm_head else super().attach(embeddings, lm_head)
+
+    def foresee(self, states: Tensor, head: int) -> Tensor:
+        """The residual blocks of one head. [..., E] -> [..., E]."""
+        return self.blocks[head](states)
+
+    def logits(self, hidden: Tensor, head: int) -> Tensor:
+        """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""
+        return self.lm_heads[head](hidden) if self.config.own_lm_head else super().logits(hidden, head)
+
+    def forward(self, states: Tensor, num_heads: int | None = None) -> Tensor:
+        """Raw logits of the first `num_heads` heads, None: of all. [B, E] -> [B, K, Vd]."""
+        if not self.config.own_lm_head:
+            return super().forward(states, num_heads)
+        heads = range(self.num_heads if num_heads is None else num_heads)
+        return torch.stack([self.logits(self.foresee(states, head), head) for head in heads], 1)
+
+
+class _HiddenLayer(nn.Module):
+    """h + W2 relu(W1 h). W2 starts at zero: a fresh head says what the target's own head says."""
+
+    def __init__(self, size: int, width: int, bias: bool):
+        super().__init__()
+        self.up_proj = nn.Linear(size, width, bias)
+        self.down_proj = nn.Linear(width, size, bias)
+        for parameter in self.down_proj.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.down_proj(self.up_proj(hidden).relu())
+
+
+@final
+class BlockwiseHead(ParallelHeads):
+    """Stern's heads: a hidden layer with a residual connection each, and the target's output rows, shared.
+
+    Stern's p_1 is the target's own output layer, his p_{i+2} is head i here. His *predict*, *verify* and *accept* are
+    one turn of the common loop: the pass that verifies a block computes the state at its last accepted token, from
+    which the heads predict the next block.
+    """
+
+    def __init__(self, config: BlockwiseConfig, draft_ids: Tensor | None = None):
+        super().__init__(config.num_heads, config.draft_vocab_size, draft_ids)
+        self.config = config
+        size, width = config.hidden_size, config.intermediate_size
+        self.blocks = nn.ModuleList(_HiddenLayer(size, width, config.bias) for _ in range(config.num_heads))
+
+    def foresee(self, states: Tensor, head: int) -> Tensor:
+        """The hidden layer of one head. [..., E] -> [..., E]."""
+        return self.blocks[head](states)
+
+
+def draft_rows(lm_head: Tensor, draft_ids: Tensor) -> Tensor:
+    """The rows of an output layer [V, E] for the draft vocabulary, without a copy where it is whole. [Vd, E]."""
+    rows = lm_head.detach()
+    return rows if len(draft_ids) == len(rows) else rows[draft_ids.to(rows.device)]

@@ -1,0 +1,108 @@
+"""Multi-token prediction: modules in sequence, each of which goes on from the hidden state of the one before.
+
+DeepSeek-V3 (arXiv 2412.19437, section 2.2), for module k = 1..K at position t, with h^0_t = f_t, the target's last
+hidden state after its final norm (transformers' state L, which is what published modules are given as well):
+
+    h^k_t = Block_k( M_k [norm(emb(x_{t+k})); norm(h^{k-1}_t)] )      logits: rows of the target's head on norm(h^k_t)
+
+    position          t           t+1         t+2         t+3
+    token             x_t         x_{t+1}     x_{t+2}     x_{t+3}
+    module 1 at t     reads f_t and x_{t+1}   -> law of x_{t+2}
+    module 2 at t     reads h^1_t and x_{t+2}             -> law of x_{t+3}
+
+The embedding stands first in the concatenation, as in published weights; the paper's formula has it second.
+
+Past K tokens the last module goes on alone, as FastMTP's only one does (arXiv 2509.18362) and as EAGLE's: a step m
+further it stands at position t+m and reads h of the step before in the place of h^{K-1}_{t+m}, which is not known:
+
+    module K at t     reads h^{K-1}_t and x_{t+K}       -> law of x_{t+K+1}
+    step K+1          reads h^K_t and x_{t+K+1}         -> law of x_{t+K+2},   at position t+1, over module K's keys
+"""
+
+from dataclasses import dataclass
+from typing import cast, final
+
+import torch
+from torch import Tensor, nn
+
+from .decoder import Attend, Attention, Mlp
+from .heads import draft_rows
+from .rotary import rotation
+
+
+@dataclass(frozen=True)
+class MtpConfig:
+    """Shape of MTP modules.
+
+    num_modules: K. states: the last hidden state of the target: one index. draft_vocab_size: Vd, tokens they can draft.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    states: tuple[int, ...]
+    draft_vocab_size: int
+    vocab_size: int
+    num_modules: int = 1
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    attention_bias: bool = False
+
+
+class _MtpModule(nn.Module):
+    """One decoder layer behind the projection of embedding and state; the names are those of DeepSeek's weights."""
+
+    def __init__(self, config: MtpConfig):
+        super().__init__()
+        c, size = config, config.hidden_size
+        self.enorm, self.hnorm = nn.RMSNorm(size, c.rms_norm_eps), nn.RMSNorm(size, c.rms_norm_eps)
+        self.eh_proj = nn.Linear(2 * size, size, False)
+        self.input_layernorm = nn.RMSNorm(size, c.rms_norm_eps)
+        self.self_attn = Attention(
+            size, size, c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.attention_bias
+        )
+        self.post_attention_layernorm = nn.RMSNorm(size, c.rms_norm_eps)
+        self.mlp = Mlp(size, c.intermediate_size)
+        self.norm = nn.RMSNorm(size, c.rms_norm_eps)
+
+    def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        x = self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], -1))
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+@final
+class MtpHead(nn.Module):
+    """MTP modules. `attach` lends them the target's embeddings and output rows, which all of them share."""
+
+    draft_ids: Tensor
+
+    def __init__(self, config: MtpConfig, draft_ids: Tensor | None = None):
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(_MtpModule(config) for _ in range(config.num_modules))
+        ids = torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids
+        self.register_buffer("draft_ids", ids)  # [Vd]: target id of each draft token, ascending
+        self._embeddings = self._rows = torch.empty(0)
+
+    def attach(self, embeddings: Tensor, lm_head: Tensor) -> "MtpHead":
+        """Use the target's embeddings [V, E] and output rows [V, E]."""
+        self._embeddings, self._rows = embeddings.detach(), draft_rows(lm_head, self.draft_ids)
+        return self
+
+    def module_of(self, step: int) -> int:
+        """Which module drafts the token of a step, both counted from 0: the last one also drafts what lies beyond."""
+        return min(step, self.config.num_modules - 1)
+
+    def forward(self, step: int, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """One step, counted from 0: its tokens [B, N] and the hidden states before [B, N, E] -> h [B, N, E]."""
+        embeddings = nn.functional.embedding(token_ids, self._embeddings).to(hidden.dtype)
+        cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)
+        return self.layers[self.module_of(step)](embeddings, hidden, cos, sin, attend)
+
+    def logits(self, hidden: Tensor, step: int) -> Tensor:
+        """Raw logits of a step over the draft vocabulary. [..., E] -> [..., Vd]."""
+        module = cast("_MtpModule", self.layers[self.module_of(step)])
+        return nn.functional.linear(module.norm(hidden), self._rows)

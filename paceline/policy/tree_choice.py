@@ -1,0 +1,152 @@
+"""How deep, how many nodes, and which of them: the shape of a tree with the most expected tokens per second.
+
+    rate(d, n) = (B + sum over rows of gain(d, n)) / (R(n) + draft(d) + reading)
+
+gain(d, n) is learnt by replay (`tree_gains`), and so is how many nodes and levels are left of such a budget once the
+drafter has pruned. Given the best rate, a node pays iff its chance of standing, in all rows together, is worth the
+seconds that a row of the pass takes: P B >= rate (R(n + 1) - R(n)). The drafter applies this bound as `least`.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from itertools import accumulate
+
+from ..core.interfaces import DraftBudget
+from .costs import DraftSeconds, TurnSeconds
+from .option import Choice, Option, is_affordable
+from .tree_gains import DEPTHS, FIRST, NODES, Cell
+from .tree_odds import TreeOdds
+
+PATIENCE, BETTER = 2, 1.002
+"""The search ends after so many depths or sizes none of which was better by this factor."""
+KNOWN = 4.0
+"""Rounds after which a budget counts as tried: what was never tried may promise anything."""
+CONVEX = 1.3
+"""A tree may outgrow the best size, in rounds that deserve it, while its rows get dearer by no more than this."""
+
+_Row = tuple[Seq[Cell], float, int, float, bool]
+"""Cells by size, their scale, the depth that can be reached, seconds of reading per token, whether it is a chain."""
+_Found = tuple[float, int, int, int, float]
+"""Rate, places in DEPTHS and NODES, nodes that are left of that budget, tokens per row."""
+
+
+def best_shape(
+    options: Seq[Option | None], turn: TurnSeconds, costs: Mapping[str, DraftSeconds], credit: float, max_nodes: int
+) -> Choice:
+    """The best depth and number of nodes for a team of which at least one member drafts trees; see `choose`."""
+    drafting = [o for o in options if o]
+    token = sum(costs[source].token.value for source in {o.source for o in drafting})
+    deepest_row = max(len(o.accept) for o in drafting)
+    sizes = [n for n in NODES if n <= max(1, max_nodes)]
+    passes = list(accumulate((turn.seconds(n, tree=True) for n in sizes), max))
+    plain, batch = turn.seconds(0), len(options)
+    timed = dict[int, float]()  # seconds by nodes that are left
+    found: _Found = 0.0, 0, 0, 0, 0.0
+    widest, known = 0, 0.0
+    for place, depth in enumerate(DEPTHS):
+        if depth > deepest_row or depth > sizes[-1]:
+            break
+        best_here, idle, rows = 0.0, 0, [_row(o, place) for o in drafting]
+        for g in range(FIRST[place], len(sizes)):
+            tokens, kept, levels, read, tries = _expected(rows, g)
+            tokens += batch
+            if not is_affordable(passes[g] + depth * token, tokens / batch, credit, plain):
+                break
+            widest = max(widest, g)
+            if kept not in timed:
+                timed[kept] = turn.seconds(kept, tree=True)
+            rate = tokens / (timed[kept] + levels * token + read)
+            idle = 0 if rate > best_here * BETTER else idle + 1
+            best_here = max(best_here, rate)
+            if tries >= KNOWN:
+                known = max(known, rate)
+            if rate > found[0] * BETTER:
+                found = rate, place, g, kept, tokens / batch
+            if idle >= PATIENCE:
+                break
+        if place >= found[1] + PATIENCE:
+            break
+    rate, place, wide, kept, expects = found
+    if rate == 0.0:
+        return Choice(0.0, 0, options)
+    # The price of a row where trees usually end; they may grow as long as it is about that.
+    g = min(bisect_left(sizes, kept), len(sizes) - 1)
+    row_seconds = _slope([plain, *passes], [0, *sizes], g + 1)
+
+    def fits(place: int, wide: int) -> bool:
+        return is_affordable(passes[wide] + DEPTHS[place] * token, expects, credit, plain)
+
+    for size in range(wide + 1, widest + 1):
+        is_cheap = passes[size] - passes[g] <= CONVEX * row_seconds * (sizes[size] - sizes[g])
+        wide = size if is_cheap and fits(place, size) else wide
+    chosen = deepest = min(DEPTHS[place], sizes[wide])
+    for deeper in range(place + 1, len(DEPTHS)):
+        if DEPTHS[deeper] <= min(deepest_row, sizes[wide]) and fits(deeper, wide):
+            deepest = DEPTHS[deeper]
+    return Choice(rate, chosen, options, deepest, sizes[g], sizes[wide], row_seconds, known or rate)
+
+
+def _row(o: Option, place: int) -> _Row:
+    """What is the same for all sizes of a depth."""
+    reach = min(DEPTHS[place], len(o.accept))
+    if o.tree is None:
+        chain = o.gains[reach], float(reach), float(reach), math.inf
+        return [chain] * len(NODES), 1.0, reach, o.reading / o.horizon(), True
+    return o.tree(place), o.scale[reach], reach, o.reading / o.horizon(), False
+
+
+def _expected(rows: Seq[_Row], g: int) -> tuple[float, int, float, float, float]:
+    """Of a budget for all rows: tokens gained, candidates of the longest row, levels drafted, seconds of reading.
+
+    Last, the rounds in which the least known of the trees was tried like this.
+    """
+    if len(rows) == 1:  # the usual case, and budgets have to be quick
+        cells, scale, reach, per_token, _ = rows[0]
+        gain, nodes, drafted, tried = cells[g]
+        gain = gain * scale if gain * scale < reach else reach
+        return gain, math.ceil(nodes), drafted, per_token * (1 + gain), tried
+    tokens = levels = read = kept = most = 0.0
+    tries = math.inf
+    for cells, scale, reach, per_token, is_chain in rows:
+        gain, nodes, drafted, tried = cells[g]
+        gain = min(gain * scale, reach)
+        tokens += gain
+        kept += nodes
+        most = max(most, nodes if is_chain else NODES[g])
+        levels, tries = max(levels, drafted), min(tries, tried)
+        read += per_token * (1 + gain)
+    # The longest row sets the length of the pass: of one row its mean, of many nearly the most.
+    mean = kept / len(rows)
+    return tokens, math.ceil(mean + (most - mean) * (1 - 1 / len(rows))), levels, read, tries
+
+
+def _slope(passes: Seq[float], sizes: Seq[int], g: int) -> float:
+    """Seconds that one more node takes around size `g`, from half of it to twice: clocks are no better than that."""
+    low = max(i for i in range(g) if 2 * sizes[i] <= sizes[g])
+    high = next((i for i in range(g + 1, len(sizes)) if sizes[i] >= 2 * sizes[g]), len(sizes) - 1)
+    return (passes[high] - passes[low]) / (sizes[high] - sizes[low])
+
+
+def tree_budget(
+    wish: DraftBudget, odds: TreeOdds | None, choice: Choice, level_seconds: float, sharing: int, passed: list[float]
+) -> DraftBudget:
+    """`wish` with the bounds that the drafter applies while it drafts; no bounds where `odds` is None.
+
+    level_seconds: of drafting. sharing: rows that pay for a longer pass together. passed: takes the products of the
+    best paths from which drafting went on.
+    """
+    rate = choice.known_rate or choice.rate
+    row, level = rate * choice.row_seconds, rate * (level_seconds + choice.row_seconds)
+
+    def goes_on(confidences: Seq[float]) -> bool:
+        """One more level must be worth its seconds and those of a row."""
+        best = math.prod(confidences)
+        if odds is not None and odds.ahead.chance(best) * sharing < level:
+            return False
+        passed.append(best)
+        return True
+
+    return replace(wish, goes_on=goes_on, least=odds.paths.least(row / sharing) if odds else 0.0)

@@ -1,0 +1,140 @@
+"""The words of `spec_config`: methods, their keys and the values these take, short names, and how a wrong word is told.
+
+Names are vLLM's where it has them. num_speculative_tokens is the depth of a draft, for trees too (SGLang:
+num_steps); num_draft_nodes counts all nodes of a tree but its root (SGLang's num_draft_tokens and EAGLE's total_token
+count the root, so theirs is one more); top_k is the most children of a node (EAGLE's top_k, SGLang's eagle_topk).
+"""
+
+import difflib
+import json
+from typing import cast
+
+from .errors import ConfigError
+
+ANY_METHOD = ("method", "policy", "num_speculative_tokens", "rejection_sample_method")
+EAGLE = ("eagle", "eagle3")
+TREES = (*EAGLE, "medusa")
+HEADS = (*TREES, "blockwise", "mtp")
+KEYS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "ngram": ("prompt_lookup_max", "prompt_lookup_min", "match"),
+    "draft_model": ("model", "dtype", "weights"),
+    "self_int4": ("group_size", "lm_head", "bits"),
+    "eagle": ("model", "tree", "top_k", "num_draft_nodes"),
+    "eagle3": ("model", "tree", "top_k", "num_draft_nodes"),
+    "medusa": ("model", "top_k", "num_draft_nodes"),
+    "blockwise": ("model",),
+    "mtp": ("model",),
+    "choose": ("drafters", "num_draft_nodes"),
+}
+# Copying costs nothing, so a long guess is worth it; a drafting pass costs time even when it is rejected.
+FIXED_TOKENS = {
+    **{"none": 0, "ngram": 8, "draft_model": 5, "self_int4": 4},
+    **{"eagle": 5, "eagle3": 5, "medusa": 4, "blockwise": 4, "mtp": 3, "choose": 5},
+}
+FIXED_NODES = 24
+MOST_TOKENS = 16
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "method": tuple(KEYS),
+    "policy": ("cost_model", "dynamic", "gate", "fixed"),
+    "match": ("recent", "first"),
+    "group_size": (32, 64, 128, 256),
+    "lm_head": ("auto", "int4", "shared"),
+    "bits": (4, 3, 2),
+    "weights": ("int8", "int4"),
+    "dtype": ("auto", "bfloat16", "float16", "float32", "float64"),
+    "tree": ("dynamic", "static", "chain"),
+    "rejection_sample_method": ("exact", "standard", "ratio", "typical"),
+}
+_INTEGERS = {
+    "num_speculative_tokens": (0, 64),
+    "num_draft_nodes": (1, 256),
+    "top_k": (1, 64),
+    "prompt_lookup_max": (1, 32),
+    "prompt_lookup_min": (1, 32),
+}
+_SHORT_NAMES = {"none": "none", "lookup": "ngram", "ngram": "ngram", "self-int4": "self_int4", "self_int4": "self_int4"}
+_PREFIXES = ("model:", "head:", "eagle:")
+
+
+def from_json(text: str) -> dict[str, object]:
+    """A configuration written as JSON."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            "the speculative config is not valid JSON",
+            got=f"{error.msg} at character {error.pos}",
+            expected="""for example {"method": "ngram", "num_speculative_tokens": 8}""",
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError("the speculative config is not a JSON object", got=type(value).__name__)
+    return cast("dict[str, object]", value)
+
+
+def from_short_name(name: str) -> dict[str, object]:
+    """A configuration named as on the command line; the method of a head is read from its config.json."""
+    if "+" in name:
+        return {"method": "choose", "drafters": [part.strip() for part in name.split("+")]}
+    prefix, colon, rest = name.partition(":")
+    if prefix + colon in _PREFIXES:
+        if not rest:
+            what = "model" if prefix == "model" else "head"
+            expected = "a folder, hub id or zoo name" if what == "model" else "a folder or a packaged head"
+            raise ConfigError(f"the drafter names no {what}", got=repr(name), expected=f"{prefix}: and {expected}")
+        return _draft_model(rest) if prefix == "model" else _head(rest, EAGLE if prefix == "eagle" else HEADS)
+    if name not in _SHORT_NAMES:
+        known = ("none", "lookup", "self-int4", "model:PATH_OR_ID", "head:PATH_OR_NAME", "or several joined by +")
+        fix = meant(name, (*_SHORT_NAMES, *_PREFIXES))
+        raise ConfigError(f"unknown drafter {name!r}", expected=one_of(known), fix=fix)
+    return {"method": _SHORT_NAMES[name]}
+
+
+def _draft_model(name: str) -> dict[str, object]:
+    path, _, weights = name.partition("@")
+    return {"method": "draft_model", "model": path, **({"weights": weights} if weights else {})}
+
+
+def _head(name: str, allowed: tuple[str, ...]) -> dict[str, object]:
+    method = method_of_head(name)
+    if method not in allowed:
+        raise ConfigError(
+            f"the head {name!r} is not of such a method", got=repr(method), expected=one_of(allowed), fix=f"head:{name}"
+        )
+    return {"method": method, "model": name}
+
+
+def method_of_head(name: str) -> str:
+    """The method of a folder or packaged head. Raises `ConfigError` where there is none, or of a method not known."""
+    from .zoo.heads import head_method
+
+    method = head_method(name)
+    if method not in HEADS:
+        raise ConfigError(f"the head {name!r} is of an unknown method", got=repr(method), expected=one_of(HEADS))
+    return method
+
+
+def check_value(key: str, value: object) -> None:
+    """Raise `ConfigError` unless the key takes this value."""
+    if key in _CHOICES:
+        choices = _CHOICES[key]
+        if value not in choices or isinstance(value, bool):
+            fix = meant(str(value), tuple(map(str, choices)))
+            raise ConfigError(f"unknown {key} {value!r}", expected=one_of(choices), fix=fix)
+    elif key in _INTEGERS:
+        low, high = _INTEGERS[key]
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise ConfigError(f"{key} is out of range", got=repr(value), expected=f"an integer from {low} to {high}")
+    elif key != "drafters" and (not isinstance(value, str) or not value):
+        raise ConfigError(f"{key} is not a name", got=repr(value), expected="a non-empty string")
+
+
+def one_of(names: tuple[object, ...]) -> str:
+    """The names, for a message."""
+    return "one of " + ", ".join(map(str, names))
+
+
+def meant(name: str, known: tuple[str, ...]) -> str | None:
+    """The known name most like this one, as a question; None where none is alike."""
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else None

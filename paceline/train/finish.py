@@ -1,0 +1,129 @@
+"""After training: the head as a folder with its record, and how much of what it drafts stands in real decoding."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from ..checks.acceptance import Progress
+from ..checks.prompt_files import read_prompts
+from ..checks.trials import Trial, run_trial, trials_of
+from ..core.interfaces import DraftBudget
+from ..core.request import SamplingParams
+from ..heads import load_head, model_card, read_record, save_head
+from ..llm import LLM
+from ..prompts import EXAMPLES
+from ..provenance import hash_prompts, provenance
+from ..runner import LoadedModel
+from ..spec_config import SpecConfig, parse
+from .config import EvalSection, RunConfig
+from .data import Answers
+from .log import read_log
+from .recipe import Recipe
+
+
+def save_trained(
+    place: Path, recipe: Recipe, target: LoadedModel, config: RunConfig, answers: Answers, log: Path
+) -> dict[str, Any]:
+    """Write the trained module as a head; returns what its record says about data and training."""
+    sources = sorted({one.source for one in answers.all} - {""})
+    data = {
+        "answers": len(answers),
+        "answer tokens": answers.num_tokens,
+        "sources": sources,
+        "temperatures": sorted({one.temperature for one in answers.all}),
+        "sha256": answers.hash(),
+    }
+    lines = read_log(log)
+    evaluated = [line for line in lines if line["event"] == "evaluation"]
+    training: dict[str, Any] = {"steps": lines[-1]["step"], "tokens seen": lines[-1]["tokens"], **_plain(config)}
+    if evaluated:
+        training["held-out agreement"] = [round(share, 4) for share in evaluated[-1]["agreement"]]
+        training["estimated accepted length"] = round(evaluated[-1]["accepted_length"], 3)
+    record = {
+        "base_model": config.base_model or target.name,
+        "licence": config.licence,
+        "data": data,
+        "training": training,
+        "provenance": provenance(),
+        "config": {"head": dict(config.head), "prepare": asdict(config.prepare), "train": asdict(config.train)},
+        "log": evaluated,
+    }
+    save_head(place, recipe.module, target, record, model_card(place.name, recipe.module, target, record))
+    return {"data": data, "training": training}
+
+
+def _plain(config: RunConfig) -> dict[str, object]:
+    """What of the training's configuration a reader of the card wants to know."""
+    c = config.train
+    return {"epochs": c.epochs, "batch columns": c.max_tokens, "learning rate": c.lr, "seed": c.seed, **c.loss}
+
+
+def evaluate(
+    head: Path, method: str, target: LoadedModel, config: EvalSection, done: Seq[Trial], report: Progress
+) -> Iterator[Trial]:
+    """Decode the prompts with the head at each temperature, taking over what of `done` is the same measurement."""
+    spec = spec_of(head, method, config)
+    budget = DraftBudget(spec.num_speculative_tokens, spec.num_draft_nodes or spec.num_speculative_tokens)
+    drafter, policy, verifier = spec.build()
+    llm = LLM(target, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_batch_size=1)
+    keys = {key: value for key, value in (("tree", spec.tree), ("top_k", spec.top_k)) if value is not None}
+    for name, texts in _suites(config):
+        sha256 = hash_prompts(texts or [example.prompt for example in EXAMPLES])
+        for temperature in config.temperatures:
+            params = SamplingParams(temperature=temperature, max_tokens=config.max_tokens, seed=0)
+            same = [t for t in done if (t.sha256, t.params, t.budget, t.drafter) == (sha256, params, budget, keys)]
+            if same:
+                yield same[0]
+                continue
+
+            def told(_: str, count: int, of: int, what: str = f"{name}, temperature {temperature:g}") -> None:
+                report(what, count, of)
+
+            source = "built_in" if texts is None else "file"
+            yield run_trial(llm, params, budget, keys, name=name, source=source, texts=texts, progress=told)
+
+
+def spec_of(head: Path, method: str, config: EvalSection) -> SpecConfig:
+    """How to draft while the head is measured. Raises `ConfigError` for `eval.drafter` keys that it does not take."""
+    given: dict[str, object] = {"method": method, "model": str(head), "policy": "fixed", **config.drafter}
+    if config.depth is not None:
+        given["num_speculative_tokens"] = config.depth
+    if config.nodes is not None:
+        given["num_draft_nodes"] = config.nodes
+    return parse(given)
+
+
+def _suites(config: EvalSection) -> Iterator[tuple[str, list[str] | None]]:
+    """Names and texts of the prompts; None for the built-in ones."""
+    if not config.prompts:
+        yield "built-in prompts", None
+    for path in config.prompts:
+        found = read_prompts(path, config.limit)
+        yield Path(path).name.split(".")[0], [one if isinstance(one, str) else one[-1]["content"] for one in found]
+
+
+def recorded(head: Path) -> list[Trial]:
+    """Measurements that a head's record holds."""
+    return trials_of(read_record(head))
+
+
+def record_acceptance(head: Path, target: LoadedModel, trials: Seq[Trial]) -> None:
+    """Put the measurements into the head's record and its card."""
+    record = {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]}
+    replace_text(head / "training.json", json.dumps(record, indent=2) + "\n")
+    card = model_card(head.name, load_head(head, target), target, cast("Mapping[str, object]", record))
+    replace_text(head / "README.md", card)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file so that it is always either the old or the new one."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,56 @@
+"""Losses between the target's law p and the draft's q over the draft vocabulary, averaged over the lessons.
+
+    cross entropy   - sum p log q                                gradient q - p: the default
+    KL              sum p log (p / q)                            the same gradient, zero when learnt
+    TV              1/2 sum |p - q|  =  1 - sum min(p, q)        what a sampled draft loses to rejection
+    LK              - log sum min(p, q)                          log of the acceptance rate (arXiv 2602.23881)
+
+p and q are laws over the Vd tokens that the head can draft, p cut to them and renormalised.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+
+Loss: TypeAlias = Callable[[Float[Tensor, "T Vd"], Float[Tensor, "T Vd"]], Float[Tensor, ""]]
+"""(target's logits, head's logits) -> scalar."""
+
+
+def cross_entropy(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
+    """- sum p log q."""
+    return nn.functional.cross_entropy(head, target.softmax(-1))
+
+
+def kl(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
+    """Sum p (log p - log q)."""
+    return nn.functional.kl_div(head.log_softmax(-1), target.log_softmax(-1), log_target=True, reduction="batchmean")
+
+
+def tv(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
+    """1/2 sum |p - q|."""
+    return (target.softmax(-1) - head.softmax(-1)).abs().sum(-1).mean() / 2
+
+
+def lk(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
+    """- log sum min(p, q)."""
+    return -torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1).clamp_min(1e-8).log().mean()
+
+
+LOSSES: dict[str, Loss] = {"ce": cross_entropy, "kl": kl, "tv": tv, "lk": lk}
+
+
+def loss_named(name: str) -> Loss:
+    """The loss of that name. Raises `ConfigError`."""
+    if name not in LOSSES:
+        raise ConfigError("unknown loss", got=repr(name), expected="one of " + ", ".join(LOSSES))
+    return LOSSES[name]
+
+
+def regression(states: Float[Tensor, "T E"], hidden: Float[Tensor, "T E"]) -> Float[Tensor, ""]:
+    """SmoothL1 between the target's states and the head's, summed over nothing: EAGLE-1's first term."""
+    return nn.functional.smooth_l1_loss(hidden, states)

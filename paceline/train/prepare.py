@@ -1,0 +1,226 @@
+"""Answers that the target itself writes to given prompts, with the hidden states it had while writing them.
+
+A head learns to foresee one model, so that model's own answers are its lesson. The states of a token cost a pass of
+the target to compute, and here they are computed anyway.
+
+    folder/prepare.json             what was asked of which model
+    folder/answers.jsonl            one answer a line: prompt_ids, answer_ids, temperature, seed
+    folder/states-000000.safetensors   "17.30": states 30 of answer 17, [its tokens - 1, E]
+
+An answer counts as written once its line stands in answers.jsonl, after its states: a kill at any moment loses at most
+the answers in progress, and running again goes on from there.
+"""
+
+import json
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import ClassVar, final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
+from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.request import SamplingParams, Sequence
+from ..core.tree import TokenTree
+from ..decoding import SpeculativeDecoder, generate
+from ..errors import ConfigError
+from ..policy import Fixed
+from ..runner import ModelRunner
+from ..verify import Coupled
+
+_SHARD = 32
+"""Answers whose states share a file."""
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """What to write.
+
+    limit: answers in all. max_tokens: of an answer. temperatures: taken in turn. mix: weight of each source of
+    prompts; empty takes them as they come, shuffled. layers: hidden states to keep, none for text alone.
+    part: (i, n) writes every n-th prompt only, for n processes side by side.
+    """
+
+    limit: int = 1000
+    max_tokens: int = 256
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    mix: Mapping[str, float] = field(default_factory=dict[str, float])
+    layers: tuple[int, ...] = ()
+    seed: int = 0
+    part: tuple[int, int] = (0, 1)
+
+
+def ordered(prompts: Seq[Mapping[str, str]], config: PrepareConfig) -> list[Mapping[str, str]]:
+    """The prompts to answer, shuffled by the seed, sources interleaved by their weights. Raises `ConfigError`."""
+    chance = random.Random(config.seed)
+    shuffled = list(prompts)
+    chance.shuffle(shuffled)
+    if config.mix:
+        piles = {source: [p for p in shuffled if p.get("source") == source] for source in config.mix}
+        for source, pile in piles.items():
+            if not pile:
+                known = ", ".join(sorted({str(p.get("source")) for p in prompts}))
+                raise ConfigError(f"no prompt comes from {source!r}", expected=f"sources among {known}")
+        shuffled = []
+        while any(piles.values()) and len(shuffled) < config.limit:
+            sources = [source for source, pile in piles.items() if pile]
+            source = chance.choices(sources, [config.mix[s] for s in sources])[0]
+            shuffled.append(piles[source].pop())
+    return shuffled[: config.limit]
+
+
+@final
+class _Recorder(Drafter):
+    """Proposes nothing; takes the states of every finished answer out of the store before its slot is given back."""
+
+    name: ClassVar[str] = "recorder"
+
+    def __init__(self, layers: Seq[int]):
+        self.layers = tuple(layers)
+        self.states: dict[int, dict[int, Tensor]] = {}
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Watch the layers."""
+        assert isinstance(target, ModelRunner)
+        self._runner = target
+        target.states.watch(self.layers)
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Nothing."""
+        return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]))
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+        """Copy the states of finished answers, keyed by the sequence's identity."""
+        for seq in seqs:
+            if seq.is_finished and self.layers:
+                read = self._runner.states.read
+                states = {n: read(seq.slot, 0, seq.num_cached, [n]) for n in self.layers}
+                self.states[id(seq)] = {n: state.to("cpu", torch.bfloat16) for n, state in states.items()}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a round brought: tokens of all answers in progress, and answers that stand on the disk by now."""
+
+    tokens: int
+    answers: int
+
+
+def written(folder: Path) -> list[dict[str, object]]:
+    """The answers of a folder; a last line that a kill cut short is left out."""
+    path = folder / "answers.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def prepare(
+    runner: ModelRunner,
+    prompts: Iterable[tuple[str, list[int]]],
+    eos_ids: frozenset[int],
+    config: PrepareConfig,
+    folder: Path,
+) -> Iterator[Written]:
+    """Write the answers that are still missing, yielding after each round.
+
+    prompts: (source, token ids) in the order of `ordered`. Raises `ConfigError` where the folder holds answers to
+    other prompts, or was prepared in another way; only `limit` may change.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    answers = folder / "answers.jsonl"
+    done = written(folder)
+    _check_same(folder, runner, config)
+    if answers.exists():  # drop a line that was cut short
+        whole = answers.read_bytes()
+        with answers.open("r+b") as file:
+            file.truncate(whole.rfind(b"\n") + 1)
+    known = {int(str(line["index"])): line["prompt_ids"] for line in done}
+    recorder = _Recorder(config.layers)
+    decoder = SpeculativeDecoder(runner, recorder, Coupled(), Fixed(0))
+    waiting: dict[int, tuple[int, str]] = {}
+    seqs: list[Sequence] = []
+    for index, (source, ids) in enumerate(prompts):
+        if known.get(index, ids) != ids:
+            raise ConfigError(
+                f"{str(folder)!r} holds answers to other prompts",
+                got=f"another prompt {index}",
+                fix="name a new folder",
+            )
+        if index % config.part[1] == config.part[0] and index not in known:
+            temperature = config.temperatures[index // config.part[1] % len(config.temperatures)]
+            params = SamplingParams(temperature=temperature, max_tokens=config.max_tokens)
+            seqs.append(Sequence(ids, params, config.seed * 1_000_003 + index, eos_ids, runner.max_length))
+            waiting[id(seqs[-1])] = index, source
+    finished: list[Sequence] = []
+    stand = len(done)
+    for took_part in generate(decoder, seqs):
+        finished += [seq for seq in took_part if seq.is_finished]
+        if len(finished) >= _SHARD:
+            _write(folder, finished, waiting, recorder)
+            stand, finished = stand + len(finished), []
+        yield Written(len(took_part), stand)
+    _write(folder, finished, waiting, recorder)
+    yield Written(0, stand + len(finished))
+
+
+def _check_same(folder: Path, runner: ModelRunner, config: PrepareConfig) -> None:
+    """Note in prepare.json what is asked of which model, or hold it against what stands there."""
+    path = folder / "prepare.json"
+    asked = {key: value for key, value in asdict(config).items() if key != "limit"}
+    now = json.loads(json.dumps({**asked, "target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}))
+    if path.exists():
+        then = json.loads(path.read_text(encoding="utf-8"))
+        for key, value in now.items():
+            if then.get(key) != value:
+                raise ConfigError(
+                    f"{str(folder)!r} was prepared with another {key}", got=value, expected=then.get(key),
+                    fix="name a new folder",
+                )  # fmt: skip
+    else:
+        path.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+
+
+def _write(folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, str]], recorder: _Recorder) -> None:
+    """States first, then the lines that vouch for them."""
+    if not seqs:
+        return
+    shard = f"states-{indices[id(seqs[0])][0]:06d}.safetensors"
+    tensors = {
+        f"{indices[id(seq)][0]}.{layer}": state.contiguous()
+        for seq in seqs
+        for layer, state in recorder.states.pop(id(seq), {}).items()
+    }
+    if tensors:
+        part = folder / (shard + ".part")
+        save_file(tensors, part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(folder / shard)
+    with (folder / "answers.jsonl").open("a") as file:
+        for seq in seqs:
+            index, source = indices[id(seq)]
+            line = {
+                "index": index,
+                "source": source,
+                "temperature": seq.params.temperature,
+                "seed": seq.seed,
+                "finish_reason": seq.finish_reason,
+                "prompt_ids": seq.prompt_ids,
+                "answer_ids": seq.output_ids,
+                "states": shard if tensors else None,
+            }
+            file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    for seq in seqs:  # a million tokens' rounds would fill the memory
+        seq.rounds.clear()
+        seq.origins.clear()
+        seq.sources.clear()

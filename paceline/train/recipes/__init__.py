@@ -1,0 +1,13 @@
+"""One recipe for each method, made from a run's configuration.
+
+method       module          recipe          head: keys of            train.loss: keys of
+eagle        EagleHead v1    EagleRecipe     EagleShape               EagleLoss
+eagle3       EagleHead v3    EagleRecipe     EagleShape               EagleLoss
+medusa       MedusaHead      HeadsRecipe     ParallelShape            ParallelLoss
+blockwise    BlockwiseHead   HeadsRecipe     ParallelShape            ParallelLoss
+mtp          MtpHead         MtpRecipe       MtpShape                 MtpLoss
+"""
+
+from .factory import layers_of, recipe_for
+
+__all__ = ["layers_of", "recipe_for"]

@@ -1,0 +1,236 @@
+"""The three stages of a run, each of which can be stopped and called again: prepare, train, eval.
+
+    out/answers-0/       answers of part 0 and their states         prepare
+    out/train/           checkpoints, log.jsonl, data.json          train      (train-0.25/ for a fraction of the data)
+    out/head/            the trained head                           train, once finished; head-0.25/
+    out/eval.json        real decoding with the head                eval, which also writes it into the head's record
+    out/curve.png        estimated accepted length against tokens   train
+
+Stages yield what happens; the command line draws it.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import torch
+
+from ..checks.acceptance import Progress
+from ..checks.trials import Trial
+from ..errors import ConfigError
+from ..llm import LLM
+from ..runner import LoadedModel
+from ..zoo import resolve
+from .config import RunConfig
+from .curve import draw
+from .data import Answers
+from .finish import evaluate, record_acceptance, recorded, replace_text, save_trained
+from .log import Event, Finished
+from .loop import train
+from .online import OnlineStates
+from .prepare import PrepareConfig, ordered, prepare
+from .recipes import layers_of, recipe_for
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """Answers that stand, of those that this part writes. skipped: prompts longer than `prompt_tokens`."""
+
+    done: int
+    total: int
+    tokens: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the loop told, of a fraction of the data."""
+
+    fraction: float
+    event: Event
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a stage: where its result lies, what it is, and whether it was there already."""
+
+    stage: str
+    path: Path
+    result: dict[str, Any]
+    was_there: bool = False
+
+
+StageEvent: TypeAlias = Preparing | Training | Done
+
+
+@final
+class Stages:
+    """One run. The target is loaded once, when a stage first needs it."""
+
+    def __init__(self, method: str, config: RunConfig):
+        self.method, self.config, self.out = method, config, Path(config.out)
+        self._llm: LLM | None = None
+
+    @property
+    def llm(self) -> LLM:
+        """The target, decoding plainly."""
+        if self._llm is None:
+            rank = os.environ.get("LOCAL_RANK")  # set by `accelerate launch`: one process a device
+            own = f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
+            device = self.config.device or own
+            longest = self.config.prepare.prompt_tokens + self.config.prepare.max_tokens + 1
+            self._llm = LLM(
+                resolve(self.config.model), dtype=self.config.dtype, device=device, numerics="fast",
+                max_batch_size=self.config.prepare.batch, max_model_len=longest,
+            )  # fmt: skip
+        return self._llm
+
+    @property
+    def target(self) -> LoadedModel:
+        """The target itself."""
+        return self.llm.loaded
+
+    def head_folder(self, fraction: float = 1.0) -> Path:
+        """Where the head of a fraction of the data is kept."""
+        return self.out / ("head" if fraction == 1.0 else f"head-{fraction:g}")
+
+    # prepare
+
+    def prepare(self) -> Iterator[StageEvent]:
+        """Have the target answer the prompts. Raises `ConfigError` without prompts."""
+        c = self.config.prepare
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            raise ConfigError(
+                "prepare is not for `accelerate launch`", fix="run n processes by themselves, with prepare.part=[i,n]"
+            )
+        index, parts = c.part if len(c.part) == 2 else (-1, 0)
+        if not 0 <= index < parts:
+            raise ConfigError("prepare.part is out of range", got=c.part, expected="[i, n] with 0 <= i < n")
+        layers = layers_of(self.method, self.config, self.target) if c.states == "store" else ()
+        how = PrepareConfig(c.limit, c.max_tokens, c.temperatures, c.mix, layers, c.seed, (index, parts))
+        rows = [(str(row.get("source", "")), self._encoded(row["prompt"])) for row in ordered(self._prompts(), how)]
+        longest = min(c.prompt_tokens, self.llm.runner.max_length - 1)
+        kept = [(source, ids) for source, ids in rows if len(ids) <= longest]
+        skipped, total, tokens = len(rows) - len(kept), len(kept[index::parts]), 0
+        if not total:
+            raise ConfigError(
+                "there is no prompt to answer", got=f"{skipped} too long", fix="raise prepare.prompt_tokens"
+            )
+        folder = self.out / f"answers-{index}"
+        for written in prepare(self.llm.runner, kept, self.target.eos_ids, how, folder):
+            tokens += written.tokens
+            yield Preparing(written.answers, total, tokens, skipped)
+        yield Done("prepare", folder, {"answers": total, "skipped": skipped})
+
+    def _prompts(self) -> list[dict[str, str]]:
+        rows: list[dict[str, str]] = []
+        for path in self.config.prompts:
+            for number, line in enumerate(_read(path).split("\n"), start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"not JSON ({path}, line {number})", got=error.msg) from error
+                if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
+                    raise ConfigError(f'no "prompt" ({path}, line {number})', expected='{"prompt": ..., "source": ...}')
+                rows.append(row)
+        if not rows:
+            raise ConfigError(
+                "there are no prompts to answer", fix="name files in the configuration, as prompts: [a.jsonl]"
+            )
+        return rows
+
+    def _encoded(self, text: str) -> list[int]:
+        """As a user's message where the model has a template for one; heads are served the same way."""
+        tokenizer = self.llm.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            return list(tokenizer.encode(text))
+        chat = [{"role": "user", "content": text}]
+        return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))  # type: ignore[arg-type]
+
+    # train
+
+    def train(self) -> Iterator[StageEvent]:
+        """Train a head on each fraction of the answers, smallest first, and keep each as a folder."""
+        config = self.config.train
+        for fraction in sorted(set(config.fractions)):
+            if (self.head_folder(fraction) / "config.json").exists():
+                yield Done("train", self.head_folder(fraction), {"fraction": fraction}, was_there=True)
+                continue
+            folder = self.out / ("train" if fraction == 1.0 else f"train-{fraction:g}")
+            with _main_first():
+                everything = self._answers(folder)
+            answers, held_out = everything.split(config.held_out)
+            answers = answers.limited(config.limit)
+            answers = answers.limited(max(1, round(fraction * len(answers))))
+            recipe = recipe_for(self.method, self.config, self.target, answers)
+            online = None if answers.has_states and held_out.has_states else OnlineStates(self.target)
+            for event in train(recipe, answers, config, folder, online, held_out):
+                yield Training(fraction, event)
+                if isinstance(event, Finished) and is_main():
+                    place = self.head_folder(fraction)
+                    result = save_trained(place, recipe, self.target, self.config, answers, folder)
+                    yield Done("train", place, {"fraction": fraction, **result})
+        if is_main():
+            draw(self.out)
+
+    def _answers(self, folder: Path) -> Answers:
+        """The answers, those of a run that goes on being the ones it began with."""
+        folders = list(self.config.answers) or sorted(str(path) for path in self.out.glob("answers-*"))
+        if not folders:
+            raise ConfigError(f"there are no answers in {str(self.out)!r}", fix="run the stage `prepare` first")
+        kept = folder / "data.json"
+        if kept.exists():
+            lines = json.loads(kept.read_text(encoding="utf-8"))
+            return Answers.read(lines, lines)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = {name: _read(str(Path(name) / "answers.jsonl")).count("\n") for name in folders}
+        answers = Answers.read(folders, lines)
+        kept.write_text(json.dumps(lines) + "\n", encoding="utf-8")
+        return answers
+
+    # eval
+
+    def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
+        """Decode held-out prompts with the trained heads; measurements already in a head's record are kept."""
+        for fraction in sorted(set(self.config.train.fractions)) if is_main() else ():
+            head = self.head_folder(fraction)
+            if not (head / "config.json").exists():
+                raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
+            done, trials = recorded(head), list[Trial]()
+            for trial in evaluate(head, self.method, self.target, self.config.eval, done, report):
+                trials.append(trial)
+                if trial not in done:
+                    record_acceptance(head, self.target, [*trials, *(t for t in done if t not in trials)])
+            path = self.out / ("eval.json" if fraction == 1.0 else f"eval-{fraction:g}.json")
+            told = [trial.as_dict() for trial in trials]
+            replace_text(path, json.dumps(told, indent=1) + "\n")
+            yield Done("eval", path, {"fraction": fraction, "trials": told})
+        if is_main():
+            draw(self.out)
+
+
+def is_main() -> bool:
+    """Whether this process writes and speaks for all that train together."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _main_first() -> AbstractContextManager[None]:
+    """The main process goes first, and the others find what it wrote."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return nullcontext()
+    from accelerate import PartialState
+
+    return PartialState().main_process_first()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path!r} cannot be read", got=getattr(error, "strerror", None) or error) from error

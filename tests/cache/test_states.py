@@ -1,0 +1,152 @@
+"""The states kept for drafters are those of plain transformers on the committed text, whatever was drafted."""
+
+import random
+
+import pytest
+import torch
+
+from paceline.core.tree import TokenTree
+from paceline.runner import ModelRunner, model_runner
+from paceline.runner.states import StateStore
+from tests.helpers import loaded, prompt
+from tests.tiny import tiny_model
+
+NAMES = ["llama", "qwen3", "gpt2", "gemma3", "phi"]  # two fused, three as transformers has them
+LAYERS = (0, 1, 2)
+
+
+def expected(model, text: list[int]) -> torch.Tensor:
+    """Untouched transformers on the whole text. [T, len(LAYERS) E]."""
+    with torch.inference_mode():
+        found = model(torch.tensor([text]), output_hidden_states=True, use_cache=False).hidden_states
+    return torch.cat([found[layer][0] for layer in LAYERS], -1)
+
+
+class Walk:
+    """Sequences in slots of one runner, moved on by made-up trees along made-up paths."""
+
+    def __init__(self, name: str, static: bool = False, seed: int = 0):
+        self.on, self.model = ModelRunner(loaded(name), 3, static=static), tiny_model(name)
+        self.on.states.watch(LAYERS[:1])
+        self.on.states.watch(LAYERS[1:])
+        self.rng, self.texts = random.Random(seed), dict[int, list[int]]()
+
+    def begin(self, length: int) -> int:
+        text = prompt(length, self.rng.randrange(99))
+        slot = self.on.admit(text)
+        self.on.prefill(slot, text)
+        self.texts[slot] = text
+        return slot
+
+    def end(self, slot: int) -> None:
+        self.on.cache.release(slot)
+        del self.texts[slot]
+
+    def round(self, slots: list[int], chain: bool = False) -> None:
+        sizes = [self.rng.randint(1, 9) for _ in slots]
+        parents = [[-1, *(i - 1 if chain else self.rng.randrange(i) for i in range(1, n))] for n in sizes]
+        tokens = [prompt(n, self.rng.randrange(99)) for n in sizes]
+        tree = TokenTree.from_lists(tokens, parents)
+        self.on.forward(slots, tree)
+        paths = [tree.path_to(row, self.rng.randrange(n)) for row, n in enumerate(sizes)]
+        self.on.commit(slots, paths)
+        for slot, row, path in zip(slots, tokens, paths, strict=True):
+            self.texts[slot] += [row[node] for node in (0, *path)]
+
+    def sound(self) -> bool:
+        for slot, text in self.texts.items():
+            assert self.on.cache.lengths[slot] == len(text)
+            ours = self.on.states.read(slot, 0, len(text), LAYERS)
+            if not torch.allclose(ours, expected(self.model, text), atol=1e-3, rtol=1e-3):
+                return False
+        return True
+
+
+def walked(name: str, static: bool = False, chain: bool = False) -> bool:
+    """Batches of one to three rows, slots given back and taken again; True iff the states were right after each."""
+    walk = Walk(name, static)
+    a, b = walk.begin(21), walk.begin(6)
+    right = walk.sound()
+    for slots in ([a], [b, a], [a, b]):
+        walk.round(slots, chain)
+        right = right and walk.sound()
+    walk.end(a)
+    c, d = walk.begin(3), walk.begin(11)
+    walk.round([d, c], chain)
+    walk.round([b, c, d], chain)
+    return right and walk.sound()
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch):
+    monkeypatch.setattr(model_runner, "PREFILL_CHUNK", 8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_those_of_plain_transformers(name):
+    assert walked(name)
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_static_passes_give_them_too(chain):
+    assert walked("llama", static=True, chain=chain)
+
+
+def test_static_passes_are_not_left_out_while_states_are_watched():
+    walk = Walk("llama", static=True)
+    a = walk.begin(9)
+    before = walk.on.static.num_runs
+    walk.round([a])
+    assert walk.on.static.num_runs == before + 1
+    walk.on.states = StateStore(3)  # passes that were built for other states are built anew
+    walk.on.states.watch([1])
+    root = len(walk.texts[a])
+    walk.round([a])
+    assert walk.on.states.read(a, root, root + 1, [1]).abs().sum() > 0
+
+
+def test_states_survive_the_growth_of_the_cache():
+    walk = Walk("llama")
+    walk.on = ModelRunner(loaded("llama", max_position_embeddings=1024), 2)
+    walk.model = tiny_model("llama", max_position_embeddings=1024)
+    walk.on.states.watch(LAYERS)
+    a = walk.begin(250)
+    for _ in range(8):
+        walk.round([a])
+    assert walk.on.cache.capacity == 512
+    assert walk.sound()
+
+
+def test_what_is_measured_between_rounds_leaves_no_trace():
+    walk = Walk("llama")
+    slot = walk.begin(12)
+    walk.on.pass_seconds(4, 1)
+    walk.on.read_seconds(8)
+    walk.round([slot])
+    assert walk.sound()
+
+
+class DoesNotGather(StateStore):
+    def commit(self, slot, start, nodes):
+        pass
+
+
+class WritesOneTooFar(StateStore):
+    def write(self, slots, starts, states, capacity):
+        super().write(slots, [start + 1 for start in starts], states, capacity + 1)
+
+
+class MixesRows(StateStore):
+    def write(self, slots, starts, states, capacity):
+        super().write(sorted(slots), starts, states, capacity)
+
+
+class SkipsTheNorm(StateStore):
+    def write(self, slots, starts, states, capacity):
+        super().write(slots, starts, {**states, LAYERS[-1]: states[LAYERS[-2]]}, capacity)
+
+
+@pytest.mark.parametrize("mutant", [DoesNotGather, WritesOneTooFar, MixesRows, SkipsTheNorm])
+def test_mutants_are_caught(monkeypatch, mutant):
+    monkeypatch.setattr(model_runner, "StateStore", mutant)
+    assert not walked("llama")

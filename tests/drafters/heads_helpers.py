@@ -1,0 +1,146 @@
+"""Random heads for tiny targets, and a verifier that accepts as many drafted tokens as a test asks for."""
+
+import itertools
+from collections.abc import Iterable
+from functools import cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
+from paceline.core.outputs import VerifyOutput
+from paceline.core.request import SamplingParams, Sequence
+from paceline.decoding import SpeculativeDecoder
+from paceline.modules import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead, MtpConfig, MtpHead
+from paceline.policy import Fixed
+from paceline.runner import LoadedModel, ModelRunner
+from tests.helpers import NO_EOS
+from tests.tiny import tiny_model
+
+SOME = torch.arange(0, 97, 2)  # a draft vocabulary: the even tokens
+
+
+def random_weights(head: nn.Module, std: float = 0.3, seed: int = 0) -> nn.Module:
+    chance = torch.Generator().manual_seed(seed)
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=std, generator=chance)
+    return head
+
+
+def medusa(target: LoadedModel, heads: int = 3, ids: Tensor | None = None, **options: object) -> MedusaHead:
+    ids = torch.arange(target.vocab_size) if ids is None else ids
+    config = MedusaConfig(target.hidden_size, heads, (target.num_layers,), len(ids), target.vocab_size, **options)
+    return random_weights(MedusaHead(config, ids)).to(target.dtype)
+
+
+def blockwise(target: LoadedModel, heads: int = 3, ids: Tensor | None = None) -> BlockwiseHead:
+    ids = torch.arange(target.vocab_size) if ids is None else ids
+    config = BlockwiseConfig(target.hidden_size, heads, 40, (target.num_layers,), len(ids), target.vocab_size)
+    return random_weights(BlockwiseHead(config, ids)).to(target.dtype)
+
+
+def mtp(target: LoadedModel, modules: int = 1, ids: Tensor | None = None, intermediate_size: int = 40) -> MtpHead:
+    ids = torch.arange(target.vocab_size) if ids is None else ids
+    config = MtpConfig(
+        target.hidden_size, intermediate_size, 4, 2, 8, (target.num_layers,), len(ids), target.vocab_size, modules
+    )
+    return random_weights(MtpHead(config, ids)).to(target.dtype)
+
+
+def attached(head, target: LoadedModel):
+    model = target.model
+    return head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+
+
+@cache
+def _plain(dtype: torch.dtype) -> PreTrainedModel:
+    return tiny_model("llama", dtype)
+
+
+def last_states(target: LoadedModel, token_ids: list[int]) -> Tensor:
+    """f_0 .. f_{T-1} of the default tiny target, from plain transformers. [T, E]."""
+    return _last_states(target.dtype, tuple(token_ids))
+
+
+@cache
+def _last_states(dtype: torch.dtype, token_ids: tuple[int, ...]) -> Tensor:
+    with torch.no_grad():
+        return _plain(dtype)(torch.tensor([token_ids]), output_hidden_states=True).hidden_states[-1][0]
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+@torch.no_grad()
+def uncached_mtp(
+    head: MtpHead, states: Tensor, text: list[int], depth: int, forced: tuple[int, ...] = ()
+) -> tuple[list[int], list[Tensor]]:
+    """The definition in `modules.mtp` over a whole text: tokens after it, greedy unless `forced`, and their laws."""
+    count, rows = head.config.num_modules, len(text) - 1
+    tokens, laws = list(text), []
+    hidden = inputs = states[None, :rows]  # inputs: of module K, its rows so far
+    for step in range(depth):
+        if step < count:
+            inputs, reads = hidden, tokens[step + 1 : step + 1 + rows]
+        else:  # one row more of module K: it reads the newest token beside the h of the row before
+            inputs = torch.cat([inputs, hidden[:, -1:]], 1)
+            reads = tokens[count : count + inputs.shape[1]]
+        hidden = head(step, torch.tensor([reads]), inputs, torch.arange(inputs.shape[1])[None], causal)
+        laws.append(head.logits(hidden[0, -1], step).softmax(-1))
+        tokens.append(forced[step] if forced else int(head.draft_ids[laws[-1].argmax()]))
+    return tokens[len(text) :], laws
+
+
+class Accepts(Verifier):
+    """Takes the first so many nodes of each draft, whatever they are, then a made-up token."""
+
+    name: ClassVar[str] = "accepts"
+    lossless: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
+
+    def __init__(self, counts: Iterable[int]):
+        self._counts = itertools.cycle(counts)
+
+    def verify(self, draft, law, seeds, positions):
+        count = next(self._counts)
+        drafted = (~draft.tree.is_probe).sum(1) - 1
+        taken = drafted.clamp(max=count)
+        width = max(1, count)
+        path = torch.tensor([[n if n <= int(t) else -1 for n in range(1, width + 1)] for t in taken])
+        return VerifyOutput(path, taken, (positions * 7 + 3) % 90 + 3, taken == drafted)
+
+
+def watched(
+    drafter: Drafter,
+    target: LoadedModel,
+    prompts: list[list[int]],
+    check,
+    policy: DraftPolicy | None = None,
+    counts: Iterable[int] = (0, 2, 1, 4, 3),
+    rounds: int = 10,
+    depth: int = 4,
+    temperature: float = 0.0,
+) -> None:
+    """Decode with `Accepts`, calling check(seqs, budgets, draft) on every draft."""
+    real = drafter.propose
+
+    def propose(seqs, budgets):
+        made = real(seqs, budgets)
+        check(seqs, budgets, made)
+        return made
+
+    drafter.propose = propose
+    decoder = SpeculativeDecoder(ModelRunner(target, 3), drafter, Accepts(counts), policy or Fixed(depth, 12))
+    params = SamplingParams(temperature=temperature, max_tokens=200, ignore_eos=True)
+    seqs = [Sequence(list(ids), params, 5 + n, NO_EOS, 250) for n, ids in enumerate(prompts)]
+    for seq in seqs:
+        decoder.admit(seq)
+    for _ in range(rounds):
+        decoder.step(seqs)
+    for seq in seqs:
+        decoder.release(seq)
+    drafter.propose = real

@@ -1,0 +1,267 @@
+"""What EAGLE drafts, level by level from its cache, against the whole head over the whole path."""
+
+import math
+
+import pytest
+import torch
+
+from paceline import Coupled, Fixed, SamplingParams
+from paceline.core.interfaces import DraftBudget
+from paceline.core.rng import Purpose, gumbel
+from paceline.decoding import SpeculativeDecoder
+from paceline.drafters import Eagle
+from paceline.drafters.eagle_pass import EaglePass
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.runner import ModelRunner
+from paceline.verify import Ratio
+from tests.eagle_heads import law_after, random_head, states_of
+from tests.helpers import REPEATING, loaded, prompt, sequence
+from tests.tiny import tiny_model
+
+TARGET = "llama"
+WIDE = DraftBudget(depth=4, nodes=14)
+
+
+def target():
+    return loaded(TARGET, torch.float64)
+
+
+def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE, rounds=6, verifier=None) -> bool:
+    """Whether all confidences of some rounds, with rejections in between, are those of the slow form.
+
+    The second sequence joins late and now and then sits out a round; between any two nothing is drafted once.
+    """
+    model = tiny_model(TARGET, torch.float64)
+    decoder = SpeculativeDecoder(ModelRunner(target(), 3), drafter, verifier or Coupled(), Fixed(4, 14))
+    head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+    params = SamplingParams(temperature=temperature, max_tokens=60)
+    seqs = [sequence(target(), prompt(length, length), params, seed=length) for length in lengths]
+    for seq in seqs:
+        decoder.admit(seq)
+    right = True
+    shared = (verifier or Coupled()).exact
+    for count in range(rounds):
+        batch = seqs if count % 3 else seqs[:1]
+        with torch.inference_mode():
+            draft = drafter.propose(batch, [budget] * len(batch))
+        for row, seq in enumerate(batch):
+            states = states_of(model, seq.token_ids, head.config.states)
+            for node in range(1, draft.tree.num_nodes):
+                if bool(draft.tree.is_probe[row, node]):
+                    continue
+                *path, token = draft.tree.token_ids[row, draft.tree.path_to(row, node)].tolist()
+                logits = law_after(head, states, seq.token_ids, path)
+                if shared:
+                    place = torch.tensor([[len(seq.token_ids) + len(path)]])
+                    noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, target().vocab_size)[0, 0]
+                    logits = logits + temperature * noise[head.draft_ids]
+                else:
+                    logits = logits / max(1.0, temperature)
+                law = logits.softmax(-1)
+                given = law[head.draft_ids.tolist().index(token)]
+                right &= math.isclose(float(given), float(draft.confidence[row, node]), rel_tol=1e-4, abs_tol=1e-7)
+                if not path and drafter.tree == "chain":
+                    right &= bool(given == law.max())
+        decoder.step(batch)
+        decoder.policy = Fixed(0)
+        decoder.step(batch)
+        decoder.policy = Fixed(4, 14)
+    for seq in seqs:
+        decoder.release(seq)
+    return right
+
+
+@pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
+@pytest.mark.parametrize("version", [1, 3])
+def test_every_node_has_the_law_of_the_whole_head(version, tree):
+    head = random_head(target(), version)
+    assert is_right(Eagle(head, tree), head)
+
+
+OPTIONS = {
+    "own output layer": {"own_lm_head": True},
+    "biases": {"fc_bias": True, "attention_bias": True},
+    "residual normed": {"norm_before_residual": True},
+    "another rotation": {"rope_theta": 500.0, "rms_norm_eps": 1e-3},
+}
+
+
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_form_of_head(options, version):
+    head = random_head(target(), version, **options)
+    assert is_right(Eagle(head, top_k=3), head, rounds=3)
+
+
+@pytest.mark.parametrize("verifier", [Coupled, Ratio])
+@pytest.mark.parametrize("temperature", [0.6, 1.7])
+def test_temperature(temperature, verifier):
+    head = random_head(target(), 3)
+    assert is_right(Eagle(head), head, temperature=temperature, rounds=3, verifier=verifier())
+
+
+def test_long_texts_and_growing_caches(monkeypatch):
+    monkeypatch.setattr("paceline.drafters.eagle_pass.CHUNK", 32)
+    monkeypatch.setattr("paceline.drafters.draft_cache.BLOCK", 8)
+    head = random_head(target(), 3)
+    assert is_right(Eagle(head, top_k=2), head, lengths=(150, 33), rounds=3, budget=DraftBudget(3, 5))
+
+
+class StateShifted(Eagle):
+    """Reads the state of the column before."""
+
+    def _catch_up(self, seqs):
+        read, states = self._target.states.read, self._target.states
+        states.read = lambda slot, begin, end, layers: (
+            read(slot, max(0, begin - 1), end - 1, layers)
+            if begin
+            else torch.cat([read(slot, 0, 1, layers), read(slot, 0, end - 1, layers)])
+        )
+        try:
+            return super()._catch_up(seqs)
+        finally:
+            states.read = read
+
+
+class NothingForgotten(Eagle):
+    """The first row of a tree counts as digested."""
+
+    def propose(self, seqs, budgets):
+        made = super().propose(seqs, budgets)
+        for seq in seqs:
+            self.layer.cache.lengths[seq.slot] += 1
+        return made
+
+
+class TokenNotShifted(Eagle):
+    """Pairs a state with its own token."""
+
+    def _catch_up(self, seqs):
+        digest = self.layer.digest
+        self.layer.digest = lambda slots, tokens, states: digest(
+            slots, [[t + 1 for t in row] for row in tokens], states
+        )
+        try:
+            return super()._catch_up(seqs)
+        finally:
+            self.layer.digest = digest
+
+
+class PositionOff(EaglePass):
+    """Trees stand one too far to the right."""
+
+    def _round(self, slots):
+        super()._round(slots)
+        self._level = 1
+
+
+class SeesSiblings(EaglePass):
+    """No mask."""
+
+    def _finish(self, query, residual, positions, columns):
+        self._sees = None
+        return super()._finish(query, residual, positions, columns)
+
+
+@pytest.mark.parametrize("mutant", [StateShifted, NothingForgotten, TokenNotShifted])
+def test_mutants_of_the_bookkeeping_are_caught(mutant):
+    head = random_head(target(), 3)
+    assert not is_right(mutant(head), head)
+
+
+@pytest.mark.parametrize("mutant", [PositionOff, SeesSiblings])
+def test_mutants_of_the_pass_are_caught(mutant, monkeypatch):
+    monkeypatch.setattr("paceline.drafters.eagle.EaglePass", mutant)
+    head = random_head(target(), 3)
+    assert not is_right(Eagle(head), head)
+    assert not is_right(Eagle(head), head, lengths=(9,), rounds=2)
+
+
+def bound(head, tree="dynamic", **options) -> tuple[Eagle, ModelRunner]:
+    drafter, runner = Eagle(head, tree, **options), ModelRunner(target(), 2)
+    drafter.bind(runner, Coupled())
+    return drafter, runner
+
+
+def drafted(budget: DraftBudget, ids=REPEATING, **options):
+    """The first draft for a prompt: tokens, parents, confidences."""
+    drafter, runner = bound(random_head(target(), 3), **options)
+    seq = sequence(target(), list(ids), SamplingParams(max_tokens=50))
+    seq.slot = runner.admit(ids)
+    runner.prefill(seq.slot, ids[:-1])
+    draft = drafter.propose([seq], [budget])
+    return draft.tree.token_ids[0].tolist(), draft.tree.parents[0].tolist(), draft.confidence[0].tolist()
+
+
+def test_budgets():
+    tokens, parents, sure = drafted(DraftBudget(3, 9))
+    assert len(tokens) == 10
+    assert math.isnan(sure[0])
+    assert len(drafted(DraftBudget(0, 0))[0]) == 1
+    assert drafted(DraftBudget(4, 4), tree="chain")[1] == [-1, 0, 1, 2, 3]
+    assert len(drafted(DraftBudget(4, 9, goes_on=lambda sure: len(sure) < 2), tree="chain")[0]) == 3
+    assert len(drafted(DraftBudget(4, 9, least=1.1))[0]) == 1
+    paths = [sure[n] * (sure[parents[n]] if parents[n] else 1.0) for n in range(1, 10)]
+    assert len(drafted(DraftBudget(2, 50, least=min(paths)))[0]) >= len([p for p in paths if p >= min(paths)])
+    assert set(tokens[1:]) <= set(random_head(target(), 3).draft_ids.tolist())
+
+
+def test_a_text_of_one_token_has_no_pair():
+    assert drafted(DraftBudget(3, 9), ids=[5])[0] == [5]
+    drafter, _ = bound(random_head(target(), 1))
+    seq = sequence(target(), [5], SamplingParams())
+    seq.slot = 0
+    assert drafter.outlook(seq)[0].hint < 0
+
+
+def test_outlook_tells_what_is_pending():
+    drafter, runner = bound(random_head(target(), 3), top_k=5)
+    ids = prompt(40)
+    seq = sequence(target(), ids, SamplingParams())
+    seq.slot = runner.admit(ids)
+    runner.prefill(seq.slot, ids[:-1])
+    look = drafter.outlook(seq)[0]
+    assert (look.source, look.hint, look.pending, look.branches) == ("eagle3", 0, 39 - 8, 5)
+    drafter.propose([seq], [WIDE])
+    assert drafter.outlook(seq)[0].pending == 0
+    drafter.release([seq.slot])
+    assert drafter.outlook(seq)[0].pending == 39 - 8
+
+
+def test_seconds_disturb_nothing():
+    drafter, _ = bound(random_head(target(), 1))
+    drafter.layer.cache.lengths[0] = 7
+    ((source, (token, pending)),) = drafter.seconds().items()
+    assert source == "eagle"
+    assert token > 0
+    assert pending > 0
+    assert drafter.layer.cache.lengths[0] == 7
+
+
+def test_a_head_of_another_target_is_refused():
+    runner = ModelRunner(target(), 1)
+    for change in ({"hidden_size": 16}, {"vocab_size": 99}):
+        other = loaded(TARGET, torch.float64, **change)
+        with pytest.raises(IncompatibleModels, match="another target"):
+            Eagle(random_head(other, 3)).bind(runner, Coupled())
+    deep = random_head(loaded(TARGET, torch.float64, num_hidden_layers=3), 3)
+    with pytest.raises(IncompatibleModels, match="states 3"):
+        Eagle(deep).bind(runner, Coupled())
+
+
+def test_options_are_checked():
+    head = random_head(target(), 1)
+    with pytest.raises(ConfigError, match="unknown tree"):
+        Eagle(head, "bush")
+    with pytest.raises(ConfigError, match="top_k"):
+        Eagle(head, top_k=0)
+
+
+def test_the_given_head_stays_as_it_is():
+    head = random_head(target(), 3).float()
+    before = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    drafter, _ = bound(head)
+    assert drafter.layer.draft_ids.dtype == torch.long
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor, before[name])
+        assert tensor.dtype == before[name].dtype

@@ -1,0 +1,240 @@
+"""Medusa and blockwise drafters: what they read and propose, and that answers stay those of plain decoding."""
+
+import math
+
+import pytest
+import torch
+
+from paceline import Plain, SamplingParams
+from paceline.core.interfaces import DraftBudget, DraftPolicy
+from paceline.core.outputs import TargetLaw
+from paceline.drafters.heads import Blockwise, Medusa
+from paceline.drafters.likeliest import likeliest
+from paceline.drafters.mtp import Mtp
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.modules import MedusaConfig, MedusaHead
+from paceline.runner import ModelRunner
+from paceline.sampling.warpers import warp
+from paceline.verify import Typical
+from paceline.verify.coupled import choose
+from tests.drafters.heads_helpers import SOME, attached, blockwise, last_states, medusa, mtp, watched
+from tests.helpers import assert_sound, loaded, oracle, prompt, result, run, runner, sequence
+
+PROMPTS = [prompt(5), prompt(2, 1), prompt(11, 2)]
+DOUBLE = torch.float64
+
+
+def reads_the_last_state(kind, make) -> bool:
+    """Whether head i's token is the likeliest by head i's law at f_{T-2}, on every round."""
+    target = loaded("llama", DOUBLE)
+    head = attached(make(target), target)
+    seen = []
+
+    def check(seqs, budgets, made):
+        for row, seq in enumerate(seqs):
+            # T tokens x_0 .. x_{T-1}, the last one the root; f_{T-2} is the newest state the target has
+            state = last_states(target, seq.token_ids)[len(seq.token_ids) - 2]
+            laws = [head.logits(head.foresee(state, i), i).softmax(-1) for i in range(3)]
+            tokens = made.tree.token_ids[row][~made.tree.is_probe[row]].tolist()
+            sure = made.confidence[row, 1:4].double()
+            right = tokens[1:] == [int(law.argmax()) for law in laws]
+            seen.append(right and torch.allclose(sure, torch.stack([law.max() for law in laws]), atol=1e-6))
+
+    watched(kind(head), target, PROMPTS, check)
+    return all(seen) and len(seen) == 30
+
+
+class Older(Blockwise):
+    """Reads f_{T-3}, the state before the last."""
+
+    def bind(self, target, verifier):
+        super().bind(target, verifier)
+        read = target.states.read
+        self._runner = type("Shifted", (), {})()
+        self._runner.loaded, self._runner.vocab_size = target.loaded, target.vocab_size
+        self._runner.states = type(
+            "States", (), {"read": staticmethod(lambda s, b, e, n: read(s, max(0, b - 1), max(1, e - 1), n))}
+        )
+
+
+def test_blockwise_reads_the_state_before_the_root():
+    assert reads_the_last_state(Blockwise, blockwise)
+    assert not reads_the_last_state(Older, blockwise)
+
+
+def test_fresh_heads_say_what_the_target_says():
+    """Of the token after t, not of the one after that: W starts at zero."""
+    target = loaded("llama", DOUBLE)
+    fresh = MedusaHead(MedusaConfig(32, 2, (2,), 97, 97, bias=True)).double()
+    states = last_states(target, prompt(6))
+    expected = states @ target.model.get_output_embeddings().weight.detach().T
+    assert torch.allclose(attached(fresh, target)(states), expected.unsqueeze(1).expand(-1, 2, -1))
+
+
+def test_names_are_those_of_published_files():
+    head = medusa(loaded(), 2, SOME, num_layers=2, bias=True, own_lm_head=True)
+    assert set(head.state_dict()) == {
+        "draft_ids",
+        *(f"blocks.{i}.layers.{j}.{part}" for i in (0, 1) for j in (0, 1) for part in ("weight", "bias")),
+        "lm_heads.0.weight",
+        "lm_heads.1.weight",
+    }
+    states = torch.randn(3, 32)
+    h = states + torch.nn.functional.silu(head.blocks[1].layers[0](states))
+    h = h + torch.nn.functional.silu(head.blocks[1].layers[1](h))
+    assert torch.allclose(head(states)[:, 1], h @ head.lm_heads[1].weight.T)
+    assert head(states, 1).shape == (3, 1, len(SOME))
+
+
+class Budgets(DraftPolicy):
+    def __init__(self, **options):
+        self.budget = DraftBudget(**options)
+
+    def budgets(self, seqs):
+        return [self.budget for _ in seqs]
+
+
+def drafted(budget: Budgets, top_k: int = 4, ids=None, temperature: float = 0.0):
+    """(tokens, parents, confidences) of every Medusa draft, root first."""
+    target, found = loaded(), []
+
+    def check(seqs, budgets, made):
+        for row in range(len(seqs)):
+            kept = ~made.tree.is_probe[row]
+            found.append([t[row][kept].tolist() for t in (made.tree.token_ids, made.tree.parents, made.confidence)])
+
+    watched(Medusa(medusa(target, 3, ids), top_k), target, PROMPTS, check, budget, temperature=temperature)
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_medusa_trees_keep_their_budgets(temperature):
+    for tokens, parents, sure in drafted(Budgets(depth=2, nodes=9), ids=SOME, temperature=temperature):
+        assert len(tokens) == 10
+        assert all(token in SOME for token in tokens[1:])
+        siblings = list(zip(parents[1:], tokens[1:], strict=True))
+        assert len(set(siblings)) == len(siblings)
+        assert all(parents.count(parent) <= 4 for parent in parents)
+        stands, depth = [1.0], [0]
+        for parent, p in zip(parents[1:], sure[1:], strict=True):
+            stands.append(stands[parent] * p)
+            depth.append(depth[parent] + 1)
+        assert max(depth) == 2
+        assert stands[1:] == sorted(stands[1:], reverse=True), "best nodes first"
+    for _, parents, sure in drafted(Budgets(depth=3, nodes=30, least=0.02), temperature=temperature):
+        stands = [1.0]
+        for parent, p in zip(parents[1:], sure[1:], strict=True):
+            stands.append(stands[parent] * p)
+        assert min(stands) >= 0.02
+    assert all(len(tokens) == 1 for tokens, _, _ in drafted(Budgets(depth=3, nodes=30, least=1.0)))
+    one_level = drafted(Budgets(depth=3, nodes=30, goes_on=lambda sure: False))
+    assert all(set(parents[1:]) == {0} for _, parents, _ in one_level)
+
+
+def test_a_prompt_of_one_token_has_no_state_to_draft_from():
+    target = loaded()
+    for drafter in (Medusa(medusa(target)), Blockwise(blockwise(target)), Mtp(mtp(target))):
+        seq = sequence(target, [7], SamplingParams(max_tokens=8))
+        run(runner(target), drafter, [seq], 2)
+        assert seq.rounds[0].num_drafted == 0
+        assert seq.rounds[1].num_drafted == 2
+        assert result(seq) == result(oracle(target, [7], SamplingParams(max_tokens=8)))
+
+
+def test_sampled_rows_draft_the_target_s_own_choice():
+    """With q = p and the noise of rule R7, the likeliest is what `Coupled` emits; at another position it is not."""
+    target = loaded()
+    logits = torch.randn(64, 97, generator=torch.Generator().manual_seed(0))
+    params = SamplingParams(temperature=0.8, top_k=30)
+    seqs = [sequence(target, prompt(3 + n % 5, n), params, seed=n) for n in range(64)]
+    law = TargetLaw(warp(logits, [params] * 64).unsqueeze(1), torch.zeros(64, dtype=torch.bool))
+    positions = torch.tensor([[len(seq.token_ids) + 2] for seq in seqs])
+    expected = choose(law, torch.arange(64), positions).squeeze(1).tolist()
+    ids = torch.arange(97)
+
+    def agreement(offset: int, coupled: bool) -> float:
+        tokens, logps = likeliest(logits, ids, 97, seqs, offset, 5, coupled)
+        assert all(row == sorted(row, reverse=True) and math.fsum(map(math.exp, row)) <= 1.001 for row in logps)
+        return sum(row[0] == token for row, token in zip(tokens, expected, strict=True)) / 64
+
+    assert agreement(2, True) == 1
+    assert agreement(3, True) < 0.3
+    assert agreement(2, False) < 0.3
+
+
+DRAFTERS = {
+    "medusa": lambda target: Medusa(medusa(target)),
+    "medusa, own heads": lambda target: Medusa(medusa(target, ids=SOME, own_lm_head=True), top_k=3),
+    "blockwise": lambda target: Blockwise(blockwise(target)),
+    "mtp": lambda target: Mtp(mtp(target)),
+    "mtp of two": lambda target: Mtp(mtp(target, 2, SOME)),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_answers_are_those_of_plain_decoding(name, temperature, batch):
+    target, params = loaded(), SamplingParams(temperature=temperature, max_tokens=24)
+    seqs = [sequence(target, ids, params) for ids in PROMPTS[:batch]]
+    run(runner(target), DRAFTERS[name](target), seqs, 4, 40)
+    for seq, ids in zip(seqs, PROMPTS, strict=False):
+        assert result(seq) == result(oracle(target, ids, params))
+        assert_sound(seq, 4)
+        assert any(r.num_drafted for r in seq.rounds)
+    if name == "medusa":
+        assert sum(r.num_accepted for seq in seqs for r in seq.rounds) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_answers_are_bit_identical_under_invariant_numerics(name, temperature):
+    target, params = loaded(), SamplingParams(temperature=temperature, max_tokens=16)
+    answers = []
+    for drafter in (Plain(), DRAFTERS[name](target)):
+        seqs = [sequence(target, ids, params) for ids in PROMPTS]
+        run(invariant_runner(), drafter, seqs, 4, 40)
+        answers.append([result(seq) for seq in seqs])
+    assert answers[0] == answers[1]
+
+
+_INVARIANT: list[ModelRunner] = []
+
+
+def invariant_runner() -> ModelRunner:
+    if not _INVARIANT:
+        _INVARIANT.append(ModelRunner(loaded(), 3, invariant=True))
+    return _INVARIANT[0]
+
+
+def test_medusa_with_typical_acceptance():
+    target, params = loaded(), SamplingParams(temperature=1.0, max_tokens=24)
+    seqs = [sequence(target, ids, params) for ids in PROMPTS]
+    run(runner(target), Medusa(medusa(target)), seqs, 3, 30, Typical(allow_lossy=True))
+    assert all(seq.num_output == 24 for seq in seqs)
+    assert sum(r.num_accepted for seq in seqs for r in seq.rounds) > 0
+
+
+def test_what_does_not_fit_is_refused():
+    target = loaded()
+    other = MedusaHead(MedusaConfig(16, 2, (2,), 97, 97))
+    with pytest.raises(IncompatibleModels, match="hidden size 16"):
+        run(runner(target), Medusa(other), [])
+    early = MedusaHead(MedusaConfig(32, 2, (1,), 97, 97))
+    with pytest.raises(IncompatibleModels, match="states"):
+        run(runner(target), Medusa(early), [])
+    with pytest.raises(ConfigError, match="another method"):
+        run(runner(target), Medusa(blockwise(target)), [])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="top_k"):
+        Medusa(medusa(target), 0)
+
+
+def test_measured_times():
+    target = loaded()
+    drafter = Medusa(medusa(target), 6)
+    run(runner(target), drafter, [sequence(target, prompt(4), SamplingParams(max_tokens=3))])
+    per_token, per_pending = drafter.seconds()["medusa"]
+    assert per_token > 0
+    assert per_pending == 0
+    assert drafter.outlook(sequence(target, prompt(4), SamplingParams()))[0].branches == 6
+    assert drafter.outlook(sequence(target, [5], SamplingParams()))[0].hint == -1

@@ -1,0 +1,208 @@
+"""Growing trees against slow and obvious forms: brute force over whole law trees."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from paceline.drafters.trees import MC_SIM_7B_63, Dynamic, Growing, Grown, Static, cut, from_marginals, stacked
+
+Path = tuple[int, ...]
+
+
+class Laws:
+    """A made-up law after every path: tokens and log-probabilities, likeliest first. `exact`: certainties and ties."""
+
+    def __init__(self, seed: int, width: int = 4, exact: bool = False):
+        self.seed, self.width, self.exact = seed, width, exact
+
+    def __call__(self, path: Path) -> tuple[list[int], list[float]]:
+        rng = random.Random(f"{self.seed}{path}")
+        tokens = rng.sample(range(50), self.width)
+        if self.exact:  # powers of two add up exactly, log 1 = 0 ties with the parent
+            kind = rng.choice(["certain", "halves", "quarters"])
+            weights = {"certain": [1.0, 0.0, 0.0, 0.0], "halves": [0.5, 0.5, 0.0, 0.0], "quarters": [0.25] * 4}[kind]
+            return tokens, [math.log2(w) if w else -math.inf for w in weights]
+        weights = sorted((rng.random() ** 3 for _ in tokens), reverse=True)
+        return tokens, [math.log(w / sum(weights)) for w in weights]
+
+
+def grow(tree: Growing, laws: Laws) -> Grown:
+    """As a drafter does it."""
+    paths: dict[int, Path] = {-1: ()}
+    while tree.frontier:
+        given = [laws(paths[node]) for node in tree.frontier]
+        before = len(tree.tokens)
+        tree.add([tokens for tokens, _ in given], [logps for _, logps in given])
+        for node in range(before, len(tree.tokens)):
+            paths[node] = (*paths[tree.parents[node]], tree.tokens[node])
+    return tree.finish()
+
+
+def paths_of(grown: Grown) -> list[Path]:
+    paths: list[Path] = [()]
+    for token, parent in zip(grown.tokens, grown.parents, strict=True):
+        paths.append((*paths[parent], token))
+    return paths[1:]
+
+
+def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, least: float = 0.0) -> set[Path]:
+    """EAGLE-2 without any cleverness: expand the best top_k of each whole level, then sort everything."""
+    pool: list[tuple[float, int, int, Path]] = []  # (-score, depth, order, path)
+    frontier: list[tuple[float, Path]] = [(0.0, ())]
+    for level in range(1, depth + 1):
+        newest = []
+        for above, path in frontier:
+            tokens, logps = laws(path)
+            children = zip(tokens[:top_k], logps[:top_k], strict=True)
+            newest += [(above + logp, (*path, token)) for token, logp in children if logp > -math.inf]
+        pool += [(-score, level, len(pool) + order, path) for order, (score, path) in enumerate(newest)]
+        frontier = sorted(newest, key=lambda pair: -pair[0])[:top_k]
+    worth = [entry for entry in pool if least == 0 or -entry[0] >= math.log(least)]
+    return {path for *_, path in sorted(worth)[:nodes]}
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [1, 2, 3, 7, 20, 100])
+def test_dynamic_tree_is_eagle_2(nodes, top_k, exact):
+    for seed, depth in itertools.product(range(12), (1, 2, 5)):
+        laws = Laws(seed, exact=exact)
+        made = grow(Dynamic(depth, nodes, top_k), laws)
+        assert set(paths_of(made)) == eagle2(laws, depth, nodes, top_k), (seed, depth)
+        assert len(set(paths_of(made))) == len(made.tokens), "two siblings are the same token"
+
+
+def test_least_prunes_and_may_leave_nothing():
+    for seed in range(10):
+        laws = Laws(seed)
+        assert set(paths_of(grow(Dynamic(5, 30, 4, 0.1), laws))) == eagle2(laws, 5, 30, 4, 0.1)
+    assert grow(Dynamic(5, 30, 4, 0.999), Laws(0)).tokens == []
+    assert grow(Static(5, MC_SIM_7B_63, 0.999), Laws(0)).tokens == []
+
+
+class KeepsTheDeeper(Dynamic):
+    """On a tie the later node wins: a child may lose its parent."""
+
+    def kept(self):
+        return sorted(sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], -node))[: self.nodes])
+
+
+class ForgetsTheScoreAbove(Dynamic):
+    """Ranks by the last step alone."""
+
+    def kept(self):
+        return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.logps[node])[: self.nodes])
+
+
+class ExpandsTooLittle(Dynamic):
+    """Only the best node of a level."""
+
+    def next_frontier(self, newest):
+        return super().next_frontier(newest)[:1]
+
+
+@pytest.mark.parametrize("mutant", [KeepsTheDeeper, ForgetsTheScoreAbove, ExpandsTooLittle])
+def test_mutants_are_caught(mutant):
+    caught = 0
+    for seed, exact in itertools.product(range(12), (False, True)):
+        laws = Laws(seed, exact=exact)
+        try:
+            caught += set(paths_of(grow(mutant(5, 7, 4), laws))) != eagle2(laws, 5, 7, 4)
+        except KeyError:  # a child without its parent
+            caught += 1
+    assert caught
+
+
+def test_small_budgets_feed_few_rows():
+    """No row is fed whose children could not be kept: a certain chain of 4 nodes never feeds a sibling."""
+    for seed, nodes in itertools.product(range(20), (1, 2, 4, 8)):
+        tree, fed, laws = Dynamic(6, nodes, 4), 0, Laws(seed)
+        paths: dict[int, Path] = {-1: ()}
+        while tree.frontier:
+            given = [laws(paths[node]) for node in tree.frontier]
+            before = len(tree.tokens)
+            tree.add([g[0] for g in given], [g[1] for g in given])
+            paths |= {n: (*paths[tree.parents[n]], tree.tokens[n]) for n in range(before, len(tree.tokens))}
+            assert len(tree.frontier) <= min(4, nodes - 1) or not tree.frontier
+            fed += len(tree.frontier)
+        assert fed <= 5 * max(0, nodes - 1)
+
+
+def test_goes_on_is_asked_about_the_best_path():
+    tree, laws = Dynamic(3, 50, 3), Laws(3)
+    tree.add(*([part] for part in laws(())))
+    assert tree.best_path() == [pytest.approx(math.exp(laws(())[1][0]))]
+    tree.add(*map(list, zip(*(laws((tree.tokens[node],)) for node in tree.frontier), strict=True)))
+    best = max((a + b, (a, b)) for t, a in zip(*laws(()), strict=True) for b in laws((t,))[1])
+    assert tree.best_path() == pytest.approx([math.exp(x) for x in best[1]])
+
+
+def test_static_tree_is_the_table():
+    laws = Laws(1, width=6)
+    made = grow(Static(9, MC_SIM_7B_63), laws)
+    expected = set()
+    for ranks in MC_SIM_7B_63:
+        path: Path = ()
+        for rank in ranks:
+            path = (*path, laws(path)[0][rank])
+        expected.add(path)
+    assert set(paths_of(made)) == expected
+    assert len(MC_SIM_7B_63) == len(made.tokens) == 25
+    assert made.depth == 5
+
+
+@pytest.mark.parametrize("nodes", range(26))
+def test_a_cut_table_is_closed(nodes):
+    for depth in range(6):
+        rows = cut(MC_SIM_7B_63, depth, nodes)
+        assert len(rows) == min(nodes, sum(len(path) <= depth for path in MC_SIM_7B_63))
+        for path in rows:
+            assert len(path) == 1 or path[:-1] in rows
+            assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in rows
+        assert grow(Static(depth, rows), Laws(2, width=6)).depth <= depth
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("nodes", [1, 2, 5, 9, 40])
+def test_tree_from_marginals_is_the_best(nodes, exact):
+    """Over all trees: the nodes with the highest products, which is what sorting every path gives."""
+    for seed in range(10):
+        given = [Laws(seed, exact=exact)((depth,)) for depth in range(4)]
+        made = from_marginals([g[1] for g in given], [g[0] for g in given], nodes)
+        every = []
+        for depth in range(1, 5):
+            for ranks in itertools.product(range(4), repeat=depth):
+                score = sum(given[d][1][r] for d, r in enumerate(ranks))
+                if score > -math.inf:
+                    every.append((-score, depth, tuple(given[d][0][r] for d, r in enumerate(ranks))))
+        best = sorted(every)[:nodes]
+        got = [sum(math.log2(c) if exact else math.log(c) for c in _along(made, n)) for n in range(len(made.tokens))]
+        if not exact:
+            assert {path for *_, path in best} == set(paths_of(made))
+            assert sorted(got) == pytest.approx(sorted(-score for score, *_ in best))
+        assert len(made.tokens) == len(best)
+        assert all(parent <= index for index, parent in enumerate(made.parents))
+        assert len(set(paths_of(made))) == len(made.tokens)
+
+
+def test_marginals_below_least_are_left_out():
+    made = from_marginals([[math.log(0.5), math.log(0.4)], [math.log(0.5), math.log(0.1)]], [[1, 2], [3, 4]], 9, 0.21)
+    assert paths_of(made) == [(1,), (2,), (1, 3)]
+
+
+def _along(made: Grown, node: int) -> list[float]:
+    chain = []
+    node += 1
+    while node:
+        chain.append(made.confidences[node - 1])
+        node = made.parents[node - 1]
+    return chain
+
+
+def test_a_batch_is_padded_with_probes():
+    tree, sure = stacked([7, 8, 9], [Grown([1, 2], [0, 0], [0.5, 0.25]), Grown([], [], []), Grown([3], [0], [1.0])])
+    assert tree.token_ids.tolist() == [[7, 1, 2], [8, 0, 0], [9, 3, 0]]
+    assert tree.is_probe.tolist() == [[False, False, False], [False, True, True], [False, False, True]]
+    assert sure.isnan().tolist() == [[True, False, False], [True, True, True], [True, False, True]]

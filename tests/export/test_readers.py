@@ -1,0 +1,235 @@
+"""Heads as others publish them, written by hand: every layout, and what must not be read as something else."""
+
+import pytest
+import torch
+
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.heads import load_head
+from paceline.heads.foreign import read_foreign
+from paceline.spec_config import parse
+
+from .common import (
+    DRAFT,
+    LAYERS,
+    STATES,
+    VOCAB,
+    WIDTH,
+    agree,
+    eagle,
+    folder_of,
+    medusa,
+    plain_config,
+    published,
+    target,
+)
+
+AUX = "eagle_aux_hidden_state_layer_ids"
+
+
+def eagle3_config(**changes):
+    return plain_config(**{"draft_vocab_size": DRAFT, AUX: list(STATES), **changes})
+
+
+def speculators_config(**changes):
+    config = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": DRAFT,
+        AUX: list(STATES),
+        "transformer_layer_config": plain_config(architectures=None),
+        "speculators_config": {"verifier": {"name_or_path": "org/target"}},
+    }
+    return {**config, **changes}
+
+
+def test_eagle_repository(tmp_path):
+    """A pickle with the target's embeddings and a bias, as EAGLE-1 and -2 were published; no d2t, no output rows."""
+    head = eagle(1, VOCAB, fc_bias=True)
+    tensors = {
+        name.replace("midlayer.", "layers.0."): t for name, t in head.state_dict().items() if "draft" not in name
+    }
+    tensors["embed_tokens.weight"] = target().model.get_input_embeddings().weight.detach().half()
+    config = plain_config(architectures=["LlamaForCausalLM"], bias=True)
+    read = load_head(folder_of(tmp_path / "h", config, tensors, "pytorch_model.bin"), target())
+    assert (read.config.version, read.config.states, read.config.fc_bias) == (1, (LAYERS,), True)
+    assert not read.config.own_embeddings
+    assert agree(head, read)
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path):
+    class Runs:
+        def __reduce__(self):
+            return (print, ("code",))
+
+    folder = folder_of(tmp_path / "h", plain_config(), {"fc.weight": Runs()}, "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="more than tensors"):
+        read_foreign(folder, target())
+
+
+@pytest.mark.parametrize("layer", ["midlayer.", "layers.0.", "model.layers.0.", "model.midlayer."])
+def test_eagle3_names(layer, tmp_path):
+    head = eagle(own_lm_head=True)
+    read = load_head(folder_of(tmp_path / "h", eagle3_config(), published(head, layer)), target())
+    assert read.config.states == STATES
+    assert read.config.norm_before_residual is False
+    assert torch.equal(read.draft_ids, head.draft_ids)
+    assert agree(head, read)
+
+
+@pytest.mark.parametrize(
+    ("changes", "states"),
+    [
+        ({}, STATES),
+        ({AUX: None}, (2, LAYERS // 2, LAYERS - 3)),
+        ({AUX: None, "eagle_config": {AUX: [0, 2, 5]}}, (1, 3, 6)),
+        ({"eagle_config": {AUX: [0, 2, 5]}}, STATES),
+        ({AUX: None, "eagle_config": {AUX: [2, 4, 5]}, "paceline_states": [2, 4, 5]}, (2, 4, 5)),
+    ],
+)
+def test_which_states_a_head_reads(changes, states, tmp_path):
+    folder = folder_of(tmp_path / "h", eagle3_config(**changes), published(eagle(own_lm_head=True)))
+    assert read_foreign(folder, target()).config.states == states
+
+
+def test_a_count_that_could_be_either_is_refused(tmp_path):
+    config = eagle3_config(**{AUX: None, "eagle_config": {AUX: [2, 4, 5]}})
+    with pytest.raises(ConfigError, match="paceline_states"):
+        read_foreign(folder_of(tmp_path / "h", config, published(eagle(own_lm_head=True))), target())
+
+
+def test_d2t_in_any_order(tmp_path):
+    """The rows follow their ids."""
+    head, tensors = eagle(own_lm_head=True), published(eagle(own_lm_head=True))
+    order = torch.randperm(DRAFT, generator=torch.Generator().manual_seed(2))
+    tensors["d2t"] = head.draft_ids[order] - torch.arange(DRAFT)
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+    assert agree(head, read_foreign(folder_of(tmp_path / "h", eagle3_config(), tensors), target()))
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (lambda ids: ids, "twice|outside|t2d"),  # absolute ids in the place of offsets
+        (lambda ids: ids * 0, "t2d"),
+        (lambda ids: ids * 0 - torch.arange(DRAFT), "twice"),
+        (lambda ids: ids * 0 + 60, "outside"),
+    ],
+)
+def test_a_wrong_d2t_is_refused(ids, told, tmp_path):
+    tensors = published(eagle(own_lm_head=True))
+    tensors["d2t"] = ids(eagle().draft_ids)
+    with pytest.raises(ConfigError, match=told):
+        read_foreign(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_speculators(said, tmp_path):
+    """norm_before_residual is true where a speculators config does not say, and false in a plain one."""
+    head = eagle(own_lm_head=True, norm_before_residual=said is not False)
+    config = speculators_config(**({} if said is None else {"norm_before_residual": said}))
+    read = read_foreign(folder_of(tmp_path / "h", config, published(head, "layers.0.")))  # without its target
+    assert read.config.norm_before_residual is (said is not False)
+    assert read.config.states == STATES
+    assert agree(head, read)
+    assert not agree(eagle(own_lm_head=True, norm_before_residual=said is False), read)
+
+
+def test_other_speculators_are_refused_by_name(tmp_path):
+    folder = folder_of(tmp_path / "h", speculators_config(speculators_model_type="dflash"), {"x": torch.zeros(1)})
+    with pytest.raises(IncompatibleModels, match="'dflash'"):
+        read_foreign(folder)
+
+
+def test_tables_of_the_heads_own(tmp_path):
+    head = eagle(own_lm_head=True, own_embeddings=True)
+    read = load_head(folder_of(tmp_path / "h", eagle3_config(), published(head)), target())
+    assert read.config.own_embeddings
+    assert agree(head, read)
+
+
+@pytest.mark.parametrize("change", [
+    {"norm_before_fc": True}, {"eagle_config": {"norm_before_fc": True}}, {"fc_norm": True}, {"norm_output": True},
+    {"num_hidden_layers": 2}, {"hidden_act": "gelu"}, {"model_type": "qwen3"}, {"quantization_config": {"bits": 4}},
+    {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {"rope_parameters": {"rope_type": "yarn"}},
+    {"eagle_config": {"use_aux_hidden_state": False}}, {"target_hidden_size": 64}, {"vocab_size": 98},
+    {AUX: [2, 4, LAYERS]}, {"logit_scale": 0.5}, {"layer_types": ["sliding_attention"]},
+])  # fmt: skip
+def test_what_the_module_lacks_is_refused(change, tmp_path):
+    tensors = published(eagle(own_lm_head=True))
+    if "vocab_size" in change:
+        tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(1, dtype=torch.bool)])
+    with pytest.raises(IncompatibleModels):
+        read_foreign(folder_of(tmp_path / "h", eagle3_config(**change), tensors), target())
+
+
+def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
+    tensors = published(eagle(own_lm_head=True))
+    del tensors["norm.weight"], tensors["midlayer.mlp.up_proj.weight"]
+    tensors |= {"mask_hidden": torch.zeros(1), "fc.weight": torch.zeros(WIDTH, WIDTH)}
+    with pytest.raises(ConfigError) as error:
+        read_foreign(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
+    for name in (
+        "norm.weight is missing",
+        "layers.0.mlp.up_proj.weight is missing",
+        "mask_hidden is unknown",
+        "fc.weight is",
+    ):
+        assert name in str(error.value)
+
+
+def test_a_biased_output_projection(tmp_path):
+    tensors = published(eagle(own_lm_head=True))
+    tensors["midlayer.self_attn.o_proj.bias"] = torch.zeros(WIDTH)
+    read_foreign(folder_of(tmp_path / "zero", eagle3_config(), tensors), target())
+    tensors["midlayer.self_attn.o_proj.bias"] = torch.ones(WIDTH)
+    with pytest.raises(IncompatibleModels, match="o_proj"):
+        read_foreign(folder_of(tmp_path / "one", eagle3_config(), tensors), target())
+
+
+def test_medusa_of_the_original_repository(tmp_path):
+    head = medusa(VOCAB, own_lm_head=True, bias=True, num_layers=2)
+    tensors = {}
+    for name, tensor in head.state_dict().items():
+        parts = name.split(".")
+        if parts[0] == "blocks":
+            tensors[f"{parts[1]}.{parts[3]}.linear.{parts[4]}"] = tensor
+        elif parts[0] == "lm_heads":
+            tensors[f"{parts[1]}.2.weight"] = tensor
+    config = {"medusa_num_heads": 5, "medusa_num_layers": 2, "base_model_name_or_path": "org/target"}
+    read = load_head(folder_of(tmp_path / "h", config, tensors, "medusa_lm_head.pt"), target())
+    assert (read.config.num_heads, read.config.num_layers, read.config.bias) == (3, 2, True)
+    assert agree(head, read)
+
+
+def test_medusa_rows_shared_with_the_target(tmp_path):
+    head = medusa()
+    rows = target().model.get_output_embeddings().weight.detach()
+    tensors = {name: t for name, t in head.state_dict().items() if name.startswith("blocks.")}
+    tensors |= {"lm_head.weight": rows, "token_map": head.draft_ids}
+    config = {"model_type": "medusa", "vocab_size": VOCAB, "original_lm_head": True, "truncated_vocab_size": DRAFT}
+    read = load_head(folder_of(tmp_path / "copy", config, tensors), target())
+    assert not read.config.own_lm_head
+    assert agree(head, read)
+    read = load_head(folder_of(tmp_path / "own", config, tensors | {"lm_head.weight": rows + 1}), target())
+    assert read.config.own_lm_head
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        (plain_config(architectures=["LlamaForCausalLM"]), "eagle"),
+        (plain_config(), "eagle3"),
+        (speculators_config(), "eagle3"),
+        ({"medusa_num_heads": 3, "medusa_num_layers": 1}, "medusa"),
+        ({"model_type": "medusa"}, "medusa"),
+    ],
+)
+def test_the_command_line_knows_the_method(config, method, tmp_path):
+    folder = folder_of(tmp_path / "h", config, {"x": torch.zeros(1)})
+    assert parse(f"head:{folder}").as_dict()["method"] == method
+
+
+def test_what_only_the_target_knows(tmp_path):
+    folder = folder_of(tmp_path / "h", eagle3_config(**{AUX: None}), published(eagle(own_lm_head=True)))
+    with pytest.raises(ConfigError, match="without its target"):
+        read_foreign(folder)

@@ -1,0 +1,121 @@
+"""`paceline check-draft` on a tiny target, and the packaged heads: names, listing, the default of the demo."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.checks.trials import run_trial
+from paceline.core.interfaces import DraftBudget
+from paceline.drafters.heads import Medusa
+from paceline.errors import ConfigError
+from paceline.heads import save_head
+from paceline.spec_config import parse
+from paceline.zoo import heads as zoo_heads
+from tests.heads.common import edit, even_tempered_target, fresh_medusa, saved
+from tests.unit.cli_helpers import answer, paceline, refusal, save
+
+BUDGET, TEXTS = DraftBudget(3, 6), ["w5 w9", "w31 w7 w8", "w44"]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> str:
+    return save(tmp_path_factory.mktemp("target"), even_tempered_target())
+
+
+@pytest.fixture(scope="module")
+def original(target, tmp_path_factory):
+    """A head with its record, as training leaves it."""
+    llm = LLM(target, drafter=Medusa(fresh_medusa()), numerics="fast")
+    params = SamplingParams(max_tokens=16, seed=0, ignore_eos=True)
+    trial = run_trial(llm, params, BUDGET, {"top_k": 10}, name="three", source="texts", texts=TEXTS)
+    record = {"acceptance": [trial.as_dict()], "default": True, "demo": "lookup+head:tiny-medusa", "licence": "MIT"}
+    return save_head(
+        tmp_path_factory.mktemp("artefacts") / "tiny-medusa", fresh_medusa(), llm.loaded, record, "# card\n"
+    )
+
+
+@pytest.fixture
+def head(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "artefacts" / "tiny-medusa")
+
+
+def test_it_drafts_as_recorded(head, target):
+    told = answer("check-draft", str(head), "--model", target)
+    assert told["passed"]
+    assert told["trials"][0]["identical"]
+    assert told["trials"][0]["measured"]["mean_acceptance_length"] > 1.3
+    result = paceline("check-draft", str(head), "--model", target, "--num-prompts", "2")
+    assert result.exit_code == 0
+    assert "exactly as recorded" in result.stdout
+
+
+def test_worse_weights_fail(head, target, tmp_path):
+    worse = fresh_medusa()
+    for parameter in worse.blocks.parameters():
+        torch.nn.init.normal_(parameter, std=2.0)
+    record = json.loads((head / "training.json").read_text())
+    other = save_head(tmp_path / "worse", worse, LLM(target).loaded, record, "")
+    told = answer("check-draft", str(other), "--model", target, code=1)
+    assert not told["passed"]
+    assert "does not draft as recorded" in paceline("check-draft", str(other), "--model", target).stdout
+
+
+def test_what_check_draft_refuses(head, target):
+    assert "--model" in refusal("check-draft", str(head))  # the target's name is a temporary folder's
+    data = bytearray((head / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (head / "model.safetensors").write_bytes(data)
+    assert "is not the file that training.json is about" in refusal("check-draft", str(head), "--model", target)
+    edit(head / "training.json", lambda record: record.pop("acceptance"))
+    (head / "model.safetensors").write_bytes(data)
+    assert "not the file" in refusal("check-draft", str(head), "--model", target)
+
+
+def test_a_head_without_a_record(tmp_path, target):
+    place = saved(tmp_path / "bare")
+    assert "records no acceptance" in refusal("check-draft", str(place), "--model", target)
+
+
+def test_packaged_heads(head, monkeypatch):
+    place = head.parent
+    found = zoo_heads.packaged_heads(place)
+    assert [(one.name, one.method, one.is_default) for one in found] == [("tiny-medusa", "medusa", True)]
+    assert zoo_heads.best_head(found[0].fingerprint, place) == found[0]
+    assert zoo_heads.best_head("0" * 64, place) is None
+    assert zoo_heads.head_folder("tiny-medusa", place) == head
+    assert zoo_heads.head_method(head) == "medusa"
+    with pytest.raises(ConfigError, match="did you mean 'tiny-medusa'"):
+        zoo_heads.head_folder("tiny-medussa", place)
+    edit(head / "training.json", lambda record: record.update(default=False))
+    assert zoo_heads.best_head(found[0].fingerprint, place) is None
+    (head / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="'tiny-medusa' is damaged"):
+        zoo_heads.packaged_heads(place)
+
+
+def test_the_demo_takes_the_head_of_this_very_model(head, target, tmp_path, monkeypatch):
+    _install(monkeypatch, head.parent)
+    short = ("--num-prompts", "1", "--max-tokens", "4", "--max-model-len", "2000", "--numerics", "fast")
+    assert answer("demo", target, *short)["drafter"] == "lookup+head:tiny-medusa"
+    assert answer("demo", target, *short, "--drafter", "lookup")["drafter"] == "lookup"
+    other = save(tmp_path / "other", even_tempered_target(seed=1))
+    assert answer("demo", other, *short)["drafter"] == "lookup"
+    assert [entry["name"] for entry in answer("models")["heads"]] == ["tiny-medusa"]
+    assert "head:tiny-medusa" in paceline("models").stdout
+
+
+def test_names_are_understood_wherever_a_drafter_is_named(head, monkeypatch):
+    _install(monkeypatch, head.parent)
+    config = parse("head:tiny-medusa")
+    assert (config.method, config.model, config.name) == ("medusa", "tiny-medusa", "head:tiny-medusa")
+    assert isinstance(config.build()[0], Medusa)
+    assert parse(f"head:{head}").method == "medusa"
+
+
+def _install(monkeypatch, artefacts) -> None:
+    for function in (zoo_heads.packaged_heads, zoo_heads.head_folder, zoo_heads.head_method):
+        monkeypatch.setattr(function, "__defaults__", (artefacts,))
+    monkeypatch.setattr(zoo_heads.best_head, "__defaults__", (artefacts,))

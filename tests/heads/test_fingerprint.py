@@ -1,0 +1,105 @@
+"""A checkpoint has one fingerprint, whatever it is loaded as; another checkpoint has another."""
+
+import pytest
+import torch
+
+from paceline.quant import quantize_linears
+from paceline.runner import fingerprint as fingerprints
+from paceline.runner import load_model, with_weights, wrap_model
+from paceline.runner.hf_adapter import share_copy
+from tests.tiny import tiny_model
+
+NAMES = ("llama", "qwen3", "gpt2", "gpt_oss")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint in bfloat16, with a weight too small for float16's normal numbers."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    model = tiny_model("llama", torch.bfloat16)
+    model.model.layers[0].mlp.up_proj.weight.data[0, 0] = 3e-6
+    model.save_pretrained(path)
+    _tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def _tokenizer():
+    from tests.helpers import tokenizer
+
+    return tokenizer()
+
+
+def test_one_fingerprint_in_every_dtype(folder):
+    found = {load_model(folder, dtype).fingerprint for dtype in (None, "float16", "float32", "float64")}
+    assert len(found) == 1
+
+
+def test_rounded_weights_keep_it():
+    target = wrap_model(tiny_model("llama", hidden_size=64, intermediate_size=64))
+    rounded, _ = with_weights(target, "int4")
+    assert rounded.fingerprint == target.fingerprint
+    assert target.with_model(share_copy(target.model)).fingerprint == target.fingerprint
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrapped_twice(name):
+    once = wrap_model(tiny_model(name))
+    assert fingerprints.fingerprint(share_copy(once.model)) == once.fingerprint
+    if once.fused is None:  # fused layers cannot be wrapped again: transformers cannot run them
+        assert wrap_model(once.model).fingerprint == once.fingerprint
+    assert wrap_model(tiny_model(name)).fingerprint == once.fingerprint  # a second load of the same weights
+
+
+def test_rounded_outside_and_wrapped_again():
+    once = wrap_model(tiny_model("llama", hidden_size=64, intermediate_size=64))
+    copy = share_copy(once.model)
+    quantize_linears(copy)
+    assert fingerprints.fingerprint(copy) == once.fingerprint
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_weight_counts(name, tied):
+    model = tiny_model(name, tie_word_embeddings=tied)
+    before = fingerprints.fingerprint(model)
+    seen = {before}
+    for parameter in model.parameters():
+        parameter.data.add_(0.5)
+        seen.add(fingerprints.fingerprint(model))
+    assert len(seen) == 1 + len(list(model.parameters()))
+
+
+def test_fine_tuning_one_layer_changes_it():
+    model = tiny_model("llama")
+    before = wrap_model(model).fingerprint
+    weight = model.model.layers[1].self_attn.q_proj.weight
+    weight.data += 0.02 * torch.randn_like(weight)
+    assert wrap_model(model).fingerprint != before
+
+
+def test_the_architecture_counts():
+    weights = {"seed": 0}
+    before = wrap_model(tiny_model("llama", **weights)).fingerprint
+    assert (
+        wrap_model(tiny_model("llama", rope_parameters={"rope_type": "default", "rope_theta": 5e5})).fingerprint
+        != before
+    )
+    assert wrap_model(tiny_model("mistral")).fingerprint != wrap_model(tiny_model("qwen2")).fingerprint
+
+
+def test_a_changed_model_of_transformers_own_layers_is_hashed_anew():
+    """What was remembered counts only where layers of ours hide the weights."""
+    once = wrap_model(tiny_model("gpt2"))
+    once.model.transformer.h[0].mlp.c_fc.weight.data.add_(1.0)
+    assert wrap_model(once.model).fingerprint != once.fingerprint
+
+
+def test_mutant_that_samples_one_column(monkeypatch):
+    """The stride is odd: an even one would walk along a few columns and miss a change of the others."""
+    torch.manual_seed(0)
+    weight = torch.randn(512, 512)
+    other = weight.clone()
+    other[:, 1:4] += 1.0
+    assert fingerprints._sample(weight) != fingerprints._sample(other)
+    even = weight.reshape(-1)[::1024], other.reshape(-1)[::1024]
+    assert torch.equal(*even)

@@ -1,0 +1,196 @@
+"""Trees of EAGLE change no answer, and a head that knows the target is accepted whole."""
+
+import random
+from collections.abc import Sequence as Seq
+
+import pytest
+import torch
+
+from paceline import Choose, PromptLookup, Ratio, SamplingParams
+from paceline.core.interfaces import DraftBudget, DraftPolicy, Verifier
+from paceline.core.request import Sequence
+from paceline.decoding import SpeculativeDecoder, generate
+from paceline.drafters import Eagle
+from paceline.modules.eagle import EagleConfig, EagleHead
+from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.verify import Coupled
+from tests.eagle_heads import random_head
+from tests.helpers import NO_EOS, REPEATING, SEED, all_free, assert_sound, loaded, oracle, prompt, result, sequence
+from tests.lossless.test_identity import OPTIONS
+from tests.tiny import tiny_model
+
+ENDS = frozenset({2, 30, 31, 60})
+
+
+class Varying(DraftPolicy):
+    """Another budget every round, sometimes none, sometimes of one arm, sometimes of the other."""
+
+    def __init__(self, arms: int = 1, seed: int = 0):
+        self.rng, self.arms = random.Random(seed), arms
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        return [self.budget() for _ in seqs]
+
+    def budget(self) -> DraftBudget:
+        depth = self.rng.choice([0, 1, 2, 3, 5])
+        last = self.rng.randint(1, 9)
+        return DraftBudget(
+            depth,
+            self.rng.choice([depth, 2 * depth, 20]),
+            self.rng.randrange(self.arms),
+            self.rng.choice([None, lambda sure: len(sure) < last]),
+            self.rng.choice([0.0, 0.001, 0.05]),
+        )
+
+
+class Constant(DraftPolicy):
+    def __init__(self, depth: int, nodes: int):
+        self.budget = DraftBudget(depth, nodes)
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        return [self.budget] * len(seqs)
+
+
+def decode(on: ModelRunner, drafter, policy, prompts, params, verifier: Verifier | None = None, eos=NO_EOS):
+    seqs = [sequence(on.loaded, p, s, SEED, eos) for p, s in zip(prompts, params, strict=True)]
+    for _ in generate(SpeculativeDecoder(on, drafter, verifier or Coupled(), policy), seqs):
+        pass
+    assert all_free(on)
+    return seqs
+
+
+def assert_identical(drafter, params, slots=4, invariant=False, arms=1, eos=NO_EOS, ids=REPEATING, target=None):
+    target = target or loaded()
+    prompts = [[*ids, 3 + row] for row in range(len(params))]
+    on = ModelRunner(target, slots, invariant=invariant)
+    made = decode(on, drafter, Varying(arms), prompts, params, eos=eos)
+    for seq, ids, wish in zip(made, prompts, params, strict=True):
+        assert result(seq) == result(oracle(target, ids, wish, SEED, eos)), wish
+        assert_sound(seq, 5)
+    assert sum(r.num_nodes for seq in made for r in seq.rounds), "nothing was drafted"
+    return made
+
+
+@pytest.mark.parametrize(("slots", "invariant"), [(1, False), (1, True), (4, True)])
+@pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
+@pytest.mark.parametrize("version", [1, 3])
+def test_every_tree(version, tree, slots, invariant):
+    drafter = Eagle(random_head(loaded(), version), tree)
+    params = [SamplingParams(temperature=t, max_tokens=12) for t in (0.0, 0.8) for _ in range(2)]
+    made = assert_identical(drafter, params, slots, invariant)
+    assert {source for seq in made for source in seq.sources} <= {"", "eagle3" if version == 3 else "eagle"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("version", [1, 3])
+def test_every_option(version, temperature):
+    params = [SamplingParams(temperature=temperature, max_tokens=12, **options) for options in OPTIONS.values()]
+    assert_identical(Eagle(random_head(loaded(), version)), params, eos=ENDS)
+
+
+def test_stop_tokens():
+    params = [SamplingParams(temperature=0.8, max_tokens=40, stop_token_ids=(9 * k, 9 * k + 1)) for k in range(1, 10)]
+    made = assert_identical(Eagle(random_head(loaded(), 3)), params)
+    assert any(seq.finish_reason == "stop" for seq in made)
+
+
+@pytest.mark.parametrize("tree", ["dynamic", "chain"])
+def test_beside_lookup(tree):
+    params = [SamplingParams(temperature=t, max_tokens=24) for t in (0.0, 0.8, 0.0, 1.2)]
+    made = assert_identical(Choose([PromptLookup(), Eagle(random_head(loaded(), 3), tree)]), params, arms=2)
+    drafters = {record.source for seq in made for record in seq.rounds if record.num_nodes}
+    assert drafters == {"lookup", "eagle"}
+
+
+def test_two_heads_on_one_target():
+    """They watch different states."""
+    both = Choose([Eagle(random_head(loaded(), 1)), Eagle(random_head(loaded(), 3), "static")])
+    assert_identical(both, [SamplingParams(temperature=t, max_tokens=16) for t in (0.0, 0.8)], arms=2)
+
+
+def test_caches_that_grow(monkeypatch):
+    monkeypatch.setattr("paceline.drafters.draft_cache.BLOCK", 4)
+    monkeypatch.setattr("paceline.drafters.eagle_pass.CHUNK", 16)
+    params = [SamplingParams(temperature=t, max_tokens=30) for t in (0.0, 0.8)]
+    assert_identical(Eagle(random_head(loaded(), 3)), params, ids=prompt(90))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mixtral"])
+def test_other_architectures(name):
+    params = [SamplingParams(temperature=t, max_tokens=12) for t in (0.0, 0.8)]
+    assert_identical(Eagle(random_head(loaded(name), 3)), params, target=loaded(name))
+
+
+# A head that is always right: the target's next token depends on the current one alone, and so does the head's.
+
+
+def memoryless() -> LoadedModel:
+    """Layers that add nothing, embeddings of length one: the last state is the current token's embedding."""
+    model = tiny_model("llama", torch.float64, rms_norm_eps=0.0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.zero_()
+        rows = model.get_input_embeddings().weight
+        rows.div_(rows.square().mean(-1, keepdim=True).sqrt())
+        model.get_output_embeddings().weight.mul_(0.6)
+    return wrap_model(model)
+
+
+def knowing_head(target: LoadedModel) -> EagleHead:
+    """Of [embedding; state] fc keeps the embedding, the layer adds nothing."""
+    config = EagleConfig(1, 32, 32, 48, 4, 2, 8, (2,), target.vocab_size, target.vocab_size)
+    head = EagleHead(config).double()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+        head.fc.weight[:, :32] = torch.eye(32)
+    return head
+
+
+def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verifier | None = None) -> float:
+    """Tokens accepted per round of depth 4, the last rounds left out, where less may be drafted."""
+    target = memoryless()
+    params = [SamplingParams(temperature=temperature, max_tokens=31)] * 2
+    prompts = [prompt(length, length) for length in (3, 30)]
+    made = decode(ModelRunner(target, 2), drafter, Constant(4, nodes), prompts, params, verifier)
+    counts = [record.num_accepted for seq in made for record in seq.rounds[:-1]]
+    return sum(counts) / len(counts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize("tree", ["dynamic", "chain"])
+def test_a_head_that_knows_is_accepted_whole(tree, temperature):
+    """With the noise of the position shared, sampled tokens are foreseen like the likeliest ones."""
+    nodes = 4 if tree == "chain" else 6 + 3 * 36  # all that is expanded: a flat law makes wide trees
+    most = accepted(Eagle(knowing_head(memoryless()), tree, top_k=6), temperature, nodes)
+    assert most == 4.0 if tree == "chain" else most > 3.5  # the best six of a level are not always the right path
+    assert accepted(Eagle(random_head(memoryless(), 1), tree, top_k=6), temperature, nodes) < 2.0
+
+
+def test_noise_is_shared_with_the_exact_rule_alone():
+    """Another rule's tests would not be independent of the draft; there the likeliest tokens are drafted."""
+    knowing = knowing_head(memoryless())
+    without = accepted(Eagle(knowing, "chain"), 1.5, verifier=Ratio())
+    assert 0 < without < 3.0
+
+
+class NoiseOff(Eagle):
+    """The noise of the position before."""
+
+    def _children(self, logits, seqs, level, most):
+        return super()._children(logits, seqs, level - 1, most)
+
+
+def test_wrong_noise_is_noticed():
+    assert accepted(NoiseOff(knowing_head(memoryless()), "chain"), 1.5) < 3.0
+
+
+def test_a_tree_finds_more_than_a_chain():
+    """Where the head errs a little, siblings catch it."""
+    knowing = knowing_head(memoryless())
+    torch.manual_seed(0)
+    with torch.no_grad():
+        knowing.fc.weight[:, :32] += 0.05 * torch.randn(32, 32)
+    chain, tree = (accepted(Eagle(knowing, shape), 0.0, 20) for shape in ("chain", "dynamic"))
+    assert 0.3 < chain < tree

@@ -1,0 +1,107 @@
+"""Trees: never slower than plain decoding, and near the best depth and size that hindsight would have chosen."""
+
+import pytest
+
+from paceline import CostModel, Dynamic, Fixed, Gate
+from paceline.core.interfaces import DraftPolicy
+from paceline.policy import cost_model
+from paceline.policy.tree_odds import PathOdds
+from tests.policy.growing import Branching, flat, over_confident, stairs, steep, text
+from tests.policy.simulator import Clock, Machine, Member, cpu, simulate
+
+PLAIN = cpu(1)
+CURVES = {
+    "flat": stairs(flat, 1),
+    "steps of 4": stairs(flat, 4),
+    "steps of 8": stairs(flat, 8),
+    "steep": stairs(steep, 1),
+}
+pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of rounds
+
+
+def model(clock: Clock) -> DraftPolicy:
+    return CostModel(clock=clock)
+
+
+def drafter(tree: Branching, level: float) -> list[Member]:
+    """level: of a plain pass."""
+    return [Member("m", lambda r, p, i: 0.0, level * PLAIN, level * PLAIN / 100, reads=True, tree=tree)]
+
+
+def mean(policy, tree: Branching, level: float, curve, seeds=range(2), requests: int = 3, batch: int = 1) -> float:
+    options = {"requests": requests * batch, "batch": batch, "machine": Machine(curve), "prompt": 60}
+    outcomes = [simulate(policy, drafter(tree, level), seed=seed, **options) for seed in seeds]
+    return sum(o.plain for o in outcomes) / sum(o.seconds for o in outcomes)
+
+
+# The best of all depths 1 to 8 and nodes 1 to 63, looked for once: (depth, nodes).
+BEST = {
+    ("calibrated", "flat", 0.1): (3, 11),
+    ("calibrated", "steep", 0.1): (2, 3),
+}
+TREES = {"calibrated": Branching(), "sure of itself": Branching(text(0.2, 0.5), over_confident)}
+
+
+@pytest.mark.parametrize(("tree", "curve", "level"), BEST)
+def test_near_the_best_fixed_tree(tree, curve, level):
+    best = mean(lambda clock: Fixed(*BEST[tree, curve, level]), TREES[tree], level, CURVES[curve])
+    assert best > 1.3
+    assert mean(model, TREES[tree], level, CURVES[curve]) >= 0.92 * best
+
+
+WRONG = {
+    "honest": Branching(worth=lambda request, position: 0.0),
+    "sure of itself": Branching(told=over_confident, worth=lambda request, position: 0.0),
+    "nearly always sure": Branching(text(1.0, 0.0), worth=lambda request, position: 0.0),
+}
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("level", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("tree", WRONG)
+def test_wrong_trees_cost_little(tree, level, curve):
+    for seed in range(2):
+        for batch in (1, 3):
+            options = {"machine": Machine(CURVES[curve]), "requests": batch, "batch": batch, "seed": seed}
+            assert simulate(model, drafter(WRONG[tree], level), **options).speed >= 0.97
+
+
+def test_without_the_ledger_wrong_trees_cost_more(monkeypatch):
+    monkeypatch.setattr(cost_model.Ledger, "available", lambda self, slot: 1e9)
+    tree = Branching(text(1.0, 0.0), worth=lambda request, position: 0.0)
+    outcome = simulate(model, drafter(tree, 1.0), machine=Machine(CURVES["steep"]), tokens=64)
+    assert outcome.speed < 0.97
+
+
+def test_good_in_one_answer_and_wrong_in_the_next():
+    tree = Branching(worth=lambda request, position: 1.0 if request % 2 else 0.0)
+    outcome = simulate(model, drafter(tree, 0.1), requests=6, machine=Machine(CURVES["flat"]))
+    rounds = [sum(request == wanted for request, _ in outcome.rounds) for wanted in range(6)]
+    assert max(rounds[1::2]) < 140, rounds
+    assert outcome.speed > 1.15
+
+
+def test_confidence_prunes(monkeypatch):
+    """Mutant: without `least` trees are padded with nodes that do not pay."""
+    pruned = mean(model, TREES["calibrated"], 0.02, CURVES["steep"])
+    monkeypatch.setattr(PathOdds, "least", lambda self, chance: 0.0)
+    assert pruned > 1.02 * mean(model, TREES["calibrated"], 0.02, CURVES["steep"])
+
+
+def test_trees_beat_chains_of_the_same_drafter():
+    tree, chain = (Branching(text(0.2, 0.6), width=width) for width in (8, 1))
+    assert mean(model, tree, 0.1, CURVES["flat"]) > 1.05 * mean(model, chain, 0.1, CURVES["flat"])
+
+
+def test_a_batch_shares_its_passes():
+    gain = mean(model, TREES["calibrated"], 0.05, CURVES["flat"], requests=2, batch=3)
+    assert gain >= 0.92 * mean(
+        lambda clock: Fixed(3, 7), TREES["calibrated"], 0.05, CURVES["flat"], requests=2, batch=3
+    )
+
+
+@pytest.mark.parametrize("policy", [lambda: Gate(Fixed(3, 11)), lambda: Dynamic(num_nodes=11)], ids=["gate", "dynamic"])
+def test_other_policies_take_trees(policy):
+    outcome = simulate(lambda clock: policy(), drafter(Branching(), 0.02), requests=3, machine=Machine(CURVES["flat"]))
+    assert outcome.speed > 1.3
+    assert max(record.num_nodes for _, record in outcome.rounds) == 11

@@ -1,0 +1,121 @@
+"""Answers as lessons: the right state at the right column, an order that depends on nothing else, no leaks."""
+
+import pytest
+import torch
+
+from paceline.errors import ConfigError
+from paceline.train.data import Answers
+from paceline.train.online import OnlineStates
+from tests.helpers import loaded
+from tests.tiny import tiny_model
+from tests.train.toy import LAYERS, write_answers
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    base = tmp_path_factory.mktemp("answers")
+    return [write_answers(base / str(i), part=(i, 2)) for i in range(2)]
+
+
+def states_are_aligned(answers: Answers, shift: int = 0) -> bool:
+    """Every stored state is the one plain transformers has at that column, and padding is zero."""
+    model = tiny_model("llama")
+    for batch_of in answers.plan(64, 0, 0):
+        batch = answers.batch(batch_of, LAYERS, 64)
+        for row, index in enumerate(batch_of):
+            one = answers.all[index]
+            ids = torch.tensor([one.prompt_ids + one.answer_ids])
+            assert batch.token_ids[row, : one.length].tolist() == ids[0].tolist()
+            assert batch.is_answer[row].sum() == len(one.answer_ids)
+            assert batch.is_answer[row, len(one.prompt_ids)]
+            with torch.no_grad():
+                told = model(ids, output_hidden_states=True).hidden_states
+            for layer in LAYERS:
+                held = batch.states[layer][row].float()
+                want = told[layer][0].clone()
+                want[-1] = 0
+                want = torch.roll(want, shift, 0)
+                if held[one.length :].any() or not torch.allclose(held[: one.length], want, rtol=0.02, atol=0.02):
+                    return False
+    return True
+
+
+def test_states_stand_at_their_tokens(folders):
+    answers = Answers.read(folders)
+    assert len(answers) == 24
+    assert states_are_aligned(answers)
+    assert not states_are_aligned(answers, shift=1), "the test sees a shift by one"
+
+
+def test_online_states_are_the_stored_ones(folders):
+    answers = Answers.read(folders)
+    online = OnlineStates(loaded())
+    for indices in answers.plan(200, 0, 0):
+        stored = answers.batch(indices, LAYERS, 200)
+        again = online(stored, LAYERS)
+        for layer in LAYERS:
+            assert torch.allclose(stored.states[layer].float(), again.states[layer], rtol=0.02, atol=0.02)
+            off_by_one = torch.roll(again.states[layer], 1, 1)
+            assert not torch.allclose(stored.states[layer].float(), off_by_one, rtol=0.02, atol=0.02)
+
+
+def test_plan(folders):
+    answers = Answers.read(folders)
+    for budget in (24, 64, 500):
+        plan = answers.plan(budget, seed=3, epoch=0)
+        assert sorted(i for batch in plan for i in batch) == list(range(len(answers)))
+        assert all(len(b) == 1 or len(b) * max(answers.all[i].length for i in b) <= budget for b in plan)
+        assert plan == Answers.read(folders[::-1]).plan(budget, seed=3, epoch=0), "folders in any order"
+        assert plan != answers.plan(budget, seed=3, epoch=1) != answers.plan(budget, seed=4, epoch=1) or budget == 500
+
+
+def test_cut(folders):
+    answers = Answers.read(folders).fitting(12)
+    assert all(len(one.prompt_ids) < 12 for one in answers.all)
+    indices = list(range(len(answers)))
+    batch = answers.batch(indices, LAYERS, 12)
+    assert batch.token_ids.shape[1] == 12
+    assert batch.num_tokens == answers.lessons(indices, 12)
+    assert batch.states[1].shape[:2] == batch.token_ids.shape
+
+
+def test_held_out_prompts_are_never_trained_on(folders):
+    answers = Answers.read([folders[0], folders[0], folders[1]])  # answers to one prompt come more than once
+    training, held_out = answers.split(0.4)
+    assert len(training) + len(held_out) == len(answers)
+    assert training.all
+    assert held_out.all
+    assert not {one.prompt_ids for one in training.all} & {one.prompt_ids for one in held_out.all}
+    again, _ = Answers.read(folders[:1]).split(0.4)
+    assert {a.prompt_ids for a in again.all} <= {a.prompt_ids for a in training.all}, "more data moves none across"
+
+
+def test_limits_nest(folders):
+    answers = Answers.read(folders)
+    taken = [{one.prompt_ids for one in answers.limited(n).all} for n in (3, 10, 24, 100)]
+    assert [len(t) for t in taken] == [3, 10, 24, 24]
+    assert taken[0] < taken[1] < taken[2] == taken[3]
+
+
+def test_growing_folder(folders, tmp_path):
+    lines = (folders[0] / "answers.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "answers.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:20])
+    assert len(Answers.read(tmp_path)) == 5, "the line in the making is left out"
+    assert len(Answers.read(tmp_path, {str(tmp_path): 3})) == 3
+    (tmp_path / "answers.jsonl").write_bytes(lines[0][:20])
+    with pytest.raises(ConfigError, match="no answers"):
+        Answers.read(tmp_path)
+
+
+def test_missing_layer_is_told(folders):
+    answers = Answers.read(folders)
+    with pytest.raises(ConfigError, match=r"states of layer 7.*online"):
+        answers.batch([0], (7,), 64)
+
+
+def test_text_alone(tmp_path):
+    answers = Answers.read(write_answers(tmp_path, count=4, layers=()))
+    assert not answers.has_states
+    batch = answers.batch([0, 1], LAYERS, 64)
+    assert not batch.states
+    assert set(OnlineStates(loaded())(batch, LAYERS).states) == set(LAYERS)

@@ -1,0 +1,188 @@
+"""What each step of EAGLE's training reads and is taught, drawn and then held against drafting step by step.
+
+column          0      1      2      3      4      5
+token           p0     p1     a2     a3     a4     a5       p: prompt, a: answer
+state           f0     f1     f2     f3     f4     (a5 was never read)
+step 0, t=1     f1 and a2 -> law of a3 = head(f2)
+step 1, t=1     h  and a3 -> law of a4 = head(f3)
+"""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.modules import EagleConfig, EagleHead
+from paceline.train.losses import LOSSES, cross_entropy, kl, lk, loss_named, regression, tv
+from paceline.train.recipe import Batch
+from paceline.train.recipes import shared
+from paceline.train.recipes.eagle import EagleRecipe
+
+E, V, VD, LAST = 8, 20, 12, 4
+PROMPT, LENGTH = 2, 6
+
+
+def head_of(version: int) -> EagleHead:
+    torch.manual_seed(version)
+    states = (LAST,) if version == 1 else (1, 2, 3)
+    config = EagleConfig(version, E, E, 16, 4, 2, 4, states, VD, V)
+    module = EagleHead(config, torch.arange(VD)).double()
+    rows = torch.randn(V, E, dtype=torch.float64)
+    return module.attach(torch.randn(V, E, dtype=torch.float64), rows)
+
+
+def batch_of(rows: int = 1) -> Batch:
+    torch.manual_seed(7)
+    tokens = torch.randint(0, VD, (rows, LENGTH))
+    states = {layer: torch.randn(rows, LENGTH, E, dtype=torch.float64) for layer in (1, 2, 3, LAST)}
+    for state in states.values():
+        state[:, -1] = 0
+    is_answer = torch.zeros(rows, LENGTH, dtype=torch.bool)
+    is_answer[:, PROMPT:] = True
+    return Batch(tokens, states, is_answer)
+
+
+def recipe_of(head: EagleHead, rows: Tensor, steps: int = 1, **options: float) -> EagleRecipe:
+    return EagleRecipe(head, rows, LAST, cross_entropy, steps, **options)  # type: ignore[arg-type]
+
+
+def drafted_by_hand(head: EagleHead, batch: Batch, t: int, steps: int) -> list[Tensor]:
+    """Hidden states that drafting from column t would have, fed the true tokens: one growing sequence, no batch."""
+    states = torch.cat([batch.states[layer] for layer in head.config.states], -1)[:, : t + 1]
+    hidden, tokens = head.begin(states), batch.token_ids[:, 1 : t + 2]
+    found = []
+    for step in range(steps):
+        length = hidden.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor = mask) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+        # The prefix keeps its inputs; what a step put out becomes the input of one column more.
+        out = head(tokens, hidden, torch.arange(length)[None], attend)[:, -1:]
+        found.append(out[0, 0])
+        hidden = torch.cat([hidden, out], 1)
+        tokens = batch.token_ids[:, 1 : t + 3 + step]
+    return found
+
+
+def loss_by_hand(head: EagleHead, rows: Tensor, batch: Batch, steps: int, decay: float) -> Tensor:
+    total = torch.zeros((), dtype=torch.float64)
+    for step in range(steps):
+        values = []
+        for t in range(LENGTH):
+            label = t + 2 + step
+            if label < LENGTH and label >= PROMPT:
+                hidden = drafted_by_hand(head, batch, t, step + 1)[step]
+                target = batch.states[LAST][0, label - 1] @ rows.T  # the target's law of the label's token
+                values.append(-(target.softmax(-1) * head.logits(hidden).log_softmax(-1)).sum())
+        total = total + decay**step * torch.stack(values).mean()
+    return total
+
+
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_loss_is_that_of_drafting_step_by_step(version, steps):
+    head, batch = head_of(version), batch_of()
+    rows = torch.randn(VD, E, dtype=torch.float64)
+    given = recipe_of(head, rows, steps).loss(batch).total
+    torch.testing.assert_close(given, loss_by_hand(head, rows, batch, steps, 0.8))
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+def test_a_mutant_shifted_by_one_is_caught(monkeypatch, off):
+    head, batch = head_of(3), batch_of()
+    rows = torch.randn(VD, E, dtype=torch.float64)
+    real = shared.shifted
+
+    def moved(x, by):  # labels of the neighbouring column
+        is_place = x.dtype == torch.long and x is not batch.token_ids
+        return real(x, by + off if is_place else by)
+
+    monkeypatch.setattr(shared, "shifted", moved)
+    given = recipe_of(head, rows, 1).loss(batch).total
+    assert (given - loss_by_hand(head, rows, batch, 1, 0.8)).abs().item() > 1e-6
+
+
+def test_a_mutant_whose_later_steps_see_no_prefix_is_caught(monkeypatch):
+    head, batch = head_of(3), batch_of()
+    rows = torch.randn(VD, E, dtype=torch.float64)
+
+    def only_itself(self, query, key, value):
+        return nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=torch.eye(LENGTH, dtype=torch.bool), enable_gqa=True
+        )
+
+    monkeypatch.setattr(shared.Unrolled, "__call__", only_itself)
+    given = recipe_of(head, rows, 2).loss(batch).total
+    assert (given - loss_by_hand(head, rows, batch, 2, 0.8)).abs().item() > 1e-6
+
+
+def test_padding_and_neighbours_change_nothing():
+    head = head_of(3)
+    rows = torch.randn(VD, E, dtype=torch.float64)
+    batch = batch_of(2)
+    alone = [
+        Batch(
+            batch.token_ids[b : b + 1],
+            {layer: state[b : b + 1] for layer, state in batch.states.items()},
+            batch.is_answer[b : b + 1],
+        )
+        for b in range(2)
+    ]
+    pad = lambda x: torch.cat([x, x.new_zeros(x.shape[0], 3, *x.shape[2:])], 1)  # noqa: E731
+    padded = Batch(
+        pad(batch.token_ids), {layer: pad(state) for layer, state in batch.states.items()}, pad(batch.is_answer)
+    )
+    recipe = recipe_of(head, rows, 2)
+    mean = (recipe.loss(alone[0]).total + recipe.loss(alone[1]).total) / 2
+    torch.testing.assert_close(recipe.loss(padded).total, mean)
+
+
+def test_the_prompt_teaches_nothing():
+    head, batch = head_of(1), batch_of()
+    rows = torch.randn(VD, E, dtype=torch.float64)
+    recipe = recipe_of(head, rows)
+    all_prompt = Batch(batch.token_ids, batch.states, torch.zeros_like(batch.is_answer))
+    all_prompt.is_answer[0, -1] = True
+    one = recipe.loss(all_prompt)
+    hidden = drafted_by_hand(head, batch, LENGTH - 3, 1)[0]
+    target = (batch.states[LAST][0, LENGTH - 2] @ rows.T).softmax(-1)
+    torch.testing.assert_close(one.total, -(target * head.logits(hidden).log_softmax(-1)).sum())
+
+
+def test_agreement_counts_tokens_outside_the_draft_vocabulary_as_misses():
+    head, batch = head_of(3), batch_of()
+    rows = torch.randn(VD, E, dtype=torch.float64)
+    batch.token_ids[0, -1] = V - 1
+    recipe = recipe_of(head, rows)
+    losses = recipe.loss(batch)
+    right = 0
+    for t in range(LENGTH - 2):
+        if t + 2 >= PROMPT:
+            hidden = drafted_by_hand(head, batch, t, 1)[0]
+            right += int(head.logits(hidden).argmax() == batch.token_ids[0, t + 2])
+    assert float(losses.agreement[0]) == pytest.approx(right / (LENGTH - PROMPT))
+
+
+def test_regression_joins_the_law_for_eagle_1():
+    head, batch = head_of(1), batch_of()
+    rows = torch.randn(VD, E, dtype=torch.float64)
+    both = recipe_of(head, rows, 1, regress=1.0, ce_weight=0.1).loss(batch)
+    expected = 0.1 * both.parts["law0"] + both.parts["regress0"]
+    torch.testing.assert_close(both.total.detach(), expected)
+
+
+def test_losses_agree_with_their_definitions():
+    torch.manual_seed(0)
+    target, head = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
+    p, q = target.softmax(-1), head.softmax(-1)
+    entropy = -(p * p.log()).sum(-1).mean()
+    torch.testing.assert_close(cross_entropy(target, head), -(p * q.log()).sum(-1).mean())
+    torch.testing.assert_close(kl(target, head), cross_entropy(target, head) - entropy)
+    torch.testing.assert_close(tv(target, head), 1 - torch.minimum(p, q).sum(-1).mean())
+    torch.testing.assert_close(lk(target, head), -torch.minimum(p, q).sum(-1).log().mean())
+    assert float(kl(target, target)) == pytest.approx(0, abs=1e-12)
+    assert float(regression(target, target)) == 0
+    assert set(LOSSES) == {"ce", "kl", "tv", "lk"}
+    with pytest.raises(ValueError, match="unknown loss"):
+        loss_named("mse")

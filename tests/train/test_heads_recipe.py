@@ -1,0 +1,184 @@
+"""Recipes of the prediction heads: their lessons one by one, and that what is learnt is what the drafter asks for."""
+
+import pytest
+import torch
+from torch import nn
+
+from paceline import SamplingParams
+from paceline.drafters.heads import Blockwise, Medusa
+from paceline.drafters.mtp import Mtp
+from paceline.errors import ConfigError
+from paceline.runner import ModelRunner
+from paceline.train.losses import loss_named
+from paceline.train.recipe import Batch
+from paceline.train.recipes.heads import HeadsRecipe
+from paceline.train.recipes.mtp import MtpRecipe, warm_start
+from tests.drafters.heads_helpers import SOME, attached, blockwise, last_states, medusa, mtp, uncached_mtp
+from tests.helpers import loaded, oracle, prompt, run, sequence
+from tests.tiny import tiny_model
+
+TEXTS = [(prompt(6, 1), prompt(9, 2)), (prompt(3, 3), prompt(5, 4))]
+"""Prompts and answers."""
+DOUBLE = torch.float64
+
+
+def batch_of(texts, dtype=DOUBLE) -> Batch:
+    """As training makes it: padded at the end, no state at an answer's last token."""
+    width = max(len(p) + len(a) for p, a in texts)
+    ids, states = torch.zeros(len(texts), width, dtype=torch.long), torch.zeros(len(texts), width, 32, dtype=dtype)
+    answers = torch.zeros(len(texts), width, dtype=torch.bool)
+    for row, (p, a) in enumerate(texts):
+        length = len(p) + len(a)
+        ids[row, :length] = torch.tensor(p + a)
+        states[row, : length - 1] = last_states(loaded("llama", dtype), p + a)[:-1]
+        answers[row, len(p) : length] = True
+    return Batch(ids, {2: states}, answers)
+
+
+def rows_of(ids=SOME, dtype=DOUBLE) -> torch.Tensor:
+    return tiny_model("llama", dtype).get_output_embeddings().weight.detach()[ids]
+
+
+def one_by_one(law_of, depth: int, soft: bool, shift: int = 2) -> tuple[list[float], list[float]]:
+    """Mean loss and agreement of each depth from its lessons; law_of(p + a, t, i): the law of x_{t+2+i} by f_t."""
+    losses, agreement = [], []
+    for i in range(depth):
+        values, right, lessons = [], 0, 0
+        for p, a in TEXTS:
+            text = p + a
+            states = last_states(loaded("llama", DOUBLE), text)
+            for t in range(len(text)):
+                at = t + shift + i
+                if not len(p) <= at < len(text):
+                    continue
+                lessons += 1
+                if text[at] not in SOME:
+                    continue
+                law, label = law_of(text, t, i), SOME.tolist().index(text[at])
+                teacher = (rows_of() @ states[at - 1]).softmax(-1) if soft else nn.functional.one_hot(
+                    torch.tensor(label), len(SOME)
+                )  # fmt: skip
+                values.append(float(-(teacher * law.log()).sum()))
+                right += int(law.argmax()) == label
+        losses.append(sum(values) / len(values))
+        agreement.append(right / lessons)
+    return losses, agreement
+
+
+def is_right(recipe, law_of, depth: int, soft: bool, shift: int = 2) -> bool:
+    with torch.no_grad():
+        got = recipe.loss(batch_of(TEXTS))
+    losses, agreement = one_by_one(law_of, depth, soft, shift)
+    weights = torch.tensor([recipe.decay**i for i in range(depth)], dtype=DOUBLE)
+    expected = (weights * torch.tensor(losses, dtype=DOUBLE)).sum() / weights.sum()
+    parts = [float(got.parts[f"law{i}"]) for i in range(depth)]
+    same = parts == pytest.approx(losses) and float(got.total) == pytest.approx(float(expected))
+    return same and got.agreement.tolist() == pytest.approx(agreement)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("make", [medusa, blockwise])
+def test_lessons_of_parallel_heads(make, soft):
+    """Head i at f_t learns x_{t+2+i}; one column off would be another loss."""
+    head = attached(make(loaded("llama", DOUBLE), 3, SOME), loaded("llama", DOUBLE))
+    recipe = HeadsRecipe(head, rows_of(), loss_named("ce") if soft else None)
+
+    def law_of(text, t, i):
+        with torch.no_grad():
+            return head.logits(head.foresee(last_states(loaded("llama", DOUBLE), text)[t], i), i).softmax(-1)
+
+    assert is_right(recipe, law_of, 3, soft)
+    assert not is_right(recipe, law_of, 3, soft, shift=1)
+    assert not is_right(recipe, law_of, 3, soft, shift=3)
+
+
+@pytest.mark.parametrize(("modules", "steps", "soft"), [(1, 3, False), (2, 4, True), (3, 3, False)])
+def test_lessons_of_mtp_are_drafts_given_true_tokens(modules, steps, soft):
+    """The law of each step in training is the drafter's, had it drafted the true tokens before."""
+    head = attached(mtp(loaded("llama", DOUBLE), modules, SOME), loaded("llama", DOUBLE))
+    recipe = MtpRecipe(head, rows_of(), loss_named("ce") if soft else None, steps)
+
+    def law_of(text, t, i):
+        known, after = text[: t + 2], tuple(text[t + 2 : t + 3 + i])  # x_{t+1} is the root
+        return uncached_mtp(head, last_states(loaded("llama", DOUBLE), text), known, i + 1, after)[1][i]
+
+    assert is_right(recipe, law_of, steps, soft)
+    assert not is_right(recipe, law_of, steps, soft, shift=3)
+
+
+CASES = {
+    "medusa": (lambda t: medusa(t), Medusa, lambda h, r: HeadsRecipe(h, r)),
+    "blockwise": (lambda t: blockwise(t), Blockwise, lambda h, r: HeadsRecipe(h, r, decay=1.0, one_head=True)),
+    "mtp": (lambda t: mtp(t), Mtp, lambda h, r: MtpRecipe(h, r, steps=3)),
+    "mtp of two": (lambda t: mtp(t, 2), Mtp, lambda h, r: MtpRecipe(h, r, steps=3)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_learnt_is_what_is_drafted(name):
+    """Heads that know one sampled answer by heart draft it: recipe and drafter mean the same columns."""
+    make, drafter, recipe_of = CASES[name]
+    target, params = loaded(), SamplingParams(temperature=1.5, max_tokens=25)
+    answer = oracle(target, prompt(8), params).output_ids
+    assert len(set(answer)) > 12
+    head, batch = attached(make(target), target), batch_of([(prompt(8), answer)], torch.float32)
+    recipe = recipe_of(head, rows_of(slice(None), torch.float32))
+    descent = torch.optim.AdamW(head.parameters(), 5e-3, weight_decay=0)
+    torch.manual_seed(0)
+    for _ in range(100 if name.startswith("mtp") else 240):
+        descent.zero_grad()
+        recipe.loss(batch).total.backward()
+        descent.step()
+    agreement = recipe.loss(batch).agreement if name != "blockwise" else torch.ones(1)
+    assert (agreement > 0.9).all()
+    (seq,) = run(ModelRunner(target, 1), drafter(head), [sequence(target, prompt(8), params)], 3, 12)
+    assert seq.output_ids == answer
+    assert sum(r.num_accepted for r in seq.rounds) > 0.8 * sum(r.num_drafted for r in seq.rounds)
+
+
+def test_one_head_a_batch():
+    head = attached(blockwise(loaded("llama", DOUBLE), 3, SOME), loaded("llama", DOUBLE))
+    recipe = HeadsRecipe(head, rows_of(), None, 1.0, one_head=True)
+    torch.manual_seed(0)
+    drawn = set()
+    for _ in range(12):
+        head.zero_grad()
+        made = recipe.loss(batch_of(TEXTS))
+        made.total.backward()
+        (one,) = [i for i in range(3) if head.blocks[i].up_proj.weight.grad is not None]
+        assert made.agreement.isnan().tolist() == [i != one for i in range(3)]
+        assert set(made.parts) == {f"law{one}"}
+        drawn.add(one)
+    assert drawn == {0, 1, 2}
+    assert not recipe.module.eval() or recipe.loss(batch_of(TEXTS)).agreement.isfinite().all()
+
+
+def test_a_batch_without_lessons_has_no_loss():
+    short = batch_of([(prompt(4), [3])])  # token 3 is not drafted
+    for recipe in (
+        HeadsRecipe(attached(medusa(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)), rows_of()),
+        MtpRecipe(attached(mtp(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)), rows_of()),
+    ):
+        made = recipe.loss(short)
+        made.total.backward()
+        assert float(made.total) == 0
+        assert made.agreement.tolist() == [0, 0]
+
+
+def test_warm_start_takes_the_target_s_layer():
+    model, head = tiny_model("llama"), mtp(loaded(), 2)
+    with pytest.raises(ConfigError, match="mlp"):
+        warm_start(head, model.model.layers[1], model.model.norm.weight)  # 48 wide, the modules 40
+    fitting = mtp(loaded(), 2, intermediate_size=48)
+    warm_start(fitting, model.model.layers[1], model.model.norm.weight)
+    for module in fitting.layers:
+        assert torch.equal(module.self_attn.q_proj.weight, model.model.layers[1].self_attn.q_proj.weight)
+        assert torch.equal(module.eh_proj.weight[:, 32:], torch.eye(32))
+
+
+def test_options_out_of_range_are_refused():
+    head = mtp(loaded(), 2)
+    with pytest.raises(ConfigError, match="steps"):
+        MtpRecipe(head, rows_of(), steps=1)
+    with pytest.raises(ConfigError, match="decay"):
+        HeadsRecipe(medusa(loaded()), rows_of(), decay=0.0)

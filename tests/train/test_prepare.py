@@ -1,0 +1,75 @@
+"""Answers on disk: the target's own, whole or absent, and the same ones however often the writing was cut short."""
+
+import json
+
+import pytest
+
+from paceline.core.request import SamplingParams
+from paceline.errors import ConfigError
+from paceline.train.prepare import PrepareConfig, ordered, prepare, written
+from tests.helpers import NO_EOS, loaded, oracle, prompt, runner
+from tests.train.toy import write_answers
+
+
+def lines(folder):
+    return sorted(json.dumps({**line, "states": None}) for line in written(folder))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return lines(write_answers(tmp_path_factory.mktemp("whole"), count=40))
+
+
+def test_answers_are_the_targets(whole):
+    for line in map(json.loads, whole[::7]):
+        params = SamplingParams(temperature=line["temperature"], max_tokens=12)
+        assert line["answer_ids"] == oracle(loaded(), line["prompt_ids"], params, line["seed"]).output_ids
+        assert line["prompt_ids"] == prompt(3 + 5 * line["index"] % 17, seed=100 + line["index"])
+    assert {json.loads(line)["temperature"] for line in whole} == {0.0, 1.0}
+
+
+def test_cut_short_and_run_again(whole, tmp_path):
+    write_answers(tmp_path, count=40, limit_rounds=100)
+    part = len(written(tmp_path))
+    assert 0 < part < 40
+    with (tmp_path / "answers.jsonl").open("a") as file:
+        file.write('{"index": 39, "sour')  # killed while writing
+    write_answers(tmp_path, count=40)
+    assert lines(tmp_path) == whole
+
+
+def test_parts_make_the_whole(whole, tmp_path):
+    for index in range(2):
+        write_answers(tmp_path / str(index), count=40, part=(index, 2))
+    both = [json.loads(line)["prompt_ids"] for index in range(2) for line in lines(tmp_path / str(index))]
+    assert sorted(both) == sorted(json.loads(line)["prompt_ids"] for line in whole)
+
+
+def test_progress(tmp_path):
+    config = PrepareConfig(limit=3, max_tokens=4)
+    prompts = [("", prompt(4, seed=i)) for i in range(3)]
+    steps = list(prepare(runner(loaded()), prompts, NO_EOS, config, tmp_path))
+    assert sum(step.tokens for step in steps) == 12
+    assert steps[-1].answers == 3
+    assert [s.answers for s in prepare(runner(loaded()), prompts, NO_EOS, config, tmp_path)] == [3]
+
+
+def test_other_prompts_or_another_way_are_refused(tmp_path):
+    write_answers(tmp_path, count=4)
+    with pytest.raises(ConfigError, match="another seed"):
+        write_answers(tmp_path, count=4, seed=1)
+    config = PrepareConfig(limit=4, max_tokens=12, layers=(1, 2))
+    with pytest.raises(ConfigError, match="other prompts"):
+        list(prepare(runner(loaded()), [("a", prompt(5, seed=0))], NO_EOS, config, tmp_path))
+
+
+def test_order_and_mix():
+    rows = [{"prompt": f"{source}{i}", "source": source} for source in "ab" for i in range(50)]
+    config = PrepareConfig(limit=40, mix={"a": 0.75, "b": 0.25}, seed=1)
+    taken = ordered(rows, config)
+    assert taken == ordered(rows, config)
+    assert 24 <= sum(row["source"] == "a" for row in taken) <= 36
+    assert ordered(rows, PrepareConfig(limit=60, mix=config.mix, seed=1))[:40] == taken, "a higher limit only adds"
+    assert len(ordered(rows, PrepareConfig(limit=1000))) == 100
+    with pytest.raises(ConfigError, match=r"no prompt comes from 'c'.*among a, b"):
+        ordered(rows, PrepareConfig(mix={"c": 1.0}))

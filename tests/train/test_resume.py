@@ -1,0 +1,182 @@
+"""A run that was killed and goes on ends with the bits of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.errors import ConfigError, NumericsError
+from paceline.train import checkpoint
+from paceline.train.config import TrainConfig
+from paceline.train.data import Answers
+from paceline.train.log import Evaluated, Finished, Saved, Started, Stepped, read_log
+from paceline.train.loop import train
+from paceline.train.recipe import Losses
+from tests.train.toy import Toy, same, weights, write_answers
+
+CONFIG = TrainConfig(
+    epochs=3, max_tokens=64, held_out=0.2, checkpoint_seconds=0.0, log_every=3, evaluate_every=4, weight_decay=0.1
+)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    return Answers.read(write_answers(tmp_path_factory.mktemp("answers")))
+
+
+def run(answers, folder: Path, config=CONFIG, until: int | None = None, recipe=None):
+    """Train, abandoning the run after a step."""
+    recipe = recipe or Toy()
+    events = []
+    for event in train(recipe, answers, config, folder):
+        events.append(event)
+        if isinstance(event, Saved) and event.step == until:
+            break
+    return recipe, events
+
+
+@pytest.fixture(scope="module")
+def straight(answers, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    recipe, events = run(answers, folder)
+    return weights(recipe), read_log(folder), events[0].steps
+
+
+def told(log):
+    return [{key: value for key, value in line.items() if key != "tokens_per_s"} for line in log]
+
+
+@pytest.mark.parametrize("steps", [(1,), (5, 6), (13,)])
+def test_resumed_run_has_the_same_bits(answers, straight, tmp_path, steps):
+    for until in steps:
+        run(answers, tmp_path, until=until)
+        torch.manual_seed(99)  # another process
+        assert len(list(tmp_path.glob("checkpoint-*"))) <= 2
+    recipe, events = run(answers, tmp_path, recipe=Toy(seed=5))
+    assert events[0].resumed
+    assert same(weights(recipe), straight[0])
+    assert told(read_log(tmp_path)) == told(straight[1])
+
+
+@pytest.mark.parametrize("forgotten", ["random", "optimizer", "position"])
+def test_forgetful_checkpoint_is_noticed(answers, straight, tmp_path, forgotten, monkeypatch):
+    run(answers, tmp_path, until=5)
+    if forgotten == "random":
+        monkeypatch.setattr(checkpoint, "set_random_state", lambda state: None)
+    else:
+        state = checkpoint.newest(tmp_path)
+        if forgotten == "optimizer":
+            state["optimizer"]["state"] = {}
+        else:
+            state["step"] -= 1
+        torch.save(state, tmp_path / "checkpoint-00000005.pt")
+    recipe, _ = run(answers, tmp_path)
+    assert not same(weights(recipe), straight[0])
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from paceline.train.data import Answers
+from paceline.train.loop import train
+from tests.train.test_resume import CONFIG
+from tests.train import toy
+class Toy(toy.Toy):
+    def loss(self, batch):
+        if len(self.seen) > 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(batch)
+for _ in train(Toy(), Answers.read(Path(sys.argv[1])), CONFIG, Path(sys.argv[2])):
+    pass
+"""
+
+
+def test_killed_process(answers, straight, tmp_path):
+    data = answers.all[0].file.parent
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(data), str(tmp_path)], cwd=Path(__file__).parents[2],
+                          env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}, check=False)  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    assert list(tmp_path.glob("checkpoint-*.pt"))
+    (tmp_path / "checkpoint-99999999.part").write_bytes(b"half")  # killed while writing
+    recipe, events = run(answers, tmp_path)
+    assert events[0].resumed
+    assert same(weights(recipe), straight[0])
+
+
+def test_events_and_log(answers, straight, tmp_path):
+    recipe, events = run(answers, tmp_path)
+    started, last = events[0], events[-1]
+    assert isinstance(started, Started)
+    assert started.cost.columns > started.tokens
+    assert "MFLOP" in str(started.cost)
+    assert isinstance(last, Finished)
+    assert last.tokens == 3 * started.tokens
+    stepped = [e for e in events if isinstance(e, Stepped)]
+    assert [e.step for e in stepped][-1] == started.steps
+    assert stepped[-1].loss < stepped[0].loss, "it learns"
+    evaluated = [e for e in events if isinstance(e, Evaluated)]
+    assert [e.step for e in evaluated] == sorted({*range(4, started.steps, 4), started.steps})
+    first, second = evaluated[-1].agreement
+    assert evaluated[-1].accepted_length == pytest.approx(1 + first + first * second)
+    lines = read_log(tmp_path)
+    assert [line["event"] for line in lines].count("evaluation") == len(evaluated)
+    again, events = run(answers, tmp_path)
+    assert [type(e) for e in events] == [Started, Finished], "nothing is left to do"
+    assert same(weights(again), weights(recipe))
+
+
+def test_other_run_is_refused(answers, tmp_path):
+    run(answers, tmp_path, until=2)
+    with pytest.raises(ConfigError, match=r"other config.*delete"):
+        run(answers, tmp_path, TrainConfig(epochs=3, max_tokens=64, lr=1e-3))
+    with pytest.raises(ConfigError, match="other answers"):
+        run(answers.limited(12), tmp_path)
+    path = max(tmp_path.glob("checkpoint-*.pt"))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ConfigError, match="delete it"):
+        run(answers, tmp_path)
+
+
+def test_gradient_does_not_depend_on_how_batches_are_spread(answers, tmp_path):
+    """Two accumulated batches make the step that both together would make: each answer token counts alike."""
+    quiet = Toy()
+    quiet.module.eval()
+
+    class Silent(Toy):
+        def loss(self, batch):
+            self.module.eval()
+            return super().loss(batch)
+
+    ends = []
+    for name, most, accumulate in (("one", 10_000, 1), ("many", 64, 1000)):
+        config = TrainConfig(epochs=2, max_tokens=most, accumulate=accumulate, held_out=0.0)
+        recipe, events = run(answers, tmp_path / name, config, recipe=Silent())
+        assert events[0].steps == 2
+        ends.append(weights(recipe))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*ends, strict=True))
+
+
+def test_loss_that_is_not_finite_stops_the_run(answers, tmp_path):
+    class Broken(Toy):
+        def loss(self, batch):
+            losses = super().loss(batch)
+            return Losses(losses.total * float("nan"), losses.parts, losses.agreement)
+
+    recipe = Broken()
+    before = weights(recipe)
+    with pytest.raises(NumericsError, match="not finite"):
+        run(answers, tmp_path, recipe=recipe)
+    assert same(weights(recipe), before)
+
+
+def test_log_is_json(answers, straight, tmp_path):
+    run(answers, tmp_path, until=6)
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"event": "st')  # killed while writing
+    run(answers, tmp_path)
+    assert told([json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]) == told(straight[1])

@@ -1,0 +1,112 @@
+"""A whole run on a tiny model, from prompts to a measured head, by the command line; and what each stage refuses."""
+
+import json
+
+import pytest
+
+from paceline.heads import head_info, read_record
+from paceline.train import stages as stages_module
+from paceline.train.config import read_config
+from paceline.train.data import Answers
+from paceline.train.log import Started
+from paceline.train.stages import Done, Preparing, Stages, Training
+from tests.tiny import tiny_model
+from tests.unit.cli_helpers import answer, paceline, refusal, save
+
+RUN = """
+model: {model}
+prompts: [{prompts}]
+out: {out}
+dtype: float32
+prepare: {{max_tokens: 8, limit: 20, prompt_tokens: 9}}
+head: {{draft_vocab_size: 64}}
+train: {{max_tokens: 96, epochs: 2, held_out: 0.3}}
+eval: {{prompts: [{prompts}], limit: 2, max_tokens: 6, temperatures: [0]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = tmp_path_factory.mktemp("run")
+    save(base / "model", tiny_model("llama"))
+    lengths = [2 + i % 7 for i in range(18)] + [30, 30]
+    prompts = [" ".join(f"w{5 + (7 * i + 3 * j) % 90}" for j in range(n)) for i, n in enumerate(lengths)]
+    (base / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p, "source": "s"}) + "\n" for p in prompts))
+    return base
+
+
+def config_of(base, out, **changes):
+    text = RUN.format(model=base / "model", prompts=base / "prompts.jsonl", out=out)
+    (base / "run.yaml").write_text(text)
+    return base / "run.yaml"
+
+
+def test_whole_run(base, tmp_path):
+    told = answer("train", "eagle3", "--config", str(config_of(base, tmp_path)), "train.fractions=[0.5,1]")
+    assert told["prepare"]["answers"] == 18
+    assert told["prepare"]["skipped"] == 2, "too long"
+    assert len(Answers.read(tmp_path / "answers-0")) == 18
+    training = len(Answers.read(tmp_path / "answers-0").split(0.3)[0])
+    for name in ("head", "head-0.5"):
+        assert head_info(tmp_path / name).method == "eagle3"
+        record = read_record(tmp_path / name)
+        assert record["data"]["answers"] == (training if name == "head" else round(training / 2))
+        assert record["acceptance"][0]["result"]["mean_acceptance_length"] >= 1
+        assert str(base) not in json.dumps({**record, "provenance": None}), "no paths of this machine"
+        assert "acceptance length" in (tmp_path / name / "README.md").read_text()
+    assert json.loads((tmp_path / "eval.json").read_text())[0]["result"]["answers"]
+    curve = json.loads((tmp_path / "curve.json").read_text())
+    assert [size["fraction"] for size in curve["sizes"]] == [0.5, 1.0]
+    assert len(curve["runs"]["1"]) == 2
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    checked = answer("check-draft", str(tmp_path / "head"), "--model", str(base / "model"), "--prompts",
+                     str(base / "prompts.jsonl"), "--dtype", "float32", "--numerics", "fast")  # fmt: skip
+    assert checked
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "blockwise", "mtp"])
+def test_every_method(base, tmp_path, method):
+    stages = Stages(method, read_config(config_of(base, tmp_path), ("prepare.states=online", "prepare.limit=8")))
+    done = [e for run in (stages.prepare, stages.train, stages.eval) for e in run() if isinstance(e, Done)]
+    assert [event.stage for event in done] == ["prepare", "train", "eval"]
+    assert head_info(tmp_path / "head").method == method
+    assert not Answers.read(tmp_path / "answers-0").has_states
+
+
+def test_stages_go_on_where_they_were(base, tmp_path, monkeypatch):
+    run = read_config(config_of(base, tmp_path), ("train.checkpoint_seconds=0",))
+    stages = Stages("eagle", run)
+    for event in stages.prepare():
+        assert isinstance(event, Preparing | Done)
+    for event in stages.train():
+        if isinstance(event, Training) and getattr(event.event, "step", 0) == 2:
+            break
+    whole = (tmp_path / "answers-0" / "answers.jsonl").read_text()
+    (tmp_path / "answers-0" / "answers.jsonl").write_text(whole + whole.splitlines()[0] + "\n")  # written meanwhile
+    started = [e.event for e in stages.train() if isinstance(e, Training) and isinstance(e.event, Started)]
+    assert started[0].resumed
+    assert [e.was_there for e in stages.train() if isinstance(e, Done)] == [True]
+    measured = list(stages.eval())
+    monkeypatch.setattr("paceline.train.finish.run_trial", None)  # nothing is measured twice
+    assert list(stages.eval()) == measured
+    assert stages_module.draw(tmp_path) is not None
+
+
+def test_what_is_refused(base, tmp_path):
+    config = str(config_of(base, tmp_path))
+    assert "no answers" in refusal("train", "eagle", "train", "--config", config)
+    assert "no head" in refusal("train", "eagle", "eval", "--config", config)
+    assert "head.size" in refusal("train", "eagle3", "prepare", "--config", config, "head.size=3")
+    assert "prepare.part" in refusal("train", "eagle", "prepare", "--config", config, "prepare.part=[2,2]")
+    assert "did you mean 'train.epochs'" in refusal("train", "eagle", "--config", config, "train.epoch=3")
+    assert "no stage" in refusal("train", "eagle", "predict", "--config", config, code=2)
+    (tmp_path / "bad.jsonl").write_text('{"text": "x"}\n')
+    assert 'no "prompt"' in refusal(
+        "train", "eagle", "prepare", "--config", config, f"prompts={tmp_path / 'bad.jsonl'}"
+    )
+
+
+def test_help():
+    result = paceline("train", "--help")
+    assert result.exit_code == 0
+    assert "eagle3" in result.output

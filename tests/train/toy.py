@@ -1,0 +1,57 @@
+"""What the training tests share: answers of a tiny model on disk, and a recipe small enough to train in a moment."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from paceline.train.prepare import PrepareConfig, prepare
+from paceline.train.recipe import Batch, Losses, Recipe
+from tests.helpers import NO_EOS, VOCAB, loaded, prompt, runner
+
+LAYERS = (1, 2)
+
+
+def write_answers(
+    folder: Path, count: int = 24, layers: tuple[int, ...] = LAYERS, part: tuple[int, int] = (0, 1), seed: int = 0,
+    limit_rounds: int | None = None, eos_ids=NO_EOS,
+):  # fmt: skip
+    """Let the tiny model answer prompts of many lengths; a limit of rounds stands for a kill."""
+    prompts = [(("a", "b")[i % 2], prompt(3 + 5 * i % 17, seed=100 + i)) for i in range(count)]
+    config = PrepareConfig(limit=count, max_tokens=12, layers=layers, part=part, seed=seed)
+    writing = prepare(runner(loaded()), prompts, eos_ids, config, folder)
+    for index, _ in enumerate(writing):
+        if index == limit_rounds:
+            writing.close()
+            return folder
+    return folder
+
+
+class Toy(Recipe):
+    """Foresees the next token from two states, with noise on them: what a resumed run must draw again."""
+
+    states = LAYERS
+
+    def __init__(self, seed: int = 0):
+        torch.manual_seed(seed)
+        self.module = nn.Linear(2 * 32, VOCAB)
+        self.seen: list[Batch] = []
+
+    def loss(self, batch: Batch) -> Losses:
+        self.seen.append(batch)
+        states = torch.cat([batch.states[layer] for layer in self.states], -1)[:, :-1]
+        if self.module.training:
+            states = states + 0.1 * torch.randn_like(states)
+        counts = batch.is_answer[:, 1:]
+        logits, labels = self.module(states)[counts], batch.token_ids[:, 1:][counts]
+        loss = nn.functional.cross_entropy(logits, labels)
+        right = (logits.argmax(-1) == labels).float().mean()
+        return Losses(loss, {"ce": loss.detach()}, torch.stack([right, right / 2]))
+
+
+def weights(recipe: Recipe) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in recipe.module.parameters()]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -7,6 +7,9 @@ method        vLLM            SGLang                     llama.cpp
 ngram         ngram           NGRAM (CUDA only)          ngram-simple
 draft_model   draft_model     STANDALONE                 draft-simple
 self_int4     -               -                          a second, quantised copy as draft-simple
+eagle         eagle           EAGLE                      -                  a head of ours: exported first
+eagle3        eagle3          EAGLE3                     -
+medusa        medusa          -                          -
 choose        -               -                          --spec-type a,b
 """
 
@@ -17,9 +20,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from .spec_config import SpecConfig
+from .spec_words import HEADS as _HEADS
 
 DEFAULT_TOKENS = 5
 _LABELS = {"ngram": "lookup", "self_int4": "self-int4", "draft_model": "draft_model"}
+_EXPORTED = {"vLLM": ("eagle", "eagle3", "medusa"), "SGLang": ("eagle", "eagle3")}
+"""Heads that an engine can run once `paceline export` has written them for it."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +56,43 @@ def engine_flags(config: SpecConfig, num_tokens: Mapping[str, int], alone: Seq[S
 
 
 def _count(config: SpecConfig, num_tokens: Mapping[str, int]) -> int:
-    return max(1, num_tokens.get(_LABELS[config.method], DEFAULT_TOKENS))
+    return max(1, num_tokens.get(_LABELS.get(config.method, config.method), DEFAULT_TOKENS))
+
+
+def _vllm_head(config: SpecConfig, count: int) -> EngineFlags:
+    if config.method not in _EXPORTED["vLLM"]:
+        return EngineFlags("vLLM", "", f"{config.method} heads cannot be exported")
+    given = {"method": config.method, "model": _folder(config, "vllm"), "num_speculative_tokens": count}
+    flags = "--speculative-config " + shlex.quote(json.dumps(given))
+    return EngineFlags("vLLM", flags, f"a chain, no tree; first: {_export(config, 'vllm')}")
+
+
+def _sglang_head(config: SpecConfig, count: int) -> EngineFlags:
+    if config.method not in _EXPORTED["SGLang"]:
+        return EngineFlags("SGLang", "", f"runs no {config.method} heads")
+    wide = 1 if config.tree == "chain" else config.top_k or 8
+    # It re-ranks what its levels can give: top-k of the first, top-k squared of each further one.
+    nodes = count if wide == 1 else min(config.num_draft_nodes or 24, wide + (count - 1) * wide**2)
+    flags = (
+        f"--speculative-algorithm {config.method.upper()} --speculative-draft-model-path {_folder(config, 'sglang')} "
+        f"--speculative-num-steps {count} --speculative-eagle-topk {wide} --speculative-num-draft-tokens {nodes + 1}"
+    )
+    if config.method == "eagle":
+        flags += f" --speculative-token-map {_folder(config, 'sglang')}/hot_tokens.pt"
+    return EngineFlags("SGLang", flags, f"first: {_export(config, 'sglang')}")
+
+
+def _folder(config: SpecConfig, engine: str) -> str:
+    return shlex.quote(f"{str(config.model).rstrip('/').rsplit('/', 1)[-1]}-{engine}")
+
+
+def _export(config: SpecConfig, engine: str) -> str:
+    return f"paceline export {shlex.quote(str(config.model))} {_folder(config, engine)} --to {engine} --model MODEL"
 
 
 def _vllm(config: SpecConfig, count: int) -> EngineFlags:
+    if config.method in _HEADS:
+        return _vllm_head(config, count)
     if config.method == "self_int4":
         return EngineFlags("vLLM", "", f"no {_self_draft(config)}; an INT4 checkpoint as its draft is a second copy")
     given: dict[str, object] = {"method": config.method, "num_speculative_tokens": count}
@@ -70,6 +109,8 @@ def _vllm(config: SpecConfig, count: int) -> EngineFlags:
 def _sglang(config: SpecConfig, count: int) -> EngineFlags:
     # SGLang counts the token that a draft hangs on.
     verified = f"--speculative-num-draft-tokens {count + 1}"
+    if config.method in _HEADS:
+        return _sglang_head(config, count)
     if config.method == "self_int4":
         return EngineFlags("SGLang", "", f"no {_self_draft(config)}")
     if config.method == "ngram":
@@ -85,6 +126,8 @@ def _sglang(config: SpecConfig, count: int) -> EngineFlags:
 
 
 def _llama_cpp(config: SpecConfig, count: int) -> EngineFlags:
+    if config.method in _HEADS:
+        return EngineFlags("llama.cpp", "", f"runs no {config.method} heads of ours")
     flags, remark = _llama_cpp_parts(config, count)
     return EngineFlags("llama.cpp", f"--spec-type {_llama_cpp_type(config)} {flags}", remark)
 
@@ -108,6 +151,8 @@ def _llama_cpp_type(config: SpecConfig) -> str:
 
 def _llama_cpp_mixed(config: SpecConfig, num_tokens: Mapping[str, int]) -> EngineFlags:
     """N-grams and one draft can be mixed; llama.cpp then takes them by its own rule."""
+    if any(one.method in _HEADS for one in config.drafters):
+        return EngineFlags("llama.cpp", "", "runs no heads of ours")
     kinds = {_llama_cpp_type(one): one for one in reversed(config.drafters)}
     if len(kinds) < len(config.drafters):
         return EngineFlags("llama.cpp", "", "takes one draft model at a time")

@@ -122,7 +122,10 @@ class SpecConfig:
         elif self.policy == "cost_model":
             policy = CostModel(most, profile)
         else:
-            policy = Dynamic(most) if self.policy == "dynamic" else Gate(Fixed(most, self.num_draft_nodes))
+            trees = any(one.method in TREES and one.tree != "chain" for one in (self, *self.drafters))
+            nodes = max(FIXED_NODES, most) if trees else None
+            gated = Fixed(most, self.num_draft_nodes)
+            policy = Dynamic(most, num_nodes=nodes) if self.policy == "dynamic" else Gate(gated)
         return self._drafter(), policy, verifier
 
     def _drafter(self) -> "Drafter":

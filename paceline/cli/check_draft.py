@@ -62,13 +62,16 @@ def check_draft(
     with screen.spinner("starting"):  # importing torch takes seconds
         from ..checks.trials import check_trial, trials_of
         from ..heads import head_info, read_record
+        from ..provenance import hash_prompts
 
     info = head_info(head)
     record = read_record(info.folder)
     trials = trials_of(record)
     _check_weights(info, record)
     texts = None if prompts is None else _texts(prompts)
-    wanted = [trial for trial in trials if trial.can_run == (texts is None)]
+    wanted = [trial for trial in trials if trial.can_run]
+    if texts is not None:
+        wanted = [trial for trial in trials if trial.sha256 == hash_prompts(texts[: trial.count])]
     if not wanted:
         raise ConfigError(
             f"{head!r} records no acceptance that can be measured {'here' if texts is None else 'with a file'}",
@@ -159,7 +162,7 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
 def _texts(path: str) -> list[str]:
     from ..checks.prompt_files import read_prompts
 
-    return [one if isinstance(one, str) else str(one[0]["content"]) for one in read_prompts(path)]
+    return [one if isinstance(one, str) else str(one[-1]["content"]) for one in read_prompts(path)]
 
 
 def _print(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], screen: Screen) -> None:

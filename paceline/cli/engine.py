@@ -35,7 +35,8 @@ DrafterOption = Annotated[
     typer.Option(
         "--drafter",
         "-d",
-        help="none, lookup, self-int4, model:PATH_OR_ID (@int4 rounds its weights), or several joined by +.",
+        help="none, lookup, self-int4, model:PATH_OR_ID (@int4 rounds its weights), head:PATH_OR_NAME, or several "
+        "joined by +.",
         rich_help_panel=_SPEED,
     ),
 ]

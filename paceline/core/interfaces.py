@@ -69,6 +69,16 @@ class Drafter(ABC):
     def bind(self, target: Target, verifier: "Verifier") -> None:
         """Meet the target and the rule that will judge the drafts; refuse here what cannot work."""
 
+    @property
+    def branches(self) -> int:
+        """The most children that it gives a node; 1 for chains."""
+        return 1
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it reads the target's hidden states; only then are they kept while it drafts."""
+        return False
+
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """What could be drafted now: one entry, or one for each member of a combined drafter."""
         return (Outlook(self.name),)

@@ -31,6 +31,7 @@ class SpeculativeDecoder:
     def admit(self, seq: Sequence) -> None:
         """Give a sequence a slot and read its prompt, all but the last token, which is the first root."""
         begin = time.perf_counter()
+        self.runner.states.kept = self.drafter.reads_states
         seq.slot = self.runner.admit(seq.token_ids)
         self.runner.prefill(seq.slot, seq.token_ids[:-1])
         self.timings.prefill += time.perf_counter() - begin
@@ -47,6 +48,7 @@ class SpeculativeDecoder:
     def step(self, seqs: Seq[Sequence]) -> None:
         """One round for sequences that are admitted and not finished; each gains at least one token."""
         slots = [seq.slot for seq in seqs]
+        self.runner.states.kept = self.drafter.reads_states  # decoders of several kinds may share the runner
         t0 = time.perf_counter()
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
         draft = self.drafter.propose(seqs, budgets)

@@ -54,6 +54,16 @@ class Choose(Drafter):
         for member in self.members:
             member.bind(target, verifier)
 
+    @property
+    def branches(self) -> int:
+        """Those of the member that branches most."""
+        return max(member.branches for member in self.members)
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether some member does."""
+        return any(member.reads_states for member in self.members)
+
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """One entry a member."""
         return [

@@ -40,6 +40,7 @@ from .likeliest import likeliest
 from .trees import MC_SIM_7B_63, Dynamic, Growing, Static, cut, stacked
 
 Shape = Literal["dynamic", "static", "chain"]
+_BESIDES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 _FEW = 8  # pairs that are pending in any round: those are part of what a draft takes
 
 
@@ -83,6 +84,16 @@ class Eagle(Drafter):
         """The head as it drafts, once bound."""
         assert self._pass is not None, "bind() comes first"
         return self._pass
+
+    @property
+    def branches(self) -> int:
+        """`top_k`."""
+        return self.top_k
+
+    @property
+    def reads_states(self) -> bool:
+        """Those that the head was trained on."""
+        return True
 
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """Pending are pairs beyond those of any round; -1 for a text of one token, which has no pair."""
@@ -139,7 +150,7 @@ class Eagle(Drafter):
         most = min(self.top_k, max(budget.nodes for budget in budgets))
         hidden = self._catch_up(seqs)
         while True:
-            tokens, logps = self._children(layer.logits(hidden), seqs, growing[0].level, most)
+            tokens, logps = self._children(layer.logits(hidden), seqs, max(tree.level for tree in growing), most)
             fed = [{node: place for place, node in enumerate(tree.frontier)} for tree in growing]
             for row, (tree, budget) in enumerate(zip(growing, budgets, strict=True)):
                 if tree.frontier:
@@ -181,7 +192,21 @@ class Eagle(Drafter):
 
 
 def output_rows(target: LoadedModel) -> Tensor:
-    """The target's output rows [V, E]. Raises `IncompatibleModels` where they are not to be had in plain numbers."""
+    """The target's output rows [V, E].
+
+    Raises `IncompatibleModels` where they are not to be had in plain numbers, or where its logits are not just their
+    products with the last state: a head would be taught, and would draft from, another law.
+    """
+    config = target.model.config.get_text_config()
+    besides = [name for name in _BESIDES if getattr(config, name, None) not in (None, 0, 1)]
+    if getattr(target.model.get_output_embeddings(), "bias", None) is not None:
+        besides.append("a bias of the output layer")
+    if besides:
+        raise IncompatibleModels(
+            "heads cannot draft for this target yet: its logits are more than output rows times states",
+            got=", ".join(besides),
+            expected="a model without them",
+        )
     if getattr(target.model.config.get_text_config(), "tie_word_embeddings", False):
         rows = target.model.get_input_embeddings().weight
     else:

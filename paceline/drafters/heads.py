@@ -59,6 +59,16 @@ class HeadsDrafter(Drafter, ABC):
         assert self._heads is not None, "bind() comes first"
         return self._heads
 
+    @property
+    def branches(self) -> int:
+        """`top_k`."""
+        return self.top_k
+
+    @property
+    def reads_states(self) -> bool:
+        """The last ones."""
+        return True
+
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """Nothing is ever pending; -1 where the target has no state yet."""
         return (Outlook(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k),)
@@ -112,7 +122,7 @@ def _best(tokens: list[list[int]], logps: list[list[float]], depth: int, budget:
     path: list[float] = []
     for law in logps[:depth]:
         path.append(math.exp(law[0]))
-        if budget.goes_on is not None and not budget.goes_on(path):
+        if len(path) < depth and budget.goes_on is not None and not budget.goes_on(path):
             break
     return from_marginals(logps[: len(path)], tokens[: len(path)], budget.nodes, budget.least)
 

@@ -90,6 +90,11 @@ class Mtp(Drafter):
         assert self._head is not None, "bind() comes first"
         return self._head
 
+    @property
+    def reads_states(self) -> bool:
+        """The last ones."""
+        return True
+
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """Pending are the rows before those of an ordinary step; -1 where the target has no state yet."""
         known, count = self._cache.lengths[seq.slot], self.head.config.num_modules

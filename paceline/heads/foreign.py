@@ -66,7 +66,7 @@ def target_of(loaded: LoadedModel) -> Target:
         loaded.hidden_size,
         loaded.vocab_size,
         model.get_input_embeddings().weight,  # type: ignore[union-attr, arg-type]
-        model.get_output_embeddings().weight,  # type: ignore[union-attr, arg-type]
+        getattr(model.get_output_embeddings(), "weight", None),
     )
 
 

@@ -9,6 +9,7 @@ Decisions may depend on the clock, and on drafted tokens that are kept: neither 
 (docs/lossless.md, lemmas 4 and 5).
 """
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -94,6 +95,8 @@ class CostModel(DraftPolicy):
         if self.estimates.curve is None:
             assert self._drafter is not None, "bind() comes first"
             self.estimates.measure(self._pass_seconds, room, self._clock)
+            if self._drafter.branches > 1:
+                self.estimates.measure_trees(self._pass_seconds, min(room, 1 + self.max_nodes), self._clock)
             self.estimates.learn_seconds(self._drafter.seconds())
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
@@ -258,7 +261,8 @@ class CostModel(DraftPolicy):
         tree = any(record.num_nodes > record.num_drafted for _, record in seen)
         should = turn.seconds(nodes, tree) + sum(self.estimates.cost(s).of(depths[s], pending[s]) for s in depths)
         reading = sum(row.option.reading for row in self._plan if row.option)
-        self._settle(seen, min(drafting + target_s, OUTLIER * should + reading), turn)
+        known = not tree or turn.knows_tree(nodes)  # what trees of this size cost has still to be found out, and paid
+        self._settle(seen, min(drafting + target_s, OUTLIER * should + reading if known else math.inf), turn)
         turn.observe(nodes, target_s, tree)
         self.estimates.learn_drafting(depths, pending, batch, drafting)
         for (seq, record), row in zip(seen, self._plan, strict=True):

@@ -98,6 +98,10 @@ class TurnSeconds:
         shape = self._shape(nodes, tree).value
         return max(plain, self.curve.seconds(self.batch * (1 + nodes)) * self.drift.value * shape)
 
+    def knows_tree(self, nodes: int) -> bool:
+        """Whether a few trees of about this size were seen."""
+        return self._shape(nodes, True).count >= 3
+
     def step(self, nodes: int) -> float:
         """What one more token of a chain adds to R(nodes)."""
         rows, shape = self.batch * (1 + nodes), self._shape(nodes + 1, False).value

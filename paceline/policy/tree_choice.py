@@ -107,7 +107,7 @@ def _expected(rows: Seq[_Row], g: int) -> tuple[float, int, float, float, float]
         cells, scale, reach, per_token, _ = rows[0]
         gain, nodes, drafted, tried = cells[g]
         gain = gain * scale if gain * scale < reach else reach
-        return gain, math.ceil(nodes), drafted, per_token * (1 + gain), tried
+        return gain, max(1, math.ceil(nodes)), drafted, per_token * (1 + gain), tried
     tokens = levels = read = kept = most = 0.0
     tries = math.inf
     for cells, scale, reach, per_token, is_chain in rows:
@@ -120,7 +120,7 @@ def _expected(rows: Seq[_Row], g: int) -> tuple[float, int, float, float, float]
         read += per_token * (1 + gain)
     # The longest row sets the length of the pass: of one row its mean, of many nearly the most.
     mean = kept / len(rows)
-    return tokens, math.ceil(mean + (most - mean) * (1 - 1 / len(rows))), levels, read, tries
+    return tokens, max(1, math.ceil(mean + (most - mean) * (1 - 1 / len(rows)))), levels, read, tries
 
 
 def _slope(passes: Seq[float], sizes: Seq[int], g: int) -> float:

@@ -158,7 +158,8 @@ def _wider(row: Seq[Cell], place: int, g: int) -> tuple[float, float, float]:
     """
     (less, kept, levels, _), guess, depth = row[g - 1], _GUESS[place], DEPTHS[place]
     before = row[g - 2][1] if g - 2 >= FIRST[place] else 0.0
-    used = (kept - before) / (NODES[g - 1] - (NODES[g - 2] if before else 0))
+    # Sizes are learnt from different rounds, so that a larger one may have kept fewer.
+    used = min(1.0, max(0.0, (kept - before) / (NODES[g - 1] - (NODES[g - 2] if before else 0))))
     missing = (depth - less) * (depth - guess[g]) / (depth - guess[g - 1])
     more = max(0.0, min(less * guess[g] / guess[g - 1], depth - missing) - less)
     return less + used * more, kept + used * (NODES[g] - NODES[g - 1]), levels
@@ -168,6 +169,6 @@ def _deeper(rows: Seq[Seq[Cell]], place: int, g: int, gains: Seq[float]) -> tupl
     """A guess of the next depth from the last, and from how often that was reached."""
     (less, kept, levels, _), depth, above = rows[-1][g], DEPTHS[place], DEPTHS[place - 1]
     before, at = (rows[-2][g][2], DEPTHS[place - 2]) if place > 1 else (0.0, 0)
-    reached = (levels - before) / (above - at)
+    reached = min(1.0, max(0.0, (levels - before) / (above - at)))
     further = gains[min(depth, len(gains) - 1)] / max(gains[min(above, len(gains) - 1)], 1e-9)
     return less * (1 + reached * max(0.0, further - 1)), kept, levels + reached * (depth - above)

@@ -34,8 +34,8 @@ def fingerprint(model: PreTrainedModel) -> str:
     """sha256, in hexadecimal, over the facts of the architecture and at most 256 values of every weight, as bfloat16.
 
     Computed while the layers are still those of transformers; a module tree in which they were fused, packed or
-    quantised since keeps what `remember` noted. The same checkpoint has one fingerprint in bfloat16, float16, float32
-    and float64.
+    quantised since keeps what `remember` noted. A checkpoint in bfloat16 or float16 has one fingerprint in
+    whatever dtype it is loaded; one in float32 has another when it is loaded as float16, which rounds twice.
     """
     known = vars(model).get(_KEPT)
     if isinstance(known, str) and _is_changed(model):

@@ -30,9 +30,8 @@ class StaticPasses:
 
     def __init__(self, decoder: FusedDecoder, cache: SlotCache, max_length: int):
         self._decoder, self._cache, self._max_length = decoder, cache, max_length
-        self._passes: dict[Bucket, tuple[StaticPass, Callable[[], tuple[Tensor, States]]]] = {}
+        self._passes: dict[tuple[Bucket, tuple[int, ...]], tuple[StaticPass, Callable[[], tuple[Tensor, States]]]] = {}
         self._built_on: list[Tensor] = []
-        self._watched: tuple[int, ...] = ()
         self.num_runs = 0
 
     def __len__(self) -> int:
@@ -53,23 +52,23 @@ class StaticPasses:
         scratch = nodes if window[1] > len(slots) else 0
         starts = self._cache.begin(slots, nodes + scratch, drafts=True)
         self._forget_if_moved()
-        self._watch(tuple(states or ()))
+        watched = tuple(states or ())
         bucket = Bucket.of(window, nodes, max(starts) + nodes, self._cache.capacity)
-        found = self._passes.get(bucket)
-        made = found[0] if found else self._new(bucket)
+        found = self._passes.get((bucket, watched))
+        made = found[0] if found else self._new(bucket, watched)
         made.load(slots, starts, tree)
         if found is None:  # captured with its first pass loaded: warming up writes what the pass itself will write
             if len(self._passes) >= _MOST:
                 del self._passes[next(iter(self._passes))]
-            found = self._passes[bucket] = made, repeatable(made.compute, self._decoder.embeddings.device)
+            found = self._passes[bucket, watched] = made, repeatable(made.compute, self._decoder.embeddings.device)
         self.num_runs += 1
         logits, passing = found[1]()
         for layer in states or ():
             states[layer] = made.take(passing[layer], tree.num_nodes)  # type: ignore[index]
         return made.take(logits, tree.num_nodes)
 
-    def _new(self, bucket: Bucket) -> StaticPass:
-        return StaticPass(bucket, self._decoder, self._cache, self._max_length, self._watched)
+    def _new(self, bucket: Bucket, watched: tuple[int, ...]) -> StaticPass:
+        return StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
 
     def _forget_if_moved(self) -> None:
         """Drop what was built on other tensors than the cache has now."""
@@ -77,12 +76,6 @@ class StaticPasses:
         if len(now) != len(self._built_on) or any(a is not b for a, b in zip(now, self._built_on, strict=True)):
             self._passes.clear()
             self._built_on = list(now)
-
-    def _watch(self, layers: tuple[int, ...]) -> None:
-        """Drop what was built for the states of other layers."""
-        if layers != self._watched:
-            self._passes.clear()
-            self._watched = layers
 
 
 @cache

@@ -143,7 +143,7 @@ class ModelRunner:
 
     def _asked(self) -> States | None:
         """A place for each hidden state that is watched; None where there is none."""
-        return {layer: torch.empty(0) for layer in self.states.layers} or None
+        return {layer: torch.empty(0) for layer in self.states.layers if self.states.kept} or None
 
     def pass_seconds(self, rows: int, repeats: int = 3) -> float:
         """Median seconds of one pass over a chain of `rows` tokens.

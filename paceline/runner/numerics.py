@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 MULTIPLES = (2, 4, 8, 16)
 """Never fewer than 2 rows: one row is a matrix-vector product nearly everywhere."""
-_PREFIXES = (3, 61, 190)  # the second and third let a pass end just past a block of columns
-_ROWS = 32
+_PASSES = ((3, 32), (61, 32), (190, 128))
+"""Prefix and most rows: the second and third end just past a block of columns, the last is as wide as several trees."""
 _PARENTS = (-1, 0, 0, 1, 2, 2, 4, 4)
 
 
@@ -35,25 +35,32 @@ def measure_row_multiple(runner: "ModelRunner") -> int | None:
         return None
     rng = torch.Generator().manual_seed(0)
     vocab = loaded.vocab_size
-    longest = min(max(_PREFIXES), runner.max_length - _ROWS - 1)
-    if longest < 1:
+    room = runner.max_length - 1
+    fitting = sorted({(min(prefix, room - rows), rows) for prefix, rows in _PASSES if rows < room})
+    if not fitting:
         return None
-    tokens = torch.randint(vocab, (longest + _ROWS,), generator=rng).tolist()
+    tokens = torch.randint(vocab, (max(p + r for p, r in fitting),), generator=rng).tolist()
     slot = runner.cache.allocate()
     runner.invariant = True
     try:
-        candidates = list(MULTIPLES)
-        for prefix in sorted({min(p, longest) for p in _PREFIXES}):
-            runner.cache.truncate(slot, 0)
-            runner.prefill(slot, tokens[:prefix])
-            chain = tokens[prefix : prefix + _ROWS]
-            full = _logits(runner, slot, chain)
-            candidates = [m for m in candidates if _repeats(runner, slot, chain, full, m)]
-            candidates = [m for m in candidates if _branches(runner, slot, chain[: len(_PARENTS)], m)]
-        return candidates[0] if candidates else None
+        return next((m for m in MULTIPLES if _holds(runner, slot, tokens, fitting, m)), None)
     finally:
         runner.invariant, runner.row_multiple = False, 1
         runner.cache.release(slot)
+
+
+def _holds(runner: "ModelRunner", slot: int, tokens: list[int], passes: list[tuple[int, int]], multiple: int) -> bool:
+    """Whether rows keep their bits behind each prefix, whatever the number of rows and the shape of the tree."""
+    for prefix, rows in passes:
+        runner.cache.truncate(slot, 0)
+        runner.prefill(slot, tokens[:prefix])
+        chain = tokens[prefix : prefix + rows]
+        full = _logits(runner, slot, chain)
+        if not _repeats(runner, slot, chain, full, multiple):
+            return False
+        if not _branches(runner, slot, chain[: len(_PARENTS)], multiple):
+            return False
+    return True
 
 
 def _logits(runner: "ModelRunner", slot: int, chain: list[int]) -> torch.Tensor:
@@ -61,7 +68,8 @@ def _logits(runner: "ModelRunner", slot: int, chain: list[int]) -> torch.Tensor:
 
 
 def _repeats(runner: "ModelRunner", slot: int, chain: list[int], full: torch.Tensor, multiple: int) -> bool:
-    counts = sorted({multiple, 2 * multiple, 3 * multiple, 4 * multiple, 8, 16} & set(range(multiple, _ROWS, multiple)))
+    some = {multiple, 2 * multiple, 3 * multiple, 4 * multiple, 8, 16, 24, 48, 64}
+    counts = sorted(some & set(range(multiple, len(chain), multiple)))
     return all(torch.equal(_logits(runner, slot, chain[:n]), full[:n]) for n in counts)
 
 
@@ -83,7 +91,7 @@ def refuse(loaded: LoadedModel) -> NumericsError:
     elif not loaded.attends_trees:
         why = "this architecture brings an attention of its own"
     else:
-        why = f"rows differ between row counts that are multiples of {max(MULTIPLES)}"
+        why = f"rows differ between row counts that are multiples of {max(MULTIPLES)}, or between a tree and its paths"
     return NumericsError(
         'numerics="invariant" cannot be had for this model on this device',
         got=why,

@@ -19,11 +19,15 @@ States: TypeAlias = dict[int, Tensor]
 
 
 class StateStore:
-    """States of the watched layers, `[slots, capacity, E]` each; nothing is kept until `watch` is called."""
+    """States of the watched layers, `[slots, capacity, E]` each; nothing is kept until `watch` is called.
+
+    kept: False while sequences are decoded whose drafter reads none; the others' rows stay as they are.
+    """
 
     def __init__(self, num_slots: int):
         self.num_slots = num_slots
         self.layers: tuple[int, ...] = ()
+        self.kept = True  # whether passes in progress keep them
         self._rows: dict[int, Tensor] = {}
 
     def watch(self, layers: Iterable[int]) -> None:

@@ -49,11 +49,16 @@ def save_trained(
         "data": data,
         "training": training,
         "provenance": provenance(),
-        "config": {"head": dict(config.head), "prepare": asdict(config.prepare), "train": asdict(config.train)},
+        "config": asked_for(config),
         "log": evaluated,
     }
     save_head(place, recipe.module, target, record, model_card(place.name, recipe.module, target, record))
     return {"data": data, "training": training}
+
+
+def asked_for(config: RunConfig) -> dict[str, Any]:
+    """What of a run's configuration its head's record keeps: nothing that names a place on this machine."""
+    return {"head": dict(config.head), "prepare": asdict(config.prepare), "train": asdict(config.train)}
 
 
 def _plain(config: RunConfig) -> dict[str, object]:

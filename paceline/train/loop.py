@@ -8,6 +8,7 @@ however they are spread. Everything that happens is a function of (recipe, answe
 goes on from a checkpoint ends with the same bits as one that was never stopped.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -220,8 +221,17 @@ class _Run:
             "answers": self.answers.hash(),
             "recipe": type(self.recipe).__name__,
             "shapes": repr([tuple(p.shape) for p in self.parameters]),
+            "module": self._module_identity,
             "devices": self.shards,
         }
+
+    @property
+    def _module_identity(self) -> str:
+        """Shape of the module, and which tokens it can draft."""
+        module: Any = self.recipe.module
+        ids = getattr(module, "draft_ids", None)
+        drafts = "" if ids is None else hashlib.sha256(repr(ids.tolist()).encode()).hexdigest()
+        return f"{getattr(module, 'config', '')!r} {drafts}"
 
     def _save(self) -> Path:
         random_states: list[Any] = [checkpoint.random_state()]
@@ -245,7 +255,7 @@ class _Run:
             if state["identity"][key] != value:
                 raise ConfigError(
                     f"{str(self.folder)!r} holds a run with other {key}", got=value, expected=state["identity"][key],
-                    fix="choose another folder, or delete its checkpoints to begin again",
+                    fix="choose another folder, or delete this one to begin again",
                 )  # fmt: skip
         self.recipe.module.load_state_dict(state["module"])
         self.optimizer.load_state_dict(state["optimizer"])

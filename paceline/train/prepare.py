@@ -92,6 +92,11 @@ class _Recorder(Drafter):
         self._runner = target
         target.states.watch(self.layers)
 
+    @property
+    def reads_states(self) -> bool:
+        """They are what is recorded."""
+        return True
+
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Nothing."""
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]))

@@ -21,14 +21,15 @@ import torch
 
 from ..checks.acceptance import Progress
 from ..checks.trials import Trial
-from ..errors import ConfigError
+from ..errors import ConfigError, IncompatibleModels
+from ..heads import read_record
 from ..llm import LLM
 from ..runner import LoadedModel
 from ..zoo import resolve
 from .config import RunConfig
 from .curve import draw
 from .data import Answers
-from .finish import evaluate, record_acceptance, recorded, replace_text, save_trained
+from .finish import asked_for, evaluate, record_acceptance, recorded, replace_text, save_trained
 from .log import Event, Finished
 from .loop import train
 from .online import OnlineStates
@@ -160,6 +161,7 @@ class Stages:
         config = self.config.train
         for fraction in sorted(set(config.fractions)):
             if (self.head_folder(fraction) / "config.json").exists():
+                self._same_run(self.head_folder(fraction))
                 yield Done("train", self.head_folder(fraction), {"fraction": fraction}, was_there=True)
                 continue
             folder = self.out / ("train" if fraction == 1.0 else f"train-{fraction:g}")
@@ -179,12 +181,27 @@ class Stages:
         if is_main():
             draw(self.out)
 
+    def _same_run(self, head: Path) -> None:
+        """Raise `ConfigError` where the head that is there was asked for otherwise."""
+        asked = json.loads(json.dumps(asked_for(self.config)))
+        kept = read_record(head).get("config")
+        if isinstance(kept, dict) and kept.get("train") != asked["train"]:
+            changed = [key for key, value in asked["train"].items() if kept.get("train", {}).get(key) != value]
+            raise ConfigError(
+                f"{str(head)!r} was trained with other settings", got=", ".join(f"train.{key}" for key in changed),
+                fix="choose another out, or remove this head and the folder `train` beside it to begin again",
+            )  # fmt: skip
+
     def _answers(self, folder: Path) -> Answers:
         """The answers, those of a run that goes on being the ones it began with."""
-        folders = list(self.config.answers) or sorted(str(path) for path in self.out.glob("answers-*"))
+        folders = [str(Path(name)) for name in self.config.answers] or sorted(
+            str(path) for path in self.out.glob("answers-*")
+        )
         if not folders:
             raise ConfigError(f"there are no answers in {str(self.out)!r}", fix="run the stage `prepare` first")
         kept = folder / "data.json"
+        for name in folders:
+            self._same_target(Path(name))
         if kept.exists():
             lines = json.loads(kept.read_text(encoding="utf-8"))
             return Answers.read(lines, lines)
@@ -193,6 +210,16 @@ class Stages:
         answers = Answers.read(folders, lines)
         kept.write_text(json.dumps(lines) + "\n", encoding="utf-8")
         return answers
+
+    def _same_target(self, folder: Path) -> None:
+        """Raise `IncompatibleModels` for answers that another model wrote; a folder without a record passes."""
+        place = folder / "prepare.json"
+        told = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+        if told.get("fingerprint", self.target.fingerprint) != self.target.fingerprint:
+            raise IncompatibleModels(
+                f"the answers in {str(folder)!r} were written by another model", got=told.get("target"),
+                expected=self.target.name, fix="prepare answers of this model, or name the model that wrote them",
+            )  # fmt: skip
 
     # eval
 

@@ -3,6 +3,8 @@
 import json
 import shlex
 
+import pytest
+
 from paceline.engine_flags import engine_flags
 from paceline.spec_config import SpecConfig, parse
 
@@ -88,3 +90,20 @@ def test_names_survive_a_shell():
     (vllm, sglang, _) = engine_flags(config, {"draft_model": 2})
     assert json.loads(shlex.split(vllm.flags)[1])["model"] == "/my models/it's"
     assert "/my models/it's" in shlex.split(sglang.flags)
+
+
+@pytest.mark.parametrize(
+    ("method", "vllm", "sglang"),
+    [("eagle", True, True), ("eagle3", True, True), ("medusa", True, False), ("blockwise", False, False)],
+)
+def test_heads_are_exported_first(method, vllm, sglang):
+    config = parse({"method": method, "model": "heads/my-head"})
+    by_engine = {one.engine: one for one in engine_flags(config, {method: 4})}
+    assert bool(by_engine["vLLM"].flags) is vllm
+    assert bool(by_engine["SGLang"].flags) is sglang
+    assert by_engine["llama.cpp"].flags == ""
+    for engine, target in (("vLLM", "vllm"), ("SGLang", "sglang")):
+        one = by_engine[engine]
+        if one.flags:
+            assert f"my-head-{target}" in one.flags
+            assert f"paceline export heads/my-head my-head-{target} --to {target} --model MODEL" in one.remark

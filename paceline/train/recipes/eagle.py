@@ -63,7 +63,8 @@ class EagleRecipe(Recipe):
         taught = Teacher(labels, shifted(batch.is_answer, 1), self._rows)
         hidden = head.begin(states)
         unrolled = Unrolled(length, batch.token_ids.device)
-        total, parts, agreement = labels.new_zeros(()), dict[str, Tensor](), list[Tensor]()
+        parts, agreement = dict[str, Tensor](), list[Tensor]()
+        total = head.logits(hidden[:, :0]).sum()  # zero, and part of the graph where there is no lesson
         for step in range(self.steps):
             tokens = shifted(batch.token_ids, 1 + step)
             positions = (torch.arange(length, device=tokens.device) + step).expand_as(tokens)

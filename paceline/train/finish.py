@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from ..checks.trials import Trial, run_trial, trials_of
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..heads import load_head, model_card, read_record, save_head
+from ..heads.kinds import method_of
 from ..llm import LLM
 from ..prompts import EXAMPLES
 from ..provenance import hash_prompts, provenance
@@ -48,12 +50,28 @@ def save_trained(
         "licence": config.licence,
         "data": data,
         "training": training,
-        "provenance": provenance(),
+        "provenance": {**provenance(), "command": [_unplaced(word) for word in sys.argv]},
         "config": asked_for(config),
         "log": evaluated,
     }
-    save_head(place, recipe.module, target, record, model_card(place.name, recipe.module, target, record))
+    save_head(
+        place,
+        recipe.module,
+        target,
+        record,
+        model_card(_name(place, method_of(recipe.module), target), recipe.module, target, record),
+    )
     return {"data": data, "training": training}
+
+
+def _name(folder: Path, method: str, target: LoadedModel) -> str:
+    """What a card calls a head: its folder's name, unless that is just `head`."""
+    return f"{target.name}-{method}" if folder.name.startswith("head") else folder.name
+
+
+def _unplaced(word: str) -> str:
+    """A word of a command without the folders of this machine: heads travel."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def asked_for(config: RunConfig) -> dict[str, Any]:
@@ -120,7 +138,8 @@ def record_acceptance(head: Path, target: LoadedModel, trials: Seq[Trial]) -> No
     """Put the measurements into the head's record and its card."""
     record = {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]}
     replace_text(head / "training.json", json.dumps(record, indent=2) + "\n")
-    card = model_card(head.name, load_head(head, target), target, cast("Mapping[str, object]", record))
+    made = load_head(head, target)
+    card = model_card(_name(head, method_of(made), target), made, target, cast("Mapping[str, object]", record))
     replace_text(head / "README.md", card)
 
 

@@ -11,6 +11,7 @@ from paceline.core.interfaces import DraftBudget, DraftPolicy, Verifier
 from paceline.core.request import Sequence
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Eagle
+from paceline.errors import IncompatibleModels
 from paceline.modules.eagle import EagleConfig, EagleHead
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from paceline.verify import Coupled
@@ -19,6 +20,8 @@ from tests.helpers import NO_EOS, REPEATING, SEED, all_free, assert_sound, loade
 from tests.lossless.test_identity import OPTIONS
 from tests.tiny import tiny_model
 
+# Checks of annotations would slow these loops down tenfold.
+pytestmark = pytest.mark.usefixtures("unchecked_types")
 ENDS = frozenset({2, 30, 31, 60})
 
 
@@ -115,7 +118,14 @@ def test_caches_that_grow(monkeypatch):
     assert_identical(Eagle(random_head(loaded(), 3)), params, ids=prompt(90))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mixtral"])
+def test_a_target_that_does_more_to_its_logits_is_refused():
+    with pytest.raises(IncompatibleModels, match="final_logit_softcapping"):
+        assert_identical(
+            Eagle(random_head(loaded("gemma2"), 3)), [SamplingParams(max_tokens=4)], target=loaded("gemma2")
+        )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_other_architectures(name):
     params = [SamplingParams(temperature=t, max_tokens=12) for t in (0.0, 0.8)]
     assert_identical(Eagle(random_head(loaded(name), 3)), params, target=loaded(name))

@@ -51,7 +51,12 @@ def test_truncation_matches_transformers(options: dict, spread: float, ties: boo
         assert torch.equal(kept, want > -torch.inf)
         return
     # transformers cuts between equal scores in the order of an unstable sort: the scores kept are the same
-    assert torch.equal(got.sort(-1).values.double(), want.sort(-1).values)
+    for ours, theirs in zip(got.double(), want, strict=True):
+        ours, theirs = (row[row > -torch.inf].sort(descending=True).values for row in (ours, theirs))
+        both = min(len(ours), len(theirs))
+        # Sums of probabilities are rounded in another order on other processors, which may move the border by a token.
+        assert abs(len(ours) - len(theirs)) <= ("top_p" in options)
+        assert torch.equal(ours[:both], theirs[:both])
     for row, keep in zip(scores, kept, strict=True):
         tied = (row == row[keep].min()).nonzero()[:, 0]
         assert keep[tied].int().diff().le(0).all(), "of equal scores the lower token ids are kept"

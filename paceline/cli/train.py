@@ -18,6 +18,7 @@ class Method(StrEnum):
     medusa = "medusa"
     blockwise = "blockwise"
     mtp = "mtp"
+    space = "space"
 
 
 _STAGES = ("prepare", "train", "eval")
@@ -25,7 +26,7 @@ _STAGES = ("prepare", "train", "eval")
 
 def train(
     ctx: typer.Context,
-    method: Annotated[Method, typer.Argument(metavar="METHOD", help="eagle, eagle3, medusa, blockwise or mtp.")],
+    method: Annotated[Method, typer.Argument(metavar="METHOD", help="eagle, eagle3, medusa, blockwise, mtp or space.")],
     words: Annotated[
         list[str] | None,
         typer.Argument(
@@ -41,7 +42,7 @@ def train(
     no_progress: NoProgressOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Train a head that drafts for a model: the model answers prompts, the head learns from them, then it is measured.
+    """Train what drafts for a model: the model answers prompts, a head learns from them, then it is measured.
 
     Each stage goes on where it was stopped. The result is a folder for --drafter head:FOLDER.
 

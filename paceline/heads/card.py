@@ -15,6 +15,7 @@ _PAPERS = {
     "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
     "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
     "mtp": "multi-token prediction, one module after another (arXiv 2404.19737, 2412.19437)",
+    "space": "SPACE, mask tokens that foresee what follows in the target's own pass (arXiv 2402.11809)",
 }
 _TAGS = ("speculative-decoding", "draft-head")
 _LIMITS = (

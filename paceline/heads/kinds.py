@@ -6,6 +6,7 @@ eagle3       modules.eagle.EagleHead       EagleConfig, version 3
 medusa       modules.heads.MedusaHead      MedusaConfig
 blockwise    modules.heads.BlockwiseHead   BlockwiseConfig
 mtp          modules.mtp.MtpHead           MtpConfig
+space        modules.space.SpaceAdapter    SpaceConfig
 """
 
 import difflib
@@ -25,6 +26,7 @@ _KINDS = {  # file of `modules`, class of the head, class of its configuration
     "medusa": ("heads", "MedusaHead", "MedusaConfig"),
     "blockwise": ("heads", "BlockwiseHead", "BlockwiseConfig"),
     "mtp": ("mtp", "MtpHead", "MtpConfig"),
+    "space": ("space", "SpaceAdapter", "SpaceConfig"),
 }
 METHODS = tuple(_KINDS)
 _VERSIONS = {"eagle": 1, "eagle3": 3}

@@ -1,8 +1,9 @@
-"""What Paceline trains: small networks that read the target's hidden states and foresee its tokens."""
+"""What Paceline trains: small networks that foresee the target's tokens."""
 
 from .eagle import EagleConfig, EagleHead
 from .heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from .mtp import MtpConfig, MtpHead
+from .space import SpaceAdapter, SpaceConfig
 
 __all__ = [
     "BlockwiseConfig",
@@ -13,4 +14,6 @@ __all__ = [
     "MedusaHead",
     "MtpConfig",
     "MtpHead",
+    "SpaceAdapter",
+    "SpaceConfig",
 ]

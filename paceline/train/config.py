@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from ..errors import ConfigError
 
-METHODS = ("eagle", "eagle3", "medusa", "blockwise", "mtp")
+METHODS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space")
 _T = TypeVar("_T")
 
 

@@ -20,6 +20,7 @@ from ..llm import LLM
 from ..prompts import EXAMPLES
 from ..provenance import hash_prompts, provenance
 from ..runner import LoadedModel
+from ..runner.hf_adapter import share_copy
 from ..spec_config import SpecConfig, parse
 from .config import EvalSection, RunConfig
 from .data import Answers
@@ -54,14 +55,15 @@ def save_trained(
         "config": asked_for(config),
         "log": evaluated,
     }
-    save_head(
-        place,
-        recipe.module,
-        target,
-        record,
-        model_card(_name(place, method_of(recipe.module), target), recipe.module, target, record),
-    )
+    module, target = recipe.result(target, model_beside(place))
+    card = model_card(_name(place, method_of(module), target), module, target, record)
+    save_head(place, module, target, record, card)
     return {"data": data, "training": training}
+
+
+def model_beside(head: Path) -> Path:
+    """Where a run that changes its target keeps the new one: out/model for out/head."""
+    return head.with_name("model" + head.name.removeprefix("head"))
 
 
 def _name(folder: Path, method: str, target: LoadedModel) -> str:
@@ -92,7 +94,8 @@ def evaluate(
     spec = spec_of(head, method, config)
     budget = DraftBudget(spec.num_speculative_tokens, spec.num_draft_nodes or spec.num_speculative_tokens)
     drafter, policy, verifier = spec.build()
-    llm = LLM(target, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_batch_size=1)
+    own = target.with_model(share_copy(target.model))  # what a drafter puts into it goes when this is done
+    llm = LLM(own, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_batch_size=1)
     keys = {key: value for key, value in (("tree", spec.tree), ("top_k", spec.top_k)) if value is not None}
     for name, texts in _suites(config):
         sha256 = hash_prompts(texts or [example.prompt for example in EXAMPLES])

@@ -3,9 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+
+from ..runner import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class Recipe(ABC):
     module: nn.Module
     states: tuple[int, ...]
     """Hidden states of the target that `loss` reads."""
+
+    def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
+        """What drafts, and for which target. A recipe that changes the target writes it to the folder `model`."""
+        return self.module, target
 
     @abstractmethod
     def loss(self, batch: Batch) -> Losses:

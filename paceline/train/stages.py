@@ -3,6 +3,7 @@
     out/answers-0/       answers of part 0 and their states         prepare
     out/train/           checkpoints, log.jsonl, data.json          train      (train-0.25/ for a fraction of the data)
     out/head/            the trained head                           train, once finished; head-0.25/
+    out/model/           the fine-tuned target of a full SPACE run  train, once finished; model-0.25/
     out/eval.json        real decoding with the head                eval, which also writes it into the head's record
     out/curve.png        estimated accepted length against tokens   train
 
@@ -24,12 +25,12 @@ from ..checks.trials import Trial
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import read_record
 from ..llm import LLM
-from ..runner import LoadedModel
+from ..runner import LoadedModel, load_model
 from ..zoo import resolve
 from .config import RunConfig
 from .curve import draw
 from .data import Answers
-from .finish import asked_for, evaluate, record_acceptance, recorded, replace_text, save_trained
+from .finish import asked_for, evaluate, model_beside, record_acceptance, recorded, replace_text, save_trained
 from .log import Event, Finished
 from .loop import train
 from .online import OnlineStates
@@ -230,16 +231,24 @@ class Stages:
             if not (head / "config.json").exists():
                 raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
             done, trials = recorded(head), list[Trial]()
-            for trial in evaluate(head, self.method, self.target, self.config.eval, done, report):
+            target = self._target_of(head)
+            for trial in evaluate(head, self.method, target, self.config.eval, done, report):
                 trials.append(trial)
                 if trial not in done:
-                    record_acceptance(head, self.target, [*trials, *(t for t in done if t not in trials)])
+                    record_acceptance(head, target, [*trials, *(t for t in done if t not in trials)])
             path = self.out / ("eval.json" if fraction == 1.0 else f"eval-{fraction:g}.json")
             told = [trial.as_dict() for trial in trials]
             replace_text(path, json.dumps(told, indent=1) + "\n")
             yield Done("eval", path, {"fraction": fraction, "trials": told})
         if is_main():
             draw(self.out)
+
+    def _target_of(self, head: Path) -> LoadedModel:
+        """What a head drafts for: the run's target, or the one that the run made of it."""
+        made = model_beside(head)
+        if not (made / "config.json").exists():
+            return self.target
+        return load_model(str(made), self.config.dtype, self.config.device)
 
 
 def is_main() -> bool:

@@ -6,6 +6,7 @@ eagle3       EagleHead v3    EagleRecipe     EagleShape               EagleLoss
 medusa       MedusaHead      HeadsRecipe     ParallelShape            ParallelLoss
 blockwise    BlockwiseHead   HeadsRecipe     ParallelShape            ParallelLoss
 mtp          MtpHead         MtpRecipe       MtpShape                 MtpLoss
+space        SpaceAdapter    SpaceRecipe     SpaceShape               SpaceLoss
 """
 
 from .factory import layers_of, recipe_for

@@ -1,7 +1,6 @@
 """The module and the recipe that a configuration asks for, shaped after the target where it does not say."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,86 +13,26 @@ from ...heads.kinds import method_of
 from ...modules.eagle import EagleConfig, EagleHead
 from ...modules.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from ...modules.mtp import MtpConfig, MtpHead
+from ...modules.space import SpaceAdapter, SpaceConfig
 from ...modules.vocabulary import frequent_ids
 from ...runner import LoadedModel
+from ...zoo import resolve
 from ..config import METHODS, RunConfig, build
 from ..data import Answers
 from ..losses import Loss, loss_named
 from ..recipe import Recipe
+from .shapes import EagleLoss, EagleShape, MtpLoss, MtpShape, ParallelLoss, ParallelShape, SpaceLoss, SpaceShape
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=nn.Module)
 
 
-@dataclass(frozen=True)
-class EagleShape:
-    """Shape of an EAGLE head. states: that EAGLE-3 reads, empty: a low, a middle and a high one. None: the target's."""
-
-    draft_vocab_size: int = 8192
-    states: tuple[int, ...] = ()
-    intermediate_size: int | None = None
-    num_attention_heads: int | None = None
-    num_key_value_heads: int | None = None
-    own_lm_head: bool = False
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class EagleLoss:
-    """How an EAGLE head is trained, see `EagleRecipe`; None: as its paper, with five steps for EAGLE-3."""
-
-    name: str = "ce"
-    steps: int | None = None
-    decay: float = 0.8
-    regress: float | None = None
-    ce_weight: float | None = None
-    noise: float | None = None
-
-
-@dataclass(frozen=True)
-class ParallelShape:
-    """Shape of parallel heads. num_layers, own_lm_head: Medusa's; intermediate_size: blockwise, None: 4 E."""
-
-    draft_vocab_size: int = 8192
-    num_heads: int = 4
-    num_layers: int = 1
-    own_lm_head: bool = False
-    intermediate_size: int | None = None
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class ParallelLoss:
-    """See `HeadsRecipe`. name: "token", or one of `losses`. decay: None: 0.8 for Medusa, 1 for blockwise."""
-
-    name: str = "ce"
-    decay: float | None = None
-    one_head: bool = False
-
-
-@dataclass(frozen=True)
-class MtpShape:
-    """Shape of MTP modules; None: the target's."""
-
-    draft_vocab_size: int = 8192
-    num_modules: int = 1
-    intermediate_size: int | None = None
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class MtpLoss:
-    """See `MtpRecipe`. name: "token", or one of `losses`. steps: three, of which a lone module does all (FastMTP)."""
-
-    name: str = "ce"
-    steps: int | None = 3
-    decay: float = 0.6
-
-
 def layers_of(method: str, config: RunConfig, target: LoadedModel) -> tuple[int, ...]:
     """Hidden states of the target that training reads, and `prepare` therefore keeps."""
     last = target.num_layers
-    if _checked(method) != "eagle3":
+    if _checked(method) == "space":
+        return ()
+    if method != "eagle3":
         return (last,)
     shape = build(EagleShape, config.head, "head.")
     return tuple(sorted({*_eagle3_states(shape, target), last}))
@@ -204,6 +143,34 @@ def _mtp(method: str, config: RunConfig, target: LoadedModel, answers: Answers) 
     return MtpRecipe(head, rows[ids.to(rows.device)], _law(how.name), how.steps, how.decay)
 
 
+def _space(method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
+    from . import space_model as models
+    from .space import SpaceRecipe
+
+    shape, how = build(SpaceShape, config.head, "head."), build(SpaceLoss, config.train.loss, "train.loss.")
+    gated = shape.mode == "gated"
+    if gated and not shape.lora:
+        raise ConfigError("head.lora is false, but a gated adapter consists of low-rank layers", fix="mode: full")
+    plain = models.plain_model(resolve(config.model), target.device)
+    start = None if config.start is None else _started(method, config.start, SpaceAdapter, target)
+    linears, shapes = models.linears_of(plain, shape.linears)
+    made = SpaceConfig(
+        target.hidden_size, target.num_layers, target.vocab_size, shape.num_masks, shape.shared_mask,
+        shape.rank, linears if shape.rank else (), shapes if shape.rank else (), shape.transition_rank,
+    )  # fmt: skip
+    build_model = models.with_factors if gated or shape.lora else models.whole
+    asked = made if start is None else start.config
+    trained = _seeded(shape.seed, lambda: build_model(plain, asked, start))
+    ids = rows = None
+    if how.vocab_size is not None:
+        ids = frequent_ids(answers.texts, min(how.vocab_size, target.vocab_size), target.vocab_size)
+        rows = output_rows(target).detach().float()[ids]
+    return SpaceRecipe(
+        trained, gated, target.tokenizer, _law(how.name), how.rows, how.keep, how.decay, how.ar_weight, how.ar_share,
+        ids, rows,
+    )  # fmt: skip
+
+
 def _started(method: str, name: str, kind: type[_M], target: LoadedModel) -> _M:
     """The head to go on from, in float32. Raises `ConfigError` for one of another method."""
     head = load_head(name, target)
@@ -241,6 +208,7 @@ _MAKERS: dict[str, _Maker] = {
     "medusa": _parallel,
     "blockwise": _parallel,
     "mtp": _mtp,
+    "space": _space,
 }
 
 

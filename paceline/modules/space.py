@@ -1,0 +1,114 @@
+"""SPACE's trained part: mask tokens appended to a text that foresee what follows, in the target's own pass.
+
+SPACE (Yi et al. 2024, arXiv 2402.11809). Mask j below a node foresees the token j + 1 places further, knowing the text
+up to that node and nothing of the tokens between:
+
+    position      t-1        t (a node)    t+1        t+2
+    token         x_{t-1}    x_t           mask 1     mask 2
+    its row says             x_{t+1}       x_{t+2}    x_{t+3}
+
+The factors are *gated*: they and the mask embeddings act on the rows of mask tokens only, so every other row is the
+untouched target's (gated LoRA). Where the whole model was fine-tuned instead, only mask embeddings are left (rank 0).
+
+What a mask does not know, the token before the one it foresees, is known when drafting. With a transition, a hidden
+vector made from that token shifts the mask's logits: logits_j + rows @ out(silu(in(embedding of the token before))).
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class SpaceConfig:
+    """Shape of a SPACE adapter.
+
+    num_masks: k, the most mask tokens below a node. shared_mask: one embedding for all of them, as in the paper, else
+    one each. rank: of the factors, 0: none. linears: where they act in each decoder layer, as transformers names it;
+    shapes: (outputs, inputs) of each. transition_rank: 0 without a transition, as in the paper.
+    """
+
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+    num_masks: int
+    shared_mask: bool = False
+    rank: int = 0
+    linears: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, int], ...] = ()
+    transition_rank: int = 0
+
+
+@final
+class Factors(nn.Module):
+    """A correction of low rank to one linear layer: x -> b (a x); any scale is part of b."""
+
+    def __init__(self, outputs: int, inputs: int, rank: int):
+        super().__init__()
+        self.a = nn.Parameter(torch.empty(rank, inputs))
+        self.b = nn.Parameter(torch.zeros(outputs, rank))
+        nn.init.kaiming_uniform_(self.a, a=5**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, inputs] -> [R, outputs]."""
+        return nn.functional.linear(nn.functional.linear(x, self.a), self.b)
+
+
+@final
+class SpaceAdapter(nn.Module):
+    """Mask embeddings, factors by layer and name, and the transition. A fresh one changes no logits of a plain token.
+
+    masks: [k, E], or [1, E] where shared. layers[i][name]: `Factors`, name being the last part of the linear's.
+    """
+
+    def __init__(self, config: SpaceConfig):
+        super().__init__()
+        self.config = config
+        size = config.hidden_size
+        self.masks = nn.Parameter(torch.randn(1 if config.shared_mask else config.num_masks, size) * 0.02)
+        self.layers = nn.ModuleList()
+        if config.rank:
+            pairs = list(zip(config.linears, config.shapes, strict=True))
+            for _ in range(config.num_layers):
+                made = {short(name): Factors(*shape, config.rank) for name, shape in pairs}
+                self.layers.append(nn.ModuleDict(made))
+        self.transition_in: nn.Parameter | None = None
+        self.transition_out: nn.Parameter | None = None
+        if config.transition_rank:
+            self.transition_in = nn.Parameter(torch.randn(config.transition_rank, size) * size**-0.5)
+            self.transition_out = nn.Parameter(torch.zeros(size, config.transition_rank))
+
+    @property
+    def num_masks(self) -> int:
+        """k, the most mask tokens below a node."""
+        return self.config.num_masks
+
+    def embed(self, which: Tensor) -> Tensor:
+        """Embeddings of mask tokens, counted from 0. [R] -> [R, E]."""
+        return self.masks[torch.zeros_like(which) if self.config.shared_mask else which]
+
+    def factors(self, layer: int, linear: str) -> Factors | None:
+        """What acts on this linear layer (transformers' name or its last part); None where nothing does."""
+        if layer >= len(self.layers):
+            return None
+        of_layer: nn.ModuleDict = self.layers[layer]  # type: ignore[assignment]
+        name = short(linear)
+        return of_layer[name] if name in of_layer else None  # type: ignore[return-value]  # noqa: SIM401 - no dict
+
+    def shift(self, before: Tensor) -> Tensor | None:
+        """Hidden vectors whose product with the output rows is added to a mask's logits; None without a transition.
+
+        before: the target's embeddings of the tokens before the foreseen ones. [R, E] -> [R, E].
+        """
+        if self.transition_in is None or self.transition_out is None:
+            return None
+        scale = before.pow(2).mean(-1, keepdim=True).clamp_min(1e-12).rsqrt()  # embeddings differ in length by model
+        inner = nn.functional.silu(nn.functional.linear(before * scale, self.transition_in))
+        return nn.functional.linear(inner, self.transition_out)
+
+
+def short(linear: str) -> str:
+    """The last part of a linear layer's name: "self_attn.q_proj" -> "q_proj"."""
+    return linear.rpartition(".")[2]

@@ -11,12 +11,11 @@ Prints a table, the share accepted by depth, and one JSON line.
 
 import argparse
 import json
-import statistics
-from collections import defaultdict
 from pathlib import Path
 
-from paceline import LLM, CostModel, Fixed, SamplingParams
-from paceline.bench.suites import choose, read_suite
+from common import read_prompts, take_turns
+
+from paceline import LLM, CostModel, Fixed
 from paceline.drafters import Blockwise, Eagle, Medusa, Mtp, PromptLookup
 from paceline.heads import load_head
 from paceline.modules import BlockwiseHead, EagleHead, MedusaHead
@@ -61,43 +60,15 @@ def main() -> None:
         depth = args.nodes if label.endswith("chain") or label == "lookup" else args.depth
         policy = CostModel() if args.policy else Fixed(depth, args.nodes)
         engines[label] = LLM(loaded, drafter=drafter, policy=policy, max_batch_size=1, max_model_len=2048)
+    asked, _ = read_prompts(args.suites.split(","), args.data, args.num_prompts)
     rows = []
     for temperature in map(float, args.temperatures.split(",")):
-        seconds, rounds = defaultdict(list), defaultdict(list)
-        lengths: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for suite in args.suites.split(","):
-            for number, question in enumerate(choose(read_suite(suite, args.data), args.num_prompts)):
-                params = SamplingParams(temperature=temperature, max_tokens=args.tokens, seed=number)
-                prompt = question.messages([]) if question.chat is not None else question.turns[0]
-                expected = None
-                for label, llm in engines.items():
-                    result = llm.generate([prompt], params)[0]
-                    answer = result.outputs[0]
-                    expected = answer.token_ids if expected is None else expected
-                    assert answer.token_ids == expected or llm.numerics == "fast", f"{label} differs on {question.id}"
-                    seconds[label].append(result.timings.decode / len(answer.token_ids))
-                    rounds[label] += answer.rounds
-                    lengths[label][suite] += [r.num_emitted for r in answer.rounds]
-        for label in engines:
-            taken = rounds[label]
-            depths = max(r.num_accepted for r in taken)
-            every = [n for suite in lengths[label].values() for n in suite]
-            row = {
-                "temperature": temperature,
-                "drafter": label,
-                "mean_acceptance_length": round(statistics.mean(every), 3),
-                **{suite: round(statistics.mean(found), 3) for suite, found in lengths[label].items()},
-                "speedup": round(
-                    statistics.median(a / b for a, b in zip(seconds["plain"], seconds[label], strict=True)), 3
-                ),
-                "draft_share": round(
-                    sum(r.draft_s for r in taken) / sum(r.draft_s + r.verify_s + r.rest_s for r in taken), 3
-                ),
-                "nodes": round(statistics.mean(r.num_nodes for r in taken), 1),
-                "by_depth": [round(sum(r.num_accepted > d for r in taken) / len(taken), 3) for d in range(depths)],
-            }
-            rows.append(row)
-            print(row, flush=True)
+        tallies = take_turns(engines, asked, temperature, args.tokens)
+        for label, tally in tallies.items():
+            same = not tally.differing or engines[label].numerics == "fast"
+            assert same, f"{label} differs on {', '.join(tally.differing)}"
+            rows.append({"temperature": temperature, "drafter": label, **tally.as_row(tallies["plain"])})
+            print(rows[-1], flush=True)
     print(json.dumps({"settings": vars(args), "rows": rows}))
 
 

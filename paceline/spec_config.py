@@ -8,6 +8,7 @@ self_int4        group_size, lm_head, bits                                      
 eagle, eagle3    model (a head: a folder or a packaged name), tree, top_k, num_draft_nodes            5, in 24 nodes
 medusa           model, top_k, num_draft_nodes                                                        4, in 24 nodes
 blockwise, mtp   model                                                                                4 and 3
+space            model (an adapter: a folder or a packaged name), top_k, num_draft_nodes              3, in 3 nodes
 choose           drafters: a list of such configurations, of which the policy takes the best          5
 
 tree: "dynamic" (EAGLE-2), "static" (EAGLE-1) or "chain". num_draft_nodes: all nodes of a tree but its root, for the
@@ -26,6 +27,7 @@ from .errors import ConfigError, LossyNotAllowed
 from .spec_words import (
     ANY_METHOD,
     EAGLE,
+    FEW_NODES,
     FIXED_NODES,
     FIXED_TOKENS,
     HEADS,
@@ -90,6 +92,16 @@ class SpecConfig:
         """Models that the drafters are made of; heads are no models."""
         return tuple(one.model for one in (self, *self.drafters) if one.model is not None and one.method not in HEADS)
 
+    @property
+    def is_tree(self) -> bool:
+        """Whether it drafts trees."""
+        return self.method in TREES and self.tree != "chain"
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its trees have more nodes than levels where no policy chooses their number."""
+        return self.is_tree and self.method not in FEW_NODES
+
     def as_dict(self) -> dict[str, object]:
         """What was chosen, without the keys that this method does not read."""
         given = {key: getattr(self, key) for key in (*ANY_METHOD, *KEYS[self.method])}
@@ -122,8 +134,7 @@ class SpecConfig:
         elif self.policy == "cost_model":
             policy = CostModel(most, profile)
         else:
-            trees = any(one.method in TREES and one.tree != "chain" for one in (self, *self.drafters))
-            nodes = max(FIXED_NODES, most) if trees else None
+            nodes = max(FIXED_NODES, most) if any(one.is_wide for one in (self, *self.drafters)) else None
             gated = Fixed(most, self.num_draft_nodes)
             policy = Dynamic(most, num_nodes=nodes) if self.policy == "dynamic" else Gate(gated)
         return self._drafter(), policy, verifier
@@ -149,6 +160,7 @@ class SpecConfig:
         from .drafters.eagle import Eagle
         from .drafters.heads import Blockwise, Medusa
         from .drafters.mtp import Mtp
+        from .drafters.space import Space
         from .zoo.heads import head_folder
 
         assert self.model is not None  # parse() sees to it
@@ -162,6 +174,8 @@ class SpecConfig:
             return Eagle(folder, tree=self.tree or "dynamic", **most)  # type: ignore[arg-type]
         if self.method == "medusa":
             return Medusa(folder, **most)
+        if self.method == "space":
+            return Space(folder, **most)
         return Blockwise(folder) if self.method == "blockwise" else Mtp(folder)
 
 
@@ -242,19 +256,19 @@ def _shape_tree(given: dict[str, object], method: str) -> None:
     tree, policy = given.get("tree", "dynamic"), given["policy"]
     if tree != "dynamic" and "top_k" in given:
         raise ConfigError(f'a "{tree}" tree does not take "top_k"', fix='leave it out, or say "tree": "dynamic"')
-    members = cast("tuple[SpecConfig, ...]", given.get("drafters", ()))
-    branches = (method in TREES and tree != "chain") or any(m.method in TREES and m.tree != "chain" for m in members)
     depth = cast("int", given["num_speculative_tokens"])
+    members = cast("tuple[SpecConfig, ...]", given.get("drafters", ()))
+    drawn = (SpecConfig(method, tree=cast("str | None", given.get("tree"))), *members)
     if "num_draft_nodes" not in given:
-        if branches and policy in ("fixed", "gate"):
-            given["num_draft_nodes"] = max(FIXED_NODES, depth)
+        if any(one.is_tree for one in drawn) and policy in ("fixed", "gate"):
+            given["num_draft_nodes"] = max(FIXED_NODES, depth) if any(one.is_wide for one in drawn) else depth
         return
     if policy not in ("fixed", "gate"):
         raise ConfigError(
             f'the policy "{policy}" chooses the number of nodes itself',
             fix='leave "num_draft_nodes" out, or say "fixed"',
         )
-    if not branches:
+    if not any(one.is_tree for one in drawn):
         raise ConfigError("this drafts no tree, so that num_draft_nodes means nothing", fix="leave it out")
     if cast("int", given["num_draft_nodes"]) < depth:
         raise ConfigError(

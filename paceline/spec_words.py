@@ -13,7 +13,7 @@ from .errors import ConfigError
 
 ANY_METHOD = ("method", "policy", "num_speculative_tokens", "rejection_sample_method")
 EAGLE = ("eagle", "eagle3")
-TREES = (*EAGLE, "medusa")
+TREES = (*EAGLE, "medusa", "space")
 HEADS = (*TREES, "blockwise", "mtp")
 KEYS: dict[str, tuple[str, ...]] = {
     "none": (),
@@ -25,14 +25,17 @@ KEYS: dict[str, tuple[str, ...]] = {
     "medusa": ("model", "top_k", "num_draft_nodes"),
     "blockwise": ("model",),
     "mtp": ("model",),
+    "space": ("model", "top_k", "num_draft_nodes"),
     "choose": ("drafters", "num_draft_nodes"),
 }
 # Copying costs nothing, so a long guess is worth it; a drafting pass costs time even when it is rejected.
 FIXED_TOKENS = {
     **{"none": 0, "ngram": 8, "draft_model": 5, "self_int4": 4},
-    **{"eagle": 5, "eagle3": 5, "medusa": 4, "blockwise": 4, "mtp": 3, "choose": 5},
+    **{"eagle": 5, "eagle3": 5, "medusa": 4, "blockwise": 4, "mtp": 3, "space": 3, "choose": 5},
 }
 FIXED_NODES = 24
+# Of SPACE each node brings mask tokens of its own: a fixed tree has as many nodes as a chain.
+FEW_NODES = ("space",)
 MOST_TOKENS = 16
 _CHOICES: dict[str, tuple[object, ...]] = {
     "method": tuple(KEYS),
@@ -54,7 +57,7 @@ _INTEGERS = {
     "prompt_lookup_min": (1, 32),
 }
 _SHORT_NAMES = {"none": "none", "lookup": "ngram", "ngram": "ngram", "self-int4": "self_int4", "self_int4": "self_int4"}
-_PREFIXES = ("model:", "head:", "eagle:")
+_PREFIXES = ("model:", "head:", "eagle:", "space:")
 
 
 def from_json(text: str) -> dict[str, object]:
@@ -82,7 +85,8 @@ def from_short_name(name: str) -> dict[str, object]:
             what = "model" if prefix == "model" else "head"
             expected = "a folder, hub id or zoo name" if what == "model" else "a folder or a packaged head"
             raise ConfigError(f"the drafter names no {what}", got=repr(name), expected=f"{prefix}: and {expected}")
-        return _draft_model(rest) if prefix == "model" else _head(rest, EAGLE if prefix == "eagle" else HEADS)
+        allowed = {"eagle": EAGLE, "space": ("space",)}.get(prefix, HEADS)
+        return _draft_model(rest) if prefix == "model" else _head(rest, allowed)
     if name not in _SHORT_NAMES:
         known = ("none", "lookup", "self-int4", "model:PATH_OR_ID", "head:PATH_OR_NAME", "or several joined by +")
         fix = meant(name, (*_SHORT_NAMES, *_PREFIXES))

@@ -37,12 +37,17 @@ class Outlook:
 
     hint: its class of the situation, by which acceptance is learnt (lookup: length of the match); negative: it has
     nothing to propose. pending: tokens it must read first. branches: the most children it gives a node; 1: a chain.
+    masks: the most mask tokens it hangs below the root and below each candidate, rows of the target's pass all of them.
+    ready: tokens in a row that it can draft now; of a drafter with masks those that last round's masks foresee, and
+    at 0 it hangs masks in this round and drafts in the next.
     """
 
     source: str
     hint: int = 0
     pending: int = 0
     branches: int = 1
+    masks: int = 0
+    ready: int = 1 << 30
 
 
 @runtime_checkable

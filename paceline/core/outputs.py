@@ -67,6 +67,7 @@ class Round:
     token_ids, parents: the tree, root first, probes and padding left out; `parents[0]` is -1.
     path: accepted nodes, root excluded. confidences: the drafter's own probability of each drafted node (root
     excluded), empty where it gives none. hint: the drafter's own class of the situation, see `Drafter.hint`.
+    num_rows: of the target's pass for this sequence, root, probes and padding included; 0 where it is not told.
     draft_s, verify_s, rest_s: seconds of the whole batch's turn, of which this sequence was one of `batch`.
     """
 
@@ -80,6 +81,7 @@ class Round:
     confidences: tuple[float, ...] = ()
     hint: int = 0
     batch: int = 1
+    num_rows: int = field(default=0, compare=False)
     draft_s: float = field(default=0.0, compare=False)
     verify_s: float = field(default=0.0, compare=False)
     rest_s: float = field(default=0.0, compare=False)

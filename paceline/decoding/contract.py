@@ -8,8 +8,13 @@ from ..core.request import Sequence
 from ..errors import DraftError
 
 
-def check_draft(draft: Draft, seqs: Seq[Sequence], budgets: Seq[DraftBudget], vocab_size: int) -> None:
-    """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law."""
+def check_draft(
+    draft: Draft, seqs: Seq[Sequence], budgets: Seq[DraftBudget], vocab_size: int, num_masks: int = 0
+) -> None:
+    """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law.
+
+    num_masks: mask tokens that the target takes; mask j is a probe with token `vocab_size + j`, see `_check_mask`.
+    """
     tree = draft.tree
     if tree.token_ids.shape[0] != len(seqs):
         raise DraftError(
@@ -36,11 +41,14 @@ def check_draft(draft: Draft, seqs: Seq[Sequence], budgets: Seq[DraftBudget], vo
             if not 0 <= up < node:
                 raise DraftError(f"{draft.source}: a parent must precede its child", got=f"node {node} under {up}")
             depth[node] = depth[up] + 1
+            if vocab_size <= ids[row][node] < vocab_size + num_masks:
+                _check_mask(draft.source, ids[row], probes[row], node, up, vocab_size)
+                continue
             if not 0 <= ids[row][node] < vocab_size:
                 raise DraftError(
                     f"{draft.source} drafted a token outside the vocabulary",
                     got=ids[row][node],
-                    expected=f"0 to {vocab_size - 1}",
+                    expected=f"0 to {vocab_size - 1}" + (f", or one of {num_masks} mask tokens" if num_masks else ""),
                 )
             if probes[row][node]:
                 continue
@@ -48,3 +56,18 @@ def check_draft(draft: Draft, seqs: Seq[Sequence], budgets: Seq[DraftBudget], vo
                 raise DraftError(f"{draft.source}: candidate {node} hangs under a probe")
             if depth[node] > budget.depth:
                 raise DraftError(f"{draft.source} drafted too deep", got=depth[node], expected=f"<= {budget.depth}")
+
+
+def _check_mask(source: str, ids: list[int], probes: list[bool], node: int, up: int, vocab_size: int) -> None:
+    """Mask 0 hangs below the root or a candidate, mask j below mask j - 1, and no candidate follows.
+
+    Candidates thus stand in the columns of plain decoding, and mask j foresees the token j + 1 places further.
+    """
+    mask = ids[node] - vocab_size
+    if not probes[node]:
+        raise DraftError(f"{source} drafted a mask token", got=f"candidate {node}", expected="a probe")
+    if ids[up] != ids[node] - 1 if mask else probes[up]:
+        expected = f"below mask {mask - 1}" if mask else "below the root or a candidate"
+        raise DraftError(f"{source} misplaced mask {mask}", got=f"node {node} under {up}", expected=expected)
+    if not all(probes[node:]):
+        raise DraftError(f"{source}: a candidate follows mask tokens", got=f"node {node} is a mask")

@@ -53,7 +53,7 @@ class SpeculativeDecoder:
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
         draft = self.drafter.propose(seqs, budgets)
         t1 = time.perf_counter()
-        check_draft(draft, seqs, budgets, self.runner.vocab_size)
+        check_draft(draft, seqs, budgets, self.runner.vocab_size, self.runner.num_masks)
         tree = draft.tree.to(self.runner.loaded.device)
         out = self.runner.forward(slots, tree)  # one target pass over candidates and probes
         t2 = time.perf_counter()

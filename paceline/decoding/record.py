@@ -33,6 +33,7 @@ def records_of(
                 confidences=() if any(c != c for c in given) else given,
                 hint=0 if draft.hints is None else draft.hints[row],
                 batch=len(paths),
+                num_rows=draft.tree.num_nodes,
                 draft_s=seconds[0],
                 verify_s=seconds[1],
                 rest_s=seconds[2],

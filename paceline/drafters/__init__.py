@@ -8,6 +8,7 @@ from .mtp import Mtp
 from .plain import Plain
 from .prompt_lookup import PromptLookup
 from .self_quantized import SelfQuantized
+from .space import Space
 
 __all__ = [
     "Blockwise",
@@ -19,4 +20,5 @@ __all__ = [
     "Plain",
     "PromptLookup",
     "SelfQuantized",
+    "Space",
 ]

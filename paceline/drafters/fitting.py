@@ -4,10 +4,12 @@ import copy
 from os import PathLike
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import nn
 
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import load_head
+from ..modules import SpaceAdapter
 from ..runner import ModelRunner
 from .eagle import output_rows
 
@@ -37,3 +39,34 @@ def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelR
     own = getattr(config, "own_lm_head", False)
     cast("Any", made).attach(embeddings, embeddings if own else output_rows(loaded))
     return made
+
+
+def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: ModelRunner) -> SpaceAdapter:
+    """SPACE's adapter as the target may wear it; the one that it wears, where that has the same weights.
+
+    Raises `ConfigError` for a module of another kind or without masks, `IncompatibleModels` for another target's sizes.
+    """
+    loaded = target.loaded
+    made = adapter if isinstance(adapter, nn.Module) else load_head(adapter, loaded)
+    if not isinstance(made, SpaceAdapter):
+        raise ConfigError("the head is for another method", got=type(made).__name__, expected=SpaceAdapter.__name__)
+    if made.num_masks < 1:
+        raise ConfigError("the SPACE adapter has no mask tokens", got=made.num_masks, expected="at least one")
+    theirs = (made.config.hidden_size, made.config.num_layers, made.config.vocab_size)
+    ours = (loaded.hidden_size, loaded.num_layers, loaded.vocab_size)
+    if theirs != ours:
+        raise IncompatibleModels(
+            f"the SPACE adapter does not fit {loaded.name}",
+            got="hidden size {}, layers {}, vocabulary {}".format(*theirs),
+            expected="hidden size {}, layers {}, vocabulary {}".format(*ours),
+        )
+    worn = None if loaded.gate is None else loaded.gate.source
+    return worn if worn is not None and _same(worn, made) else made
+
+
+def _same(one: SpaceAdapter, other: SpaceAdapter) -> bool:
+    """Whether all weights are equal, as they are in two readings of one folder."""
+    if one is other or one.config != other.config:
+        return one is other
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all((a.dtype, a.device) == (b.dtype, b.device) and torch.equal(a, b) for a, b in pairs)

@@ -11,7 +11,6 @@ They keep nothing between rounds, and read nothing first: the state is there sin
 the first token of a text has no state before it: with a prompt of one token, the first round drafts nothing.
 """
 
-import math
 import statistics
 import time
 from abc import ABC
@@ -31,7 +30,7 @@ from ..modules.heads import ParallelHeads
 from ..runner import ModelRunner
 from .fitting import fitted
 from .likeliest import likeliest
-from .trees import Grown, from_marginals, stacked
+from .trees import Grown, best_of_marginals, stacked
 
 
 class HeadsDrafter(Drafter, ABC):
@@ -97,7 +96,7 @@ class HeadsDrafter(Drafter, ABC):
         rows = [row for row, depth in enumerate(depths) if depth > 0]
         if rows:
             for row, made in zip(rows, self._laws([seqs[r] for r in rows], max(depths)), strict=True):
-                grown[row] = _best(*made, depths[row], budgets[row])
+                grown[row] = best_of_marginals(*made, depths[row], budgets[row])
         tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], grown)
         return Draft(tree, source=self.name, confidence=confidence)
 
@@ -115,16 +114,6 @@ class HeadsDrafter(Drafter, ABC):
                 tokens.append(row_tokens)
                 logps.append(row_logps)
         return found
-
-
-def _best(tokens: list[list[int]], logps: list[list[float]], depth: int, budget: DraftBudget) -> Grown:
-    """The best nodes within the budget; no deeper than where it stops the path of likeliest tokens."""
-    path: list[float] = []
-    for law in logps[:depth]:
-        path.append(math.exp(law[0]))
-        if len(path) < depth and budget.goes_on is not None and not budget.goes_on(path):
-            break
-    return from_marginals(logps[: len(path)], tokens[: len(path)], budget.nodes, budget.least)
 
 
 @final

@@ -28,6 +28,24 @@ def likeliest(
 ) -> tuple[list[list[int]], list[list[float]]]:  # R lists of `count`, likeliest first
     """Target ids of the `count` best tokens of each row, and log-probabilities of the draft's belief in them.
 
+    Other arguments: see `scored`.
+    """
+    scores = scored(logits, draft_ids, vocab_size, seqs, offset, coupled)
+    best = scores.topk(min(count, scores.shape[1]), dim=-1)
+    logps = best.values - scores.logsumexp(-1, keepdim=True)
+    return draft_ids[best.indices].tolist(), logps.tolist()
+
+
+def scored(
+    logits: Tensor,  # [R, Vd]
+    draft_ids: Tensor,  # [Vd]
+    vocab_size: int,
+    seqs: Seq[Sequence],  # R
+    offset: int,
+    coupled: bool,
+) -> Tensor:  # [R, Vd]
+    """What ranks the tokens of each row, and whose softmax is the belief in them; float32.
+
     seqs: of each row; one may have several. offset: the tokens stand at `len(seq.token_ids) + offset`. coupled: rank
     sampled rows with the target's noise.
     """
@@ -42,9 +60,7 @@ def likeliest(
         else:
             new = scores[rows] / heat.clamp(min=1)
         scores = scores.index_copy(0, rows, new)
-    best = scores.topk(min(count, scores.shape[1]), dim=-1)
-    logps = best.values - scores.logsumexp(-1, keepdim=True)
-    return draft_ids[best.indices].tolist(), logps.tolist()
+    return scores
 
 
 def _noise(draft_ids: Tensor, vocab_size: int, seqs: Seq[Sequence], offset: int) -> Tensor:

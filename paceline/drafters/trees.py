@@ -19,6 +19,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from ..core.interfaces import DraftBudget
 from ..core.tree import TokenTree
 
 MC_SIM_7B_63: tuple[tuple[int, ...], ...] = (
@@ -226,3 +227,15 @@ def from_marginals(
         push(above, depth, parent, rank + 1)
         push(-minus, depth + 1, len(made.tokens), 0)
     return made
+
+
+def best_of_marginals(
+    tokens: Sequence[Sequence[int]], logp: Sequence[Sequence[float]], depth: int, budget: DraftBudget
+) -> Grown:
+    """`from_marginals` within a budget: no deeper than `depth` and where it stops the path of likeliest tokens."""
+    path: list[float] = []
+    for law in logp[:depth]:
+        path.append(math.exp(law[0]))
+        if len(path) < depth and budget.goes_on is not None and not budget.goes_on(path):
+            break
+    return from_marginals(logp[: len(path)], tokens[: len(path)], budget.nodes, budget.least)

@@ -20,6 +20,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
+
 
 @dataclass(frozen=True)
 class SpaceConfig:
@@ -39,6 +41,18 @@ class SpaceConfig:
     linears: tuple[str, ...] = ()
     shapes: tuple[tuple[int, int], ...] = ()
     transition_rank: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_masks < 1:
+            raise ConfigError("a SPACE adapter needs mask tokens", got=f"num_masks {self.num_masks}", expected=">= 1")
+        if len(self.linears) != len(self.shapes) or (self.rank > 0) != bool(self.linears):
+            raise ConfigError(
+                "the factors of a SPACE adapter are not told clearly",
+                got=f"rank {self.rank}, {len(self.linears)} linears, {len(self.shapes)} shapes",
+                expected="a shape for each linear, and a rank exactly where there are any",
+            )
+        if len({short(name) for name in self.linears}) != len(self.linears):
+            raise ConfigError("two linears of a SPACE adapter have the same last part", got=", ".join(self.linears))
 
 
 @final

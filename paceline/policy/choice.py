@@ -8,7 +8,10 @@ Where a drafter of trees is among them, `tree_choice` looks for the best depth a
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
+from ..core.interfaces import DraftBudget
+from .acceptance import Calibration
 from .costs import DraftSeconds, TurnSeconds
 from .option import MARGIN, Choice, Option, is_affordable
 from .tree_choice import best_shape
@@ -25,8 +28,9 @@ def choose(
     credit: passes that the round may lose if half of what is expected comes true. max_nodes: of a tree.
     """
     batch = len(rows)
-    best = Choice(batch / turn.seconds(0), 0, [None] * batch)
-    threshold = best.rate * MARGIN
+    plain = turn.seconds(0)
+    best = Choice(batch / plain, 0, [None] * batch)
+    most = best.rate * MARGIN
     sources = list(dict.fromkeys(option.source for row in rows for option in row))
     teams = [[source] for source in sources]
     if batch > 1 and len(sources) > 1:
@@ -39,8 +43,8 @@ def choose(
             found = best_shape(options, turn, costs, credit, max_nodes)
         else:
             found = _best_depth(options, turn, costs, credit)
-        if found.rate > max(best.rate, threshold):
-            best = found
+        if (worth := found.worth(rows, plain)) > most:
+            best, most = found, worth
     return best
 
 
@@ -51,7 +55,7 @@ def _best_depth(
     token = sum(costs[source].token.value for source in {o.source for o in drafting})
     reading = [(o.gains, o.reading / o.horizon()) for o in drafting]
     plain = turn.seconds(0)
-    best_rate, best_depth, deepest = 0.0, 0, 0
+    best_rate, best_tokens, best_depth, deepest = 0.0, 0.0, 0, 0
     for depth in range(1, max((len(o.gains) for o in drafting), default=1)):
         seconds = turn.seconds(depth) + depth * token
         tokens, read = float(len(options)), 0.0
@@ -66,5 +70,30 @@ def _best_depth(
             continue
         seconds += read
         if tokens > best_rate * seconds:
-            best_rate, best_depth = tokens / seconds, depth
-    return Choice(best_rate, best_depth, options, deepest)
+            best_rate, best_tokens, best_depth = tokens / seconds, tokens, depth
+    return Choice(best_rate, best_depth, options, deepest, tokens=best_tokens)
+
+
+def chain_budget(
+    wish: DraftBudget,
+    option: Option,
+    calibration: Calibration,
+    rate: float,
+    token: float,
+    turn: TurnSeconds,
+    sharing: int,
+) -> DraftBudget:
+    """`wish`, ended early by a drafter that tells its confidence.
+
+    rate: expected tokens per second. token: seconds of drafting one. sharing: rows that pay for a longer pass together.
+    """
+
+    def goes_on(confidences: Seq[float]) -> bool:
+        """One more token must be worth its seconds: P(it stands) >= tokens per second * seconds it adds."""
+        depth = len(confidences)
+        if depth >= len(option.accept):
+            return False
+        stands = calibration.chance_of_all(confidences) * option.accept[depth]
+        return stands * sharing >= rate * (token + turn.step(depth))
+
+    return replace(wish, goes_on=goes_on)

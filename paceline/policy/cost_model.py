@@ -9,7 +9,6 @@ Decisions may depend on the clock, and on drafted tokens that are kept: neither 
 (docs/lossless.md, lemmas 4 and 5).
 """
 
-import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -21,24 +20,22 @@ from ..core.outputs import Round
 from ..core.request import Sequence
 from ..errors import ConfigError
 from .acceptance import Calibration
-from .choice import choose
+from .choice import chain_budget, choose
 from .costs import TurnSeconds
 from .estimates import FEW, Estimates
 from .ledger import Ledger
-from .option import Choice, Option
-from .probing import Probing
+from .option import Choice, Option, width
+from .probing import Probing, largest_probe
 from .profile import Profile
 from .tree_choice import tree_budget
 from .tree_gains import NODES
 
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
-PROBE_DEPTH = 2
-PROBE_NODES, FREE = (7, 3), 1.1  # a probe of a tree is as large as it gets for nearly the price of PROBE_DEPTH nodes
 PROVEN = 3.0  # rounds of a drafter after which it is known
 UNKNOWN = 1.5  # how far the guessed cost of reading may be off
 LOAN = 0.02  # passes per token to come that may be lent to a known drafter for reading
-OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
+OUTLIER, NEW = 1.6, 2.0  # a round cannot cost the ledger more than this many times what it should have; of a new size
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +83,7 @@ class CostModel(DraftPolicy):
         self.ledger, self._probing = Ledger(), Probing()
         self._round = self._since_plain = 0
         self._plain_after = PLAIN_AFTER
+        self._hung = set[int]()  # slots whose masks were hung last round, by one that drafted nothing
         self._measuring = 0.0  # seconds of this round that went into measuring
         self._plan: list[_Row] = []
         self._seen: list[tuple[Sequence, Round]] = []
@@ -110,8 +108,10 @@ class CostModel(DraftPolicy):
         turn = self.estimates.turn(len(seqs))
         if turn.num_plain < PLAIN_ROUNDS:
             return plain
-        if self._since_plain >= self._plain_after:
-            self._plain_after = min(PLAIN_EVERY, 2 * self._plain_after)
+        if self._since_plain >= self._plain_after + bool(self._hung):  # a restart may still be drafted from
+            # With masks a plain round takes two: what they foresaw is lost.
+            loses = any(option.masks and option.ready for row in rows for option in row)
+            self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
             return plain
         credit = [self.ledger.available(seq.slot) for seq in seqs]
         allowed = [[o for o in row if self._may_join(o, own, turn)] for row, own in zip(rows, credit, strict=True)]
@@ -131,6 +131,7 @@ class CostModel(DraftPolicy):
 
     def release(self, slots: Seq[int]) -> None:
         """Forget these requests; what they taught about the drafters stays."""
+        self._hung.difference_update(slots)
         for slot in slots:
             self.estimates.acceptance.release(slot)
             self._probing.release(slot)
@@ -155,10 +156,13 @@ class CostModel(DraftPolicy):
             begin = self._clock()
             self.measure(room)
             self._measuring = self._clock() - begin
-        if any(look.branches > 1 for row in ready for _, look in row):
+        trees = [look for row in ready for _, look in row if look.branches > 1 or look.masks]
+        if trees:
             begin = self._clock()
             room = min(seq.max_length - len(seq.token_ids) for seq in seqs)
-            self.estimates.measure_trees(self._pass_seconds, min(room, 1 + self.max_nodes), self._clock)
+            masks = max(look.masks for look in trees)
+            rows = 1 + max(width(self.max_depth, self.max_nodes, look.masks) for look in trees)
+            self.estimates.measure_trees(self._pass_seconds, min(room, rows), self._clock, masks > 0)
             self._measuring += self._clock() - begin
         return [
             [self.estimates.option(seq, arm, look, limit) for arm, look in row]
@@ -176,7 +180,12 @@ class CostModel(DraftPolicy):
         return option.reading <= (credit + LOAN * option.horizon()) * turn.seconds(0)
 
     def _reach(self, choice: Choice, option: Option) -> int:
-        """A drafter that tells its confidence may go further while it is sure, as far as the ledger can pay."""
+        """A drafter that tells its confidence may go further while it is sure, as far as the ledger can pay.
+
+        Not with masks: a deeper budget hangs more of them below every node, however few levels are drafted.
+        """
+        if option.masks:
+            return choice.depth
         tells = option.source in (self.estimates.calibration if option.tree is None else self.estimates.odds)
         return max(choice.depth, choice.deepest) if tells else choice.depth
 
@@ -191,6 +200,7 @@ class CostModel(DraftPolicy):
             for row, (seq, options) in enumerate(zip(seqs, rows, strict=True))
             for option in options
             if option is not self._plan[row].option
+            and (option.masks or seq.slot not in self._hung)  # what masks were hung for comes first
             and (option.pending <= FEW or option.source not in reader)
             and self._probing.is_due(seq.slot, (option.source, option.hint), self._round)
         ]
@@ -201,46 +211,27 @@ class CostModel(DraftPolicy):
                 continue
             guessed = 1.0 if cost.pending.count else UNKNOWN
             reading = option.pending * cost.pending.cautious * guessed + read_by_others
-            for depth in range(min(PROBE_DEPTH, len(option.accept)), 0, -1):
-                nodes = self._probe_nodes(option, depth, turn)
-                seconds = turn.seconds(nodes, option.tree is not None) + depth * cost.token.value + reading
-                if seconds / turn.seconds(0) - 1 <= credit[row]:
-                    self._plan[row] = _Row(option, depth, nodes, is_probe=True)
-                    read_by_others = reading
-                    break
-
-    def _probe_nodes(self, option: Option, depth: int, turn: TurnSeconds) -> int:
-        if option.tree is None or depth < PROBE_DEPTH:
-            return depth
-        most = FREE * turn.seconds(depth, tree=True)
-        return next((n for n in PROBE_NODES if n <= self.max_nodes and turn.seconds(n, tree=True) <= most), depth)
+            probe = largest_probe(option, reading, cost.token.value, turn, credit[row], self.max_nodes)
+            if probe is not None:
+                self._plan[row] = _Row(option, *probe, is_probe=True)
+                read_by_others = reading
 
     def _budget(self, row: _Row, choice: Choice, turn: TurnSeconds) -> DraftBudget:
         option = row.option
         if option is None:
             return DraftBudget(0, 0)
         sharing = sum(other.option is not None for other in self._plan)  # rows that pay for a further pass together
-        token, rate = self.estimates.cost(option.source).token.value, choice.rate
+        token, wish = self.estimates.cost(option.source).token.value, DraftBudget(row.depth, row.nodes, option.arm)
         if option.tree is not None:
-            wish = DraftBudget(row.depth, row.nodes, option.arm)
             odds = None if row.is_probe else self.estimates.odds.get(option.source)
             return tree_budget(wish, odds, choice, token, sharing, row.passed)
         calibration = self.estimates.calibration.get(option.source) or Calibration()
-
-        def goes_on(confidences: Seq[float]) -> bool:
-            """One more token must be worth its seconds: P(it stands) >= tokens per second * seconds it adds."""
-            depth = len(confidences)
-            if depth >= len(option.accept):
-                return False
-            stands = calibration.chance_of_all(confidences) * option.accept[depth]
-            return stands * sharing >= rate * (token + turn.step(depth))
-
-        return DraftBudget(row.depth, row.nodes, option.arm, goes_on)
+        return chain_budget(wish, option, calibration, choice.rate, token, turn, sharing)
 
     # Learning from a round
 
     def _learn(self, seen: Seq[tuple[Sequence, Round]]) -> None:
-        batch, first = len(seen), seen[0][1]
+        batch, first, self._hung = len(seen), seen[0][1], set[int]()
         turn = self.estimates.turn(batch)
         target_s = first.verify_s + first.rest_s
         if not any(row.option for row in self._plan):
@@ -256,19 +247,22 @@ class CostModel(DraftPolicy):
                 source = row.option.source
                 depths[source] = max(depths.get(source, 0), row.levels(record))
                 pending[source] = pending.get(source, 0) + row.option.pending
-        nodes = max(record.num_nodes for _, record in seen)
+        nodes = max(max(record.num_nodes, record.num_rows - 1) for _, record in seen)
         drafting = max(0.0, first.draft_s - self._measuring)
-        tree = any(record.num_nodes > record.num_drafted for _, record in seen)
+        masks = any(row.option and row.option.masks for row in self._plan)
+        tree = masks or any(record.num_nodes > record.num_drafted for _, record in seen)
         should = turn.seconds(nodes, tree) + sum(self.estimates.cost(s).of(depths[s], pending[s]) for s in depths)
         reading = sum(row.option.reading for row in self._plan if row.option)
         known = not tree or turn.knows_tree(nodes)  # what trees of this size cost has still to be found out, and paid
-        self._settle(seen, min(drafting + target_s, OUTLIER * should + reading if known else math.inf), turn)
+        self._settle(seen, min(drafting + target_s, (OUTLIER if known else NEW) * should + reading), turn)
         turn.observe(nodes, target_s, tree)
         self.estimates.learn_drafting(depths, pending, batch, drafting)
         for (seq, record), row in zip(seen, self._plan, strict=True):
-            if row.option is not None and row.option.tree is not None:
-                made = row.levels(record)
-                self.estimates.learn_tree(row.option.source, record, row.depth, row.nodes, made, row.passed)
+            if row.option is not None and row.option.masks and not record.num_drafted:
+                self._hung.add(seq.slot)
+            elif row.option is not None and row.option.tree is not None:
+                made, depth = row.levels(record), min(row.depth, row.option.ready)
+                self.estimates.learn_tree(row.option.source, record, depth, row.nodes, made, row.passed)
             if row.option is not None and record.num_drafted:
                 self.estimates.learn_acceptance(seq.slot, record)
                 key = (row.option.source, row.option.hint)

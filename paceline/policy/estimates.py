@@ -22,6 +22,8 @@ FEW = 8
 """Pending tokens that ride along with the first drafting pass."""
 TREE_ROWS = (16, 32, 64, 8, 17, 9, 33, 4, 5)
 """Where T(n) is measured for trees: each way of padding shows between two of them; the most telling first."""
+MASK_ROWS = (16, 32, 64, 128, 256, 8, 4, 17, 9, 33)
+"""The same with masks, which multiply the rows."""
 HOPELESS = 5.0
 """No tree brings as many tokens as to make up for a pass this many times as long, so larger ones are not measured."""
 
@@ -38,7 +40,7 @@ class Estimates:
         self.acceptance = Acceptance(max_depth)
         self.calibration = {source: Calibration(*table) for source, table in given.calibration.items()}
         self._turns: dict[int, TurnSeconds] = {}  # by batch size
-        self._knows_trees = False
+        self._most_rows = 0  # of passes, as far as they were measured or not worth it
         self.gains = {source: TreeGains(tables["gains"]) for source, tables in given.trees.items()}
         self.odds = {
             source: TreeOdds(PathOdds(*tables["paths"]), PathOdds(*tables["ahead"]))
@@ -61,16 +63,20 @@ class Estimates:
                 points[n] = pass_seconds(n)
         self.curve = PassCurve(points)
 
-    def measure_trees(self, pass_seconds: Callable[[int], float], room: int, clock: Callable[[], float]) -> None:
+    def measure_trees(
+        self, pass_seconds: Callable[[int], float], room: int, clock: Callable[[], float], masks: bool = False
+    ) -> None:
         """T(n) at the sizes of trees as well, once, as far as a profile does not know it and trees could pay."""
         assert self.curve is not None, "measure() comes first"
-        if self._knows_trees:
+        sizes = MASK_ROWS if masks else TREE_ROWS
+        most = min(max(sizes), room)
+        if self._most_rows >= most:
             return
-        self._knows_trees = True
+        self._most_rows = most
         points, begin = dict(self.curve.points), clock()
-        if max(points) >= min(TREE_ROWS[2], room):
+        if max(points) >= most:
             return
-        for n in TREE_ROWS:
+        for n in sizes:
             slowest = max((seconds for rows, seconds in points.items() if rows <= n), default=0.0)
             hopeless = n > max(points) and slowest > HOPELESS * min(points.values())
             if n not in points and n <= room and not hopeless and clock() - begin < MEASURE_SECONDS:
@@ -105,16 +111,18 @@ class Estimates:
 
     def option(self, seq: Sequence, arm: int, look: Outlook, limit: int) -> Option:
         """What may be expected of one drafter for one row, up to `limit` tokens deep."""
+        limit = min(limit, look.masks or limit)
         accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
         reading = self.cost(look.source).pending.value * look.pending
         gains = Option.gains_of(accept)
         option = Option(arm, look.source, look.hint, look.pending, reading, seq.remaining, accept, gains)
-        if look.branches == 1:
+        if look.branches == 1 and not look.masks:
             return option
         usual = Option.gains_of(self.acceptance.of_source(look.source))
         learnt = self.gains.setdefault(look.source, TreeGains())
         scale = [1.0, *(own / max(all_of_them, 1e-9) for own, all_of_them in zip(gains[1:], usual[1:], strict=False))]
-        return replace(option, tree=partial(learnt.row, gains=usual), scale=scale)
+        tree = partial(learnt.row, gains=usual)
+        return replace(option, tree=tree, scale=scale, masks=look.masks, ready=look.ready)
 
     def learn_drafting(self, depths: Mapping[str, int], pending: Mapping[str, int], batch: int, seconds: float) -> None:
         """A draft of `depths` tokens by drafter took `seconds`, split as was expected."""

@@ -18,7 +18,8 @@ class Gate(DraftPolicy):
     """Compare a few plain rounds with `trial` rounds of `inner`, by tokens per second; keep what is faster.
 
     trial: speculative rounds in a comparison. recheck: rounds after which an open gate compares again. A gate that
-    closes stays so for `pause` rounds, twice as long each time, up to 32 pauses. Times are medians.
+    closes stays so for `pause` rounds, twice as long each time, up to 32 pauses. Times are medians. The first
+    speculative round of a comparison is left out: a draft model reads what it has missed, SPACE hangs its masks.
     """
 
     def __init__(self, inner: DraftPolicy, trial: int = 6, pause: int = 16, recheck: int = 64):
@@ -31,6 +32,7 @@ class Gate(DraftPolicy):
     def _reset(self) -> None:
         self._plain: list[float] = []  # seconds of each plain round
         self._drafted: list[tuple[float, float]] = []  # seconds and tokens per row of each speculative round
+        self._is_first = True  # of the speculative rounds in this comparison
         self._quiet = 0  # rounds until the next comparison
         self._length = self.pause
         self._tokens = self._rows = 0  # of the round so far
@@ -59,6 +61,9 @@ class Gate(DraftPolicy):
             self._quiet -= 1
         elif len(self._plain) < _PLAIN:
             self._plain.append(record.verify_s + record.rest_s)
+            self._is_first = True
+        elif self._is_first:
+            self._is_first = False
         else:
             self._drafted.append((record.seconds, self._tokens / record.batch))
             if len(self._drafted) >= self.trial:

@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from typing import final
 
+from .costs import TurnSeconds
+from .option import Option, width
+
+PROBE_DEPTH = 2
+PROBE_NODES, FREE = (7, 3), 1.1  # a probe of a tree is as large as it gets for nearly the price of PROBE_DEPTH nodes
 WAIT, SHORTEST, LONGEST = 4, 2, 64  # rounds
 
 
@@ -38,3 +43,26 @@ class Probing:
     def release(self, slot: int) -> None:
         """Forget the request in this slot."""
         self._known.pop(slot, None)
+
+
+def largest_probe(
+    option: Option, seconds: float, token: float, turn: TurnSeconds, credit: float, max_nodes: int
+) -> tuple[int, int] | None:
+    """(depth, nodes) of the largest probe whose failure can be paid for with `credit` passes.
+
+    seconds: of reading. token: seconds of drafting one. Where masks have to be hung first, the probe takes two rounds,
+    and both must be paid for before it begins.
+    """
+
+    def pass_of(depth: int, nodes: int) -> float:
+        return turn.seconds(width(depth, nodes, option.masks), option.tree is not None)
+
+    plain = turn.seconds(0)
+    for depth in range(min(PROBE_DEPTH, len(option.accept)), 0, -1):
+        nodes, least = depth, pass_of(depth, depth)
+        if option.tree is not None and depth == PROBE_DEPTH:
+            nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= FREE * least), depth)
+        first = pass_of(depth, 0) - plain if option.restarts else 0.0
+        if (pass_of(depth, nodes) + depth * token + seconds + first) / plain - 1 <= credit:
+            return depth, nodes
+    return None

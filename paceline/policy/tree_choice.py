@@ -5,6 +5,9 @@
 gain(d, n) is learnt by replay (`tree_gains`), and so is how many nodes and levels are left of such a budget once the
 drafter has pruned. Given the best rate, a node pays iff its chance of standing, in all rows together, is worth the
 seconds that a row of the pass takes: P B >= rate (R(n + 1) - R(n)). The drafter applies this bound as `least`.
+
+With masks R also depends on d, and a node's price is that of its own masks too (`option.width`). A depth is rated as if
+all rounds had it: masks hung now are drafted from in the next round, which may be of another depth.
 """
 
 import math
@@ -16,7 +19,7 @@ from itertools import accumulate
 
 from ..core.interfaces import DraftBudget
 from .costs import DraftSeconds, TurnSeconds
-from .option import Choice, Option, is_affordable
+from .option import LASTS, Choice, Option, is_affordable, width
 from .tree_gains import DEPTHS, FIRST, NODES, Cell
 from .tree_odds import TreeOdds
 
@@ -41,24 +44,44 @@ def best_shape(
     token = sum(costs[source].token.value for source in {o.source for o in drafting})
     deepest_row = max(len(o.accept) for o in drafting)
     sizes = [n for n in NODES if n <= max(1, max_nodes)]
-    passes = list(accumulate((turn.seconds(n, tree=True) for n in sizes), max))
+    masks, restarts = max(o.masks for o in drafting), all(o.restarts for o in drafting)
     plain, batch = turn.seconds(0), len(options)
-    timed = dict[int, float]()  # seconds by nodes that are left
+    timed = dict[int, float]()  # seconds by rows behind the root
+    passes_of = dict[int, list[float]]()  # by masks below a node, for no candidates and for each of `sizes`
+
+    def pass_of(depth: int, nodes: int) -> float:
+        rows = width(depth, nodes, masks)
+        if rows not in timed:
+            timed[rows] = turn.seconds(rows, tree=True)
+        return timed[rows]
+
+    def passes_at(depth: int) -> list[float]:
+        below = min(depth, masks)
+        if below not in passes_of:
+            passes_of[below] = list(accumulate((pass_of(depth, n) for n in [0, *sizes]), max))
+        return passes_of[below]
+
+    def restart(depth: int) -> float:
+        """Seconds beyond a plain round that it takes to hang masks first."""
+        return pass_of(depth, 0) - plain if restarts else 0.0
+
     found: _Found = 0.0, 0, 0, 0, 0.0
     widest, known = 0, 0.0
     for place, depth in enumerate(DEPTHS):
         if depth > deepest_row or depth > sizes[-1]:
             break
         best_here, idle, rows = 0.0, 0, [_row(o, place) for o in drafting]
+        passes, first = passes_at(depth), restart(depth)
         for g in range(FIRST[place], len(sizes)):
             tokens, kept, levels, read, tries = _expected(rows, g)
             tokens += batch
-            if not is_affordable(passes[g] + depth * token, tokens / batch, credit, plain):
+            if not is_affordable(passes[g + 1] + depth * token + first, tokens / batch, credit, plain):
                 break
             widest = max(widest, g)
-            if kept not in timed:
-                timed[kept] = turn.seconds(kept, tree=True)
-            rate = tokens / (timed[kept] + levels * token + read)
+            seconds = pass_of(depth, kept) + levels * token + read
+            if restarts:
+                seconds = (plain + first + LASTS * seconds) / (1 + LASTS)
+            rate = tokens / seconds
             idle = 0 if rate > best_here * BETTER else idle + 1
             best_here = max(best_here, rate)
             if tries >= KNOWN:
@@ -74,19 +97,23 @@ def best_shape(
         return Choice(0.0, 0, options)
     # The price of a row where trees usually end; they may grow as long as it is about that.
     g = min(bisect_left(sizes, kept), len(sizes) - 1)
-    row_seconds = _slope([plain, *passes], [0, *sizes], g + 1)
+    passes = passes_at(DEPTHS[place])
+    row_seconds = _slope(passes, [0, *sizes], g + 1)
 
     def fits(place: int, wide: int) -> bool:
-        return is_affordable(passes[wide] + DEPTHS[place] * token, expects, credit, plain)
+        depth = DEPTHS[place]
+        return is_affordable(passes_at(depth)[wide + 1] + depth * token + restart(depth), expects, credit, plain)
 
     for size in range(wide + 1, widest + 1):
-        is_cheap = passes[size] - passes[g] <= CONVEX * row_seconds * (sizes[size] - sizes[g])
+        is_cheap = passes[size + 1] - passes[g + 1] <= CONVEX * row_seconds * (sizes[size] - sizes[g])
         wide = size if is_cheap and fits(place, size) else wide
     chosen = deepest = min(DEPTHS[place], sizes[wide])
     for deeper in range(place + 1, len(DEPTHS)):
         if DEPTHS[deeper] <= min(deepest_row, sizes[wide]) and fits(deeper, wide):
             deepest = DEPTHS[deeper]
-    return Choice(rate, chosen, options, deepest, sizes[g], sizes[wide], row_seconds, known or rate)
+    return Choice(
+        rate, chosen, options, deepest, sizes[g], sizes[wide], row_seconds, known or rate, tokens=expects * batch
+    )
 
 
 def _row(o: Option, place: int) -> _Row:
@@ -95,7 +122,8 @@ def _row(o: Option, place: int) -> _Row:
     if o.tree is None:
         chain = o.gains[reach], float(reach), float(reach), math.inf
         return [chain] * len(NODES), 1.0, reach, o.reading / o.horizon(), True
-    return o.tree(place), o.scale[reach], reach, o.reading / o.horizon(), False
+    scale = o.scale[reach] * (LASTS / (1 + LASTS) if o.restarts else 1.0)
+    return o.tree(place), scale, reach, o.reading / o.horizon(), False
 
 
 def _expected(rows: Seq[_Row], g: int) -> tuple[float, int, float, float, float]:

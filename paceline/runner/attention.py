@@ -102,6 +102,7 @@ def _attend_turns(
     """Branching trees chain by chain, each node once: the bits of `_attend_chains` without its copies of the prefix.
 
     For each turn the keys of a path are put where plain decoding has them; in the end all lie in tree order again.
+    Mask tokens, and what stands behind them, are then one further call: chain by chain they would be a turn a group.
     """
     (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
     groups, rows = heads // kv_heads, []
@@ -126,7 +127,14 @@ def _attend_turns(
             parts.append(out[0, :, : count * groups])
         for cached, kept in in_order:
             cached[slot, :, drafted] = kept
-        rows.append(torch.cat(parts, 1).view(kv_heads, -1, groups, d).index_select(1, split.place))
+        done = torch.cat(parts, 1).view(kv_heads, -1, groups, d).index_select(1, split.place)
+        if (first := layout.first_mask[row]) < nodes:
+            mask = layout.probe_mask(row, window, groups, query.dtype)
+            q = query[row, :, first:].reshape(kv_heads, groups, -1, d).transpose(1, 2).reshape(1, kv_heads, -1, d)
+            k, v = (cached[slot, None, :, : mask.shape[3]] for cached in (key, value))
+            out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+            done = torch.cat([done, out.view(kv_heads, -1, groups, d)], 1)
+        rows.append(done)
     return torch.stack(rows).transpose(1, 2).reshape(batch, nodes, heads, d)
 
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from ..quant import PackedLinear
 from .attention import attend
+from .gated import Gate, Gated
 from .kv_cache import SlotCache
 from .layout import PassLayout
 from .states import States
@@ -63,6 +64,17 @@ class FusedLayer(nn.Module):
         self.k_norm = RmsNorm(attention.k_norm) if hasattr(attention, "k_norm") else None
         kept = (layer.input_layernorm, layer.post_attention_layernorm, *_present(attention, "q_norm", "k_norm"))
         self.norms = nn.ModuleList(kept)  # their weights stay parameters of the model
+        inner, width = int(mlp.down_proj.in_features), int(mlp.down_proj.out_features)
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.places: dict[str, tuple[str, int, int]] = {  # transformers' name: module here, first output, outputs
+            "self_attn.q_proj": ("qkv", 0, q),
+            "self_attn.k_proj": ("qkv", q, kv),
+            "self_attn.v_proj": ("qkv", q + kv, kv),
+            "self_attn.o_proj": ("o", 0, width),
+            "mlp.gate_proj": ("gate_up", 0, inner),
+            "mlp.up_proj": ("gate_up", inner, inner),
+            "mlp.down_proj": ("down", 0, width),
+        }
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layout: PassLayout, cache: SlotCache) -> Tensor:
         """From x [B N, E] to the next x; cos, sin [B N, 1, d] as `FusedDecoder` made them."""
@@ -88,20 +100,26 @@ class FusedLayer(nn.Module):
 
 
 class FusedDecoder:
-    """Runs a model whose layers are fused: embeddings, layers, final norm, head."""
+    """Runs a model whose layers are fused: embeddings, layers, final norm, head.
 
-    def __init__(self, model: PreTrainedModel):
+    gate: of the adapter that the layers wear.
+    """
+
+    def __init__(self, model: PreTrainedModel, gate: Gate | None = None):
         base: Any = model.base_model
         self.embeddings: Tensor = base.embed_tokens.weight
         self.layers: list[FusedLayer] = list(base.layers)
         self.norm = RmsNorm(base.norm)
         self.rotary_emb: Any = base.rotary_emb
         self.head: Any = model.get_output_embeddings()
+        self._gate = gate
         self._cos = self._sin = torch.empty(0)
 
     def hidden(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
         """States after the last layer, before the final norm. [B, N] -> [B N, E]. Fills in what `states` asks for."""
         x = nn.functional.embedding(token_ids.reshape(-1), self.embeddings)
+        if self._gate is not None:
+            x = self._gate.embed(x)
         cos, sin = self._rotation(layout.position_ids, x)
         for index, layer in enumerate(self.layers):
             if states is not None and index in states:
@@ -175,6 +193,8 @@ def project(linear: nn.Module, x: Tensor, plus: Tensor | None = None) -> Tensor:
     """From x [T, in] to [T, out], plus another [T, out] in the same operation."""
     if plus is None:
         return linear.forward(x)
+    if type(linear) is Gated:  # the layer below as without an adapter: its operation decides the bits of plain rows
+        return linear.corrected(project(linear.base, x, plus), x)
     if type(linear) is PackedLinear:
         return torch.ops.mkldnn._linear_pointwise.binary(x, plus, linear.packed, linear.bias, "add")
     return linear.forward(x).add_(plus)

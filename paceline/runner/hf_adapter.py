@@ -1,6 +1,5 @@
 """The only file that knows the inside of transformers: loading, what a model can do, and how to call it."""
 
-import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,10 +15,13 @@ from transformers import (
 )
 
 from ..errors import ConfigError, IncompatibleModels
+from ..modules import SpaceAdapter
 from ..quant import pack_linears
+from .adapter import put_on, share_copy
 from .attention import NAME
 from .fingerprint import fingerprint, remember
 from .fused import FusedDecoder, fuse, is_fused
+from .gated import Gate
 from .kv_cache import SlotCache
 from .layout import PassLayout
 from .placement import device_of, dtype_of
@@ -37,7 +39,8 @@ class LoadedModel:
     fused: runs the model where its layers are of the Llama form. attends_trees: the model routes through our attention
     function; otherwise it is given a 4-D mask. reference: what plain transformers says on a few made-up tokens, to
     hold the tree pass against. context: the most tokens a sequence may have. mixes_rows: experts make a row's
-    numerics depend on the others. fingerprint: which checkpoint it is, see `runner.fingerprint`.
+    numerics depend on the others. fingerprint: which checkpoint it is, see `runner.fingerprint`. gate: of the adapter
+    that the model wears.
     """
 
     model: PreTrainedModel
@@ -50,6 +53,7 @@ class LoadedModel:
     reference: Reference
     fingerprint: str
     fused: FusedDecoder | None = None
+    gate: Gate | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -77,7 +81,16 @@ class LoadedModel:
         return int(self.model.config.get_text_config().hidden_size)
 
     def forward(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
-        """Raw logits [B, N, V] of every node of a pass. Fills in the hidden states that `states` asks for."""
+        """Raw logits [B, N, V] of every node of a pass. Fills in the hidden states that `states` asks for.
+
+        Where `layout.is_mask` is given, the adapter's gate is open for these rows during the pass.
+        """
+        if layout.is_mask is None or self.gate is None:
+            return self._logits(token_ids, layout, cache, states)
+        with self.gate.opened(token_ids, layout.is_mask) as plain_ids:
+            return self._logits(plain_ids, layout, cache, states)
+
+    def _logits(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
         if self.fused is not None:
             return self.fused.logits(token_ids, layout, cache, states)
         return self._call(self.model, token_ids, layout, cache, states).logits
@@ -96,21 +109,25 @@ class LoadedModel:
         if self.attends_trees:
             options["paceline_pass"] = layout
         else:
-            options["attention_mask"] = _mask_4d(layout, self.model.dtype)
-        out = module(input_ids=token_ids, **options)
+            options["attention_mask"] = layout.mask_4d(self.model.dtype)
+        if self.gate is not None and layout.is_mask is not None:
+            embeddings: nn.Module = self.model.get_input_embeddings()  # type: ignore[assignment]
+            out = module(inputs_embeds=self.gate.embed(embeddings(token_ids)), **options)
+        else:
+            out = module(input_ids=token_ids, **options)
         for index in states or ():
             states[index] = out.hidden_states[index]  # type: ignore[index]
         return out
 
     def with_model(self, model: PreTrainedModel) -> "LoadedModel":
-        """The same description around another module of the same architecture."""
-        return replace(self, model=model, fused=FusedDecoder(model) if is_fused(model) else None)
+        """The same description around another module of the same architecture, which wears nothing."""
+        return replace(self, model=model, fused=FusedDecoder(model) if is_fused(model) else None, gate=None)
 
-
-def share_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """A second module tree over the same tensors: modules may be replaced in it without touching the original."""
-    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
+    def wearing(self, adapter: SpaceAdapter) -> "LoadedModel":
+        """The same model with an adapter on, in a module tree of its own. Raises `IncompatibleModels` without a fit."""
+        model = share_copy(self.model)
+        gate = put_on(model, adapter, self.device, self.dtype)
+        return replace(self, model=model, fused=FusedDecoder(model, gate) if is_fused(model) else None, gate=gate)
 
 
 def load_model(
@@ -233,15 +250,6 @@ def _route_attention(model: PreTrainedModel) -> bool:
         pass
     model.set_attn_implementation("eager")
     return False
-
-
-def _mask_4d(layout: PassLayout, dtype: torch.dtype) -> Tensor:
-    """Additive mask [B, 1, N, S] for models that do not take attention functions."""
-    rows = layout.visible(None)
-    width = max(mask.shape[1] for mask in rows)
-    full = torch.stack([nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in rows])
-    zeros = torch.zeros(full.shape, dtype=dtype, device=full.device)
-    return zeros.masked_fill_(~full, torch.finfo(dtype).min)[:, None]
 
 
 def _refuse_state(config) -> None:

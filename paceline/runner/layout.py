@@ -42,10 +42,12 @@ class PassLayout:
     slots: list[int] | None = None  # row b of the cache's tensors; None: row b is slot b
     num_given: int | None = None  # nodes before those that only pad the pass
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    is_mask: Tensor | None = None  # [B, N], where there are mask tokens; in each row they follow the candidates
     num_calls: int = 0  # layers that went through `tree_attention`
     _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
     _segments: dict[tuple[int | None, int], list["Segment"]] = field(default_factory=dict)
     _turn_masks: dict[tuple[int | None, int, int], list[Tensor]] = field(default_factory=dict)
+    _probe_masks: dict[tuple[int | None, int, int], Tensor] = field(default_factory=dict)
 
     @cached_property
     def depth(self) -> Tensor:
@@ -56,7 +58,7 @@ class PassLayout:
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Committed length + depth. [B, N]. Only padding can reach past the context; it stays on the last place."""
+        """Committed length + depth. [B, N]. Only probes can reach past the context; they stay on the last place."""
         return (torch.tensor(self.starts, device=self.device)[:, None] + self.depth).clamp_(max=self.max_length - 1)
 
     def visible(self, window: int | None) -> list[Tensor]:
@@ -78,6 +80,14 @@ class PassLayout:
             column[start : start + n] = self.position_ids[row]
             mask &= self.position_ids[row][:, None] - column < window
         return mask
+
+    def mask_4d(self, dtype: torch.dtype) -> Tensor:
+        """Additive mask [B, 1, N, S] for models that do not take attention functions."""
+        rows = self.visible(None)
+        width = max(mask.shape[1] for mask in rows)
+        full = torch.stack([nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in rows])
+        zeros = torch.zeros(full.shape, dtype=dtype, device=full.device)
+        return zeros.masked_fill_(~full, torch.finfo(dtype).min)[:, None]
 
     def segments(self, window: int | None, groups: int, dtype: torch.dtype) -> list[Segment]:
         """The calls that make up the pass, built once for all layers of a kind.
@@ -135,11 +145,29 @@ class PassLayout:
         assert self.tree is not None
         given = self.num_given or self.num_nodes
         return [
-            branching(start, parents[:given], tokens, self.num_nodes, self.device)
-            for start, parents, tokens in zip(
-                self.starts, self.tree.parents.tolist(), self.tree.token_ids.tolist(), strict=True
+            branching(start, parents[: min(given, first)], tokens, first, self.device)
+            for start, parents, tokens, first in zip(
+                self.starts, self.tree.parents.tolist(), self.tree.token_ids.tolist(), self.first_mask, strict=True
             )
         ]
+
+    @cached_property
+    def first_mask(self) -> list[int]:
+        """Of each row the first mask token, N where it has none: before it stand root and candidates, behind it probes.
+
+        Probes are guesses that nobody decodes again, so from there on no bits have to repeat.
+        """
+        if self.is_mask is None:
+            return [self.num_nodes] * len(self.starts)
+        pairs = zip(self.is_mask.int().argmax(1).tolist(), self.is_mask.any(1).tolist(), strict=True)
+        return [first if some else self.num_nodes for first, some in pairs]
+
+    def probe_mask(self, row: int, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+        """What the nodes from the first mask token on see, 0 or -inf, keys in tree order. [1, 1, M groups, S]."""
+        if (window, groups, row) not in self._probe_masks:
+            seen = self.visible(window)[row][self.first_mask[row] :]
+            self._probe_masks[window, groups, row] = _additive(seen, dtype).repeat_interleave(groups, 0)[None, None]
+        return self._probe_masks[window, groups, row]
 
     def turn_masks(self, row: int, window: int | None, groups: int, dtype: torch.dtype) -> list[Tensor]:
         """For each turn of a row its mask [1, 1, M, S], 0 or -inf, M = nodes x groups (then padding up to `_sound`)."""

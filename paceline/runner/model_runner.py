@@ -9,7 +9,8 @@ import torch
 
 from ..core.outputs import TargetOutput
 from ..core.tree import TokenTree
-from ..errors import CacheFull
+from ..errors import CacheFull, ConfigError
+from ..modules import SpaceAdapter
 from .graphs import StaticPasses
 from .hf_adapter import LoadedModel
 from .kv_cache import SlotCache, round_up
@@ -30,7 +31,7 @@ class ModelRunner:
     computed as the chains they consist of. Raises `NumericsError` where it is required and cannot be had.
     static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where the model's layers are of
     the Llama form; None: on CUDA. With invariant numerics they stay only if they give the bits of the other passes, and
-    trees that branch do without them.
+    trees that branch do without them. Trees with mask tokens always do: only passes made anew know their rows.
     """
 
     def __init__(
@@ -63,6 +64,29 @@ class ModelRunner:
     def vocab_size(self) -> int:
         """Tokens the model can emit, padding of its output head included."""
         return self.loaded.vocab_size
+
+    @property
+    def num_masks(self) -> int:
+        """Mask tokens that a pass may hold, `vocab_size` and up; 0 without an adapter."""
+        return 0 if self.loaded.gate is None else self.loaded.gate.adapter.num_masks
+
+    def wear(self, adapter: SpaceAdapter) -> None:
+        """Take mask tokens from now on: their rows get the adapter's embeddings and factors, all others stay untouched.
+
+        The model gets a module tree of its own over the same tensors (`runner.loaded`); the static passes keep the old
+        one. Putting the same adapter on again does nothing. Errors: ConfigError while another one is worn,
+        IncompatibleModels where it does not fit.
+        """
+        worn = self.loaded.gate
+        if worn is None:
+            self.loaded = self.loaded.wearing(adapter)
+        elif worn.source is not adapter:
+            raise ConfigError(
+                "this target wears another SPACE adapter",
+                got="a second adapter",
+                expected="one for each loaded model",
+                fix="load the model again, or share one adapter between the drafters",
+            )
 
     @property
     def numerics(self) -> str:
@@ -112,9 +136,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, slots: Sequence[int], tree: TokenTree) -> TargetOutput:
-        """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given."""
+        """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given.
+
+        Mask tokens (ids from `vocab_size` on, of an adapter that is worn) stand behind the candidates of their row.
+        """
         num_nodes, static = tree.num_nodes, self.static
-        fits = static is not None and static.takes(num_nodes, self.row_multiple)
+        masked = self.num_masks > 0 and bool((tree.token_ids >= self.vocab_size).any())
+        fits = static is not None and not masked and static.takes(num_nodes, self.row_multiple)
         states = self._asked()
         if static is not None and fits and (not self.invariant or tree.is_chain):
             starts = [self.cache.lengths[slot] for slot in slots]
@@ -134,6 +162,7 @@ class ModelRunner:
             list(slots),
             num_nodes,
             padded.token_ids.device,
+            is_mask=padded.token_ids >= self.vocab_size if masked else None,
         )
         logits = self.loaded.forward(padded.token_ids, layout, self.cache, states)
         if states is not None:

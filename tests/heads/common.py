@@ -10,6 +10,7 @@ from paceline.heads import Head, save_head
 from paceline.modules.eagle import EagleConfig, EagleHead
 from paceline.modules.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from paceline.modules.mtp import MtpConfig, MtpHead
+from paceline.modules.space import SpaceAdapter, SpaceConfig
 from paceline.runner import LoadedModel
 from tests.helpers import VOCAB, loaded
 from tests.tiny import tiny_model
@@ -32,6 +33,8 @@ def new_head(method: str, seed: int = 0) -> Head:
         head = MedusaHead(MedusaConfig(num_heads=3, **last), IDS)
     elif method == "blockwise":
         head = BlockwiseHead(BlockwiseConfig(num_heads=3, intermediate_size=48, **last), IDS)
+    elif method == "space":
+        head = SpaceAdapter(SpaceConfig(32, 2, VOCAB, 3, False, 4, ("self_attn.q_proj",), ((32, 32),), 6))
     else:
         head = MtpHead(MtpConfig(num_modules=2, **_LAYER, **last), IDS)
     for parameter in head.parameters():

@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 from paceline import DraftModel, Plain, PromptLookup, SelfQuantized
 from paceline.core.interfaces import Drafter
+from paceline.drafters import Space
 from paceline.runner import LoadedModel
 from paceline.runner.hf_adapter import share_copy
 from tests.adversaries import Constant, Ending, LeastLikely, RandomTrees, Scripted, Sometimes, Wide, Window
 from tests.helpers import loaded
+from tests.space.common import adapter
 
 Future = dict[tuple[int, ...], list[int]]
 END = 2
@@ -30,6 +32,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "draft model": lambda target, future: DraftModel(small_draft()),
     "draft model, same weights": lambda target, future: DraftModel(twin(target)),
     "self int4": lambda target, future: SelfQuantized(lm_head="shared"),
+    "space": lambda target, future: Space(adapter(transition_rank=4), top_k=2),
     "random trees": lambda target, future: RandomTrees(),
     "trees of endings": lambda target, future: RandomTrees(1, tokens=range(5)),
     "least likely": lambda target, future: LeastLikely(),

@@ -83,6 +83,52 @@ class Branching:
 
 
 @dataclass(frozen=True)
+class Foreseen:
+    """Trees of one law for each depth, as masks give them, whatever the path: the best nodes of all.
+
+    stands: chance that the likeliest token of each depth stands, those before it standing. Half of the laws are surer
+    by `spread`, the others less sure. width: tokens of a law. worth: as in `Branching`.
+    """
+
+    stands: tuple[float, ...]
+    width: int = 1
+    spread: float = 0.2
+    worth: Callable[[int, int], float] = lambda request, position: 1.0
+
+    def grow(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> "Grown":
+        """Rank every combination of tokens, keep the best nodes, and walk with the target as far as it goes."""
+        laws, right, sure = list[list[float]](), list[int](), list[float]()
+        for level in range(min(depth, len(self.stands))):
+            first = self.stands[level] + (self.spread if rng.random() < 0.5 else -self.spread)
+            first = min(0.97, max(0.01, first))
+            law = [first, *((1 - first) * part for part in (0.3, 0.15, 0.08))][: self.width]
+            u = rng.random() / max(1e-9, self.worth(request, position + level))
+            laws.append(law)
+            right.append(next((rank for rank in range(len(law)) if sum(law[:rank]) <= u < sum(law[: rank + 1])), -1))
+            sure.append(first)
+            if level + 1 < depth and budget.goes_on is not None and not budget.goes_on(sure):
+                break
+        paths: dict[tuple[int, ...], float] = {(): 1.0}
+        for level, law in enumerate(laws):
+            before = sorted((path for path in paths if len(path) == level), key=lambda path: -paths[path])
+            for path in before[: max(1, budget.nodes)]:
+                paths.update({(*path, rank): paths[path] * chance for rank, chance in enumerate(law)})
+        best = sorted((path for path in paths if path), key=lambda path: (-paths[path], len(path), path))
+        kept = [path for path in best[: budget.nodes] if paths[path] >= budget.least]
+        place: dict[tuple[int, ...], int] = {(): 0} | {
+            path: node for node, path in enumerate(sorted(kept, key=lambda p: (len(p), p)), start=1)
+        }
+        walk = list[int]()
+        while tuple(right[: len(walk) + 1]) in place and len(walk) < len(right):
+            walk.append(place[tuple(right[: len(walk) + 1])])
+        parents, told = [-1], list[float]()
+        for path in list(place)[1:]:
+            parents.append(place[path[:-1]])
+            told.append(laws[len(path) - 1][path[-1]])
+        return Grown(parents, walk, told, max(map(len, place)), len(laws))
+
+
+@dataclass(frozen=True)
 class Grown:
     """A tree, root first, what stood of it, its depth, and the levels it took."""
 

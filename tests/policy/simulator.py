@@ -7,14 +7,14 @@ what a test measures is the policy's decisions and not its luck.
 import math
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline import SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Outlook
 from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
-from tests.policy.growing import Branching, Grown
+from tests.policy.growing import Branching, Foreseen, Grown
 
 
 class Clock:
@@ -34,6 +34,7 @@ class Member:
     chance: (request, text position, i) -> probability that the i-th drafted token (from 0) stands there. token,
     pending: seconds. reads: it has to read what others emitted, the prompt included. confident: it tells `chance`.
     hint: its class of the situation, negative for nothing to propose. tree: drafts trees; `token` is then per level.
+    masks: the most it hangs below each node, as SPACE does; what it may draft next round is what it hung in this one.
     """
 
     name: str
@@ -43,8 +44,10 @@ class Member:
     reads: bool = False
     confident: bool = False
     hint: Callable[[int, int], int] = lambda request, position: 0
-    tree: Branching | None = None
+    tree: Branching | Foreseen | None = None
+    masks: int = 0
     cached: dict[int, int] = field(default_factory=dict)
+    hung: dict[int, int] = field(default_factory=dict)
 
     def draft(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> Grown:
         """Draft, and let the target judge."""
@@ -76,7 +79,9 @@ class SimDrafter(Drafter):
         for member in self.members:
             pending = seq.num_cached - member.cached.get(seq.slot, 0) if member.reads else 0
             hint = member.hint(self.requests[seq.slot], seq.num_output)
-            looks.append(Outlook(member.name, hint, pending, member.tree.width if member.tree else 1))
+            ready = member.hung.get(seq.slot, 0) if member.masks else 1 << 30
+            branches = member.tree.width if member.tree else 1
+            looks.append(Outlook(member.name, hint, pending, branches, member.masks, ready))
         return looks
 
     def seconds(self) -> dict[str, tuple[float, float]]:
@@ -167,6 +172,7 @@ def simulate(
                 policy.release([seq.slot])
                 for member in members:
                     member.cached.pop(seq.slot, None)
+                    member.hung.pop(seq.slot, None)
     return outcome
 
 
@@ -180,13 +186,18 @@ def play(
         request, position = drafter.requests[seq.slot], seq.num_output
         hint = member.hint(request, position)
         depth = min(budget.depth, budget.nodes, seq.remaining - 1) if hint >= 0 else 0
-        grown = member.draft(budget, depth, request, position, rng)
+        hangs = min(depth, member.masks)
+        grown = member.draft(
+            budget, min(depth, member.hung.get(seq.slot, 0)) if hangs else depth, request, position, rng
+        )
+        for one in drafter.members:
+            one.hung[seq.slot] = hangs if one is member else 0
         if depth and member.reads:
             drafting += member.pending * (seq.num_cached - member.cached.get(seq.slot, 0))
             member.cached[seq.slot] = seq.num_cached
         accepted = len(grown.path)
         levels[member.name] = max(levels.get(member.name, 0), grown.levels)
-        width = max(width, len(grown.parents) - 1)
+        width = max(width, len(grown.parents) * (1 + hangs))
         emitted = 0
         for _ in range(accepted + 1):
             emitted += 1
@@ -208,5 +219,6 @@ def play(
                 batch=len(seqs),
             )
         )
+    records = [replace(record, num_rows=width) for record in records]
     drafting += sum(levels.get(member.name, 0) * member.token for member in drafter.members)
-    return records, (drafting, machine.curve(len(seqs) * (1 + width)), machine.rest)
+    return records, (drafting, machine.curve(len(seqs) * width), machine.rest)

@@ -17,6 +17,7 @@ from paceline import (
     Typical,
 )
 from paceline.core.request import SamplingParams, Sequence
+from paceline.drafters import Space
 from paceline.errors import ConfigError, LossyNotAllowed
 from paceline.spec_config import SpecConfig, parse
 
@@ -70,6 +71,8 @@ def test_a_number_of_tokens_overrules():
         ({"method": "eagel"}, ["unknown method", "did you mean 'eagle'", "draft_model"]),
         ({"method": "eagle"}, ['"eagle" needs "model"', "packaged head"]),
         ({"method": "mtp"}, ['"mtp" needs "model"']),
+        ({"method": "space"}, ['"space" needs "model"', "packaged head"]),
+        ({"method": "space", "model": "x", "tree": "chain"}, ["does not take 'tree'"]),
         ("head:", ["names no head"]),
         ("eagle:", ["names no head"]),
         ("head:no-such-head", ["no head at 'no-such-head'", "paceline models"]),
@@ -179,6 +182,10 @@ def test_the_default_config_is_plain():
         ({"method": "eagle3", "tree": "chain", "policy": "fixed"}, None),
         ({"method": "blockwise", "policy": "fixed"}, None),
         ({"method": "medusa", "policy": "fixed", "num_draft_nodes": 7}, 7),
+        ({"method": "space", "policy": "fixed"}, 3),
+        ({"method": "space", "num_speculative_tokens": 5}, 5),
+        ({"method": "space", "num_speculative_tokens": 5, "num_draft_nodes": 8}, 8),
+        ({"method": "space"}, None),
     ],
 )
 def test_nodes_of_a_tree(given, nodes):
@@ -188,7 +195,7 @@ def test_nodes_of_a_tree(given, nodes):
 
 
 def test_the_method_of_a_head_is_read_from_its_folder(tmp_path):
-    for name, method in (("a", "eagle3"), ("b", "mtp"), ("c", "space")):
+    for name, method in (("a", "eagle3"), ("b", "mtp"), ("c", "lookahead"), ("d", "space")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(f'{{"paceline_head": 1, "method": "{method}"}}')
     config = parse(f"lookup+head:{tmp_path / 'a'}", 4)
@@ -201,8 +208,15 @@ def test_the_method_of_a_head_is_read_from_its_folder(tmp_path):
     assert (budget[0].depth, budget[0].nodes) == (4, 24)
     assert parse(f"eagle:{tmp_path / 'a'}").method == "eagle3"
     assert parse(f"head:{tmp_path / 'b'}").name == f"head:{tmp_path / 'b'}"
+    assert parse(f"space:{tmp_path / 'd'}").method == parse(f"head:{tmp_path / 'd'}").method == "space"
+    made, policy, _ = parse(f"space:{tmp_path / 'd'}", 4).build()
+    assert isinstance(made, Space)
+    assert made.top_k == 4
+    budget = policy.budgets([Sequence([1], SamplingParams(), 0, frozenset(), 100)])
+    assert (budget[0].depth, budget[0].nodes) == (4, 4)
     for name, words in (
         (f"eagle:{tmp_path / 'b'}", "not of such a method"),
+        (f"space:{tmp_path / 'b'}", "not of such a method"),
         (f"head:{tmp_path / 'c'}", "unknown method"),
     ):
         with pytest.raises(ConfigError, match=words):

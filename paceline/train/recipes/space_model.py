@@ -83,7 +83,7 @@ def with_factors(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapte
 
 def whole(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | None) -> Trained:
     """Every weight of the model is trained, and the mask embeddings with it."""
-    adapter = start if start is not None else _fresh(plain, replace(config, rank=0))
+    adapter = start if start is not None else _fresh(plain, replace(config, rank=0, linears=(), shapes=()))
     model = plain.requires_grad_(True)
     return Trained(adapter, model, model, Whole(adapter, model))
 

@@ -1,0 +1,256 @@
+"""SPACE drafts in the target's own pass: mask tokens below every node that may be the last accepted one.
+
+Yi et al. 2024, arXiv 2402.11809; see `modules.space` for what a mask is. Mask j below a node says the token that comes
+j + 2 places after it, since the next place is the target's own to say. A round that drafts a, b with two masks each, in
+a text whose last token, the root, stands at position t:
+
+    position      t      t+1    t+2    t+3    t+4        what is verified: a by the root's row, b by a's row
+    root          r      m0     m1                       m0 says t+2, m1 says t+3
+    candidate            a      m0     m1                m0 says t+3, m1 says t+4
+    candidate                   b      m0     m1         m0 says t+4, m1 says t+5
+    node          r 0    a 1    b 2    r's masks 3, 4, a's 5, 6, b's 7, 8: the masks come after all candidates
+
+If a stands and b does not, the target says another token x at t+2, the next root. The group of a is read: its m0 says
+t+3, the place after x, though it does not know x. So whatever is accepted, the next candidates are there already, and
+all other masks were in vain: (1 + candidates) * (1 + masks) rows a pass, the paper's (k + 1)^2 for a chain of k.
+
+Nothing is read first and no state is kept but those laws. Without them (first round; after a round that somebody else,
+or nobody, drafted) no candidates are drafted, and the round only hangs the root's masks.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from os import PathLike
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+from ..errors import ConfigError
+from ..modules import SpaceAdapter
+from ..runner import ModelRunner
+from .eagle import output_rows
+from .fitting import fitted_adapter
+from .likeliest import likeliest, scored
+from .trees import Dynamic, Grown, best_of_marginals
+
+SHORTLIST = 64
+"""Of a mask's tokens so many are ranked again by the token before them; others can hardly win by that."""
+
+_Ranked = tuple[list[list[list[int]]], list[list[list[float]]]]
+"""Tokens and log-probabilities of the best children: of each row, of each of its parents, likeliest first."""
+
+
+@dataclass(frozen=True)
+class _Foreseen:
+    """What the masks below the last token but one said of a text of `length` tokens. logits: [d, V]."""
+
+    length: int
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A row to draft for: at most `depth` tokens in a row from logits [d, V]."""
+
+    seq: Sequence
+    budget: DraftBudget
+    logits: Tensor
+    depth: int
+
+
+@final
+class Space(Drafter):
+    """Draft from masks that rode along in the target's last pass (SPACE), ranked as in `drafters.likeliest`.
+
+    adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
+    top_k: most children of a node; 1 is the paper's chain.
+
+    Without a transition the laws do not depend on the path, and the tree is the best of the budget's size. With one,
+    the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone, level by level; the
+    belief in a token is then the share of the shortlist by the mask alone, times the token's share of the corrected
+    shortlist.
+    """
+
+    name: ClassVar[str] = "space"
+
+    def __init__(self, adapter: str | PathLike[str] | SpaceAdapter, top_k: int = 4):
+        if top_k < 1:
+            raise ConfigError("top_k is out of range", got=top_k, expected="an integer >= 1")
+        self.top_k, self._given = top_k, adapter
+        self._foreseen: dict[int, _Foreseen] = {}  # by slot
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Have the target wear the adapter. Raises `ConfigError` for another method's or a second adapter,
+        `IncompatibleModels` for one of another target's sizes, or a transition where there are no output rows.
+        """
+        assert isinstance(target, ModelRunner)
+        given = fitted_adapter(self._given, target)
+        self._rows = output_rows(target.loaded) if given.config.transition_rank else None
+        target.wear(given)
+        gate, embeddings = target.loaded.gate, target.loaded.model.get_input_embeddings().weight
+        assert gate is not None
+        assert isinstance(embeddings, Tensor)
+        self._target, self._adapter, self._embeddings = target, gate.adapter, embeddings
+        self._ids = torch.arange(target.vocab_size, device=target.loaded.device)
+        self._coupled = verifier.exact
+        self._foreseen.clear()
+
+    @property
+    def branches(self) -> int:
+        """`top_k`."""
+        return self.top_k
+
+    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+        """Ready for as many tokens as masks foresaw; a round without their laws is what gives the next one its own."""
+        known = self._foreseen.get(seq.slot)
+        ready = len(known.logits) if known is not None and known.length == len(seq.token_ids) else 0
+        return (Outlook(self.name, branches=self.top_k, masks=self._adapter.num_masks, ready=ready),)
+
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """Ranking a level; the masks' rows are part of the target's pass. There is nothing to read."""
+        logits = torch.zeros(1, self._target.vocab_size, dtype=self._target.loaded.dtype, device=self._ids.device)
+        times: list[float] = []
+        with torch.inference_mode():
+            for _ in range(4):  # the first warms up
+                begin = time.perf_counter()
+                if self._rows is None:
+                    likeliest(logits, self._ids, len(self._ids), [], 0, self.top_k, self._coupled)
+                else:
+                    self._children(logits, [], 0, [[0] * self.top_k])
+                times.append(time.perf_counter() - begin)
+        return {self.name: (statistics.median(times[1:]), 0.0)}
+
+    @torch.inference_mode()
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Candidates from what the last masks said, then masks below every node."""
+        asked = [self._asked(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
+        rows = [row for row, one in enumerate(asked) if one.depth > 0]
+        grown = [Grown([], [], []) for _ in seqs]
+        if rows:
+            grow = self._best if self._rows is None else self._corrected
+            for row, made in zip(rows, grow([asked[row] for row in rows]), strict=True):
+                grown[row] = made
+        return self._hung(seqs, budgets, grown)
+
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+        """Keep the laws of the masks below each row's last accepted node; whoever drafted, what was kept is stale."""
+        tokens, parents = draft.tree.token_ids.tolist(), draft.tree.parents.tolist()
+        counts, paths = verdict.num_accepted.tolist(), verdict.path.tolist()
+        for row, seq in enumerate(seqs):
+            self._foreseen.pop(seq.slot, None)
+            last = paths[row][counts[row] - 1] if counts[row] else 0
+            group = masks_below(last, tokens[row], parents[row], self._target.vocab_size)
+            if group and not seq.is_finished:
+                said = out.logits[row, group.start : group.stop]
+                sound = said.amax(-1).isfinite().cumprod(0).sum()  # those before the first that overflowed
+                # A copy, since a view would keep the whole pass alive.
+                self._foreseen[seq.slot] = _Foreseen(len(seq.token_ids), said[:sound].clone())
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget what was foreseen in these slots."""
+        for slot in slots:
+            self._foreseen.pop(slot, None)
+
+    def _asked(self, seq: Sequence, budget: DraftBudget) -> _Asked:
+        """What can be drafted from what was foreseen of this very text."""
+        known = self._foreseen.get(seq.slot)
+        if known is None or known.length != len(seq.token_ids):
+            return _Asked(seq, budget, self._embeddings.new_empty(0), 0)
+        return _Asked(seq, budget, known.logits, min(budget.depth, budget.nodes, len(known.logits)))
+
+    def _best(self, asked: Seq[_Asked]) -> list[Grown]:
+        """The best trees where the laws of a depth do not depend on the path."""
+        tokens: list[list[list[int]]] = [[] for _ in asked]
+        logps: list[list[list[float]]] = [[] for _ in asked]
+        for level in range(max(one.depth for one in asked)):
+            rows = [row for row, one in enumerate(asked) if level < one.depth]
+            logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
+            best = likeliest(logits, self._ids, len(self._ids), seqs, level, self.top_k, self._coupled)
+            for row, own_tokens, own_logps in zip(rows, *best, strict=True):
+                tokens[row].append(own_tokens)
+                logps[row].append(own_logps)
+        return [
+            best_of_marginals(own_tokens, own_logps, one.depth, one.budget)
+            for own_tokens, own_logps, one in zip(tokens, logps, asked, strict=True)
+        ]
+
+    def _corrected(self, asked: Seq[_Asked]) -> list[Grown]:
+        """Trees grown level by level, each token ranked by its mask and by the token before it."""
+        growing = [Dynamic(one.depth, one.budget.nodes, self.top_k, one.budget.least) for one in asked]
+        while rows := [row for row, tree in enumerate(growing) if tree.frontier]:
+            level = growing[rows[0]].level  # of every row that still grows
+            before = list[list[int]]()
+            for row in rows:
+                tree, root = growing[row], asked[row].seq.token_ids[-1]
+                before.append([tree.tokens[node] if node >= 0 else root for node in tree.frontier])
+            logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
+            for row, tokens, logps in zip(rows, *self._children(logits, seqs, level, before), strict=True):
+                tree, goes_on = growing[row], asked[row].budget.goes_on
+                tree.add(tokens, logps)
+                if tree.frontier and goes_on is not None and not goes_on(tree.best_path()):
+                    tree.frontier = []
+        return [tree.finish() for tree in growing]
+
+    def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> _Ranked:
+        """The best tokens by a mask's logits [R, V] after each of the tokens `before` (of each row its parents)."""
+        assert self._rows is not None
+        scores = scored(logits, self._ids, len(self._ids), seqs, level, self._coupled)
+        short = scores.topk(min(SHORTLIST, scores.shape[1]))  # [R, K]
+        share = short.values.logsumexp(-1) - scores.logsumexp(-1)  # [R]
+        width = max(map(len, before))
+        parents = torch.tensor([ids + [0] * (width - len(ids)) for ids in before], device=logits.device)  # [R, F]
+        shift = self._adapter.shift(self._embeddings[parents].flatten(0, 1))  # [R F, E]
+        assert shift is not None
+        moved = shift.unflatten(0, parents.shape) @ self._rows[short.indices].mT  # [R, F, K]
+        ranked = short.values.unsqueeze(1) + moved.float() / self._heat(seqs, len(logits)).to(logits.device)
+        logps = ranked.log_softmax(-1) + share[:, None, None]
+        best = logps.topk(min(self.top_k, logps.shape[-1]))
+        tokens = short.indices.unsqueeze(1).expand_as(logps).gather(-1, best.indices)
+        return tokens.tolist(), best.values.tolist()
+
+    def _heat(self, seqs: Seq[Sequence], rows: int) -> Tensor:
+        """By what `scored` divided the logits of each row. [R, 1, 1]."""
+        heat = [1.0 if self._coupled else max(1.0, seq.params.temperature) for seq in seqs] or [1.0] * rows
+        return torch.tensor(heat)[:, None, None]
+
+    def _hung(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[Grown]) -> Draft:
+        """The draft: root, candidates, then the masks of each; no mask whose token could not be drafted any more."""
+        tokens, parents, probes, sure = list[list[int]](), list[list[int]](), list[list[bool]](), list[list[float]]()
+        for seq, budget, made in zip(seqs, budgets, grown, strict=True):
+            ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
+            # After `depth` accepted tokens and the target's own, a last one is the target's in any case.
+            useful = min(seq.remaining - 2, self._target.room(seq.slot) - 1)
+            depth = list[int]()
+            for node in range(len(ids)):
+                depth.append(depth[ups[node]] + 1 if node else 0)
+                below = node
+                for mask in range(min(budget.depth, self._adapter.num_masks, useful - depth[node])):
+                    ids.append(self._target.vocab_size + mask)
+                    ups.append(below)
+                    below = len(ids) - 1
+            candidates = len(made.tokens)
+            tokens.append(ids)
+            parents.append(ups)
+            probes.append([False] * (1 + candidates) + [True] * (len(ids) - 1 - candidates))
+            sure.append([torch.nan, *made.confidences])
+        tree = TokenTree.from_lists(tokens, parents, probes=probes)
+        padded = [row + [torch.nan] * (tree.num_nodes - len(row)) for row in sure]
+        return Draft(tree, source=self.name, confidence=torch.tensor(padded, dtype=torch.float32))
+
+
+def masks_below(node: int, tokens: Seq[int], parents: Seq[int], vocab_size: int) -> range:
+    """The masks of a node, which stand side by side; empty where it has none."""
+    first = next((i for i, up in enumerate(parents) if up == node and tokens[i] == vocab_size), len(tokens))
+    end = first
+    while end < len(tokens) and tokens[end] == vocab_size + end - first:
+        end += 1
+    return range(first, end)

@@ -1,0 +1,271 @@
+"""Whatever the masks say, the answer is plain decoding's: no option, ending, batch or neighbour changes a token."""
+
+import pytest
+import torch
+
+from paceline import LLM, Choose, PromptLookup, Ratio, SamplingParams
+from paceline.core.interfaces import DraftBudget
+from paceline.core.tree import TokenTree
+from paceline.decoding import SpeculativeDecoder, generate
+from paceline.drafters import Space
+from paceline.drafters.space import masks_below
+from paceline.modules import SpaceAdapter
+from paceline.policy import CostModel, Dynamic, Fixed, Gate
+from paceline.runner import ModelRunner
+from paceline.verify import Coupled
+from tests.cache.common import CACHE_MUTANTS, GathersWithoutACopy, sound_after_every_round, with_cache
+from tests.helpers import (
+    NO_EOS,
+    REPEATING,
+    SEED,
+    VOCAB,
+    all_free,
+    assert_sound,
+    loaded,
+    oracle,
+    prompt,
+    result,
+    sequence,
+    tokenizer,
+)
+from tests.lossless.test_identity import OPTIONS
+from tests.space.common import adapter
+from tests.space.foresight import KNOWN, SAMPLED, Budgets, decode, decreed, errs, future, knows, overfitted
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+V = VOCAB
+ENDS = frozenset({2, 30, 31, 60})
+
+
+def varying(seq) -> DraftBudget:
+    """Another budget every round and row: none, chains, trees, some that stop early or leave out unlikely nodes."""
+    turn = len(seq.rounds) + 2 * seq.slot
+    depth = (3, 2, 0, 4, 1)[turn % 5]
+    stop = (None, lambda sure: len(sure) < 2)[turn % 2]
+    return DraftBudget(depth, depth * (1, 3)[turn % 2], 0, stop, (0.0, 0.02, 0.2)[turn % 3])
+
+
+ADAPTERS = {
+    "nothing stands": lambda: (adapter(num_masks=3), 2),
+    "chain": lambda: (adapter(num_masks=3, shared_mask=True), 1),
+    "transition": lambda: (adapter(num_masks=2, transition_rank=4), 3),
+    "embeddings only": lambda: (adapter(num_masks=5, rank=0), 2),
+    "knows one text": lambda: (overfitted(), 2),
+}
+
+
+def assert_identical(given, top_k, requests, policy=None, slots=3, invariant=False, name="llama", max_length=None):
+    """requests: (prompt, params, end ids). Returns the sequences."""
+    target = loaded(name)
+    on = ModelRunner(target, slots, max_length, invariant)
+    seqs = [sequence(target, ids, params, SEED, eos, max_length) for ids, params, eos in requests]
+    decode(on, Space(given, top_k), seqs, policy or Budgets(varying))
+    for seq, (ids, params, eos) in zip(seqs, requests, strict=True):
+        assert result(seq) == result(oracle(target, ids, params, SEED, eos, max_length)), params
+        assert_sound(seq, 4)
+    return seqs
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_adapters(kind, invariant):
+    made, top_k = ADAPTERS[kind]()
+    requests = [
+        (ids, SamplingParams(temperature=t, max_tokens=24), NO_EOS)
+        for t in (0.0, 1.0)
+        for ids in (KNOWN, REPEATING, [7], prompt(60))
+    ]
+    seqs = assert_identical(made, top_k, requests, invariant=invariant)
+    assert sum(r.num_nodes for seq in seqs for r in seq.rounds) > 50
+    if kind == "knows one text":
+        assert max(r.num_accepted for r in seqs[4].rounds) > 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_every_option(temperature):
+    requests = [
+        (REPEATING, SamplingParams(temperature=temperature, max_tokens=14, **options), ENDS)
+        for options in OPTIONS.values()
+    ]
+    assert_identical(adapter(num_masks=3, transition_rank=4), 2, requests)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt2", "gemma3", "gpt_neox"])
+def test_other_architectures(name):
+    """Sliding windows, learned positions, scaled embeddings, one matrix for query, key and value."""
+    requests = [(REPEATING, SamplingParams(temperature=t, max_tokens=16), NO_EOS) for t in (0.0, 1.0)]
+    rank = 0 if name == "gpt2" else 4  # its layers are no linear ones
+    assert_identical(adapter(name, rank=rank), 2, requests, name=name)
+
+
+# Masks that know the text: everything that can end an answer comes inside a draft that would stand.
+
+
+def foreseen(params, eos=NO_EOS, ids=REPEATING, max_length=None, depth=3):
+    """Loop and slow decoder, where every draft is right as far as the text goes on."""
+    on = decreed(loaded(), knows, 1, max_length=max_length)
+    seq = sequence(on.loaded, ids, params, SEED, eos, max_length)
+    decode(on, Space(adapter(num_masks=3), 1), [seq], Budgets(depth=depth, nodes=depth))
+    assert result(seq) == result(oracle(on.loaded, ids, params, SEED, eos, max_length))
+    assert_sound(seq, depth)
+    return seq
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_ends_inside_a_draft(offset):
+    answer = future()[len(REPEATING) :]
+    end = answer[4 + offset]
+    for params, eos in (
+        (SAMPLED, frozenset({end})),
+        (SamplingParams(temperature=1.0, max_tokens=40, stop_token_ids=(end,)), NO_EOS),
+        (SamplingParams(temperature=1.0, max_tokens=40, min_tokens=4 + offset), frozenset({end})),
+    ):
+        seq = foreseen(params, eos)
+        assert seq.finish_reason == "stop"
+        assert seq.output_ids == answer[: len(seq.output_ids)]
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 13))
+def test_budgets_of_the_answer(max_tokens):
+    seq = foreseen(SamplingParams(temperature=1.0, max_tokens=max_tokens))
+    assert (seq.num_output, seq.finish_reason) == (max_tokens, "length")
+    # The first round only hangs masks; then every round takes four, and the last what is left.
+    assert len(seq.rounds) == 1 + -(-(max_tokens - 1) // 4)
+
+
+@pytest.mark.parametrize("room", range(1, 8))
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_end_of_the_context(name, room):
+    """No position past the last exists: learned embeddings have no row for it."""
+    target = loaded(name)
+    rank = 4 if name == "llama" else 0
+    for limit in (target.context, 64, 65):
+        requests = [
+            (prompt(limit - room - below), SamplingParams(temperature=t, max_tokens=60), NO_EOS)
+            for below in (0, 3)
+            for t in (0.0, 1.0)
+        ]
+        policy = Budgets(depth=4, nodes=6)
+        length = None if limit == target.context else limit
+        seqs = assert_identical(adapter(name, rank=rank), 2, requests, policy, name=name, max_length=length)
+        assert all(len(seq.token_ids) == limit for seq in seqs)
+
+
+def test_one_token_prompts():
+    foreseen(SAMPLED, ids=[9])
+
+
+@pytest.mark.parametrize(("begin", "length"), [(3, 2), (6, 3)])
+def test_stop_strings_and_logprobs(begin, length):
+    model = tiny_model("llama")
+    llm = LLM(model, tokenizer=tokenizer(), drafter=Space(adapter(num_masks=3), 3), policy=Fixed(3, 7))
+    whole = llm.plain().generate("abcabcabd", SamplingParams(temperature=1.0, max_tokens=20, seed=5, ignore_eos=True))
+    stop = whole[0].text[begin : begin + length]
+    for options in ({"stop": (stop,)}, {"logprobs": 3}, {"stop": (stop,), "n": 2, "logprobs": 0}):
+        params = SamplingParams(temperature=1.0, max_tokens=20, seed=5, ignore_eos=True, **options)
+        ours, plain = (one.generate("abcabcabd", params)[0].outputs for one in (llm, llm.plain()))
+        for mine, theirs in zip(ours, plain, strict=True):
+            assert (mine.text, mine.token_ids) == (theirs.text, theirs.token_ids)
+            for a, b in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
+                assert (a.token_id, list(a.top)) == (b.token_id, list(b.top))
+                assert abs(a.logprob - b.logprob) < 1e-4
+        assert "".join(c.text for c in llm.stream("abcabcabd", params)) == ours[0].text if "n" not in options else True
+
+
+def test_who_shares_the_batch_does_not_matter():
+    """Ragged prompts and answers, more requests than slots, in any order."""
+    requests = [
+        (
+            prompt(length, row),
+            SamplingParams(temperature=(0.0, 1.0, 0.7)[row % 3], max_tokens=(20, 3, 11, 1)[row % 4]),
+            eos,
+        )
+        for row, (length, eos) in enumerate([(1, NO_EOS), (40, ENDS), (7, NO_EOS), (66, ENDS), (13, NO_EOS), (2, ENDS)])
+    ]
+    for slots in (1, 2, 6):
+        assert_identical(adapter(num_masks=3), 2, requests, slots=slots)
+        assert_identical(adapter(num_masks=3), 2, requests[::-1], slots=slots)
+
+
+# Beside others
+
+
+@pytest.mark.parametrize(
+    "policy", [Fixed, Dynamic, CostModel, lambda: Gate(Fixed(3))], ids=["fixed", "dynamic", "cost", "gate"]
+)
+def test_beside_lookup(policy):
+    target, on = loaded(), ModelRunner(loaded(), 2)
+    seqs = [sequence(target, REPEATING, SamplingParams(temperature=t, max_tokens=30)) for t in (0.0, 1.0, 0.5)]
+    for seq in decode(on, Choose([PromptLookup(), Space(overfitted())]), seqs, policy()):
+        assert result(seq) == result(oracle(target, REPEATING, seq.params))
+        assert_sound(seq, 16)
+
+
+def test_both_draft_and_both_are_right():
+    """Rounds of lookup leave no masks; the next of SPACE begins anew."""
+    on = decreed(loaded(), knows, 2)
+    turns = Budgets(lambda seq: DraftBudget(2, 2, (len(seq.rounds) // 3 + seq.slot) % 2))
+    seqs = [sequence(on.loaded, REPEATING, SAMPLED) for _ in range(2)]
+    for seq in decode(on, Choose([PromptLookup(), Space(adapter(num_masks=3), 1)]), seqs, turns):
+        assert seq.token_ids == future()
+        mine = [r for r in seq.rounds if r.source == "space" and r.num_drafted]
+        assert len(mine) > 2
+        assert all(r.num_accepted == r.num_drafted for r in mine)
+
+
+def test_another_rule():
+    """Under a ratio rule the drafts are point masses; the loop takes them, and no noise is shared."""
+    on = ModelRunner(loaded(), 1)
+    seq = sequence(on.loaded, KNOWN, SamplingParams(temperature=1.0, max_tokens=20))
+    decode(on, Space(overfitted(), 2), [seq], Budgets(depth=3, nodes=6), Ratio())
+    assert seq.num_output == 20
+
+
+# The cache, and adapters from hell
+
+
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_the_cache_is_plain_decodings_after_every_round(top_k):
+    """With top_k 2 second siblings are accepted, whose rows have to be gathered."""
+    on, drafter = decreed(loaded(), errs, 1), Space(adapter(num_masks=3), top_k)
+    assert sound_after_every_round(on, drafter, REPEATING, 8, SAMPLED, depth=3)
+
+
+@pytest.mark.parametrize("mutant", [one for one in CACHE_MUTANTS if one is not GathersWithoutACopy])
+def test_cache_faults_are_noticed(mutant):
+    """The one left out errs where accepted nodes lie one off their places: no order that these trees have."""
+    on = with_cache(decreed(loaded(), errs, 1), mutant)
+    assert not sound_after_every_round(on, Space(adapter(num_masks=3), 2), REPEATING, 10, SAMPLED, depth=3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 0.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_adapters(value, temperature):
+    made: SpaceAdapter = adapter(num_masks=3, transition_rank=2)
+    with torch.no_grad():
+        made.masks.fill_(value)
+    options = {"top_p": 0.8, "top_k": 7} if temperature else {}
+    params = SamplingParams(temperature=temperature, max_tokens=10, **options)
+    assert_identical(made, 2, [(REPEATING, params, NO_EOS)], Budgets(depth=3, nodes=5))
+
+
+def test_masks_below():
+    tokens, parents = [5, 6, V, V + 1, V, V + 1, V], [-1, 0, 0, 2, 1, 4, 2]
+    found = [list(masks_below(node, tokens, parents, V)) for node in range(3)]
+    assert found == [[2, 3], [4, 5], [6]]
+    assert TokenTree.from_lists([tokens], [parents]).num_nodes == 7
+
+
+def test_interrupted_answers():
+    """Closed early, the slots are free, and the next answer is right."""
+    on, drafter = ModelRunner(loaded(), 2), Space(adapter(num_masks=3), 2)
+    decoder = SpeculativeDecoder(on, drafter, Coupled(), Fixed(3))
+    for _, turn in zip(
+        generate(decoder, [sequence(on.loaded, REPEATING, SAMPLED) for _ in range(3)]), range(3), strict=False
+    ):
+        assert turn < 3
+    assert all_free(on)
+    assert not drafter._foreseen
+    (seq,) = decode(on, drafter, [sequence(on.loaded, REPEATING, SAMPLED)], Fixed(3))
+    assert seq.token_ids == future()

@@ -1,0 +1,218 @@
+"""SPACE's masks multiply the rows of a pass, and where none hang a round is only an investment: policies know both."""
+
+import dataclasses
+
+import pytest
+
+from paceline import CostModel, Dynamic, Fixed, Gate
+from paceline.core.draft import Draft
+from paceline.core.interfaces import DraftPolicy
+from paceline.core.outputs import Round
+from paceline.core.tree import TokenTree
+from paceline.decoding.record import records_of
+from paceline.policy import cost_model, tree_choice
+from paceline.policy.option import width
+from tests.policy.growing import Foreseen
+from tests.policy.simulator import Clock, Machine, Member, Outcome, cpu, simulate
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of rounds
+
+STANDS = (0.6, 0.58, 0.57, 0.5, 0.5)  # after those before: a token stands with 0.6, 0.35, 0.2, 0.1 and 0.05
+MASKS = 5
+
+
+def nearly_free(n: int) -> float:
+    """T(64)/T(1) = 1.16: a GPU."""
+    return 0.010 * (1 + 0.0025 * (n - 1)) if n <= 64 else 0.010 * (1.16 + 0.004 * (n - 64))
+
+
+def dear(n: int) -> float:
+    """T(16)/T(1) = 2.5."""
+    return 0.010 * (1 + 0.1 * (n - 1))
+
+
+def model(clock: Clock) -> DraftPolicy:
+    return CostModel(clock=clock)
+
+
+def space(branches: int = 1, worth=lambda request, position: 1.0) -> Member:
+    return Member("space", lambda r, p, i: 0.0, 2e-5, tree=Foreseen(STANDS, branches, worth=worth), masks=MASKS)
+
+
+def lookup(worth: float = 0.97) -> Member:
+    """Right where the text copies, a third of the time, and it says where that is."""
+
+    def copies(position: int) -> bool:
+        return position // 32 % 3 == 1
+
+    return Member(
+        "lookup",
+        lambda r, p, i: worth if copies(p) else 0.15 * worth,
+        5e-5,
+        hint=lambda r, p: 8 if copies(p) else p % 3 - 1,
+    )
+
+
+def speed(policy, members, curve, batch: int = 1, seeds=range(2), requests: int = 3) -> float:
+    options = {"requests": requests * batch, "batch": batch, "machine": Machine(curve)}
+    outcomes = [simulate(policy, members(), seed=seed, **options) for seed in seeds]
+    return sum(o.plain for o in outcomes) / sum(o.seconds for o in outcomes)
+
+
+def test_rows_of_a_pass():
+    assert [width(d, d, 5) + 1 for d in range(6)] == [1, 4, 9, 16, 25, 36]  # (k + 1)^2
+    assert width(8, 8, 5) == 9 * 6 - 1  # no more masks than there are
+    assert width(0, 0, 5) == 0  # a plain step hangs none
+    assert width(3, 0, 5) == 3  # a restart
+    assert width(3, 7, 0) == 7
+
+
+def test_a_record_tells_the_rows_that_were_run():
+    """Two rows: one candidate with a mask below it and below the root; a plain row, padded."""
+    probes = [[False, False, True, True], [False]]
+    tree = TokenTree.from_lists([[7, 8, 100, 100], [7]], [[-1, 0, 0, 1], [-1]], probes=probes)
+    space_row, plain_row = records_of(Draft(tree), [[1], []], [2, 1], (0.0, 0.0, 0.0))
+    assert (space_row.num_nodes, space_row.num_rows) == (1, 4)
+    assert (plain_row.num_nodes, plain_row.num_rows) == (0, 4)
+
+
+# The best of all depths 1 to 5 and a few numbers of nodes, looked for once.
+BEST = {
+    ("gpu", 1, 1): (nearly_free, 5, 5),
+    ("gpu", 4, 1): (nearly_free, 3, 11),
+    ("gpu", 1, 4): (nearly_free, 3, 3),
+    ("gpu", 4, 4): (nearly_free, 2, 5),
+    ("cpu", 1, 1): (cpu, 1, 1),
+    ("cpu", 4, 1): (cpu, 1, 1),
+    ("dear", 1, 1): (dear, 1, 1),
+}
+
+
+@pytest.mark.parametrize(("machine", "branches", "batch"), BEST)
+def test_near_the_best_fixed_draft(machine, branches, batch):
+    curve, depth, nodes = BEST[machine, branches, batch]
+    best = speed(lambda clock: Fixed(depth, nodes), lambda: [space(branches)], curve, batch, range(1))
+    assert best > 1.2
+    assert speed(model, lambda: [space(branches)], curve, batch) >= 0.92 * best
+
+
+def rows_taken(outcome: Outcome) -> list[int]:
+    """Of the rounds of the second half that drafted."""
+    half = outcome.rounds[len(outcome.rounds) // 2 :]
+    return [record.num_rows for _, record in half if record.num_drafted]
+
+
+def usual_rows(curve) -> float:
+    rows = rows_taken(simulate(model, [space()], requests=3, machine=Machine(curve)))
+    return sum(rows) / len(rows)
+
+
+def test_many_masks_where_rows_are_free_and_few_where_they_are_dear():
+    assert usual_rows(dear) < 7  # 4: one mask; 9: two
+    assert usual_rows(nearly_free) > 10
+
+
+def test_a_choice_that_does_not_count_masks_hangs_too_many(monkeypatch):
+    monkeypatch.setattr(tree_choice, "width", lambda depth, nodes, masks: nodes)
+    assert usual_rows(dear) > 7
+
+
+def knows_the_seconds() -> bool:
+    """Whether the pass over each number of rows is learnt to take what it takes."""
+    made = list[CostModel]()
+
+    def keep(clock: Clock) -> DraftPolicy:
+        made.append(CostModel(clock=clock))
+        return made[-1]
+
+    simulate(keep, [space()], requests=3, machine=Machine(dear, noise=0.0, hiccups=0.0))
+    turn = made[0].estimates.turn(1)
+    right = {rows: dear(rows) + 0.0005 for rows in (1, 2, 4, 9)}
+    return all(turn.seconds(rows - 1, tree=True) == pytest.approx(right[rows], rel=0.1) for rows in right)
+
+
+def test_the_turn_learns_the_seconds_of_the_rows_that_were_run():
+    assert knows_the_seconds()
+
+
+def test_learning_them_for_the_candidates_is_caught(monkeypatch):
+    """Mutant: the rows of a record are not looked at."""
+    real = CostModel.observe
+
+    def observe(self, seq, record: Round) -> None:
+        real(self, seq, dataclasses.replace(record, num_rows=0))
+
+    monkeypatch.setattr(CostModel, "observe", observe)
+    assert not knows_the_seconds()
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("branches", [1, 4])
+@pytest.mark.parametrize("curve", [nearly_free, cpu, dear], ids=["gpu", "cpu", "dear"])
+def test_masks_that_foresee_nothing_cost_little(curve, branches, batch):
+    for seed in range(2 if batch > 1 else 4):
+        for others in ([], [lookup(0.0)]):
+            members = [*others, space(branches, worth=lambda request, position: 0.0)]
+            options = {"requests": batch, "batch": batch, "machine": Machine(curve)}
+            assert simulate(model, members, seed=seed, **options).speed >= 0.97
+
+
+def test_without_the_ledger_useless_masks_cost_more(monkeypatch):
+    monkeypatch.setattr(cost_model.Ledger, "available", lambda self, slot: 1e9)
+    member = space(4, worth=lambda request, position: 0.0)
+    assert simulate(model, [member], machine=Machine(dear), tokens=64).speed < 0.97
+
+
+def probes_that_drafted(seed: int) -> tuple[int, int]:
+    """Of masks that stopped being right after the first answer: restarts, and rounds that drafted."""
+    member = space(worth=lambda request, position: float(request == 0))
+    outcome = simulate(model, [member], requests=4, machine=Machine(cpu), seed=seed)
+    later = [record for request, record in outcome.rounds if request and record.num_rows > 1]
+    drafted = sum(record.num_drafted > 0 for record in later)
+    return len(later) - drafted, drafted
+
+
+def test_what_masks_were_hung_for_comes_next(monkeypatch):
+    """Mutant: plain comparisons and other probes come between a restart and the draft it was made for."""
+    restarts, drafted = map(sum, zip(*map(probes_that_drafted, range(3)), strict=True))
+    assert drafted >= 0.9 * restarts > 0
+    outcome = simulate(model, [lookup(), space()], requests=4, machine=Machine(cpu))
+    vain = in_vain(outcome)
+    monkeypatch.setattr(CostModel, "_hung", property(lambda self: set(), lambda self, value: None), raising=False)
+    assert in_vain(simulate(model, [lookup(), space()], requests=4, machine=Machine(cpu))) > vain
+
+
+def in_vain(outcome: Outcome) -> int:
+    """Restarts after which somebody else, or nobody, drafted."""
+    rounds = [record for _, record in outcome.rounds]
+    hung = [record.num_rows > 1 and not record.num_drafted for record in rounds]
+    pairs = zip(hung, rounds[1:], strict=False)
+    return sum(was and (record.source != "space" or not record.num_drafted) for was, record in pairs)
+
+
+def test_masks_that_become_good_are_found():
+    member = space(4, worth=lambda request, position: float(request % 2))
+    outcome = simulate(model, [member], requests=6, machine=Machine(nearly_free))
+    rounds = [sum(request == wanted for request, _ in outcome.rounds) for wanted in range(6)]
+    assert max(rounds[1::2]) < 170, rounds
+    assert outcome.speed > 1.2
+
+
+@pytest.mark.parametrize("curve", [nearly_free, cpu, dear], ids=["gpu", "cpu", "dear"])
+def test_with_lookup_it_is_faster_than_either(curve):
+    alone = [speed(model, lambda m=m: [m()], curve, requests=6) for m in (space, lookup)]
+    assert speed(model, lambda: [lookup(), space()], curve, requests=6) > 1.03 * max(alone)
+
+
+@pytest.mark.parametrize("policy", [lambda: Gate(Fixed(2)), lambda: Dynamic(3)], ids=["gate", "dynamic"])
+def test_other_policies_take_masks(policy):
+    outcome = simulate(lambda clock: policy(), [space()], requests=3, machine=Machine(nearly_free))
+    assert outcome.speed > 1.4
+
+
+def test_a_gate_does_not_judge_by_the_round_that_hangs_masks():
+    """A trial of one round would see nothing but the restart, and the gate would never open."""
+    machine = Machine(nearly_free, noise=0.0, hiccups=0.0)
+    member = space(worth=lambda request, position: 1.6)
+    outcome = simulate(lambda clock: Gate(Fixed(2), trial=1, recheck=1000), [member], machine=machine)
+    assert outcome.speed > 1.4

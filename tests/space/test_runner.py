@@ -1,0 +1,230 @@
+"""Mask tokens in the target's pass, held against plain transformers; all other rows keep their bits."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.core.tree import TokenTree
+from paceline.modules import SpaceAdapter
+from paceline.runner import LoadedModel, ModelRunner, gated, wrap_model
+from paceline.runner.layout import PassLayout
+from tests.cache.common import NoWindow, TreePlusOne, with_layout
+from tests.helpers import VOCAB, prompt
+from tests.space.common import adapter, decoder_layers, hung, hung_chain
+from tests.tiny import tiny_model
+
+K = 3
+PREFIX = prompt(11)
+CANDIDATES, PARENTS = [5, 9, 31, 7, 9], [-1, 0, 1, 0, 3]  # two branches of two
+FAMILIES = ["llama", "qwen2", "qwen2-sliding", "mistral", "qwen3", "gpt_neox", "gemma", "gemma2", "granite", "phi"]
+NAMES = {
+    "phi": ("self_attn.q_proj", "self_attn.dense", "mlp.fc1", "mlp.fc2"),
+    "falcon": ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+}
+
+
+@cache
+def model(name: str):
+    """With biases that matter where there are any."""
+    made = tiny_model(name)
+    for key, parameter in made.named_parameters():
+        if key.endswith(".bias"):
+            nn.init.normal_(parameter, std=0.25)
+    return made
+
+
+@cache
+def target(name: str = "llama") -> LoadedModel:
+    return wrap_model(model(name))
+
+
+def worn(name: str = "llama", given: SpaceAdapter | None = None, **options) -> ModelRunner:
+    runner = ModelRunner(target(name), 3, **options)
+    runner.wear(given or adapter(name, K, linears=NAMES.get(name)))
+    return runner
+
+
+def read(runner: ModelRunner, *texts: list[int]) -> list[int]:
+    slots = [runner.admit(text) for text in texts]
+    for slot, text in zip(slots, texts, strict=True):
+        runner.prefill(slot, text)
+    return slots
+
+
+def merged(plain: nn.Module, on: SpaceAdapter) -> nn.Module:
+    """W + b a everywhere: for rows of masks alone."""
+    made = copy.deepcopy(plain)
+    for index, layer in enumerate(decoder_layers(made)):
+        for name in on.config.linears:
+            factors = on.factors(index, name)
+            layer.get_submodule(name).weight.add_(factors.b @ factors.a)
+    return made
+
+
+@torch.inference_mode()
+def mask_logits(plain: nn.Module, on: SpaceAdapter, text: list[int], count: int = K) -> Tensor:
+    """Plain transformers reads the text, then a copy with merged weights reads the masks. [count, V]."""
+    past = plain(input_ids=torch.tensor([text]), use_cache=True).past_key_values
+    embeddings = on.embed(torch.arange(count))[None]
+    places = len(text) + torch.arange(count)[None]
+    return merged(plain, on)(inputs_embeds=embeddings, past_key_values=past, position_ids=places).logits[0]
+
+
+def worst(runner: ModelRunner, name: str, on: SpaceAdapter, tree: TokenTree | None = None) -> float:
+    """The largest difference between mask rows of a tree and the oracle's, in standard deviations."""
+    slot = read(runner, PREFIX)[0]
+    tree = tree if tree is not None else hung([CANDIDATES], [PARENTS], [K])
+    logits = runner.forward([slot], tree).logits[0]
+    runner.cache.release(slot)
+    error = 0.0
+    for node in range(len(CANDIDATES)):
+        path = [CANDIDATES[i] for i in [0, *tree.path_to(0, node)]]
+        expected = mask_logits(model(name), on, PREFIX + path)
+        group = len(CANDIDATES) + node * K
+        error = max(error, float((logits[group : group + K] - expected).abs().max() / expected.std()))
+    return error
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "falcon"])
+def test_masks_say_what_transformers_says_with_merged_weights(name):
+    on = adapter(name, K, linears=NAMES.get(name))
+    assert worst(worn(name, on), name, on) < 2e-4
+
+
+KINDS = [
+    {"rank": 0},
+    {"shared_mask": True},
+    {"linears": ("self_attn.q_proj", "self_attn.v_proj")},
+    {"linears": ("mlp.up_proj",)},
+]
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_kinds_of_adapters(options):
+    on = adapter("llama", K, **options)
+    assert worst(worn("llama", on), "llama", on) < 2e-4
+
+
+def test_learned_positions_are_added_to_mask_embeddings():
+    on = adapter("gpt2", K, rank=0)  # its linear layers are of a kind of their own, so it wears embeddings only
+    assert worst(worn("gpt2", on), "gpt2", on) < 2e-4
+
+
+def every_row(monkeypatch) -> None:
+    """The factors act on all rows."""
+    right = gated.Gated.corrected
+
+    def wrong(self, out, x):
+        if isinstance(self.gate.rows, slice):
+            self.gate.rows = slice(0, self.gate.num_rows)
+        return right(self, out, x)
+
+    monkeypatch.setattr(gated.Gated, "corrected", wrong)
+
+
+def one_row_off(monkeypatch) -> None:
+    """The factors act one row too early."""
+    right = gated.Gated.corrected
+
+    def wrong(self, out, x):
+        rows = self.gate.rows
+        self.gate.rows = slice(rows.start - 1, rows.stop - 1) if isinstance(rows, slice) else rows
+        done = right(self, out, x)
+        self.gate.rows = rows
+        return done
+
+    monkeypatch.setattr(gated.Gated, "corrected", wrong)
+
+
+def next_mask(monkeypatch) -> None:
+    """Mask j has the embedding of another mask."""
+    right = SpaceAdapter.embed
+    monkeypatch.setattr(SpaceAdapter, "embed", lambda self, which: right(self, (which + 1) % K))
+
+
+def layout_of(wrong: type[PassLayout]):
+    return lambda monkeypatch: with_layout(monkeypatch, target(), wrong)
+
+
+class OtherGroupsSeen(PassLayout):
+    """Masks see the masks of the group before theirs."""
+
+    def _visible(self, row, window):
+        mask = super()._visible(row, window)
+        if self.is_mask is not None:
+            first, start = self.first_mask[row], self.starts[row]
+            mask[first + K : first + 2 * K, start + first : start + first + K] = True
+        return mask
+
+
+class MasksOneFurther(PassLayout):
+    """Masks stand one place too far on."""
+
+    @property
+    def position_ids(self):
+        right = torch.tensor(self.starts)[:, None] + self.depth
+        return right if self.is_mask is None else right + self.is_mask.long()
+
+
+MUTANTS = [every_row, one_row_off, next_mask, *map(layout_of, (OtherGroupsSeen, MasksOneFurther, TreePlusOne))]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_caught(monkeypatch, mutant):
+    on = adapter("llama", K)
+    runner, oracle = worn("llama", on), mask_logits(model("llama"), on, PREFIX)
+    with monkeypatch.context() as patch:
+        mutant(patch)
+        if mutant is next_mask:  # the oracle asks for embeddings too
+            slot = read(runner, PREFIX[:-1])[0]
+            logits = runner.forward([slot], hung_chain([PREFIX[-1:]], [K])).logits[0, 1:]
+            assert not torch.allclose(logits, oracle, atol=1e-2)
+        else:
+            assert worst(runner, "llama", on) > 0.01
+
+
+def test_a_window_holds_for_masks(monkeypatch):
+    runner, on = worn("mistral"), adapter("mistral", K)
+    with_layout(monkeypatch, target("mistral"), NoWindow)
+    assert worst(runner, "mistral", on) > 0.01
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "falcon"])
+def test_other_rows_have_the_bits_of_a_pass_without_adapter(name):
+    """The same tree with ordinary probes in the place of the masks; the second row has fewer of either kind."""
+    tree = hung([CANDIDATES, [8, 3]], [PARENTS, [-1, 0]], [K, 2])
+    is_mask = tree.token_ids >= VOCAB
+    plain = TokenTree(tree.token_ids.masked_fill(is_mask, 0), tree.parents, tree.is_probe)
+    without, runner = ModelRunner(target(name), 3), worn(name)
+    texts = PREFIX, prompt(5, seed=1)
+    expected = without.forward(read(without, *texts), plain).logits
+    logits = runner.forward(read(runner, *texts), tree).logits
+    assert torch.equal(logits[~is_mask], expected[~is_mask])
+    assert not torch.isclose(logits[is_mask], expected[is_mask]).all(-1).any()
+
+
+def test_every_row_is_noticed_by_the_bits_too(monkeypatch):
+    runner, without = worn(), ModelRunner(target(), 3)
+    tree = hung_chain([[5, 9]], [K])
+    plain = TokenTree(tree.token_ids.clamp(max=0), tree.parents, tree.is_probe)
+    plain.token_ids[:, :2] = tree.token_ids[:, :2]
+    every_row(monkeypatch)
+    expected = without.forward(read(without, PREFIX), plain).logits
+    assert not torch.equal(runner.forward(read(runner, PREFIX), tree).logits[:, :2], expected[:, :2])
+
+
+def test_a_batch_is_its_rows():
+    """Rows with other numbers of candidates and masks, one of them without masks, on slots out of order."""
+    on, runner = adapter("llama", K), worn()
+    texts = [PREFIX, prompt(70, seed=2), prompt(3, seed=3)]
+    slots = read(runner, *texts)[::-1]
+    tokens, counts = [[5, 9, 31], [8], [7, 4]], [1, K, 0]
+    logits = runner.forward(slots, hung_chain(tokens, counts)).logits
+    for row, (own, count, text) in enumerate(zip(tokens, counts, texts[::-1], strict=True)):
+        for node in range(len(own)):
+            expected = mask_logits(model("llama"), on, text + own[: node + 1], count) if count else logits[:0, 0]
+            group = len(own) + node * count
+            assert torch.allclose(logits[row, group : group + count], expected, atol=1e-3), (row, node)

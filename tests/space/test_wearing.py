@@ -1,0 +1,227 @@
+"""Putting an adapter on: over quantised layers, beside drafts of the same target, refused where it does not fit."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from paceline import Coupled, SelfQuantized
+from paceline.core.draft import Draft
+from paceline.core.interfaces import DraftBudget
+from paceline.core.request import SamplingParams
+from paceline.core.tree import TokenTree
+from paceline.decoding.contract import check_draft
+from paceline.errors import ConfigError, DraftError, IncompatibleModels
+from paceline.modules import SpaceAdapter
+from paceline.quant import PackedLinear
+from paceline.runner import LoadedModel, ModelRunner, fused, wrap_model
+from paceline.runner.gated import Gated
+from paceline.runner.hf_adapter import share_copy
+from paceline.runner.weights import with_weights
+from tests.helpers import VOCAB, prompt, sequence
+from tests.space.common import LLAMA, adapter, hung_chain
+from tests.space.test_runner import read
+from tests.tiny import tiny_model
+
+K = 3
+TEXT = prompt(11)
+SIZES = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
+PLACES = {"qkv": LLAMA[:3], "o": LLAMA[3:4], "gate_up": LLAMA[4:6], "down": LLAMA[6:]}
+
+
+@cache
+def target(weights: str | None = None) -> LoadedModel:
+    loaded = wrap_model(tiny_model("llama", **SIZES))
+    if weights == "packed":  # as bfloat16 layers are on a processor that has its instructions
+        model = share_copy(loaded.model)
+        for layer in model.base_model.layers:
+            for place in PLACES:
+                layer.set_submodule(place, PackedLinear(layer.get_submodule(place)))
+        return loaded.with_model(model)
+    return with_weights(loaded, weights)[0] if weights else loaded
+
+
+@cache
+def on() -> SpaceAdapter:
+    return adapter("llama", K, **SIZES)
+
+
+class Everywhere(nn.Module):
+    """A layer with W + b a for all rows, with no factors joined: the sums are taken linear by linear."""
+
+    def __init__(self, base: nn.Module, layer: int, names: tuple[str, ...]):
+        super().__init__()
+        self.base = base
+        products = [on().factors(layer, name) for name in names]
+        self.delta = torch.cat([f.b @ f.a for f in products])
+
+    def forward(self, x):
+        return self.base(x) + x @ self.delta.T
+
+
+def masks_alone(weights: str | None, text: list[int]) -> torch.Tensor:
+    """The text in the cache of the plain target, then a pass of masks over a model with corrections everywhere."""
+    plain = ModelRunner(target(weights), 1)
+    model = share_copy(plain.loaded.model)
+    for index, layer in enumerate(model.base_model.layers):
+        for place, names in PLACES.items():
+            layer.set_submodule(place, Everywhere(layer.get_submodule(place), index, names))
+    other = plain.sharing_cache(plain.loaded.with_model(model))
+    other.loaded.fused.embeddings = on().masks
+    slot = read(plain, text)[0]
+    return other.forward([slot], TokenTree.chain([list(range(K))])).logits[0]
+
+
+needs_packing = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is missing")
+
+
+@pytest.mark.parametrize("weights", [None, pytest.param("packed", marks=needs_packing), "int8", "int4"])
+def test_packed_and_quantised_targets(weights):
+    runner, without = ModelRunner(target(weights), 1), ModelRunner(target(weights), 1)
+    runner.wear(on())
+    tree = hung_chain([[5, 9]], [K])
+    logits = runner.forward(read(runner, TEXT), tree).logits[0]
+    for node in range(2):
+        expected = masks_alone(weights, [*TEXT, *[5, 9][: node + 1]])
+        error = (logits[2 + node * K : 2 + (node + 1) * K] - expected).abs().max() / expected.std()
+        assert error < 1e-3
+    plain = TokenTree(tree.token_ids.where(~tree.is_probe, 0), tree.parents, tree.is_probe)
+    assert torch.equal(without.forward(read(without, TEXT), plain).logits[0, :2], logits[:2])
+
+
+def gated_in(model: nn.Module) -> int:
+    return sum(isinstance(module, Gated) for module in model.modules())
+
+
+@pytest.mark.parametrize("first", ["wear", "draft"])
+def test_a_self_draft_of_the_same_target(first):
+    """In both orders of binding: the draft drafts as without an adapter, the target's masks are as without a draft."""
+    alone, beside, free = (ModelRunner(target(), 1) for _ in range(3))
+    alone.wear(on())
+    draft, lone = SelfQuantized(lm_head="shared"), SelfQuantized(lm_head="shared")
+    lone.bind(free, Coupled())
+    if first == "wear":
+        beside.wear(on())
+    draft.bind(beside, Coupled())
+    beside.wear(on())
+    tree, chain = hung_chain([[5, 9]], [K]), TokenTree.chain([[5, 9, 31]])
+    slots = [read(runner, TEXT) for runner in (alone, beside, free)]
+    own, theirs = draft._runner, lone._runner
+    assert gated_in(own.loaded.model) == own.num_masks == 0
+    for _ in range(2):  # one after another on one cache
+        assert torch.equal(beside.forward(slots[1], tree).logits, alone.forward(slots[0], tree).logits)
+        assert torch.equal(own.forward(slots[1], chain).logits, theirs.forward(slots[2], chain).logits)
+
+
+def test_copies_have_a_gate_of_their_own():
+    runner = ModelRunner(target(), 1)
+    runner.wear(on())
+    assert gated_in(runner.loaded.model) == 8
+    assert gated_in(target().model) == 0  # another runner's model is not touched
+    assert gated_in(share_copy(runner.loaded.model)) == 0
+    copied = copy.deepcopy(runner.loaded.model)
+    gates = {id(module.gate) for module in copied.modules() if isinstance(module, Gated)}
+    assert len(gates) == 1
+    assert id(runner.loaded.gate) not in gates
+    assert runner.loaded.with_model(copied).gate is None
+    again = ModelRunner(runner.loaded, 1)  # a runner of a worn model wears it too
+    assert again.num_masks == K
+    before = {name: p.clone() for name, p in on().named_parameters()}
+    slot, tree = read(runner, TEXT)[0], hung_chain([[5]], [K])
+    logits = runner.forward([slot], tree).logits
+    changed = adapter("llama", K, **SIZES)
+    other = ModelRunner(target(), 1)
+    other.wear(changed)
+    changed.masks.add_(1)  # as training would: what is worn is a copy
+    assert torch.equal(other.forward(read(other, TEXT), tree).logits, logits)
+    assert all(torch.equal(p, before[name]) for name, p in on().named_parameters())
+
+
+def test_one_adapter_at_a_time():
+    runner = ModelRunner(target(), 1)
+    assert runner.num_masks == 0
+    runner.wear(on())
+    runner.wear(on())
+    assert runner.num_masks == K
+    with pytest.raises(ConfigError, match="another SPACE adapter"):
+        runner.wear(adapter("llama", K, **SIZES))
+    assert gated_in(runner.loaded.model) == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (lambda: adapter("gpt_neox", K), "attention.query_key_value"),
+        (lambda: adapter("llama", K, hidden_size=64), "hidden size"),
+        (lambda: adapter("llama", K, num_hidden_layers=1), "number of layers"),
+        (lambda: adapter("llama", K, intermediate_size=96), "mlp.gate_proj"),
+    ],
+)
+def test_what_does_not_fit_is_named(given, named):
+    runner = ModelRunner(target(), 1)
+    with pytest.raises(IncompatibleModels, match=named):
+        runner.wear(given())
+    assert runner.num_masks == gated_in(runner.loaded.model) == 0
+
+
+def test_linears_that_are_not_linear_layers_are_named():
+    runner = ModelRunner(wrap_model(tiny_model("gpt2")), 1)
+    with pytest.raises(IncompatibleModels, match=r"attn\.c_attn"):
+        runner.wear(adapter("gpt2", K, linears=("attn.c_attn",)))
+
+
+def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
+    runner = ModelRunner(target(), 1)
+    runner.wear(on())
+    slot, chain = read(runner, TEXT)[0], TokenTree.chain([[5, 9]])
+    before = runner.forward([slot], chain).logits
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "attend", lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
+        with pytest.raises(RuntimeError, match="in the middle"):
+            runner.forward([slot], hung_chain([[5]], [K]))
+    assert runner.loaded.gate.rows is None
+    assert torch.equal(runner.forward([slot], chain).logits, before)
+
+
+def test_factors_that_see_other_rows_than_the_pass_are_refused():
+    runner = ModelRunner(target(), 1)
+    runner.wear(on())
+    layer = runner.loaded.model.base_model.layers[0].o
+    tree = hung_chain([[5]], [K])
+    with (
+        runner.loaded.gate.opened(tree.token_ids, tree.token_ids >= VOCAB),
+        pytest.raises(IncompatibleModels, match="row"),
+    ):
+        layer(torch.zeros(2, 32))
+
+
+Row = list[tuple[int, int, bool]]
+GOOD: Row = [(7, 0, False), (VOCAB, 0, True), (VOCAB + 1, 2, True), (VOCAB, 1, True)]
+BAD: dict[str, Row] = {
+    "drafted a mask token": [(VOCAB, 0, False)],
+    "outside the vocabulary": [(VOCAB, 0, True), (VOCAB + 1, 1, True), (VOCAB + 2, 2, True)],
+    "misplaced mask 1": [(VOCAB + 1, 0, True)],
+    "misplaced mask 0": [(VOCAB, 0, True), (VOCAB, 1, True)],
+    "a candidate follows": [(VOCAB, 0, True), (7, 0, False)],
+}
+
+
+def check(row: Row, num_masks: int) -> None:
+    tokens, parents = [3, *[n[0] for n in row]], [-1, *[n[1] for n in row]]
+    tree = TokenTree.from_lists([tokens], [parents], probes=[[False, *[n[2] for n in row]]])
+    seq = sequence(target(), [4, 3], SamplingParams())
+    check_draft(Draft(tree, source="tested"), [seq], [DraftBudget(4, 4)], VOCAB, num_masks)
+
+
+def test_the_contract_takes_masks_where_they_belong():
+    check(GOOD, 2)
+    with pytest.raises(DraftError, match="tested drafted a token outside the vocabulary"):
+        check(GOOD, 0)  # nothing is worn
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_the_contract_refuses(message):
+    with pytest.raises(DraftError, match=message):
+        check(BAD[message], 2)

@@ -23,6 +23,7 @@ _HOME = {
     "Plain": "drafters",
     "PromptLookup": "drafters",
     "SelfQuantized": "drafters",
+    "Space": "drafters",
     "CostModel": "policy",
     "Dynamic": "policy",
     "Fixed": "policy",
@@ -55,6 +56,7 @@ __all__ = [
     "Round",
     "SamplingParams",
     "SelfQuantized",
+    "Space",
     "StreamChunk",
     "Typical",
 ]
@@ -73,7 +75,18 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from .core.outputs import Origin, Round
     from .core.request import SamplingParams
-    from .drafters import Blockwise, Choose, DraftModel, Eagle, Medusa, Mtp, Plain, PromptLookup, SelfQuantized
+    from .drafters import (
+        Blockwise,
+        Choose,
+        DraftModel,
+        Eagle,
+        Medusa,
+        Mtp,
+        Plain,
+        PromptLookup,
+        SelfQuantized,
+        Space,
+    )
     from .errors import PacelineError
     from .llm import LLM
     from .policy import CostModel, Dynamic, Fixed, Gate

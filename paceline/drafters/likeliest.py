@@ -47,9 +47,10 @@ def scored(
     """What ranks the tokens of each row, and whose softmax is the belief in them; float32.
 
     seqs: of each row; one may have several. offset: the tokens stand at `len(seq.token_ids) + offset`. coupled: rank
-    sampled rows with the target's noise.
+    sampled rows with the target's noise. A logit that is not finite is a token that is not drafted.
     """
-    scores = logits.float()
+    lowest = torch.finfo(torch.float32).min / 4  # finite: a row of nothing else is a bad draft, but a draft
+    scores = logits.float().nan_to_num(lowest, lowest, lowest)
     sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
     if sampled:
         rows, warm = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]

@@ -111,8 +111,8 @@ class Space(Drafter):
 
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """Ready for as many tokens as masks foresaw; a round without their laws is what gives the next one its own."""
-        known = self._foreseen.get(seq.slot)
-        ready = len(known.logits) if known is not None and known.length == len(seq.token_ids) else 0
+        known = self._known(seq)
+        ready = 0 if known is None else len(known)
         return (Outlook(self.name, branches=self.top_k, masks=self._adapter.num_masks, ready=ready),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
@@ -161,11 +161,15 @@ class Space(Drafter):
             self._foreseen.pop(slot, None)
 
     def _asked(self, seq: Sequence, budget: DraftBudget) -> _Asked:
-        """What can be drafted from what was foreseen of this very text."""
-        known = self._foreseen.get(seq.slot)
-        if known is None or known.length != len(seq.token_ids):
+        known = self._known(seq)
+        if known is None:
             return _Asked(seq, budget, self._embeddings.new_empty(0), 0)
-        return _Asked(seq, budget, known.logits, min(budget.depth, budget.nodes, len(known.logits)))
+        return _Asked(seq, budget, known, min(budget.depth, budget.nodes, len(known)))
+
+    def _known(self, seq: Sequence) -> Tensor | None:
+        """Logits [d, V] of the tokens that follow this very text; None where the last masks were of an older one."""
+        known = self._foreseen.get(seq.slot)
+        return known.logits if known is not None and known.length == len(seq.token_ids) else None
 
     def _best(self, asked: Seq[_Asked]) -> list[Grown]:
         """The best trees where the laws of a depth do not depend on the path."""

@@ -124,7 +124,7 @@ def test_one_adapter_serves_many_drafters(tmp_path):
 def test_outlook():
     drafter, _, seq = bound(adapter(num_masks=3), 2)
     (look,) = drafter.outlook(seq)
-    assert (look.source, look.hint, look.pending, look.branches, look.masks) == ("space", 0, 0, 2, 3)
+    assert (look.source, look.hint, look.pending, look.branches, look.masks, look.ready) == ("space", 0, 0, 2, 3, 0)
     assert drafter.branches == 2
     assert not drafter.reads_states
     ((name, (token, reading)),) = drafter.seconds().items()

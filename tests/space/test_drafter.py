@@ -215,7 +215,9 @@ def test_laws_of_another_round_are_not_used():
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Budgets(depth=2, nodes=2))
 
     def drafts() -> int:
-        return int((~drafter.propose([seq], [DraftBudget(2, 2)]).tree.is_probe).sum()) - 1
+        count = int((~drafter.propose([seq], [DraftBudget(2, 2)]).tree.is_probe).sum()) - 1
+        assert drafter.outlook(seq)[0].ready == count
+        return count
 
     decoder.step([seq])
     assert drafts() == 2

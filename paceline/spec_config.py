@@ -12,7 +12,8 @@ space            model (an adapter: a folder or a packaged name), top_k, num_dra
 choose           drafters: a list of such configurations, of which the policy takes the best          5
 
 tree: "dynamic" (EAGLE-2), "static" (EAGLE-1) or "chain". num_draft_nodes: all nodes of a tree but its root, for the
-policies that do not choose them; num_speculative_tokens is its depth.
+policies that do not choose them; num_speculative_tokens is its depth. Where such a number is for several drafters or
+grows by itself (choose, "dynamic"), SPACE drafts no more than fit with their masks into 64 rows of a pass.
 
 policy: "cost_model" drafts what pays on this machine for this text, up to num_speculative_tokens (16); "dynamic" and
 "gate" adapt by simpler rules; "fixed" always drafts as many. A number without a policy means "fixed".
@@ -45,6 +46,9 @@ from .spec_words import (
 if TYPE_CHECKING:
     from .core.interfaces import Drafter, DraftPolicy, Verifier
     from .policy import Profile
+
+SPACE_ROWS = 64
+"""Rows of a pass that SPACE may fill where nodes are counted without their masks."""
 
 
 @dataclass(frozen=True)
@@ -137,14 +141,15 @@ class SpecConfig:
             nodes = max(FIXED_NODES, most) if any(one.is_wide for one in (self, *self.drafters)) else None
             gated = Fixed(most, self.num_draft_nodes)
             policy = Dynamic(most, num_nodes=nodes) if self.policy == "dynamic" else Gate(gated)
-        return self._drafter(), policy, verifier
+        counts_nodes = self.policy != "cost_model" and (self.method == "choose" or self.policy == "dynamic")
+        return self._drafter(SPACE_ROWS if counts_nodes else None), policy, verifier
 
-    def _drafter(self) -> "Drafter":
+    def _drafter(self, space_rows: int | None) -> "Drafter":
         from .drafters import Choose, DraftModel, Plain, PromptLookup, SelfQuantized
         from .zoo import resolve
 
         if self.method in HEADS:
-            return self._head_drafter()
+            return self._head_drafter(space_rows)
         if self.method == "ngram":
             return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)  # type: ignore[arg-type]
         if self.method == "self_int4":
@@ -153,10 +158,10 @@ class SpecConfig:
             assert self.model is not None  # parse() sees to it
             return DraftModel(resolve(self.model), self.dtype, weights=self.weights)  # type: ignore[arg-type]
         if self.method == "choose":
-            return Choose([member._drafter() for member in self.drafters])
+            return Choose([member._drafter(space_rows) for member in self.drafters])
         return Plain()
 
-    def _head_drafter(self) -> "Drafter":
+    def _head_drafter(self, space_rows: int | None) -> "Drafter":
         from .drafters.eagle import Eagle
         from .drafters.heads import Blockwise, Medusa
         from .drafters.mtp import Mtp
@@ -175,7 +180,7 @@ class SpecConfig:
         if self.method == "medusa":
             return Medusa(folder, **most)
         if self.method == "space":
-            return Space(folder, **most)
+            return Space(folder, max_rows=space_rows, **most)
         return Blockwise(folder) if self.method == "blockwise" else Mtp(folder)
 
 

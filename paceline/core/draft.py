@@ -4,7 +4,7 @@ Tokens never travel without their law, because the residual of a rejection depen
 with soft probabilities give a biased output (mean total variation 0.39 over random laws of four tokens).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from jaxtyping import Float
@@ -43,6 +43,16 @@ class Draft:
     def has_law(self) -> bool:
         """True iff `q` is given exactly when the law needs it."""
         return (self.q is None) == (self.law is Law.POINT_MASS)
+
+    def trimmed(self) -> "Draft":
+        """The draft without what stands at the end to be read and not to be judged, see `TokenTree.trimmed`."""
+        tree = self.tree.trimmed()
+        if tree is self.tree:
+            return self
+        width = tree.num_nodes
+        q = None if self.q is None else self.q[:, :width]
+        sure = None if self.confidence is None else self.confidence[:, :width]
+        return replace(self, tree=tree, q=q, confidence=sure)
 
     def source_of(self, row: int) -> str:
         """Who drafted this row."""

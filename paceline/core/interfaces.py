@@ -80,6 +80,11 @@ class Drafter(ABC):
         return 1
 
     @property
+    def masks(self) -> int:
+        """The most mask tokens that it hangs below a node, rows of the target's pass; 0 for most."""
+        return 0
+
+    @property
     def reads_states(self) -> bool:
         """Whether it reads the target's hidden states; only then are they kept while it drafts."""
         return False

@@ -83,6 +83,14 @@ class TokenTree:
             return self
         return TokenTree(self.token_ids.to(device), self.parents.to(device), self.is_probe.to(device))
 
+    def trimmed(self) -> "TokenTree":
+        """The same trees without the nodes at the end that are probes in every row; itself where there are none."""
+        kept = (~self.is_probe).any(0).nonzero()
+        width = int(kept[-1]) + 1 if len(kept) else 1
+        if width == self.num_nodes:
+            return self
+        return TokenTree(self.token_ids[:, :width], self.parents[:, :width], self.is_probe[:, :width])
+
     def padded(self, num_nodes: int) -> "TokenTree":
         """The same trees with probes hung under the root until each has `num_nodes` nodes."""
         extra = num_nodes - self.num_nodes

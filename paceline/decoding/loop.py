@@ -57,10 +57,12 @@ class SpeculativeDecoder:
         tree = draft.tree.to(self.runner.loaded.device)
         out = self.runner.forward(slots, tree)  # one target pass over candidates and probes
         t2 = time.perf_counter()
-        law = target_law(out.logits, seqs, tree)
+        judged = draft.trimmed()  # masks and padding at the end have no law that anybody needs
+        width = judged.tree.num_nodes
+        law = target_law(out.logits[:, :width], seqs, judged.tree.to(tree.token_ids.device))
         seeds = torch.tensor([seq.seed for seq in seqs], device=out.logits.device)
         positions = torch.tensor([len(seq.token_ids) for seq in seqs], device=out.logits.device)
-        verdict = self.verifier.verify(draft, law, seeds, positions)
+        verdict = self.verifier.verify(judged, law, seeds, positions)
         paths = [row[:n] for row, n in zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)]
         self.runner.commit(slots, paths)  # keep the accepted rows, forget the rest
         emitted = self._append(seqs, draft, out, verdict, paths)

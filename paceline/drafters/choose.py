@@ -10,6 +10,7 @@ The policy names the arm; `Fixed` and `Dynamic` take the first member that has s
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import ClassVar, final
 
@@ -22,6 +23,7 @@ from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError, DraftError
+from ..runner import ModelRunner
 
 _Part = tuple[Draft, int]
 """A member's draft and the row of it that is meant."""
@@ -50,14 +52,20 @@ class Choose(Drafter):
         )
 
     def bind(self, target: Target, verifier: Verifier) -> None:
-        """Bind every member."""
-        for member in self.members:
-            member.bind(target, verifier)
+        """Bind every member. Where one does not fit, the target is left as it was, and what that member raised."""
+        with target.restored_on_error() if isinstance(target, ModelRunner) else nullcontext():
+            for member in self.members:
+                member.bind(target, verifier)
 
     @property
     def branches(self) -> int:
         """Those of the member that branches most."""
         return max(member.branches for member in self.members)
+
+    @property
+    def masks(self) -> int:
+        """Those of the member that hangs most."""
+        return max(member.masks for member in self.members)
 
     @property
     def reads_states(self) -> bool:

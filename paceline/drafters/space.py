@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import ClassVar, final
 
@@ -51,8 +51,9 @@ _Ranked = tuple[list[list[list[int]]], list[list[list[float]]]]
 
 @dataclass(frozen=True)
 class _Foreseen:
-    """What the masks below the last token but one said of a text of `length` tokens. logits: [d, V]."""
+    """What the masks below the last token but one said of a sequence of `length` tokens. logits: [d, V]."""
 
+    seq: Sequence  # slots tell apart the sequences of one target only
     length: int
     logits: Tensor
 
@@ -72,7 +73,9 @@ class Space(Drafter):
     """Draft from masks that rode along in the target's last pass (SPACE), ranked as in `drafters.likeliest`.
 
     adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
-    top_k: most children of a node; 1 is the paper's chain.
+    top_k: most children of a node; 1 is the paper's chain. max_rows: no more candidates are drafted than fit with their
+    masks into so many rows of the pass, (1 + candidates) * (1 + masks) <= max_rows, for a policy that counts nodes and
+    knows nothing of masks; None: as many as the budget has.
 
     Without a transition the laws do not depend on the path, and the tree is the best of the budget's size. With one,
     the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone, level by level; the
@@ -82,20 +85,24 @@ class Space(Drafter):
 
     name: ClassVar[str] = "space"
 
-    def __init__(self, adapter: str | PathLike[str] | SpaceAdapter, top_k: int = 4):
-        if top_k < 1:
-            raise ConfigError("top_k is out of range", got=top_k, expected="an integer >= 1")
-        self.top_k, self._given = top_k, adapter
+    def __init__(self, adapter: str | PathLike[str] | SpaceAdapter, top_k: int = 4, max_rows: int | None = None):
+        for name, value in (("top_k", top_k), ("max_rows", max_rows)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is out of range", got=value, expected="an integer >= 1")
+        self.top_k, self.max_rows, self._given = top_k, max_rows, adapter
         self._foreseen: dict[int, _Foreseen] = {}  # by slot
 
     def bind(self, target: Target, verifier: Verifier) -> None:
-        """Have the target wear the adapter. Raises `ConfigError` for another method's or a second adapter,
-        `IncompatibleModels` for one of another target's sizes, or a transition where there are no output rows.
+        """Have the target wear the adapter. Bound to another target of its sizes, it drafts for both from then on.
+
+        Raises `ConfigError` for another method's or a second adapter, `IncompatibleModels` for one of another target's
+        sizes, or a transition where there are no output rows.
         """
         assert isinstance(target, ModelRunner)
         given = fitted_adapter(self._given, target)
-        self._rows = output_rows(target.loaded) if given.config.transition_rank else None
-        target.wear(given)
+        rows = output_rows(target.loaded) if given.config.transition_rank else None
+        target.wear(given)  # before anything is kept: refused, this drafter goes on for the target it had
+        self._rows = rows
         gate, embeddings = target.loaded.gate, target.loaded.model.get_input_embeddings().weight
         assert gate is not None
         assert isinstance(embeddings, Tensor)
@@ -109,11 +116,16 @@ class Space(Drafter):
         """`top_k`."""
         return self.top_k
 
+    @property
+    def masks(self) -> int:
+        """Those of the adapter."""
+        return self._adapter.num_masks
+
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """Ready for as many tokens as masks foresaw; a round without their laws is what gives the next one its own."""
         known = self._known(seq)
         ready = 0 if known is None else len(known)
-        return (Outlook(self.name, branches=self.top_k, masks=self._adapter.num_masks, ready=ready),)
+        return (Outlook(self.name, branches=self.top_k, masks=self.masks, ready=ready),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Ranking a level; the masks' rows are part of the target's pass. There is nothing to read."""
@@ -132,6 +144,7 @@ class Space(Drafter):
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Candidates from what the last masks said, then masks below every node."""
+        budgets = [self._fitting(budget) for budget in budgets]
         asked = [self._asked(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         rows = [row for row, one in enumerate(asked) if one.depth > 0]
         grown = [Grown([], [], []) for _ in seqs]
@@ -153,12 +166,19 @@ class Space(Drafter):
                 said = out.logits[row, group.start : group.stop]
                 sound = said.amax(-1).isfinite().cumprod(0).sum()  # those before the first that overflowed
                 # A copy, since a view would keep the whole pass alive.
-                self._foreseen[seq.slot] = _Foreseen(len(seq.token_ids), said[:sound].clone())
+                self._foreseen[seq.slot] = _Foreseen(seq, len(seq.token_ids), said[:sound].clone())
 
     def release(self, slots: Seq[int]) -> None:
         """Forget what was foreseen in these slots."""
         for slot in slots:
             self._foreseen.pop(slot, None)
+
+    def _fitting(self, budget: DraftBudget) -> DraftBudget:
+        """The budget with no more nodes than `max_rows` has room for; the depth, thus the masks, stays."""
+        if self.max_rows is None:
+            return budget
+        group = 1 + min(budget.depth, self._adapter.num_masks)
+        return replace(budget, nodes=min(budget.nodes, max(0, self.max_rows // group - 1)))
 
     def _asked(self, seq: Sequence, budget: DraftBudget) -> _Asked:
         known = self._known(seq)
@@ -169,7 +189,9 @@ class Space(Drafter):
     def _known(self, seq: Sequence) -> Tensor | None:
         """Logits [d, V] of the tokens that follow this very text; None where the last masks were of an older one."""
         known = self._foreseen.get(seq.slot)
-        return known.logits if known is not None and known.length == len(seq.token_ids) else None
+        if known is None or known.seq is not seq or known.length != len(seq.token_ids):
+            return None
+        return known.logits
 
     def _best(self, asked: Seq[_Asked]) -> list[Grown]:
         """The best trees where the laws of a depth do not depend on the path."""
@@ -232,7 +254,7 @@ class Space(Drafter):
         for seq, budget, made in zip(seqs, budgets, grown, strict=True):
             ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
             # After `depth` accepted tokens and the target's own, a last one is the target's in any case.
-            useful = min(seq.remaining - 2, self._target.room(seq.slot) - 1)
+            useful = seq.remaining - 2
             depth = list[int]()
             for node in range(len(ids)):
                 depth.append(depth[ups[node]] + 1 if node else 0)

@@ -29,9 +29,12 @@ def model_card(name: str, head: Head, target: LoadedModel, record: Mapping[str, 
     """Markdown from the record of the training; what the record does not know is left out.
 
     record: base_model (hub id), licence, data, training and provenance (mappings), acceptance (a list of measurements,
-    see `checks.trials`), limits (a list of sentences).
+    see `checks.trials`), limits (a list of sentences), fine_tuned (of a run that made its own target: of which model,
+    and the names of the folders that hold the target and the head, side by side).
     """
-    method = method_of(head)
+    method, made = method_of(head), cast("Mapping[str, str] | None", record.get("fine_tuned"))
+    used, own = (target.name, f"head:{name}") if made is None else (made["folder"], f"head:{made['head']}")
+    of = "" if made is None else f", a fine-tune of {made['of']} in the folder `{used}` beside this one"
     facts: dict[str, object] = {
         "method": f"{method}: {_PAPERS[method]}",
         "target": f"{target.name}: {target.num_layers} layers, hidden size {target.hidden_size}, "
@@ -41,8 +44,8 @@ def model_card(name: str, head: Head, target: LoadedModel, record: Mapping[str, 
     }
     sections = [
         _yaml(record, method),
-        f"# {name}\n\nA draft head for {target.name}, to be used with Paceline:\n\n"
-        f"```bash\npaceline generate {shlex.quote(target.name)} --chat 'Hello.' --drafter head:{name}\n```",
+        f"# {name}\n\nA draft head for {target.name}{of}, to be used with Paceline:\n\n"
+        f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {own}\n```",
         "## What it is\n\n" + _bullets(facts) + "\n\nSizes: " + _inline(config_to_json(head)),
         *[
             f"## {title}\n\n{_bullets(cast('Mapping[str, object]', record[key]))}"

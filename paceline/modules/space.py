@@ -45,6 +45,9 @@ class SpaceConfig:
     def __post_init__(self) -> None:
         if self.num_masks < 1:
             raise ConfigError("a SPACE adapter needs mask tokens", got=f"num_masks {self.num_masks}", expected=">= 1")
+        for name, value in (("rank", self.rank), ("transition_rank", self.transition_rank)):
+            if value < 0:
+                raise ConfigError(f"{name} of a SPACE adapter is out of range", got=value, expected=">= 0")
         if len(self.linears) != len(self.shapes) or (self.rank > 0) != bool(self.linears):
             raise ConfigError(
                 "the factors of a SPACE adapter are not told clearly",

@@ -86,9 +86,15 @@ class TurnSeconds:
         self.drift = Level(drift)
         self.num_plain = 0
         self._shapes = {tree: [Level(1.0) for _ in range(8)] for tree in (False, True)}
+        self._surprised = set[int]()  # sizes of trees of which one took far longer than it should have
+        self._spared, self._doubts = 0.0, False  # seconds of the last surprise that nobody paid for; see `believed`
+
+    @staticmethod
+    def _size(nodes: int) -> int:
+        return min(nodes.bit_length(), 7)
 
     def _shape(self, nodes: int, tree: bool) -> Level:
-        return self._shapes[tree][min(nodes.bit_length(), 7)]
+        return self._shapes[tree][self._size(nodes)]
 
     def seconds(self, nodes: int, tree: bool = False) -> float:
         """R(nodes), never below R(0)."""
@@ -101,6 +107,34 @@ class TurnSeconds:
     def knows_tree(self, nodes: int) -> bool:
         """Whether a few trees of about this size were seen."""
         return self._shape(nodes, True).count >= 3
+
+    @property
+    def tries_trees(self) -> bool:
+        """Whether the next tree had better be small: the first, and the second if the first took far too long.
+
+        Not after every surprise: where the smallest tree does not pay, larger ones would seldom be tried again.
+        """
+        return sum(shape.count for shape in self._shapes[True]) < 1 + self._doubts
+
+    def believed(self, nodes: int, seconds: float, most: float) -> float:
+        """How much of what a tree took to book, `most` being what one hiccup of the clock may cost.
+
+        Of a size that is known, no more. Of a new size the first surprise is taken for a hiccup; a second one of that
+        size, or of the very next tree, shows that trees are dear: it is booked in full, with as much of the first as it
+        confirms. Else what is measured too low would be lost again and again, or one hiccup would end all drafting.
+        """
+        doubted, surprises = self._doubts, seconds > most
+        if not surprises or self.knows_tree(nodes):
+            self._doubts = doubted and surprises
+            return min(seconds, most)
+        self._doubts = True
+        size = self._size(nodes)
+        if not (doubted or size in self._surprised):
+            self._surprised.add(size)
+            self._spared = seconds - most
+            return most
+        spared, self._spared = self._spared, 0.0
+        return seconds + min(spared, seconds - most)
 
     def step(self, nodes: int) -> float:
         """What one more token of a chain adds to R(nodes)."""
@@ -122,7 +156,7 @@ class TurnSeconds:
             self.drift.add(ratio * self.drift.value, gain=0.06)
         shape.add(ratio * shape.value, gain=0.15 if shape.count < 6 else 0.08)
         if tree:  # larger trees were not seen yet, and branch no less
-            for larger in self._shapes[True][min(nodes.bit_length(), 7) + 1 :]:
+            for larger in self._shapes[True][self._size(nodes) + 1 :]:
                 if not larger.count:
                     larger.guess(shape.value)
 

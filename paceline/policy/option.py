@@ -18,8 +18,12 @@ MARGIN = 1.05
 """Speculation must promise this much more than plain decoding: the estimates are no better than that."""
 HOPE = 0.5
 """The part of the expected gain that does not count when it is asked whether a round can be paid for."""
-LASTS = 8
-"""Rounds that are expected to draft from masks until a plain round or another drafter loses them."""
+DRAFTING = 8 / 9
+"""The part of a drafter's rounds with masks that draft; the others are restarts, where none hang, and only hang them.
+
+A restart earns nothing by itself, so it is rated as the cycle that it begins: one restart, then eight rounds that draft
+until a plain round or another drafter loses the masks. Tokens and seconds are those of the mean round of the cycle.
+"""
 LOST = 0.5
 """Plain rounds that it costs to lose masks: the one that hangs new ones gives a token and not two."""
 

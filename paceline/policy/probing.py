@@ -58,7 +58,8 @@ def largest_probe(
         return turn.seconds(width(depth, nodes, option.masks), option.tree is not None)
 
     plain = turn.seconds(0)
-    for depth in range(min(PROBE_DEPTH, len(option.accept)), 0, -1):
+    deepest = min(PROBE_DEPTH, len(option.accept), PROBE_DEPTH if option.tree is None else max_nodes)
+    for depth in range(deepest, 0, -1):
         nodes, least = depth, pass_of(depth, depth)
         if option.tree is not None and depth == PROBE_DEPTH:
             nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= FREE * least), depth)

@@ -14,12 +14,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import final
 
 from ..core.interfaces import DraftBudget
 from .costs import DraftSeconds, TurnSeconds
-from .option import LASTS, Choice, Option, is_affordable, width
+from .option import DRAFTING, Choice, Option, is_affordable, width
 from .tree_gains import DEPTHS, FIRST, NODES, Cell
 from .tree_odds import TreeOdds
 
@@ -36,6 +37,44 @@ _Found = tuple[float, int, int, int, float]
 """Rate, places in DEPTHS and NODES, nodes that are left of that budget, tokens per row."""
 
 
+@final
+@dataclass(frozen=True)
+class MaskCosts:
+    """Seconds of a round by depth and candidates, the masks below every node included; `masks` 0 for trees without.
+
+    sizes: numbers of candidates. restarts: this round could only hang masks.
+    """
+
+    turn: TurnSeconds
+    masks: int
+    sizes: Seq[int]
+    restarts: bool
+    _timed: dict[int, float] = field(default_factory=dict[int, float])  # by rows behind the root
+    _columns: dict[int, list[float]] = field(default_factory=dict[int, list[float]])  # by masks below a node
+
+    def pass_of(self, depth: int, nodes: int) -> float:
+        """Of a round with this budget."""
+        rows = width(depth, nodes, self.masks)
+        if rows not in self._timed:
+            self._timed[rows] = self.turn.seconds(rows, tree=True)
+        return self._timed[rows]
+
+    def passes_at(self, depth: int) -> list[float]:
+        """Of a round without candidates, then of each of `sizes`, none shorter than the one before."""
+        below = min(depth, self.masks)
+        if below not in self._columns:
+            self._columns[below] = list(accumulate((self.pass_of(depth, n) for n in [0, *self.sizes]), max))
+        return self._columns[below]
+
+    def restart(self, depth: int) -> float:
+        """Beyond a plain round, to hang masks first; 0 where they hang."""
+        return self.pass_of(depth, 0) - self.turn.seconds(0) if self.restarts else 0.0
+
+    def mean(self, seconds: float, depth: int) -> float:
+        """Of a round of the cycle (`DRAFTING`) whose drafting rounds take `seconds`; `seconds` where masks hang."""
+        return DRAFTING * seconds + (1 - DRAFTING) * self.pass_of(depth, 0) if self.restarts else seconds
+
+
 def best_shape(
     options: Seq[Option | None], turn: TurnSeconds, costs: Mapping[str, DraftSeconds], credit: float, max_nodes: int
 ) -> Choice:
@@ -44,44 +83,22 @@ def best_shape(
     token = sum(costs[source].token.value for source in {o.source for o in drafting})
     deepest_row = max(len(o.accept) for o in drafting)
     sizes = [n for n in NODES if n <= max(1, max_nodes)]
-    masks, restarts = max(o.masks for o in drafting), all(o.restarts for o in drafting)
+    costs_of = MaskCosts(turn, max(o.masks for o in drafting), sizes, all(o.restarts for o in drafting))
     plain, batch = turn.seconds(0), len(options)
-    timed = dict[int, float]()  # seconds by rows behind the root
-    passes_of = dict[int, list[float]]()  # by masks below a node, for no candidates and for each of `sizes`
-
-    def pass_of(depth: int, nodes: int) -> float:
-        rows = width(depth, nodes, masks)
-        if rows not in timed:
-            timed[rows] = turn.seconds(rows, tree=True)
-        return timed[rows]
-
-    def passes_at(depth: int) -> list[float]:
-        below = min(depth, masks)
-        if below not in passes_of:
-            passes_of[below] = list(accumulate((pass_of(depth, n) for n in [0, *sizes]), max))
-        return passes_of[below]
-
-    def restart(depth: int) -> float:
-        """Seconds beyond a plain round that it takes to hang masks first."""
-        return pass_of(depth, 0) - plain if restarts else 0.0
-
     found: _Found = 0.0, 0, 0, 0, 0.0
     widest, known = 0, 0.0
     for place, depth in enumerate(DEPTHS):
         if depth > deepest_row or depth > sizes[-1]:
             break
         best_here, idle, rows = 0.0, 0, [_row(o, place) for o in drafting]
-        passes, first = passes_at(depth), restart(depth)
+        passes, first = costs_of.passes_at(depth), costs_of.restart(depth)
         for g in range(FIRST[place], len(sizes)):
             tokens, kept, levels, read, tries = _expected(rows, g)
             tokens += batch
             if not is_affordable(passes[g + 1] + depth * token + first, tokens / batch, credit, plain):
                 break
             widest = max(widest, g)
-            seconds = pass_of(depth, kept) + levels * token + read
-            if restarts:
-                seconds = (plain + first + LASTS * seconds) / (1 + LASTS)
-            rate = tokens / seconds
+            rate = tokens / costs_of.mean(costs_of.pass_of(depth, kept) + levels * token + read, depth)
             idle = 0 if rate > best_here * BETTER else idle + 1
             best_here = max(best_here, rate)
             if tries >= KNOWN:
@@ -97,12 +114,13 @@ def best_shape(
         return Choice(0.0, 0, options)
     # The price of a row where trees usually end; they may grow as long as it is about that.
     g = min(bisect_left(sizes, kept), len(sizes) - 1)
-    passes = passes_at(DEPTHS[place])
+    passes = costs_of.passes_at(DEPTHS[place])
     row_seconds = _slope(passes, [0, *sizes], g + 1)
 
     def fits(place: int, wide: int) -> bool:
         depth = DEPTHS[place]
-        return is_affordable(passes_at(depth)[wide + 1] + depth * token + restart(depth), expects, credit, plain)
+        seconds = costs_of.passes_at(depth)[wide + 1] + depth * token + costs_of.restart(depth)
+        return is_affordable(seconds, expects, credit, plain)
 
     for size in range(wide + 1, widest + 1):
         is_cheap = passes[size + 1] - passes[g + 1] <= CONVEX * row_seconds * (sizes[size] - sizes[g])
@@ -122,7 +140,7 @@ def _row(o: Option, place: int) -> _Row:
     if o.tree is None:
         chain = o.gains[reach], float(reach), float(reach), math.inf
         return [chain] * len(NODES), 1.0, reach, o.reading / o.horizon(), True
-    scale = o.scale[reach] * (LASTS / (1 + LASTS) if o.restarts else 1.0)
+    scale = o.scale[reach] * (DRAFTING if o.restarts else 1.0)
     return o.tree(place), scale, reach, o.reading / o.horizon(), False
 
 

@@ -57,7 +57,7 @@ def put_on(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, 
     gate = Gate(adapter, own)
     if not config.linears or not config.rank:
         return gate
-    for index, layer in enumerate(_decoder_layers(model, config.num_layers)):
+    for index, layer in enumerate(decoder_layers(model, config.num_layers)):
         pieces: dict[str, list[tuple[int, Factors]]] = {}
         for name in config.linears:
             path, first, count = _place(layer, name)
@@ -77,7 +77,8 @@ def put_on(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, 
     return gate
 
 
-def _decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
+def decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
+    """The list of so many decoder layers. Raises `IncompatibleModels` where there is none."""
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module

@@ -4,7 +4,8 @@
     rows (flat)           0   1   2   3   4    5   6
     while the gate is open                3 .. 6            these get mask embeddings, and b (a x) at each gated layer
 
-Every other row goes through the very operations of a pass without an adapter, so its bits are the same.
+Every other row goes through the very operations of a pass without an adapter, so its bits are the same. What they
+hide of mask rows they hide by -inf, which a key that overflows would turn into NaN: hence `bounded`.
 """
 
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ..errors import IncompatibleModels
+from ..errors import DraftError, IncompatibleModels
 from ..modules import SpaceAdapter
+
+TAME = 2.0**20
+"""Factors that raise the largest input by no more overflow nowhere, so that the pass need not look."""
 
 
 @final
@@ -36,12 +40,29 @@ class Gate:
     def __deepcopy__(self, memo: dict[int, object]) -> "Gate":
         return Gate(self.source, self.adapter)
 
+    def holds(self, adapter: SpaceAdapter) -> bool:
+        """Whether what is worn are this adapter's weights, as they are now, in the precision of the model."""
+        if adapter.config != self.adapter.config:
+            return False
+        pairs = zip(self.adapter.parameters(), adapter.parameters(), strict=True)
+        return all(_equal(worn, given.detach().to(worn.device, worn.dtype)) for worn, given in pairs)
+
     @contextmanager
     def opened(self, token_ids: Tensor, is_mask: Tensor) -> Iterator[Tensor]:
-        """Open for a pass over token_ids [B, N]; yields them with token 0 in the place of the masks."""
+        """Open for a pass over token_ids [B, N]; yields them with token 0 in the place of the masks.
+
+        Raises `DraftError` for ids past the masks.
+        """
         found = is_mask.reshape(-1).nonzero()[:, 0]
-        first, last = found[[0, -1]].tolist()
-        self._vectors = self.adapter.embed(token_ids.reshape(-1)[found] - self.vocab_size)
+        which = token_ids.reshape(-1)[found] - self.vocab_size
+        first, last, most = torch.stack([found[0], found[-1], which.max()]).tolist()
+        if most >= self.adapter.num_masks:
+            raise DraftError(
+                "a pass holds a mask token that the SPACE adapter does not have",
+                got=f"token {self.vocab_size + most}",
+                expected=f"below {self.vocab_size + self.adapter.num_masks}: {self.adapter.num_masks} masks",
+            )
+        self._vectors = bounded(self.adapter.embed(which))
         self.rows = slice(first, last + 1) if last - first + 1 == len(found) else found
         self.num_rows = is_mask.numel()
         try:
@@ -68,6 +89,9 @@ class Gated(nn.Module):
         self.base, self.gate = base, gate
         self.a = nn.Parameter(a.contiguous(), requires_grad=False)
         self.b = nn.Parameter(b.contiguous(), requires_grad=False)
+        # Each output is at most `gain` times the largest input, which is a normed one where keys are made.
+        gain = float(a.abs().sum(1, dtype=torch.float32).max() * b.abs().sum(1, dtype=torch.float32).max())
+        self.is_tame = a.dtype != torch.float16 and gain <= TAME
 
     @property
     def in_features(self) -> int:
@@ -111,4 +135,21 @@ class Gated(nn.Module):
             flat[rows].addmm_(inner, self.b.t())
         else:
             flat.index_add_(0, rows, nn.functional.linear(inner, self.b))
+        if not self.is_tame:
+            flat[rows] = bounded(flat[rows])
         return out
+
+
+def bounded(rows: Tensor) -> Tensor:
+    """Mask rows without NaN and so small, in place, that no score of a key made from them overflows.
+
+    A score q k is at most d |q| times the bound, less than what an element holds, with room for the largest q. Values
+    of a sound adapter are far below it, but for float16: its bound suits models whose scores are float16 too.
+    """
+    most = 1024.0 if rows.dtype == torch.float16 else torch.finfo(rows.dtype).max ** 0.5 / 64
+    return rows.nan_to_num_(0.0).clamp_(-most, most)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """NaN is equal to NaN: broken weights are weights too."""
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -74,19 +74,31 @@ class ModelRunner:
         """Take mask tokens from now on: their rows get the adapter's embeddings and factors, all others stay untouched.
 
         The model gets a module tree of its own over the same tensors (`runner.loaded`); the static passes keep the old
-        one. Putting the same adapter on again does nothing. Errors: ConfigError while another one is worn,
-        IncompatibleModels where it does not fit.
+        one. Putting on the same weights again does nothing. Errors: ConfigError while others are worn, or where the
+        adapter was changed since, IncompatibleModels where it does not fit.
         """
         worn = self.loaded.gate
         if worn is None:
             self.loaded = self.loaded.wearing(adapter)
-        elif worn.source is not adapter:
+        elif not worn.holds(adapter):
+            changed = worn.source is adapter
             raise ConfigError(
-                "this target wears another SPACE adapter",
-                got="a second adapter",
-                expected="one for each loaded model",
-                fix="load the model again, or share one adapter between the drafters",
+                "the SPACE adapter was changed while it is worn" if changed else "another SPACE adapter is worn",
+                got="other weights than those that were put on" if changed else "a second adapter",
+                expected="one adapter for each runner (LLM), of which it keeps a copy",
+                fix="make another LLM over the same loaded model"
+                + ("" if changed else ", or share one adapter between the drafters"),
             )
+
+    @contextmanager
+    def restored_on_error(self):
+        """Where what is inside raises, the runner wears again what it wore before: nothing, or that adapter."""
+        before = self.loaded
+        try:
+            yield
+        except BaseException:
+            self.loaded = before
+            raise
 
     @property
     def numerics(self) -> str:

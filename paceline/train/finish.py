@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from ..checks.prompt_files import read_prompts
 from ..checks.trials import Trial, run_trial, trials_of
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
-from ..heads import load_head, model_card, read_record, save_head
+from ..heads import head_info, load_head, model_card, read_record, save_head
 from ..heads.kinds import method_of
 from ..llm import LLM
 from ..prompts import EXAMPLES
@@ -55,9 +55,11 @@ def save_trained(
         "config": asked_for(config),
         "log": evaluated,
     }
-    module, target = recipe.result(target, model_beside(place))
-    card = model_card(_name(place, method_of(module), target), module, target, record)
-    save_head(place, module, target, record, card)
+    module, drafted_for = recipe.result(target, model_beside(place))
+    if drafted_for is not target:
+        record["fine_tuned"] = {"of": record["base_model"], "folder": model_beside(place).name, "head": place.name}
+    card = model_card(_name(place, method_of(module), drafted_for), module, drafted_for, record)
+    save_head(place, module, drafted_for, record, card)
     return {"data": data, "training": training}
 
 
@@ -141,7 +143,7 @@ def record_acceptance(head: Path, target: LoadedModel, trials: Seq[Trial]) -> No
     """Put the measurements into the head's record and its card."""
     record = {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]}
     replace_text(head / "training.json", json.dumps(record, indent=2) + "\n")
-    made = load_head(head, target)
+    made, target = load_head(head, target), replace(target, name=head_info(head).target_name)  # not a folder's
     card = model_card(_name(head, method_of(made), target), made, target, cast("Mapping[str, object]", record))
     replace_text(head / "README.md", card)
 

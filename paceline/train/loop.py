@@ -219,7 +219,7 @@ class _Run:
         return {
             "config": repr(chosen),
             "answers": self.answers.hash(),
-            "recipe": type(self.recipe).__name__,
+            "recipe": f"{type(self.recipe).__name__} {self.recipe.identity}".rstrip(),
             "shapes": repr([tuple(p.shape) for p in self.parameters]),
             "module": self._module_identity,
             "devices": self.shards,

@@ -50,6 +50,8 @@ class Recipe(ABC):
     module: nn.Module
     states: tuple[int, ...]
     """Hidden states of the target that `loss` reads."""
+    identity: str = ""
+    """What else must be the same for a run to go on: nothing that shapes, settings and answers tell already."""
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """What drafts, and for which target. A recipe that changes the target writes it to the folder `model`."""

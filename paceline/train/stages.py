@@ -23,7 +23,7 @@ import torch
 from ..checks.acceptance import Progress
 from ..checks.trials import Trial
 from ..errors import ConfigError, IncompatibleModels
-from ..heads import read_record
+from ..heads import head_info, read_record
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
 from ..zoo import resolve
@@ -184,13 +184,20 @@ class Stages:
 
     def _same_run(self, head: Path) -> None:
         """Raise `ConfigError` where the head that is there was asked for otherwise."""
-        asked = json.loads(json.dumps(asked_for(self.config)))
-        kept = read_record(head).get("config")
-        if isinstance(kept, dict) and kept.get("train") != asked["train"]:
-            changed = [key for key, value in asked["train"].items() if kept.get("train", {}).get(key) != value]
+        asked, kept = json.loads(json.dumps(asked_for(self.config))), read_record(head).get("config")
+        then: dict[str, Any] = kept if isinstance(kept, dict) else asked
+        changed = [
+            f"{part}.{key}"
+            for part in ("head", "train")
+            for key in {**asked[part], **then.get(part, {})}
+            if asked[part].get(key) != then.get(part, {}).get(key)
+        ]
+        if changed:
+            folders = [head.name.replace("head", "train", 1), model_beside(head).name]
+            beside = " and ".join(f"`{name}`" for name in folders if (head.parent / name).exists())
             raise ConfigError(
-                f"{str(head)!r} was trained with other settings", got=", ".join(f"train.{key}" for key in changed),
-                fix="choose another out, or remove this head and the folder `train` beside it to begin again",
+                f"{str(head)!r} was trained with other settings", got=", ".join(changed),
+                fix=f"choose another out, or remove this head and {beside or 'what is'} beside it to begin again",
             )  # fmt: skip
 
     def _answers(self, folder: Path) -> Answers:
@@ -244,11 +251,13 @@ class Stages:
             draw(self.out)
 
     def _target_of(self, head: Path) -> LoadedModel:
-        """What a head drafts for: the run's target, or the one that the run made of it."""
-        made = model_beside(head)
-        if not (made / "config.json").exists():
-            return self.target
-        return load_model(str(made), self.config.dtype, self.config.device)
+        """What a head drafts for: the run's target, or the one that the run made of it, whose folder may be stale."""
+        info, folder = head_info(head), model_beside(head)
+        if info.fingerprint != self.target.fingerprint and (folder / "config.json").exists():
+            made = load_model(str(folder), self.config.dtype, self.config.device)
+            if made.fingerprint == info.fingerprint:
+                return made
+        return self.target
 
 
 def is_main() -> bool:

@@ -74,6 +74,16 @@ class SimDrafter(Drafter):
     def __init__(self, members: list[Member]):
         self.members, self.requests = members, dict[int, int]()
 
+    @property
+    def branches(self) -> int:
+        """Those of the member that branches most."""
+        return max(member.tree.width if member.tree else 1 for member in self.members)
+
+    @property
+    def masks(self) -> int:
+        """Those of the member that hangs most."""
+        return max(member.masks for member in self.members)
+
     def outlook(self, seq: Sequence) -> list[Outlook]:
         looks = []
         for member in self.members:
@@ -94,12 +104,18 @@ class SimDrafter(Drafter):
 
 @dataclass
 class Machine:
-    """T(n) in seconds, and how badly its clock behaves."""
+    """T(n) in seconds, and how badly its clock behaves.
+
+    hidden: so many times what was measured does a round's pass take if it has rows to verify. late: the round whose
+    pass the stopwatch takes for 20 times as long.
+    """
 
     curve: Callable[[int], float]
     noise: float = 0.05
     hiccups: float = 0.03
     rest: float = 0.0005
+    hidden: float = 1.0
+    late: int = -1
 
     def seen(self, seconds: float, rng: random.Random) -> float:
         """What a stopwatch says of `seconds`."""
@@ -146,7 +162,7 @@ def simulate(
 
     policy.bind(drafter, pass_seconds)
     running = list[Sequence]()
-    waiting = list(range(requests))[::-1]
+    waiting, played = list(range(requests))[::-1], 0
     while waiting or running:
         while waiting and len(running) < batch:
             slot = min(set(range(batch)) - {seq.slot for seq in running})
@@ -159,6 +175,8 @@ def simulate(
         records, parts = play(running, budgets, drafter, machine, rng)
         seen = [machine.seen(part, rng) for part in parts]
         seen[0] += planning
+        seen[1] *= 20.0 if played == machine.late else 1.0
+        played += 1
         clock.now += sum(seen) - planning
         outcome.seconds += sum(parts)
         emitted = sum(record.num_emitted for record in records)
@@ -221,4 +239,5 @@ def play(
         )
     records = [replace(record, num_rows=width) for record in records]
     drafting += sum(levels.get(member.name, 0) * member.token for member in drafter.members)
-    return records, (drafting, machine.curve(len(seqs) * width), machine.rest)
+    target = machine.curve(len(seqs) * width) * (machine.hidden if width > 1 else 1.0)
+    return records, (drafting, target, machine.rest)

@@ -20,7 +20,13 @@ from tests.tiny import tiny_model
 K = 5
 WIDE = {"hidden_size": 256, "intermediate_size": 688, "head_dim": 64, "max_position_embeddings": 512}
 """Large enough that a matrix product has several kernels to choose from."""
-KINDS = [("llama", torch.float32), ("llama", torch.bfloat16), ("qwen2-sliding", torch.float32)]
+KINDS = [
+    ("llama", torch.float32),
+    ("llama", torch.bfloat16),
+    ("qwen2-sliding", torch.float32),
+    ("gemma3", torch.float32),
+]
+"""The last has a window too, and layers as transformers has them: masks reach it through `inputs_embeds`."""
 BRANCHING = [5, 9, 31, 7, 9, 40], [-1, 0, 1, 0, 3, 3]
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

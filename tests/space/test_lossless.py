@@ -1,7 +1,6 @@
 """Whatever the masks say, the answer is plain decoding's: no option, ending, batch or neighbour changes a token."""
 
 import pytest
-import torch
 
 from paceline import LLM, Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget
@@ -9,7 +8,6 @@ from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Space
 from paceline.drafters.space import masks_below
-from paceline.modules import SpaceAdapter
 from paceline.policy import CostModel, Dynamic, Fixed, Gate
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
@@ -222,7 +220,7 @@ def test_another_rule():
     assert seq.num_output == 20
 
 
-# The cache, and adapters from hell
+# The cache
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
@@ -237,17 +235,6 @@ def test_cache_faults_are_noticed(mutant):
     """The one left out errs where accepted nodes lie one off their places: no order that these trees have."""
     on = with_cache(decreed(loaded(), errs, 1), mutant)
     assert not sound_after_every_round(on, Space(adapter(num_masks=3), 2), REPEATING, 10, SAMPLED, depth=3)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, 0.0])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_broken_adapters(value, temperature):
-    made: SpaceAdapter = adapter(num_masks=3, transition_rank=2)
-    with torch.no_grad():
-        made.masks.fill_(value)
-    options = {"top_p": 0.8, "top_k": 7} if temperature else {}
-    params = SamplingParams(temperature=temperature, max_tokens=10, **options)
-    assert_identical(made, 2, [(REPEATING, params, NO_EOS)], Budgets(depth=3, nodes=5))
 
 
 def test_masks_below():

@@ -145,9 +145,44 @@ def test_one_adapter_at_a_time():
     runner.wear(on())
     runner.wear(on())
     assert runner.num_masks == K
-    with pytest.raises(ConfigError, match="another SPACE adapter"):
-        runner.wear(adapter("llama", K, **SIZES))
+    runner.wear(adapter("llama", K, **SIZES))  # the same weights, read again
+    with pytest.raises(ConfigError, match=r"another SPACE adapter[\s\S]*make another LLM"):
+        runner.wear(adapter("llama", K, seed=1, **SIZES))
     assert gated_in(runner.loaded.model) == 8
+
+
+@pytest.mark.parametrize("weights", ["masks", "factors"])
+def test_an_adapter_that_changed_is_noticed(weights):
+    """Nothing is drafted from weights of yesterday without a word."""
+    runner, given = ModelRunner(target(), 1), adapter("llama", K, **SIZES)
+    runner.wear(given)
+    changed = given.masks if weights == "masks" else given.factors(1, "mlp.down_proj").b
+    before = changed.clone()
+    changed[0, 0] += 1
+    with pytest.raises(ConfigError, match=r"changed while it is worn[\s\S]*make another LLM"):
+        runner.wear(given)
+    changed.copy_(before)
+    runner.wear(given)
+    changed[0, 0] = float("nan")
+    other = ModelRunner(target(), 1)
+    for _ in range(2):
+        other.wear(given)  # what is broken is the same again too
+
+
+def test_what_raises_leaves_the_runner_as_it_was():
+    runner = ModelRunner(target(), 1)
+
+    def wears_and_fails() -> None:
+        with runner.restored_on_error():
+            runner.wear(on())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        wears_and_fails()
+    assert runner.num_masks == gated_in(runner.loaded.model) == 0
+    with runner.restored_on_error():
+        runner.wear(on())
+    assert runner.num_masks == K
 
 
 @pytest.mark.parametrize(

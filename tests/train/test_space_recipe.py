@@ -101,8 +101,7 @@ def test_every_lesson_is_what_reading_the_text_up_to_its_anchor_says(soft):
 @torch.no_grad()
 def test_a_part_of_the_vocabulary_is_compared_by_itself():
     ids = torch.tensor(sorted({*TEXTS[0][1][3:], *TEXTS[1][1]}))
-    rows = tiny_model("llama", torch.float64).get_output_embeddings().weight.detach()[ids]
-    every, some = recipe(loss="ce"), recipe(loss="ce", draft_ids=ids, lm_head=rows)
+    every, some = recipe(loss="ce"), recipe(loss="ce", draft_ids=ids)
     batch = batch_of()
     layout = lay_out(batch.is_answer, K, 512, 1.0, torch.Generator().manual_seed(0))
     text = every._plain(batch.token_ids, use_cache=True)
@@ -143,19 +142,36 @@ def test_mutants_that_see_too_much_are_caught(monkeypatch, mutant):
     assert float(made.loss(batch_of()).total) != pytest.approx(by_hand(made, False)[0], rel=1e-4)
 
 
+@pytest.mark.parametrize("mutant", [None, "no shift", "one token off"])
 @torch.no_grad()
-def test_a_transition_adds_what_the_token_before_says():
-    plainly, made = recipe(), recipe(transition=8)
-    batch = batch_of(TEXTS[:1])
-    layout = lay_out(batch.is_answer, K, 512, 1.0, torch.Generator().manual_seed(0))
-    seen: list[torch.Tensor] = []
-    shift = made.adapter.shift
-    made.adapter.shift = lambda before: seen.append(before) or shift(before)
-    made.loss(batch)
-    embeddings = tiny_model("llama", torch.float64).get_input_embeddings().weight
-    before = batch.token_ids[0, (layout.column + 1 + layout.mask)[0].clamp_min(0)]
-    assert torch.equal(seen[0][0], embeddings[before])
-    assert plainly.adapter.shift(seen[0]) is None
+def test_a_transition_adds_what_the_token_before_says(monkeypatch, mutant):
+    made, (p, a) = recipe(transition=8), TEXTS[0]
+    text, plain, true = p + a, tiny_model("llama", torch.float64), SpaceAdapter.shift
+    embeddings, rows = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
+    layout = lay_out(batch_of(TEXTS[:1]).is_answer, K, 512, 1.0, torch.Generator().manual_seed(0))
+    expected = []
+    for column, mask in zip(layout.column[0].tolist(), layout.mask[0].tolist(), strict=True):
+        before = embeddings[text[column + 1 + mask]][None]
+        by_mask = laws_by_hand(made, text, column, mask + 1)[mask]
+        expected.append(by_mask + (rows @ true(made.adapter, before)[0]))
+    if mutant == "no shift":
+        monkeypatch.setattr(SpaceAdapter, "shift", lambda adapter, before: 0 * true(adapter, before))
+    elif mutant == "one token off":
+        monkeypatch.setattr(SpaceAdapter, "shift", lambda adapter, before: true(adapter, before.roll(1, 1)))
+    ids = torch.tensor([text])
+    found = made._masked(ids, layout, made._plain(ids, use_cache=True).past_key_values)[0]
+    assert torch.allclose(found, torch.stack(expected), atol=1e-9) == (mutant is None)
+
+
+@torch.no_grad()
+def test_shares_are_float32_and_zero_where_no_label_can_be_drafted():
+    made = recipe(draft_ids=torch.tensor([TEXTS[0][1][2]]))
+    last = lay_out(batch_of(TEXTS[:1]).is_answer[:, : len(TEXTS[0][0]) + 3], K, 512, 1.0, None)
+    assert sorted(last.mask[0].tolist()) == [0, 0, 1]
+    for texts, expected in (([(TEXTS[0][0], TEXTS[0][1][:3])], [0.5, 1.0]), (TEXTS[1:], [0.0] * K)):
+        told = made.loss(batch_of(texts)).agreement
+        assert told.dtype == torch.float32
+        assert told[: len(expected)].tolist() == expected
 
 
 def test_groups_stay_whole_within_the_rows_and_begin_where_a_lesson_is():
@@ -204,7 +220,9 @@ def test_a_full_run_trains_the_text_and_leaves_a_model_without_low_rank_layers(l
     expected = made._adapted.eval()(ids).logits
     found = merge(made._trained)(ids).logits
     assert torch.allclose(found, expected)
-    assert not hasattr(merge(made._trained), "peft_config_active")
+    bare = merge(made._trained)
+    assert not [name for name, _ in bare.named_parameters() if "lora_" in name]
+    assert bare.state_dict().keys() == tiny_model("llama").state_dict().keys()
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 

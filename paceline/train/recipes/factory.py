@@ -13,7 +13,7 @@ from ...heads.kinds import method_of
 from ...modules.eagle import EagleConfig, EagleHead
 from ...modules.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from ...modules.mtp import MtpConfig, MtpHead
-from ...modules.space import SpaceAdapter, SpaceConfig
+from ...modules.space import SpaceAdapter
 from ...modules.vocabulary import frequent_ids
 from ...runner import LoadedModel
 from ...zoo import resolve
@@ -31,6 +31,10 @@ def layers_of(method: str, config: RunConfig, target: LoadedModel) -> tuple[int,
     """Hidden states of the target that training reads, and `prepare` therefore keeps."""
     last = target.num_layers
     if _checked(method) == "space":
+        from .space_shape import check_rows
+
+        head = build(SpaceShape, config.head, "head.")  # what cannot be trained is refused before answers are written
+        check_rows(target, 0 if config.start else head.transition_rank, None)
         return ()
     if method != "eagle3":
         return (last,)
@@ -145,29 +149,24 @@ def _mtp(method: str, config: RunConfig, target: LoadedModel, answers: Answers) 
 
 def _space(method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
     from . import space_model as models
+    from . import space_shape as shapes
     from .space import SpaceRecipe
 
     shape, how = build(SpaceShape, config.head, "head."), build(SpaceLoss, config.train.loss, "train.loss.")
     gated = shape.mode == "gated"
-    if gated and not shape.lora:
-        raise ConfigError("head.lora is false, but a gated adapter consists of low-rank layers", fix="mode: full")
-    plain = models.plain_model(resolve(config.model), target.device)
     start = None if config.start is None else _started(method, config.start, SpaceAdapter, target)
-    linears, shapes = models.linears_of(plain, shape.linears)
-    made = SpaceConfig(
-        target.hidden_size, target.num_layers, target.vocab_size, shape.num_masks, shape.shared_mask,
-        shape.rank, linears if shape.rank else (), shapes if shape.rank else (), shape.transition_rank,
-    )  # fmt: skip
+    transition = shape.transition_rank if start is None else start.config.transition_rank
+    shapes.check_rows(target, transition, how.vocab_size)
+    plain = models.plain_model(resolve(config.model), target.device)
+    made = shapes.config_of(shape, config.head, plain, target.vocab_size, start)
     build_model = models.with_factors if gated or shape.lora else models.whole
-    asked = made if start is None else start.config
-    trained = _seeded(shape.seed, lambda: build_model(plain, asked, start))
-    ids = rows = None
+    trained = _seeded(shape.seed, lambda: build_model(plain, made, start))
+    ids = None
     if how.vocab_size is not None:
         ids = frequent_ids(answers.texts, min(how.vocab_size, target.vocab_size), target.vocab_size)
-        rows = output_rows(target).detach().float()[ids]
     return SpaceRecipe(
         trained, gated, target.tokenizer, _law(how.name), how.rows, how.keep, how.decay, how.ar_weight, how.ar_share,
-        ids, rows,
+        ids, "none" if start is None else shapes.hash_of(start),
     )  # fmt: skip
 
 

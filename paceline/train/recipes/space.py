@@ -12,6 +12,7 @@ a pass, each seeing the columns up to its own anchor and the masks before it in 
 
 Gated: the text is read by the untouched model, the masks by the adapted one. Full: the adapted model reads both, and
 what it says of the text is trained too (`ar_weight`), on some batches alone (`ar_share`, the paper's p_AR).
+A layer with a sliding window sees no further back, by position, than it will when it drafts.
 Deep masks seldom decide, so a group keeps mask j with probability keep^j (conditional drop, as P-EAGLE, 2602.01469).
 """
 
@@ -29,7 +30,7 @@ from ...runner import LoadedModel
 from ..losses import Loss
 from ..recipe import Batch, Losses, Recipe
 from .shared import shifted
-from .space_model import Trained, save_merged, without_factors
+from .space_model import Trained, save_merged, windows_of, without_factors
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ class SpaceRecipe(Recipe):
 
     trained: the models that read text and masks, see `space_model`. tokenizer: goes with a fine-tuned model. loss:
     between the target's law and a mask's, see `losses`; None: cross entropy with the token that followed. rows: mask
-    tokens a pass. decay: mask j weighs decay^j. ar_weight, ar_share: of a full run. draft_ids, lm_head: tokens whose
-    logits are compared, and their output rows [Vd, E], which is most of the time saved; None: all of them. What is
-    foreseen of the others stays as it was. Raises `ConfigError`.
+    tokens a pass. decay: mask j weighs decay^j. ar_weight, ar_share: of a full run. draft_ids: tokens whose logits are
+    compared, which saves most of the output layer; None: all of them. What is foreseen of the others stays as it was.
+    start: which weights it goes on from. Raises `ConfigError`.
     """
 
     states = ()
@@ -103,7 +104,7 @@ class SpaceRecipe(Recipe):
         ar_weight: float = 1.0,
         ar_share: float = 0.5,
         draft_ids: Tensor | None = None,
-        lm_head: Tensor | None = None,
+        start: str = "none",
     ):
         for name, value in (("decay", decay), ("keep", keep)):
             if not 0 < value <= 1:
@@ -119,7 +120,8 @@ class SpaceRecipe(Recipe):
         self.ar_weight, self.ar_share = ar_weight, ar_share
         vocab = self.adapter.config.vocab_size
         self._ids = None if draft_ids is None else draft_ids.to(trained.plain.device)
-        self._lm_head = lm_head
+        self._windows = windows_of(trained.plain)
+        self.identity = f"{'gated' if gated else 'full'}, trains {type(self.module).__name__}, start {start}"
         self._index = draft_index(self._ids if self._ids is not None else torch.arange(vocab), vocab).to(
             trained.plain.device
         )
@@ -143,7 +145,7 @@ class SpaceRecipe(Recipe):
             text = shifted(batch.is_answer, 1)
             total = nn.functional.cross_entropy(said[text], shifted(ids, 1)[text])
             parts["text"], total = total.detach(), self.ar_weight * total
-        nothing = said.new_full((self.adapter.num_masks,), float("nan"))
+        nothing = torch.full((self.adapter.num_masks,), float("nan"), device=ids.device)
         if only_text:
             return Losses(total, parts, nothing)
         chance = None if training else torch.Generator().manual_seed(0)
@@ -155,15 +157,12 @@ class SpaceRecipe(Recipe):
 
     def _masked(self, ids: Tensor, layout: Layout, cache: DynamicCache) -> Tensor:
         """Logits of the mask tokens, transition included. [B, R, V]."""
-        embeds = self.adapter.embed(layout.mask)
-        seen = torch.zeros((), dtype=embeds.dtype, device=ids.device)
-        barred = torch.full_like(seen, torch.finfo(embeds.dtype).min)
-        places = layout.column + 1 + layout.mask
+        embeds, places = self.adapter.embed(layout.mask), layout.column + 1 + layout.mask
         logits = self._read(
             self._adapted,
             True,
             inputs_embeds=embeds,
-            attention_mask=torch.where(layout.visible(ids.shape[1]), seen, barred)[:, None],
+            attention_mask=self._visible(layout, ids.shape[1], embeds.dtype),
             position_ids=places.clamp_min(0),
             past_key_values=cache,
         )
@@ -171,16 +170,32 @@ class SpaceRecipe(Recipe):
         shift = self.adapter.shift(self._plain.get_input_embeddings()(before).detach())
         if shift is None:
             return logits
+        return logits + nn.functional.linear(shift, self._rows())
+
+    def _visible(self, layout: Layout, width: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """Additive masks [B, 1, R, width + R] as transformers takes them, by kind of layer where they differ."""
+        seen, places = layout.visible(width), layout.column + 1 + layout.mask
+        text = torch.arange(width, device=places.device).expand(len(places), -1)
+        back = places[:, :, None] - torch.cat([text, places], -1)[:, None]  # [B, R, width + R]
+        zero, least = torch.zeros((), dtype=dtype, device=seen.device), torch.finfo(dtype).min
+        masks = {
+            kind: torch.where(seen if window is None else seen & (back < window), zero, least)[:, None]
+            for kind, window in self._windows.items()
+        }
+        return masks.get("", masks)
+
+    def _rows(self) -> Tensor:
+        """Output rows of the tokens whose logits are compared, as they are now: a full run may train them. [Vd, E]."""
         every = cast("Any", self._plain.get_output_embeddings()).weight
-        return logits + nn.functional.linear(shift, every if self._lm_head is None else self._lm_head)
+        return every if self._ids is None else every[self._ids]
 
     def _read(self, model: nn.Module, drafts: bool, **given: object) -> Tensor:
         """Logits, of the draft vocabulary alone where there is one and nothing else is asked for."""
-        if self._lm_head is None or not drafts:
+        if self._ids is None or not drafts:
             return cast("Any", model)(use_cache=True, **given).logits
         base = cast("Any", model)
         inner = base.get_base_model().base_model if hasattr(base, "get_base_model") else base.base_model
-        return nn.functional.linear(inner(use_cache=True, **given).last_hidden_state, self._lm_head)
+        return nn.functional.linear(inner(use_cache=True, **given).last_hidden_state, self._rows())
 
     def _lessons(
         self, ids: Tensor, layout: Layout, logits: Tensor, said: Tensor, agreement: Tensor, parts: dict[str, Tensor]
@@ -193,6 +208,8 @@ class SpaceRecipe(Recipe):
         for j in range(self.adapter.num_masks):
             of_mask = (layout.mask == j) & (layout.column >= 0)
             counts = of_mask & (labels >= 0)
+            if bool(of_mask.any()):
+                agreement[j] = 0.0  # unless some label can be drafted
             if not bool(counts.any()):
                 continue
             if self._loss is None:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from ...errors import ConfigError, IncompatibleModels
 from ...modules.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel, wrap_model
+from ...runner.adapter import decoder_layers
 from ...runner.hf_adapter import share_copy
 
 USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -42,14 +43,24 @@ def plain_model(folder: str, device: torch.device) -> PreTrainedModel:
 
 def layers_of_model(model: PreTrainedModel) -> nn.ModuleList:
     """Its decoder layers. Raises `IncompatibleModels` where they are not found."""
-    count = int(model.config.get_text_config().num_hidden_layers)
-    base = cast("nn.Module", model.base_model)
-    for module in base.children():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise IncompatibleModels(
-        "the decoder layers of this model were not found", got=type(model).__name__, expected=f"a list of {count}"
-    )
+    return decoder_layers(model, int(model.config.get_text_config().num_hidden_layers))
+
+
+def windows_of(model: PreTrainedModel) -> dict[str, int | None]:
+    """How far each kind of layer sees, None: to the beginning; one kind "" where all layers see alike.
+
+    transformers takes a mask for each kind of `layer_types` where a model mixes them, else one for all layers. Raises
+    `IncompatibleModels` for kinds of layers whose masks are not known.
+    """
+    config = model.config.get_text_config()
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = set[str](getattr(config, "layer_types", None) or ())
+    others = kinds - {"full_attention", "sliding_attention"}
+    if others:
+        raise IncompatibleModels("mask tokens cannot be trained in these layers", got=", ".join(sorted(others)))
+    if len(kinds) == 2:
+        return {"full_attention": None, "sliding_attention": window}
+    return {"": None if kinds == {"full_attention"} else window}
 
 
 def linears_of(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
@@ -73,8 +84,13 @@ def linears_of(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[tuple[st
 
 
 def with_factors(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | None) -> Trained:
-    """Low-rank layers of peft over the model's own tensors; those of the adapter are the same parameters."""
-    adapter = start if start is not None else _fresh(plain, config)
+    """Low-rank layers of peft over the model's own tensors; those of the adapter are the same parameters.
+
+    start: an adapter of this shape, or one without factors, which get theirs.
+    """
+    adapter = _fresh(plain, config)
+    if start is not None:
+        adapter.load_state_dict(start.state_dict(), strict=start.config.rank > 0)
     adapted = share_copy(plain)
     if config.rank:
         adapted = _inject(adapted, adapter)
@@ -82,7 +98,12 @@ def with_factors(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapte
 
 
 def whole(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | None) -> Trained:
-    """Every weight of the model is trained, and the mask embeddings with it."""
+    """Every weight of the model is trained, and the mask embeddings with it. Raises `ConfigError`."""
+    if start is not None and start.config.rank:
+        raise ConfigError(
+            "start has low-rank factors, for which there is no place where every weight is trained",
+            got=f"rank {start.config.rank}", expected="an adapter without factors", fix="head.lora=true",
+        )  # fmt: skip
     adapter = start if start is not None else _fresh(plain, replace(config, rank=0, linears=(), shapes=()))
     model = plain.requires_grad_(True)
     return Trained(adapter, model, model, Whole(adapter, model))
@@ -119,7 +140,7 @@ def save_merged(
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-    return wrap_model(model, tokenizer, f"{target.name}-space")
+    return wrap_model(model, tokenizer, f"{target.name}-tuned")
 
 
 def _fresh(plain: PreTrainedModel, config: SpaceConfig) -> SpaceAdapter:

@@ -1,0 +1,200 @@
+"""SPACE beside other drafters, on one target and on two; the states that those read survive passes with masks."""
+
+import pytest
+import torch
+
+from paceline import Choose, SamplingParams, SelfQuantized
+from paceline.core.interfaces import DraftBudget
+from paceline.core.tree import TokenTree
+from paceline.decoding import SpeculativeDecoder
+from paceline.drafters import Medusa, Space
+from paceline.drafters.eagle import Eagle
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.modules import MedusaConfig, MedusaHead
+from paceline.policy import CostModel, Dynamic, Fixed
+from paceline.runner import ModelRunner, wrap_model
+from paceline.runner.states import StateStore
+from paceline.spec_config import SPACE_ROWS, parse
+from paceline.verify import Coupled
+from tests.heads.common import new_head, saved
+from tests.helpers import NO_EOS, REPEATING, SEED, VOCAB, assert_sound, loaded, oracle, prompt, result, sequence
+from tests.space.common import adapter, hung
+from tests.space.foresight import KNOWN, SAMPLED, Budgets, decode, decreed, future, knows, overfitted
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+SQUARE = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
+OTHERS = {
+    "eagle": (lambda: Eagle(new_head("eagle")), {}),
+    "eagle3": (lambda: Eagle(new_head("eagle3")), {}),
+    "medusa": (lambda: Medusa(MedusaHead(MedusaConfig(32, 2, (2,), VOCAB, VOCAB))), {}),
+    "self_int4": (lambda: SelfQuantized(lm_head="shared"), SQUARE),
+}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_choose(kind, order):
+    """Both in turns, two rounds each, so that masks are hung and read; ragged rows, sampled and not."""
+    make, sizes = OTHERS[kind]
+    target = wrap_model(tiny_model("llama", **sizes))
+    given = adapter(num_masks=3, **sizes) if sizes else overfitted()
+    on = ModelRunner(target, 2, invariant=kind != "self_int4")
+    turns = Budgets(lambda seq: DraftBudget(3, 5, (len(seq.rounds) // 2 + seq.slot) % 2))
+    requests = [(ids, SamplingParams(temperature=t, max_tokens=16)) for ids in (KNOWN, prompt(60)) for t in (0.0, 1.0)]
+    seqs = [sequence(target, ids, params, SEED, NO_EOS) for ids, params in requests]
+    decode(on, Choose([Space(given, 2), make()][::order]), seqs, turns)
+    for seq, (ids, params) in zip(seqs, requests, strict=True):
+        assert result(seq) == result(oracle(target, ids, params, SEED, NO_EOS))
+        assert_sound(seq, 3)
+    drafted = {r.source for seq in seqs for r in seq.rounds if r.num_drafted}
+    assert drafted == {"space", make().name}
+
+
+# States
+
+
+def states_after(tree: TokenTree, path: list[int], plain: list[int], invariant: bool) -> tuple[torch.Tensor, ...]:
+    """Of a runner that took a pass with masks and of one that decoded the path token by token."""
+    layers, text, read = (0, 1, 2), prompt(60), []
+    for masked in (True, False):
+        on = ModelRunner(loaded(), 1, invariant=invariant)
+        on.states.watch(layers)
+        slot = on.admit(text)
+        on.prefill(slot, text)
+        if masked:
+            on.wear(adapter(num_masks=3))
+            on.forward([slot], tree)
+            on.commit([slot], [path])
+        else:
+            for token in plain:
+                on.forward([slot], TokenTree.chain([[token]]))
+                on.commit([slot], [[]])
+        read.append(on.states.read(slot, 0, len(text) + len(plain), layers))
+    return tuple(read)
+
+
+BRANCHING = [5, 9, 31, 7, 9, 40], [-1, 0, 1, 0, 3, 3]
+
+
+@pytest.mark.parametrize(("path", "plain"), [([3, 5], [5, 7, 40]), ([1, 2], [5, 9, 31]), ([], [5])])
+def test_states_after_masks_have_the_bits_of_plain_decoding(path, plain):
+    ours, theirs = states_after(hung([BRANCHING[0]], [BRANCHING[1]], [3]), path, plain, True)
+    assert torch.equal(ours, theirs)
+
+
+def test_states_of_another_branch_are_noticed(monkeypatch):
+    monkeypatch.setattr(StateStore, "commit", lambda *_: None)
+    ours, theirs = states_after(hung([BRANCHING[0]], [BRANCHING[1]], [3]), [3, 5], [5, 7, 40], True)
+    assert not torch.equal(ours, theirs)
+
+
+def test_states_of_a_mask_are_noticed():
+    ours, theirs = states_after(hung([BRANCHING[0]], [BRANCHING[1]], [3]), [6], [5, 0], True)
+    assert torch.equal(ours[:61], theirs[:61])
+    assert not torch.equal(ours, theirs)
+
+
+# Binding
+
+
+@pytest.mark.parametrize(
+    ("second", "error"),
+    [
+        (lambda: Space(adapter(seed=2)), ConfigError),
+        (lambda: Medusa(MedusaHead(MedusaConfig(16, 2, (2,), VOCAB, VOCAB))), IncompatibleModels),
+    ],
+)
+@pytest.mark.parametrize("worn", [False, True])
+def test_a_choice_that_is_refused_leaves_nothing_on(second, error, worn):
+    on, first = ModelRunner(loaded(), 1), adapter(seed=1)
+    if worn:
+        on.wear(first)
+    before = on.loaded
+    with pytest.raises(error):
+        SpeculativeDecoder(on, Choose([Space(first), second()]), Coupled(), Fixed(3))
+    assert on.loaded is before
+    other = first if worn else adapter(seed=2)
+    seq = sequence(loaded(), REPEATING, SAMPLED)
+    decode(on, Space(other), [seq], Fixed(3))
+    assert seq.token_ids == future()
+
+
+def test_one_drafter_for_two_targets():
+    """Answers in turns, of other lengths and numbers of slots: nobody reads what the other's masks said."""
+    drafter = Space(adapter(num_masks=3), 1)
+    sizes = [(3, None), (1, 40)]
+    runners = [decreed(loaded(), knows, slots, max_length=length) for slots, length in sizes]
+    policy = Budgets(depth=2, nodes=2)
+    decoders = [SpeculativeDecoder(on, drafter, Coupled(), policy) for on in runners]
+    seqs = [
+        [sequence(loaded(), REPEATING, SAMPLED, SEED, NO_EOS, length) for _ in range(slots)] for slots, length in sizes
+    ]
+    for decoder, own in zip(decoders, seqs, strict=True):
+        for seq in own:
+            decoder.admit(seq)
+    while live := [(d, [s for s in own if not s.is_finished]) for d, own in zip(decoders, seqs, strict=True)]:
+        if not any(own for _, own in live):
+            break
+        for decoder, own in live:
+            if own:
+                decoder.step(own)
+    for own in seqs:
+        for seq in own:
+            assert seq.token_ids == future()[: len(seq.token_ids)]
+            assert all(r.num_accepted == r.num_drafted for r in seq.rounds)
+    alone = [r for r in seqs[0][2].rounds if r.num_drafted]
+    assert len(alone) > 5  # nobody else had its slot
+
+
+def test_a_target_of_another_size_is_refused_and_changes_nothing():
+    drafter, on = Space(adapter(num_masks=3, transition_rank=2), 2), ModelRunner(loaded(), 1)
+    drafter.bind(on, Coupled())
+    rows, held = drafter._rows, drafter._adapter
+    for sizes in ({"vocab_size": 131}, {"hidden_size": 64}):
+        with pytest.raises(IncompatibleModels, match="does not fit"):
+            drafter.bind(ModelRunner(wrap_model(tiny_model("llama", **sizes)), 1), Coupled())
+    other = ModelRunner(loaded(), 1)
+    other.wear(adapter(seed=9))
+    with pytest.raises(ConfigError, match="another SPACE adapter"):
+        drafter.bind(other, Coupled())
+    assert drafter._target is on
+    assert drafter._rows is rows
+    assert drafter._adapter is held
+
+
+# Rows of a pass
+
+
+@pytest.mark.parametrize("given", [None, 64, 12, 1])
+@pytest.mark.parametrize("depth", [1, 3, 9])
+def test_no_more_rows_than_asked_for(given, depth):
+    on = decreed(loaded(), lambda ids, place: [3, 4, 5, 6], 1)
+    drafter = Space(adapter(num_masks=3), 4, given)
+    seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=30))
+    decode(on, drafter, [seq], Budgets(depth=depth, nodes=24))
+    group = 1 + min(depth, 3)
+    most = max(r.num_rows for r in seq.rounds)
+    full = (1 + min(24, 4 if depth == 1 else 24)) * group
+    assert most == full if given is None else group <= most <= max(given, group)
+    if given == 64 and depth > 1:
+        assert most == 64
+
+
+def test_whose_policy_knows_no_masks(tmp_path):
+    """Beside a drafter of wide trees the nodes are those of wide trees; the cost model counts rows itself."""
+    space, medusa = str(saved(tmp_path / "s", "space")), str(saved(tmp_path / "m", "medusa"))
+    both = {"method": "choose", "drafters": [{"method": "space", "model": space}, f"head:{medusa}"]}
+    for policy, kind, rows in (
+        ("fixed", Fixed, SPACE_ROWS),
+        ("dynamic", Dynamic, SPACE_ROWS),
+        ("cost_model", CostModel, None),
+    ):
+        drafter, made, _ = parse({**both, "policy": policy}).build()
+        assert isinstance(made, kind)
+        assert drafter.members[0].max_rows == rows
+    assert parse({**both, "policy": "fixed"}).num_draft_nodes == 24
+    told = {"method": "space", "model": space, "policy": "fixed", "num_draft_nodes": 24}
+    assert parse(told).build()[0].max_rows is None  # what is asked for in so many words is done
+    with pytest.raises(ConfigError, match="max_rows is out of range"):
+        Space(adapter(), max_rows=0)

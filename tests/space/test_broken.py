@@ -1,0 +1,121 @@
+"""Adapters from hell: whatever their weights, the answer is plain decoding's, and what they spoil are their drafts."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from paceline import SamplingParams
+from paceline.core.tree import TokenTree
+from paceline.drafters import Space
+from paceline.errors import DraftError, NumericsError
+from paceline.modules import SpaceAdapter
+from paceline.runner import ModelRunner, gated
+from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, oracle, prompt, result, sequence
+from tests.space.common import adapter
+from tests.space.foresight import Budgets, decode
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+NAN, INF = float("nan"), float("inf")
+VALUES = [NAN, INF, -INF, 1e30, 3e38]
+PLACES = {
+    "llama": ("k_proj.b", "v_proj.b", "q_proj.b", ".b", "masks", "transition_out"),
+    "gpt_neox": ("query_key_value.b", ".b", "masks"),
+}
+RUNNERS = [("llama", False, 1), ("llama", True, 2), ("gpt_neox", False, 2)]
+"""Architecture, invariant numerics, slots: the masks of one sequence are neighbours, those of two are not."""
+CASES = [(*on, place) for on in RUNNERS for place in PLACES[on[0]]]
+PARAMS = (
+    SamplingParams(temperature=0.0, max_tokens=8),
+    SamplingParams(temperature=1.0, max_tokens=8, top_p=0.8, top_k=7),
+)
+
+
+@cache
+def runner(name: str, invariant: bool, slots: int) -> ModelRunner:
+    return ModelRunner(loaded(name), slots, invariant=invariant)
+
+
+@cache
+def answers(name: str):
+    return [result(oracle(loaded(name), REPEATING, params)) for params in PARAMS]
+
+
+def broken(name: str, place: str, value: float) -> SpaceAdapter:
+    """With weights of this size, of either sign, or with this weight only where it is no number or infinite."""
+    made = adapter(name, num_masks=3, transition_rank=2 if name == "llama" else 0)
+    found = [p for key, p in made.named_parameters() if key.endswith(place)]
+    assert found
+    for parameter in found:
+        parameter.mul_(value) if abs(value) < INF else parameter.fill_(value)
+    return made
+
+
+def same_answers(name: str, invariant: bool, slots: int, given: SpaceAdapter) -> bool:
+    on = runner(name, invariant, slots)
+    on.loaded = loaded(name)  # takes off what another test put on
+    seqs = [sequence(on.loaded, REPEATING, params) for params in PARAMS]
+    decode(on, Space(given, 2), seqs, Budgets(depth=3, nodes=5))
+    for seq in seqs:
+        assert_sound(seq, 3)
+        assert sum(r.num_rows for r in seq.rounds) > 2 * len(seq.rounds)  # masks were hung
+    return [result(seq) for seq in seqs] == answers(name)
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{'invariant' if c[1] else 'fast'}-{c[3]}")
+def test_answers_stay(case, value):
+    *on, place = case
+    assert same_answers(*on, broken(on[0], place, value))
+
+
+@pytest.mark.parametrize("on", RUNNERS, ids=str)
+def test_keys_without_a_bound_are_noticed(on, monkeypatch):
+    """The score of such a key is infinite, and inf - inf hides no mask."""
+    place = "k_proj.b" if on[0] == "llama" else "query_key_value.b"
+    monkeypatch.setattr(gated, "bounded", lambda rows: rows)
+    with pytest.raises(NumericsError):
+        same_answers(*on, broken(on[0], place, 3e38))
+
+
+def test_only_such_factors_are_watched(monkeypatch):
+    """A sound adapter costs no further operation at its layers."""
+    seen = []
+    right = gated.bounded
+    monkeypatch.setattr(gated, "bounded", lambda rows: seen.append(rows.shape) or right(rows))
+    on = ModelRunner(loaded(), 1)
+    on.wear(adapter(num_masks=3))
+    slot = on.admit(prompt(5))
+    tree = TokenTree.from_lists([[5, VOCAB]], [[-1, 0]], probes=[[False, True]])
+    on.forward([slot], tree)
+    assert seen == [(1, 32)]  # the embedding
+    on.loaded = loaded()
+    on.wear(broken("llama", "k_proj.b", 3e38))
+    on.forward([slot], tree)
+    assert seen == [(1, 32)] * 2 + [(1, 64)] * 2  # and q, k, v of two layers
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_bounds(dtype):
+    most = float(torch.finfo(dtype).max)
+    rows = torch.tensor([NAN, INF, -INF, most, -most, 3.5, 0.0], dtype=dtype)
+    held = gated.bounded(rows.clone())
+    assert held.isfinite().all()
+    assert held[0] == 0
+    assert held[5:].tolist() == [3.5, 0.0]
+    limit = float(held.abs().max())
+    assert limit >= 1000
+    assert 16 * limit < most  # what is hidden by the lowest number, not by -inf, stays hidden
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("past", [0, 5])
+def test_masks_that_are_none_are_refused(shared, past):
+    on = ModelRunner(loaded(), 1)
+    on.wear(adapter(num_masks=3, shared_mask=shared))
+    slot = on.admit(prompt(5))
+    on.prefill(slot, prompt(5))
+    tree = TokenTree.from_lists([[5, VOCAB + 3 + past]], [[-1, 0]], probes=[[False, True]])
+    with pytest.raises(DraftError, match=f"token {VOCAB + 3 + past}"):
+        on.forward([slot], tree)
+    assert on.loaded.gate.rows is None

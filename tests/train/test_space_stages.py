@@ -1,0 +1,180 @@
+"""SPACE by its stages: a full run up to its measurement, what it says of itself, and runs that may not be mixed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.heads import head_info, load_head
+from paceline.modules.space import SpaceConfig
+from paceline.runner import load_model
+from paceline.train.config import TrainConfig, read_config
+from paceline.train.data import Answers
+from paceline.train.log import Saved, Started
+from paceline.train.loop import train
+from paceline.train.recipes.space import SpaceRecipe
+from paceline.train.recipes.space_model import linears_of, whole, with_factors
+from paceline.train.stages import Done, Stages
+from tests.tiny import tiny_model
+from tests.train.toy import same, weights, write_answers
+from tests.unit.cli_helpers import answer, save
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+RUN = """
+model: {base}/tiny
+prompts: [{base}/prompts.jsonl]
+out: {out}
+dtype: float32
+base_model: someone/tiny
+prepare: {{max_tokens: 8, limit: 8, prompt_tokens: 9}}
+head: {{num_masks: 2, rank: 2, transition_rank: 4}}
+train: {{max_tokens: 96, epochs: 1, held_out: 0.3, loss: {{rows: 32, vocab_size: 64}}}}
+eval: {{prompts: [{base}/prompts.jsonl], limit: 1, max_tokens: 4, temperatures: [0]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = tmp_path_factory.mktemp("space")
+    for name, model in (("tiny", "llama"), ("granite", "granite")):
+        save(base / name, tiny_model(model))
+    prompts = [" ".join(f"w{5 + (7 * i + 3 * j) % 90}" for j in range(2 + i % 7)) for i in range(10)]
+    (base / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
+    return base
+
+
+def stages(base: Path, out: Path, *overrides: str) -> Stages:
+    place = base / "run.yaml"
+    place.write_text(RUN.format(base=base, out=out))
+    return Stages("space", read_config(place, overrides))
+
+
+def made(*names: str, of: Stages) -> list[Done]:
+    return [event for name in names for event in getattr(of, name)() if isinstance(event, Done)]
+
+
+@pytest.fixture(scope="module")
+def full(base, tmp_path_factory):
+    """A full run, trained; its card before it was measured."""
+    out = tmp_path_factory.mktemp("full")
+    run = stages(base, out, "head.mode=full")
+    made("prepare", "train", of=run)
+    return out, run, (out / "head" / "README.md").read_text()
+
+
+def test_a_full_run_is_measured_against_the_model_it_made(base, full):
+    out, run, card = full
+    (measured,) = made("eval", of=run)
+    assert measured.result["trials"][0]["result"]["mean_acceptance_length"] >= 1
+    info = head_info(out / "head")
+    assert info.fingerprint == load_model(str(out / "model"), "float32").fingerprint != run.target.fingerprint
+    for text in (card, (out / "head" / "README.md").read_text()):
+        assert "# tiny-tuned-space\n" in text
+        assert "paceline generate model --chat 'Hello.' --drafter head:head\n" in text
+        assert "a fine-tune of someone/tiny in the folder `model`" in text
+    assert answer("check-draft", str(out / "head"), "--model", str(out / "model"), "--prompts",
+                  str(base / "prompts.jsonl"), "--dtype", "float32", "--numerics", "fast")  # fmt: skip
+
+
+def test_a_run_of_the_other_mode_is_refused(base, full):
+    out, _, _ = full
+    with pytest.raises(ConfigError, match=r"head.mode.*`train` and `model`"):
+        made("train", of=stages(base, out))
+    assert [event.was_there for event in made("train", of=stages(base, out, "head.mode=full"))] == [True]
+
+
+def test_a_gated_run_beside_a_stale_model_is_measured_against_its_own_target(base, full, tmp_path):
+    run = stages(base, tmp_path)
+    made("prepare", "train", of=run)
+    (tmp_path / "model").symlink_to(full[0] / "model")
+    assert run._target_of(tmp_path / "head") is run.target
+    (measured,) = made("eval", of=run)
+    assert measured.result["trials"]
+    (tmp_path / "head").rename(tmp_path / "old")
+    with pytest.raises(ConfigError, match="other recipe"):  # the checkpoints are the gated run's
+        made("train", of=stages(base, tmp_path, "head.mode=full"))
+    with pytest.raises(ConfigError, match="other recipe"):
+        made("train", of=stages(base, tmp_path, f"start={tmp_path / 'old'}"))
+
+
+def test_start(base, full, tmp_path):
+    out, _, _ = full
+    answers = f"answers=[{out / 'answers-0'}]"
+    bare = f"start={out / 'head'}"
+    assert load_head(out / "head").config.rank == 0
+    (out / "answers-0" / "prepare.json").unlink(missing_ok=True)  # the model that wrote them is another
+    for mode in ("head.mode=full", "head.lora=true"):
+        run = stages(base, tmp_path / mode, f"model={out / 'model'}", answers, bare, mode)
+        made("train", of=run)
+        assert load_head(tmp_path / mode / "head").config.rank == (0 if mode == "head.mode=full" else 2)
+    gated = f"start={tmp_path / 'head.lora=true' / 'head'}"
+    model = f"model={out / 'model'}"
+    with pytest.raises(ConfigError, match="no place where every weight"):
+        made("train", of=stages(base, tmp_path / "a", model, answers, gated, "head={mode: full, lora: false}"))
+    with pytest.raises(ConfigError, match=r"head.num_masks=3.*head.rank=5"):
+        made("train", of=stages(base, tmp_path / "b", model, answers, gated, "head.num_masks=3", "head.rank=5"))
+    with pytest.raises(ConfigError, match="rank 0 train nothing"):
+        made("train", of=stages(base, tmp_path / "c", model, answers, "head.mode=full", "head.rank=0"))
+
+
+def test_a_transition_is_refused_at_once_where_logits_are_more_than_rows_times_states(base, tmp_path):
+    model = f"model={base / 'granite'}"
+    with pytest.raises(IncompatibleModels, match=r"logits_scaling.*head.transition_rank=0"):
+        made("prepare", of=stages(base, tmp_path, model))
+    assert not (tmp_path / "answers-0").exists()
+    plainly = (model, "head.transition_rank=0", "train.loss.vocab_size=null")
+    assert len(made("prepare", "train", of=stages(base, tmp_path, *plainly))) == 2
+
+
+def small(gated: bool, lora: bool, start: str = "none") -> SpaceRecipe:
+    plain = tiny_model("llama").requires_grad_(False)
+    linears, shapes = linears_of(plain, ())
+    torch.manual_seed(1)
+    config = SpaceConfig(32, 2, 97, 3, False, 4, linears, shapes, 4)
+    ids = None if gated else torch.arange(0, 97, 2)
+    return SpaceRecipe(
+        (with_factors if lora else whole)(plain, config, None), gated, rows=32, draft_ids=ids, start=start
+    )
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    return Answers.read(write_answers(tmp_path_factory.mktemp("answers"), count=8))
+
+
+CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, checkpoint_seconds=0.0, evaluate_every=3)
+
+
+@pytest.mark.parametrize(("gated", "lora"), [(True, True), (False, True), (False, False)])
+def test_resumed_run_has_the_same_bits(answers, tmp_path, gated, lora):
+    straight = small(gated, lora)
+    list(train(straight, answers, CONFIG, tmp_path / "straight"))
+    for event in train(small(gated, lora), answers, CONFIG, tmp_path / "cut"):
+        if isinstance(event, Saved) and event.step == 2:
+            break
+    torch.manual_seed(99)  # another process
+    goes_on = small(gated, lora)
+    events = list(train(goes_on, answers, CONFIG, tmp_path / "cut"))
+    assert isinstance(events[0], Started)
+    assert events[0].resumed
+    assert same(weights(goes_on), weights(straight))
+    with pytest.raises(ConfigError, match="other recipe"):
+        list(train(small(gated, lora, start="another"), answers, CONFIG, tmp_path / "cut"))
+
+
+def test_output_rows_are_compared_as_they_are_while_every_weight_is_trained(answers, tmp_path):
+    made = small(gated=False, lora=False)
+    list(train(made, answers, CONFIG, tmp_path))
+    head = made._plain.get_output_embeddings().weight
+    assert not torch.equal(head, tiny_model("llama").get_output_embeddings().weight)
+    assert torch.equal(made._rows(), head[::2])
+
+
+def test_nothing_is_asked_of_linear_layers_without_factors():
+    plain = tiny_model("gpt2").requires_grad_(False)
+    made = with_factors(plain, SpaceConfig(32, 2, 97, 3), None)
+    assert not len(made.adapter.layers)
+    with pytest.raises(ConfigError, match="transition_rank"):
+        SpaceConfig(32, 2, 97, 3, transition_rank=-1)

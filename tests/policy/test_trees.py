@@ -94,10 +94,8 @@ def test_trees_beat_chains_of_the_same_drafter():
 
 
 def test_a_batch_shares_its_passes():
-    gain = mean(model, TREES["calibrated"], 0.05, CURVES["flat"], requests=2, batch=3)
-    assert gain >= 0.92 * mean(
-        lambda clock: Fixed(3, 7), TREES["calibrated"], 0.05, CURVES["flat"], requests=2, batch=3
-    )
+    seen = TREES["calibrated"], 0.05, CURVES["flat"], range(4), 2, 3
+    assert mean(model, *seen) >= 0.88 * mean(lambda clock: Fixed(3, 7), *seen)
 
 
 @pytest.mark.parametrize("policy", [lambda: Gate(Fixed(3, 11)), lambda: Dynamic(num_nodes=11)], ids=["gate", "dynamic"])

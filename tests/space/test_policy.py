@@ -190,11 +190,14 @@ def in_vain(outcome: Outcome) -> int:
 
 
 def test_masks_that_become_good_are_found():
-    member = space(4, worth=lambda request, position: float(request % 2))
-    outcome = simulate(model, [member], requests=6, machine=Machine(nearly_free))
-    rounds = [sum(request == wanted for request, _ in outcome.rounds) for wanted in range(6)]
-    assert max(rounds[1::2]) < 170, rounds
-    assert outcome.speed > 1.2
+    slowest = list[int]()
+    for seed in range(3):
+        member = space(4, worth=lambda request, position: float(request % 2))
+        outcome = simulate(model, [member], requests=6, machine=Machine(nearly_free), seed=seed)
+        rounds = [sum(request == wanted for request, _ in outcome.rounds) for wanted in range(6)]
+        slowest.append(max(rounds[1::2]))
+        assert outcome.speed > 1.2
+    assert sum(slowest) / len(slowest) < 160, slowest
 
 
 @pytest.mark.parametrize("curve", [nearly_free, dear], ids=["gpu", "dear"])

@@ -120,7 +120,11 @@ def _say_done(done: "Done", screen: Screen) -> None:
     }[done.stage]
     screen.say(f"{what} in {escape(str(done.path))}" + (" (was there already)" if done.was_there else ""))
     if done.stage == "train":
-        screen.say(f"[dim]use it:[/dim] paceline generate MODEL --drafter {escape(f'head:{done.path}')} --chat ...")
+        from ..train.finish import model_beside
+
+        tuned = model_beside(done.path)
+        model = escape(str(tuned)) if (tuned / "config.json").exists() else "MODEL"
+        screen.say(f"[dim]use it:[/dim] paceline generate {model} --drafter {escape(f'head:{done.path}')} --chat ...")
 
 
 def _table(trials: list[dict[str, Any]]) -> Table:

@@ -1,4 +1,4 @@
-# `make demo` shows the main job on a fresh machine; `make test` sets up and passes the tests.
+# `make demo` shows the main job on a fresh machine, `make demo-vlm` with pictures; `make test` sets up and passes the tests.
 # TORCH pins the build that is installed first: a bare `torch` would bring gigabytes of CUDA packages to a CPU machine.
 # On a CUDA machine: make demo TORCH=torch
 PYTHON ?= python3
@@ -7,10 +7,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint slow setup clean
+.PHONY: demo demo-vlm test lint slow setup clean
 
 demo: $(READY)
 	@$(BIN)/paceline demo $(ARGS)
+
+demo-vlm: $(READY)
+	@$(BIN)/paceline demo-vlm $(ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)

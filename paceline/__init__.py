@@ -1,9 +1,14 @@
 """Exact speculative decoding for Hugging Face language models: faster answers, the same answers."""
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# transformers imports torchao wherever it is installed, and that tells of every kernel that this machine cannot use.
+for _noisy in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 # Loaded on first use, so that `paceline --help` does not wait for torch.
 _HOME = {

@@ -10,7 +10,8 @@ from .checks.measure import measure
 from .checks.verdict import Measured, Verdict, classify, first_difference
 from .core.request import SamplingParams, Sequence
 from .errors import ConfigError
-from .llm import LLM, Prompt
+from .llm import LLM
+from .prompts_of import Prompt, read_prompt
 from .results import Completion
 
 Progress = Callable[[str, int, int], None]
@@ -100,10 +101,11 @@ def check(
     plain = llm.plain()
     total = len(prompts) * len(compared)
     for index, prompt in enumerate(prompts):
-        ids = llm.encode(prompt)
         for temperature in compared:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + index)
-            comparisons.append(_compare(llm, plain, index, ids, params))
+            one = plain.generate([prompt], params)[0].outputs[0]
+            other = llm.generate([prompt], params)[0].outputs[0]
+            comparisons.append(compare(llm, prompt, params, one, other, index))
             progress("comparing answers", len(comparisons), total)
     law = None
     if with_law_test:
@@ -112,13 +114,14 @@ def check(
     return CheckReport(comparisons, skipped, law, llm.numerics, llm.verifier.lossless, llm.verifier.exact)
 
 
-def _compare(llm: LLM, plain: LLM, index: int, ids: list[int], params: SamplingParams) -> Comparison:
-    one = plain.generate([ids], params)[0].outputs[0]
-    other = llm.generate([ids], params)[0].outputs[0]
+def compare(
+    llm: LLM, prompt: Prompt, params: SamplingParams, one: Completion, other: Completion, index: int = 0
+) -> Comparison:
+    """The plain answer `one` and the speculative answer `other` of `llm` to a prompt; a difference is measured."""
     divergence = first_difference(one.token_ids, other.token_ids)
     measured = None
     if divergence is not None and None not in (divergence.plain_token, divergence.speculative_token):
-        measured = measure(llm, _sequence(llm, ids, params, other), other.rounds, divergence)
+        measured = measure(llm, _sequence(llm, prompt, params, other), other.rounds, divergence)
     verdict, reason = classify(divergence, measured)
     if divergence is None and one.finish_reason != other.finish_reason:
         verdict, reason = (
@@ -139,10 +142,13 @@ def _compare(llm: LLM, plain: LLM, index: int, ids: list[int], params: SamplingP
     )
 
 
-def _sequence(llm: LLM, ids: list[int], params: SamplingParams, answer: Completion) -> Sequence:
+def _sequence(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Sequence:
     """The finished answer as the engine holds it."""
+    ids, vision = read_prompt(llm.runner, prompt)
     token_ids = [*ids, *answer.token_ids]
-    return Sequence(ids, params, answer.seed, llm.loaded.eos_ids, llm.runner.max_length, token_ids=token_ids)
+    return Sequence(
+        ids, params, answer.seed, llm.loaded.eos_ids, llm.runner.max_length, vision=vision, token_ids=token_ids
+    )
 
 
 def _text(llm: LLM, token: int | None) -> str:

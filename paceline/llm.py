@@ -3,13 +3,14 @@
 import copy
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from os import PathLike
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.processing_utils import ProcessorMixin
 
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
@@ -18,6 +19,7 @@ from .decoding import SpeculativeDecoder, generate
 from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
 from .policy import CostModel, Fixed
+from .prompts_of import Prompt, as_list, read_prompt, tokenizer_of
 from .quant import QuantReport, Weights, check_weights
 from .results import RequestOutput, StreamChunk, completion_of
 from .runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
@@ -26,17 +28,14 @@ from .tuned import check_profile, dtype_label, load_tuned
 from .verify import Coupled
 from .zoo import resolve
 
-Chat: TypeAlias = Seq[Mapping[str, str]]
-"""Messages with "role" and "content"."""
-Prompt: TypeAlias = str | Chat | Seq[int]
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
 
 class LLM:
-    """A causal language model that decodes speculatively and answers exactly as it would without.
+    """A causal or vision-language model that decodes speculatively and answers exactly as it would without.
 
     model: a folder, a hub id, a name that `paceline models` lists, or a loaded model.
-    tokenizer: of a model that is passed loaded.
+    tokenizer, processor: of a model that is passed loaded; a vision-language model takes a processor.
     drafter: None decodes plainly. policy: how much to draft; by default `CostModel()`: what pays on this machine, down
         to nothing.
     verifier: `Coupled()` by default: token-identical to plain decoding, greedy and sampled.
@@ -64,6 +63,7 @@ class LLM:
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        processor: ProcessorMixin | None = None,
         max_batch_size: int = 8,
         max_model_len: int | None = None,
         allow_lossy: bool = False,
@@ -82,7 +82,7 @@ class LLM:
         if isinstance(model, LoadedModel):
             self.loaded = model
         elif isinstance(model, PreTrainedModel):
-            self.loaded = wrap_model(model, tokenizer)
+            self.loaded = wrap_model(model, tokenizer, processor=processor)
         else:
             self.loaded = load_model(resolve(model), dtype, device, trust_remote_code)
         self.quantized: QuantReport | None = None
@@ -121,15 +121,16 @@ class LLM:
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer. Raises `ConfigError` where it has none."""
-        if self.loaded.tokenizer is None:
-            raise ConfigError("this model has no tokenizer", fix="pass tokenizer=..., or prompts as token ids")
-        return self.loaded.tokenizer
+        return tokenizer_of(self.loaded)
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Answer one prompt or many; each is a string, a chat or a list of token ids. Results keep the order."""
-        many = self._as_list(prompts)
+        """Answer one prompt or many; each is a string, a chat or a list of token ids. Results keep the order.
+
+        A chat's contents are texts, or lists of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
+        """
+        many = as_list(prompts)
         each = [params] * len(many) if isinstance(params, SamplingParams | None) else list(params)
         if len(each) != len(many):
             raise ConfigError("params and prompts differ in number", got=len(each), expected=len(many))
@@ -163,39 +164,13 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one."""
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            if not getattr(self.tokenizer, "chat_template", None):
-                raise ConfigError("this model has no chat template", fix="give the prompt as a string")
-            chat = [dict(message) for message in cast("Chat", prompt)]
-            ids = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        else:
-            ids = list(prompt)
-            bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < self.runner.vocab_size]
-            if bad:
-                raise ConfigError(
-                    "a prompt holds what is no token id",
-                    got=repr(bad[0]),
-                    expected=f"0 to {self.runner.vocab_size - 1}",
-                )
-        if not ids:
-            raise ConfigError("the prompt is empty", expected="at least one token")
-        if len(ids) >= self.runner.max_length:
-            self.runner.admit(cast("list[int]", ids))  # raises, with the numbers
-        return cast("list[int]", list(ids))
+        return read_prompt(self.runner, prompt)[0]
 
     # Helpers
 
-    def _as_list(self, prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-        """A single prompt becomes a list of one."""
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | Mapping)):
-            return [prompts]  # type: ignore[list-item]
-        return list(prompts)  # type: ignore[arg-type]
-
     def _sequences(self, prompt: Prompt, params: SamplingParams) -> tuple[list[Sequence], list[Detokenizer | None]]:
         """`n` sequences of one prompt, each with a seed of its own, and what turns their tokens into text."""
-        ids = self.encode(prompt)
+        ids, vision = read_prompt(self.runner, prompt)
         for token in (*(params.logit_bias or {}), *params.stop_token_ids):
             if not 0 <= token < self.runner.vocab_size:
                 raise ConfigError(
@@ -218,6 +193,7 @@ class LLM:
                     self.runner.max_length,
                     self._bad_word_ids(params),
                     text.feed if text is not None and params.stop else None,
+                    vision,
                 )
             )
             texts.append(text)

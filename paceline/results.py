@@ -14,7 +14,8 @@ class Completion:
     origins, sources: for each token where it came from, and which drafter proposed it ("" for the target's own).
     rounds: one record per target pass. lossless: the text follows the target's law. exact: it is the very text that
     plain decoding with the same seed gives; `numerics` tells how strictly (bit for bit, or up to rounding ties).
-    seed: reproduces a sampled answer. stop_reason: the stop string or token id that ended it.
+    seed: reproduces a sampled answer. stop_reason: the stop string or token id that ended it. num_images,
+    num_image_tokens: of the prompt.
     """
 
     text: str
@@ -29,6 +30,8 @@ class Completion:
     lossless: bool
     exact: bool
     numerics: str
+    num_images: int = 0
+    num_image_tokens: int = 0
 
     @property
     def num_drafted(self) -> int:
@@ -116,4 +119,6 @@ def completion_of(seq: Sequence, text: str, lossless: bool, exact: bool, numeric
         lossless,
         exact,
         numerics,
+        len(seq.vision.images) if seq.vision else 0,
+        seq.vision.num_tokens if seq.vision else 0,
     )

@@ -3,8 +3,8 @@
 method           keys it takes, besides policy, num_speculative_tokens and rejection_sample_method    fixed tokens
 none                                                                                                  0
 ngram            prompt_lookup_max, prompt_lookup_min, match                                          8
-draft_model      model, dtype, weights                                                                5
-self_int4        group_size, lm_head, bits                                                            4
+draft_model      model, dtype, weights, vision                                                        5
+self_int4        group_size, lm_head, bits; or model (a folder of trained weights), lm_head            4
 eagle, eagle3    model (a head: a folder or a packaged name), tree, top_k, num_draft_nodes            5, in 24 nodes
 medusa           model, top_k, num_draft_nodes                                                        4, in 24 nodes
 blockwise, mtp   model                                                                                4 and 3
@@ -72,6 +72,7 @@ class SpecConfig:
     lm_head: str = "auto"
     bits: int = 4
     weights: str | None = None
+    vision: str | None = None
     tree: str | None = None
     top_k: int | None = None
     num_draft_nodes: int | None = None
@@ -84,17 +85,21 @@ class SpecConfig:
             return "+".join(member.name for member in self.drafters)
         if self.method in HEADS:
             return f"head:{self.model}"
+        if self.method == "self_int4" and self.model is not None:
+            return f"self-int4:{self.model}"
         short = {
             "ngram": "lookup",
             "self_int4": "self-int4" if self.bits == 4 else f"self-int{self.bits}",
-            "draft_model": f"model:{self.model}" + (f"@{self.weights}" if self.weights else ""),
+            "draft_model": f"model:{self.model}"
+            + (f"@{self.weights}" if self.weights else "")
+            + (f",vision={self.vision}" if self.vision else ""),
         }
         return short.get(self.method, self.method)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that the drafters are made of; heads are no models."""
-        return tuple(one.model for one in (self, *self.drafters) if one.model is not None and one.method not in HEADS)
+        """Models that the drafters are made of; heads and trained weights are no models."""
+        return tuple(one.model for one in (self, *self.drafters) if one.model and one.method == "draft_model")
 
     @property
     def is_tree(self) -> bool:
@@ -108,7 +113,8 @@ class SpecConfig:
 
     def as_dict(self) -> dict[str, object]:
         """What was chosen, without the keys that this method does not read."""
-        given = {key: getattr(self, key) for key in (*ANY_METHOD, *KEYS[self.method])}
+        unread = ("group_size", "bits") if self.method == "self_int4" and self.model else ()
+        given = {key: getattr(self, key) for key in (*ANY_METHOD, *KEYS[self.method]) if key not in unread}
         if self.drafters:
             given["drafters"] = [member.as_dict() for member in self.drafters]
         return given
@@ -147,16 +153,18 @@ class SpecConfig:
     def _drafter(self, space_rows: int | None) -> "Drafter":
         from .drafters import Choose, DraftModel, Plain, PromptLookup, SelfQuantized
         from .zoo import resolve
+        from .zoo.heads import head_folder
 
         if self.method in HEADS:
             return self._head_drafter(space_rows)
         if self.method == "ngram":
             return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)  # type: ignore[arg-type]
         if self.method == "self_int4":
-            return SelfQuantized(self.group_size, self.lm_head, self.bits)  # type: ignore[arg-type]
+            folder = None if self.model is None else str(head_folder(self.model))
+            return SelfQuantized(self.group_size, self.lm_head, self.bits, folder)  # type: ignore[arg-type]
         if self.method == "draft_model":
             assert self.model is not None  # parse() sees to it
-            return DraftModel(resolve(self.model), self.dtype, weights=self.weights)  # type: ignore[arg-type]
+            return DraftModel(resolve(self.model), self.dtype, None, self.weights, self.vision)  # type: ignore[arg-type]
         if self.method == "choose":
             return Choose([member._drafter(space_rows) for member in self.drafters])
         return Plain()
@@ -189,9 +197,10 @@ def parse(
 ) -> SpecConfig:
     """Read a short name, a mapping of vLLM's keys, or such a mapping as JSON.
 
-    Short names: none, lookup, self-int4, model:NAME, model:NAME@int4 for a draft with rounded weights, head:NAME for a
-    trained head, and several of them joined by + where the policy is to take the best. num_speculative_tokens,
-    policy: overrule the mapping's.
+    Short names: none, lookup, self-int4, self-int4:FOLDER for one with trained weights, model:NAME, model:NAME@int4 for
+    a draft with rounded weights, model:NAME,vision=none (or own, shared) for what it sees of pictures, head:NAME for a
+    trained head, and several of them joined by + where the policy is to take the best. num_speculative_tokens, policy:
+    overrule the mapping's.
     Raises `ConfigError` that lists what is known.
     """
     if what is None:
@@ -217,7 +226,13 @@ def parse(
     for key in given:
         if key not in (*ANY_METHOD, *KEYS[method]):
             raise ConfigError(f"method {method!r} does not take {key!r}", expected=one_of((*ANY_METHOD, *KEYS[method])))
-    if "model" in KEYS[method] and "model" not in given:
+    if (
+        method == "self_int4"
+        and "model" in given
+        and (extra := [key for key in ("group_size", "bits") if key in given])
+    ):
+        raise ConfigError(f"trained weights have their own {' and '.join(extra)}", fix="leave it out, or the model")
+    if "model" in KEYS[method] and "model" not in given and method != "self_int4":
         told = "a folder, a hub id or a name of the zoo" if method == "draft_model" else "a folder or a packaged head"
         raise ConfigError(f'method "{method}" needs "model"', expected=told)
     if method == "choose":

@@ -15,11 +15,13 @@ ANY_METHOD = ("method", "policy", "num_speculative_tokens", "rejection_sample_me
 EAGLE = ("eagle", "eagle3")
 TREES = (*EAGLE, "medusa", "space")
 HEADS = (*TREES, "blockwise", "mtp")
+# A self-draft is no head, but its weights may be trained and then lie in a folder as heads do.
+TRAINED = (*HEADS, "self_int4")
 KEYS: dict[str, tuple[str, ...]] = {
     "none": (),
     "ngram": ("prompt_lookup_max", "prompt_lookup_min", "match"),
-    "draft_model": ("model", "dtype", "weights"),
-    "self_int4": ("group_size", "lm_head", "bits"),
+    "draft_model": ("model", "dtype", "weights", "vision"),
+    "self_int4": ("model", "group_size", "lm_head", "bits"),
     "eagle": ("model", "tree", "top_k", "num_draft_nodes"),
     "eagle3": ("model", "tree", "top_k", "num_draft_nodes"),
     "medusa": ("model", "top_k", "num_draft_nodes"),
@@ -45,6 +47,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "lm_head": ("auto", "int4", "shared"),
     "bits": (4, 3, 2),
     "weights": ("int8", "int4"),
+    "vision": ("own", "shared", "none"),
     "dtype": ("auto", "bfloat16", "float16", "float32", "float64"),
     "tree": ("dynamic", "static", "chain"),
     "rejection_sample_method": ("exact", "standard", "ratio", "typical"),
@@ -57,7 +60,7 @@ _INTEGERS = {
     "prompt_lookup_min": (1, 32),
 }
 _SHORT_NAMES = {"none": "none", "lookup": "ngram", "ngram": "ngram", "self-int4": "self_int4", "self_int4": "self_int4"}
-_PREFIXES = ("model:", "head:", "eagle:", "space:")
+_PREFIXES = ("model:", "head:", "eagle:", "space:", "self-int4:")
 
 
 def from_json(text: str) -> dict[str, object]:
@@ -85,18 +88,31 @@ def from_short_name(name: str) -> dict[str, object]:
             what = "model" if prefix == "model" else "head"
             expected = "a folder, hub id or zoo name" if what == "model" else "a folder or a packaged head"
             raise ConfigError(f"the drafter names no {what}", got=repr(name), expected=f"{prefix}: and {expected}")
-        allowed = {"eagle": EAGLE, "space": ("space",)}.get(prefix, HEADS)
+        allowed = {"eagle": EAGLE, "space": ("space",), "self-int4": ("self_int4",)}.get(prefix, TRAINED)
         return _draft_model(rest) if prefix == "model" else _head(rest, allowed)
     if name not in _SHORT_NAMES:
-        known = ("none", "lookup", "self-int4", "model:PATH_OR_ID", "head:PATH_OR_NAME", "or several joined by +")
+        known = (
+            "none",
+            "lookup",
+            "self-int4",
+            "self-int4:PATH",
+            "model:PATH_OR_ID",
+            "head:PATH_OR_NAME",
+            "several joined by +",
+        )
         fix = meant(name, (*_SHORT_NAMES, *_PREFIXES))
         raise ConfigError(f"unknown drafter {name!r}", expected=one_of(known), fix=fix)
     return {"method": _SHORT_NAMES[name]}
 
 
 def _draft_model(name: str) -> dict[str, object]:
+    name, comma, option = name.partition(",")
+    key, _, vision = option.partition("=")
+    if comma and key != "vision":
+        raise ConfigError("unknown option of a draft", got=repr(option), expected="vision=own, shared or none")
     path, _, weights = name.partition("@")
-    return {"method": "draft_model", "model": path, **({"weights": weights} if weights else {})}
+    given = {"method": "draft_model", "model": path, "weights": weights, "vision": vision}
+    return {word: value for word, value in given.items() if value or (comma and word == "vision")}
 
 
 def _head(name: str, allowed: tuple[str, ...]) -> dict[str, object]:
@@ -113,8 +129,8 @@ def method_of_head(name: str) -> str:
     from .zoo.heads import head_method
 
     method = head_method(name)
-    if method not in HEADS:
-        raise ConfigError(f"the head {name!r} is of an unknown method", got=repr(method), expected=one_of(HEADS))
+    if method not in TRAINED:
+        raise ConfigError(f"the head {name!r} is of an unknown method", got=repr(method), expected=one_of(TRAINED))
     return method
 
 

@@ -20,9 +20,19 @@ class Ask:
     category: str
     topic: str
     text: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, object]]
     token_ids: list[int]
     seed: int
+
+    @property
+    def has_image(self) -> bool:
+        """Whether the chat shows a picture."""
+        return any(isinstance(message["content"], list) for message in self.messages)
+
+    @property
+    def prompt(self) -> list[int] | list[dict[str, object]]:
+        """What our engines are given: token ids, which every side has the same, or the chat with its pictures."""
+        return self.messages if self.has_image else self.token_ids
 
 
 @dataclass(frozen=True)

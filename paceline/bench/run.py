@@ -164,14 +164,16 @@ def ask_of(
 
 
 def _is_bare(llm: LLM, question: Question) -> bool:
-    return question.chat is None or not getattr(llm.tokenizer, "chat_template", None)
+    processor = None if llm.loaded.vision is None else llm.loaded.vision.processor
+    templates = [getattr(one, "chat_template", None) for one in (llm.loaded.tokenizer, processor)]
+    return question.image is None and (question.chat is None or not any(templates))
 
 
 def _encode(llm: LLM, question: Question, answers: Seq[str]) -> list[int] | None:
     messages = question.messages(answers)
     try:
         if _is_bare(llm, question):
-            return llm.encode("\n\n".join(message["content"] for message in messages))
+            return llm.encode("\n\n".join(str(message["content"]) for message in messages))
         return llm.encode(messages)
     except CacheFull:
         return None

@@ -3,12 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..checks.measure import measure
 from ..checks.verdict import Verdict, classify, first_difference
 from ..core.request import SamplingParams, Sequence
+from ..errors import ConfigError
 from ..llm import LLM
+from ..prompts_of import read_prompt
 from .answers import Answer, Ask
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class EngineSide(Side):
     def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
         """Decode the asks side by side, as many as the engine has slots."""
         params = [options.params(ask, max_tokens) for ask in asks]
-        results = self.llm.generate([ask.token_ids for ask in asks], params)
+        results = self.llm.generate([ask.prompt for ask in asks], params)
         timings = results[0].timings
         shares = [sum(one.seconds / one.batch for one in result.rounds) for result in results]
         read = sum(len(ask.token_ids) for ask in asks)
@@ -101,12 +103,12 @@ class EngineSide(Side):
 
     def _finished(self, mine: Answer, options: BenchOptions) -> Sequence:
         """The finished answer as the engine holds it."""
-        llm, ids = self.llm, mine.ask.token_ids
+        llm = self.llm
+        ids, vision = read_prompt(llm.runner, mine.ask.prompt)
         assert mine.seed is not None
         text = [*ids, *(mine.token_ids or ())]
-        return Sequence(
-            ids, options.params(mine.ask), mine.seed, llm.loaded.eos_ids, llm.runner.max_length, token_ids=text
-        )
+        params, length = options.params(mine.ask), llm.runner.max_length
+        return Sequence(ids, params, mine.seed, llm.loaded.eos_ids, length, vision=vision, token_ids=text)
 
 
 class PeerSide(Side):
@@ -117,11 +119,14 @@ class PeerSide(Side):
         self.peer, self.mode = peer, mode
 
     def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
-        """Ask the peer, with its own count of tokens and its own clock."""
+        """Ask the peer, with its own count of tokens and its own clock. Raises `ConfigError` for a picture."""
+        if any(ask.has_image for ask in asks):
+            raise ConfigError("peers are asked about text alone", got="a prompt with a picture", fix="leave --peer out")
         answers = []
         for ask in asks:
+            messages = cast("list[dict[str, str]]", ask.messages)
             got = self.peer.run(
-                self.mode, ask.messages, ask.token_ids, max_tokens or options.max_tokens, options.temperature
+                self.mode, messages, ask.token_ids, max_tokens or options.max_tokens, options.temperature
             )
             passes = None if got.num_passes is None else float(got.num_passes)
             answers.append(

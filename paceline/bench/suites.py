@@ -1,24 +1,34 @@
 """The prompts of a benchmark: Spec-Bench, MT-bench, HumanEval, GSM8K, MBPP, or any file of JSON lines, as they are.
 
+Questions about pictures: MMSpec, easy-VQA, scenes of our own (see `image_suites`), or lines with an "image".
+
 suite        file below the data folder           where it is published
 spec_bench   spec_bench/question.jsonl            the Spec-Bench project (hemingkx/Spec-Bench)
 mt_bench     mt_bench/question.jsonl              the FastChat project (lm-sys/FastChat)
 humaneval    humaneval/HumanEval.jsonl.gz         the human-eval project (openai/human-eval)
 gsm8k        gsm8k/test.jsonl                     the grade-school-math project (openai/grade-school-math)
 mbpp         mbpp/test.jsonl or mbpp/mbpp.jsonl   google-research, folder mbpp
+mmspec       mmspec/test.jsonl, mmspec/images     the MMSpec benchmark (arXiv 2603.14989)
+easy_vqa     easy_vqa/test/questions.json, images the easy-VQA project (vzhou842/easy-VQA), unpacked
+scenes       none: drawn by Paceline
 """
 
 import difflib
 import gzip
+import hashlib
 import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
+
 from ..errors import ConfigError
+from ..images import ImageSource
 from ..prompts import EXAMPLES
 from ..provenance import hash_prompts
+from .image_suites import IMAGE_SUITES, easy_vqa, scenes
 
 BUILT_IN = "built-in"
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -32,6 +42,7 @@ class Question:
     chat: messages before and including the first question; None where `turns[0]` is bare text to continue.
     turns: what the user says, one after the other, each after the model's answer to the one before.
     category: what the report groups by; topic: the finer name, where the suite has one.
+    image: stands before the text of the first turn. right: the answer, where it is known.
     """
 
     id: str
@@ -39,12 +50,15 @@ class Question:
     turns: tuple[str, ...]
     chat: tuple[tuple[str, str], ...] | None = ()
     topic: str = ""
+    image: ImageSource | None = None
+    right: str | None = None
 
-    def messages(self, answers: Seq[str]) -> list[dict[str, str]]:
+    def messages(self, answers: Seq[str]) -> list[dict[str, object]]:
         """The conversation up to the turn that follows these answers, as role and content."""
-        told = [{"role": role, "content": content} for role, content in self.chat or ()]
-        for turn, answer in zip(self.turns, (*answers, None), strict=False):
-            told.append({"role": "user", "content": turn})
+        told: list[dict[str, object]] = [{"role": role, "content": content} for role, content in self.chat or ()]
+        for place, (turn, answer) in enumerate(zip(self.turns, (*answers, None), strict=False)):
+            parts = [{"type": "image", "image": self.image}, {"type": "text", "text": turn}]
+            told.append({"role": "user", "content": turn if place or self.image is None else parts})
             if answer is not None:
                 told.append({"role": "assistant", "content": answer})
         return told
@@ -66,17 +80,22 @@ SUITES: dict[str, _Suite] = {
         ("test.jsonl", "test.jsonl.gz"), "test.jsonl of the grade-school-math project (openai/grade-school-math)"
     ),
     "mbpp": _Suite(("test.jsonl", "mbpp.jsonl"), "mbpp.jsonl of the google-research project, folder mbpp"),
+    "mmspec": _Suite(("test.jsonl",), "test.jsonl and images of the MMSpec benchmark (arXiv 2603.14989)"),
 }
 
 
 def read_suite(suite: str, data: str | Path | None = None) -> list[Question]:
     """All prompts of a suite, in its own order.
 
-    suite: "built-in", a name of `SUITES`, or a file of JSON lines (.gz as well). data: the folder that holds the
-    suite's folder, or the suite's file itself. Raises `ConfigError` that says what is missing, or which line is wrong.
+    suite: "built-in", a name of `SUITES` or `IMAGE_SUITES`, or a file of JSON lines (.gz as well). data: the folder
+    that holds the suite's folder, or the suite's file itself. Raises `ConfigError` that says what is missing, or which
+    line is wrong.
     """
     if suite == BUILT_IN:
         return [Question(example.name, example.name, (example.prompt,)) for example in EXAMPLES]
+    if suite in IMAGE_SUITES:
+        made = easy_vqa(data) if suite == "easy_vqa" else scenes()
+        return [Question(one.id, one.kind, (one.text,), image=one.image, right=one.right) for one in made]
     path = _find(suite, data)
     name = path.name.split(".")[0] if suite not in SUITES else suite
     questions = [_question(line, name, number, path) for number, line in _lines(path)]
@@ -108,8 +127,21 @@ def choose(questions: Seq[Question], count: int | None = None) -> list[Question]
 
 
 def hash_questions(questions: Seq[Question]) -> str:
-    """SHA-256 over the prompts and their order."""
-    return hash_prompts([json.dumps([one.id, one.chat, one.turns], ensure_ascii=False) for one in questions])
+    """SHA-256 over the prompts, pictures included, and their order."""
+    return hash_prompts(
+        [json.dumps([one.id, one.chat, one.turns, *_picture_hash(one.image)], ensure_ascii=False) for one in questions]
+    )
+
+
+def _picture_hash(image: ImageSource | None) -> list[str]:
+    """Of the file, or of the pixels; empty without a picture, so that prompts of text keep their hashes."""
+    if image is None:
+        return []
+    if isinstance(image, Image.Image):
+        data = image.tobytes()
+    else:
+        data = bytes(image) if isinstance(image, bytes) else Path(image).read_bytes()
+    return [hashlib.sha256(data).hexdigest()]
 
 
 def _find(suite: str, data: str | Path | None) -> Path:
@@ -118,11 +150,12 @@ def _find(suite: str, data: str | Path | None) -> Path:
         path = Path(suite)
         if path.is_file():
             return path
-        close = difflib.get_close_matches(suite.lower().replace("-", "_"), SUITES, n=1, cutoff=0.5)
+        names = [*SUITES, *IMAGE_SUITES]
+        close = difflib.get_close_matches(suite.lower().replace("-", "_"), names, n=1, cutoff=0.5)
         looks_like_file = ".json" in path.name or len(path.parts) > 1
         raise ConfigError(
             f"there is no file {suite!r}" if looks_like_file else f"unknown suite {suite!r}",
-            expected="one of " + ", ".join(SUITES) + ", or a file of JSON lines",
+            expected="one of " + ", ".join(names) + ", or a file of JSON lines",
             fix=f"did you mean {close[0]!r}?" if close and not looks_like_file else None,
         )
     expected = f"the folder that holds {suite}/{known.files[0]}"
@@ -165,6 +198,9 @@ def _question(line: str, name: str, number: int, path: Path) -> Question:
         raise ConfigError(f"not a JSON object ({where})", got=type(row).__name__)
     topic = str(row.get("category") or "")
     category = "mt_bench" if name == "spec_bench" and topic in _MT_BENCH else topic or name
+    if name == "mmspec" and row.get("topic"):  # six topics, of which some have dozens of categories
+        category = str(row["topic"])
+    image = None if row.get("image") is None else _image(row["image"], path, where)
     key = next((k for k in ("question_id", "task_id", "id") if k in row), None)
     label = str(number) if key is None else str(row[key])
     for key in ("turns", "messages", "prompt", "question", "instruction", "text"):
@@ -174,11 +210,26 @@ def _question(line: str, name: str, number: int, path: Path) -> Question:
         raise ConfigError(f"no prompt ({where})", got="the keys " + ", ".join(map(str, row)), expected=_KEYS)
     value = row[key]
     if key == "messages":
+        if image is not None:
+            raise ConfigError(f"'messages' and 'image' do not go together ({where})", fix='write "turns" and "image"')
         return _conversation(value, label, category, topic, where)
     turns = tuple(value) if key == "turns" and isinstance(value, list) else (value,)
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ConfigError(f"{key!r} is no prompt ({where})", got=repr(value)[:80], expected="text that is not empty")
-    return Question(label, category, turns, None if key == "prompt" else (), topic)
+    is_bare = key == "prompt" and image is None
+    return Question(label, category, turns, None if is_bare else (), topic, image)
+
+
+def _image(value: object, path: Path, where: str) -> str:
+    """The file that a line names, beside the lines or in the folder `images` there."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"'image' is no file name ({where})", got=repr(value)[:80], expected="a name such as 1.jpg")
+    found = [file for file in (path.parent / "images" / value, path.parent / value) if file.is_file()]
+    if not found:
+        raise ConfigError(
+            f"the image is missing ({where})", got=repr(value), expected=f"a file in {path.parent / 'images'}"
+        )
+    return str(found[0])
 
 
 def _conversation(value: object, label: str, category: str, topic: str, where: str) -> Question:

@@ -4,7 +4,8 @@
     speculative way   the trees of the answer:   p ── t0 ── t1    t1 ── x      the same, from a pass of many rows
                                                   └── x           └── t2
 
-Each round is judged on the very tree it had, rejected branches included. Only probes are missing, which are not kept.
+Each round is judged on the very tree it had, rejected branches included, and in the pass that read the prompt's end if
+that was its own. Only probes are missing, which are not kept.
 """
 
 from collections.abc import Sequence as Seq
@@ -20,6 +21,7 @@ from ..core.tree import TokenTree
 from ..llm import LLM
 from ..runner import ModelRunner, SlotCache
 from ..runner.layout import PassLayout
+from ..runner.one_pass import read_and_verify
 from ..sampling import target_law
 from .verdict import Divergence, Measured
 
@@ -37,7 +39,7 @@ def measure(llm: LLM, seq: Sequence, rounds: Seq[Round], divergence: Divergence)
     runner = llm.runner
     one_row = _replay(runner, seq, _plain_rounds(seq, count), count)
     many_rows = _replay(runner, seq, rounds, count)
-    oracle = _whole_text(runner, [*seq.prompt_ids, *answer[:count]])
+    oracle = _whole_text(runner, seq, count)
     before = replace(seq, token_ids=[*seq.prompt_ids, *answer[:count]], slot=-1)
     scores = [_decision_scores(logits, before) for logits in (one_row, many_rows, oracle)]
     here, there, reference = scores
@@ -57,13 +59,16 @@ def _plain_rounds(seq: Sequence, count: int) -> list[Round]:
 
 def _replay(runner: ModelRunner, seq: Sequence, rounds: Seq[Round], count: int) -> Tensor:
     """Logits [V] after `count` tokens of the answer, decoded in these rounds."""
-    slot = runner.admit(seq.prompt_ids)
+    slot = runner.admit(seq.prompt_ids, seq.vision)
     try:
-        runner.prefill(slot, seq.prompt_ids[:-1])
+        runner.read(slot, seq.prompt_ids, seq.vision, leave=any(one.with_prompt for one in rounds))
         done = 0
         for one in rounds:
             tree = TokenTree.from_lists([one.token_ids], [one.parents], runner.loaded.device)
-            logits = runner.forward([slot], tree).logits[0]
+            if one.with_prompt:
+                logits = read_and_verify(runner, slot, seq.prompt_ids[runner.cache.lengths[slot] : -1], tree)[0]
+            else:
+                logits = runner.forward([slot], tree).logits[0]
             if done + one.num_emitted > count:
                 return logits[(0, *one.path)[count - done]]
             runner.commit([slot], [one.path[: one.num_emitted - 1]])
@@ -73,9 +78,19 @@ def _replay(runner: ModelRunner, seq: Sequence, rounds: Seq[Round], count: int) 
         runner.cache.release(slot)
 
 
-def _whole_text(runner: ModelRunner, token_ids: list[int]) -> Tensor:
-    """Logits [V] of the slow obvious way: the whole text in one pass and a fresh cache."""
-    loaded = runner.loaded
+def _whole_text(runner: ModelRunner, seq: Sequence, count: int) -> Tensor:
+    """Logits [V] after `count` tokens of the answer, the slow obvious way: the whole text in one pass, a fresh cache.
+
+    With pictures: the answer read as if it were part of the prompt.
+    """
+    loaded, token_ids = runner.loaded, [*seq.prompt_ids, *seq.output_ids[:count]]
+    if seq.vision is not None:
+        slot = runner.admit(token_ids, seq.vision)
+        try:
+            runner.read(slot, token_ids, seq.vision)
+            return runner.forward([slot], TokenTree.chain([token_ids[-1:]], loaded.device)).logits[0, 0]
+        finally:
+            runner.cache.release(slot)
     cache = SlotCache(1, len(token_ids))
     layout = PassLayout(
         cache.begin([cache.allocate()], len(token_ids)), len(token_ids), None, False, device=loaded.device

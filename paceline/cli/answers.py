@@ -64,6 +64,8 @@ def print_answers(
                 "tokens_per_s": tokens / seconds if seconds else 0.0,
                 "timings": {**asdict(result.timings), "decode": seconds},
                 "num_prompt_tokens": len(result.prompt_token_ids),
+                "num_images": result.outputs[0].num_images,
+                "num_image_tokens": result.outputs[0].num_image_tokens,
                 "outputs": answers,
             }
         )
@@ -96,6 +98,15 @@ def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: boo
     if answer.stop_reason is not None:
         told += f", stopped at {answer.stop_reason!r}"
     screen.say(f"[dim]{escape(told)}, seed {answer.seed}[/dim]")
+    if answer.num_images:
+        screen.say(f"[dim]{_pictures(answer, timings)}[/dim]")
+
+
+def _pictures(answer: "Completion", timings: "Timings") -> str:
+    """How many pictures the prompt had, and where the time went."""
+    images = f"{answer.num_images} image{'s' * (answer.num_images > 1)}, {answer.num_image_tokens} image tokens"
+    parts = ("vision", "prefill", "draft", "verify", "rest")
+    return images + "; " + ", ".join(f"{part} {getattr(timings, part):.2f} s" for part in parts)
 
 
 def _as_dict(answer: "Completion") -> dict[str, object]:

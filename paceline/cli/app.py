@@ -11,9 +11,11 @@ from .. import __version__
 from ..errors import PacelineError
 from ..threads import set_waiting
 from .bench import bench
+from .calibrate import calibrate
 from .check import check
 from .check_draft import check_draft
 from .demo import demo
+from .demo_vlm import demo_vlm
 from .doctor import doctor
 from .export import export
 from .generate import generate
@@ -105,6 +107,7 @@ def _global(
 
 
 app.command()(demo)
+app.command("demo-vlm")(demo_vlm)
 app.command()(generate)
 app.command()(check)
 app.command("check-draft")(check_draft)
@@ -113,6 +116,7 @@ app.command()(plot)
 app.command()(show)
 app.command()(doctor)
 app.command()(tune)
+app.command()(calibrate)
 app.command()(train)
 app.command()(export)
 app.command()(models)

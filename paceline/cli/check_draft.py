@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def check_draft(
     ctx: typer.Context,
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="A folder, or a name that `paceline models` lists.")],
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="A folder (a draft model's too), or a name that `paceline models` lists.")],
     model: Annotated[
         str | None,
         typer.Option("--model", help="The target; default: the one it was trained for, by name.", show_default=False),
@@ -61,10 +61,10 @@ def check_draft(
     screen = screen_of(ctx)
     with screen.spinner("starting"):  # importing torch takes seconds
         from ..checks.trials import check_trial, trials_of
-        from ..heads import head_info, read_record
+        from ..heads import read_record, trained_info
         from ..provenance import hash_prompts
 
-    info = head_info(head)
+    info = trained_info(head)
     record = read_record(info.folder)
     trials = trials_of(record)
     _check_weights(info, record)

@@ -50,7 +50,14 @@ def generate(
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option("--image", metavar="FILE", help="For vision models.", rich_help_panel=_PROMPT, show_default=False),
+        typer.Option(
+            "--image",
+            "-i",
+            metavar="FILE|URL",
+            help="A picture before the text, for a vision-language model; repeatable.",
+            rich_help_panel=_PROMPT,
+            show_default=False,
+        ),
     ] = None,
     drafter: DrafterOption = None,
     speculative_config: SpecConfigOption = None,
@@ -126,10 +133,12 @@ def generate(
     """Answer a prompt; the answer goes to stdout, remarks to stderr.
 
     Example:  paceline generate smollm2-135m --chat "Name three rivers." --drafter lookup --color
+
+    Example:  paceline generate ./my-vlm --image cat.jpg --image https://example.org/dog.png --prompt "Who is larger?"
     """
     screen = screen_of(ctx)
     config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "none", policy, profile)
-    source = PromptSource(prompt, chat, prompt_file, token_ids)
+    source = PromptSource(prompt, chat, prompt_file, token_ids, tuple(image or ()))
     from ..core.request import SamplingParams
 
     params = SamplingParams(
@@ -153,8 +162,6 @@ def generate(
         logprobs=logprobs,
     )
     text = source.read()
-    if image:
-        raise ConfigError(f"{model} is a text model", got=f"{len(image)} images", fix="leave --image out")
     options = EngineOptions(
         model,
         config,
@@ -169,6 +176,11 @@ def generate(
         profile=learnt,
     )
     llm = open_engine(options, screen)
+    if image and llm.loaded.vision is None:
+        count = f"{len(image)} image" + "s" * (len(image) > 1)
+        raise ConfigError(
+            f"{model} is a text model", got=count, fix="leave --image out, or name a vision-language model"
+        )
     if color:
         screen.force_colour()
     if stream and params.n == 1 and not screen.json:

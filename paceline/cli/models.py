@@ -10,6 +10,7 @@ from rich.table import Table
 from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
 
 if TYPE_CHECKING:
+    from ..zoo import ZooEntry
     from ..zoo.heads import PackagedHead
 
 _CacheDir = Annotated[
@@ -29,7 +30,7 @@ def pull(
     no_progress: NoProgressOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Fetch a model of the zoo, checked by its hash, into your cache.
+    """Fetch a model of the zoo, checked by its hash, into your cache; a packaged model is merged with its base.
 
     Example:  paceline pull smollm2-135m
     """
@@ -43,7 +44,8 @@ def pull(
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         screen.put_json({"name": name, "folder": str(folder), "licence": model.licence, "size_bytes": size})
     else:
-        screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline demo {name}[/bold]")
+        demo = "demo-vlm" if isinstance(model, zoo.PackagedVlm) else f"demo {name}"
+        screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline {demo}[/bold]")
         screen.out.print(str(folder), soft_wrap=True, markup=False)
 
 
@@ -85,13 +87,13 @@ def models(
             column, justify="right" if column == "Size" else "left", no_wrap=column == "Name", overflow="fold"
         )
     for row in rows:
-        size = _megabytes(row.size_bytes) if row.pulled else f"{_megabytes(zoo.ZOO[row.name].download_bytes)} to fetch"
+        size = _megabytes(row.size_bytes) if row.pulled else _to_fetch(zoo.ZOO[row.name])
         state = "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no"
         table.add_row(f"[bold]{row.name}[/bold]", state, size, row.licence, row.description)
     screen.out.print(table)
     if heads:
         screen.out.print(_head_table(heads))
-    screen.say("Any other causal language model works too, by folder or hub id.")
+    screen.say("Any other causal or vision-language model works too, by folder or hub id.")
 
 
 def _head_as_json(head: "PackagedHead") -> dict[str, object]:
@@ -108,6 +110,11 @@ def _head_table(heads: "list[PackagedHead]") -> Table:
         name = f"[bold]head:{head.name}[/bold]" + (" (default)" if head.is_default else "")
         table.add_row(name, head.method, head.target_name, _megabytes(head.size_bytes), mean)
     return table
+
+
+def _to_fetch(model: "ZooEntry") -> str:
+    base = getattr(model, "base", None)
+    return f"made from {base}" if base is not None else f"{_megabytes(model.download_bytes)} to fetch"
 
 
 def _megabytes(size: int) -> str:

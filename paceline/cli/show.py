@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ..errors import ConfigError
+from .engine import DeviceOption, ThreadsOption
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
 if TYPE_CHECKING:
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 # The same as `cli.tokens` has, by name: that module waits for torch, which showing results need not.
 _STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
 
+_CASCADE = "A cascade"
+
 
 def show(
     ctx: typer.Context,
-    result: Annotated[Path, typer.Argument(metavar="RESULT", help="A folder that `paceline bench` wrote.")],
+    result: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RESULT]", help="A folder that `paceline bench` wrote.", show_default=False),
+    ] = None,
     answer: Annotated[
         int | None, typer.Option("--answer", "-n", min=1, help="Which answer to print; default: 1.", show_default=False)
     ] = None,
@@ -42,13 +48,55 @@ def show(
             show_default=False,
         ),
     ] = None,
+    cascade: Annotated[
+        Path | None,
+        typer.Option(
+            "--cascade",
+            metavar="FILE",
+            help="In the place of RESULT: a file of `paceline calibrate`; shows the four cases of a cascade.",
+            rich_help_panel=_CASCADE,
+            show_default=False,
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            "-p",
+            metavar="FILE",
+            help="JSON lines, in which an example of each case is looked for.",
+            rich_help_panel=_CASCADE,
+            show_default=False,
+        ),
+    ] = None,
+    small: Annotated[
+        str | None,
+        typer.Option(
+            "--small", metavar="MODEL", help="Default: where it was.", rich_help_panel=_CASCADE, show_default=False
+        ),
+    ] = None,
+    large: Annotated[
+        str | None,
+        typer.Option(
+            "--large", metavar="MODEL", help="Default: where it was.", rich_help_panel=_CASCADE, show_default=False
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int, typer.Option("--num-prompts", min=1, help="Look at most at so many.", rich_help_panel=_CASCADE)
+    ] = 200,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Of a long answer.", rich_help_panel=_CASCADE)
+    ] = 96,
+    device: DeviceOption = None,
+    threads: ThreadsOption = None,
     json_output: JsonOption = False,
     no_progress: NoProgressOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Show the answers of a benchmark, every token coloured by where it came from.
 
-    With --html, one page that opens without a network: the tree of each round, and where its time went.
+    With --html, one page that opens without a network: the tree of each round, and where its time went. With --cascade,
+    the four cases of a small model before a large one: corrected, agreed with, alone, and a long answer.
 
     Example:  paceline show results/lookup --html --open
     """
@@ -57,6 +105,19 @@ def show(
         raise typer.BadParameter("--out and --open are of the page: add --html")
     if as_html and answer is not None:
         raise typer.BadParameter("the page has all answers: give either --html or --answer")
+    if cascade is not None:
+        if result is not None or answer is not None or tokenizer is not None or not as_html or prompts is None:
+            raise typer.BadParameter("--cascade takes --html and --prompts, and no RESULT, --answer or --tokenizer")
+        from .cascade_show import CascadeOptions, show_cascade
+
+        options = CascadeOptions(cascade, prompts, small, large, num_prompts, max_tokens, device, threads)
+        page = show_cascade(options, out or cascade.with_suffix(".html"), screen)
+        _open(page, open_page, screen)
+        return
+    if prompts is not None or small is not None or large is not None:
+        raise typer.BadParameter("--prompts, --small and --large are of --cascade")
+    if result is None:
+        raise typer.BadParameter("there is nothing to show: give RESULT, or --cascade FILE")
     from ..bench.opened import open_results
 
     opened = open_results(result)
@@ -79,7 +140,11 @@ def _write_page(opened: "Opened", tokenizer: str | None, out: Path | None, open_
         screen.put_json({"page": str(file), "answers": len(answers), "bytes": len(text.encode())})
     else:
         screen.out.print(escape(str(file)), soft_wrap=True)
-    if open_page and not webbrowser.open(file.resolve().as_uri()):
+    _open(file, open_page, screen)
+
+
+def _open(file: Path, is_asked: bool, screen: Screen) -> None:
+    if is_asked and not webbrowser.open(file.resolve().as_uri()):
         screen.say("[yellow]No browser could be opened here; open the file yourself.[/yellow]")
 
 

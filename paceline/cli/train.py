@@ -1,6 +1,9 @@
 """`paceline train`."""
 
+import json
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,24 +22,47 @@ class Method(StrEnum):
     blockwise = "blockwise"
     mtp = "mtp"
     space = "space"
+    qat = "qat"
+    distill = "distill"
+    vlm = "vlm"
 
 
 _STAGES = ("prepare", "train", "eval")
+_VLM_STAGES = ("eyes", "talk", "distill", "eval")
 
 
 def train(
     ctx: typer.Context,
-    method: Annotated[Method, typer.Argument(metavar="METHOD", help="eagle, eagle3, medusa, blockwise, mtp or space.")],
+    method: Annotated[
+        Method,
+        typer.Argument(metavar="METHOD", help="eagle, eagle3, medusa, blockwise, mtp, space, qat, distill or vlm."),
+    ],
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[STAGE] [KEY=VALUE]...",
-            help="prepare, train or eval; default: all three. Then what to change, for example train.lr=1e-3.",
+            help="prepare, train or eval (vlm: eyes, talk, distill or eval); default: all. Then what to change, for "
+            "example train.lr=1e-3.",
         ),
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option("--config", "-c", metavar="FILE", help="A YAML file; it needs model, prompts and out."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", "-m", metavar="MODEL", help="The same as model=MODEL.", show_default=False)
+    ] = None,
+    prepared: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--prepared",
+            metavar="FOLDER",
+            show_default=False,
+            help="Answers that `prepare` wrote before, in place of that stage; may be given more than once.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="The same as out=FOLDER.", show_default=False)
     ] = None,
     json_output: JsonOption = False,
     no_progress: NoProgressOption = False,
@@ -44,28 +70,42 @@ def train(
 ) -> None:
     """Train what drafts for a model: the model answers prompts, a head learns from them, then it is measured.
 
-    Each stage goes on where it was stopped. The result is a folder for --drafter head:FOLDER.
+    Each stage goes on where it was stopped. The result is a folder for --drafter head:FOLDER. The method vlm trains a
+    small vision-language model and a sibling that drafts for it; qat and distill train a draft for `--drafter
+    self-int4:FOLDER` and `--drafter model:FOLDER`.
 
     Example:  paceline train eagle3 --config run.yaml train.epochs=3
     """
     screen = screen_of(ctx)
+    known = _VLM_STAGES if method is Method.vlm else _STAGES
     stages = [word for word in words or [] if "=" not in word]
-    overrides = [word for word in words or [] if "=" in word]
-    if len(stages) > 1 or any(stage not in _STAGES for stage in stages):
-        raise typer.BadParameter(f"{' '.join(stages)!r} is no stage; expected {', '.join(_STAGES)}, or KEY=VALUE")
+    given = {"model": target, "out": out, "answers": json.dumps([str(one) for one in prepared]) if prepared else None}
+    overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
+    overrides += [word for word in words or [] if "=" in word]
+    if len(stages) > 1 or any(stage not in known for stage in stages):
+        raise typer.BadParameter(f"{' '.join(stages)!r} is no stage; expected {', '.join(known)}, or KEY=VALUE")
     with screen.spinner("starting"):
-        from ..train.config import read_config
-
-        run = read_config(config, overrides)
         from ..train.stages import Stages, is_main
         from .engine import quieten
 
         quieten(screen.debug)
+        follow_stage: Callable[[str], object]
+        if method is Method.vlm:
+            from ..train.vlm.config import read_vlm_config
+            from ..train.vlm.stages import VlmStages
+            from .train_vlm import follow_vlm
+
+            vlm = VlmStages(read_vlm_config(config, overrides))
+            place, follow_stage = vlm.config.out, partial(follow_vlm, vlm, screen=screen)
+        else:
+            from ..train.config import read_config
+
+            made = Stages(method.value, read_config(config, overrides))
+            place, follow_stage = made.config.out, partial(follow, made, screen=screen)
     if not is_main():  # of several processes one speaks
         screen.progress, screen.json = False, True
-    made = Stages(method.value, run)
-    told: dict[str, object] = {"method": method.value, "out": run.out}
-    for stage in stages or _STAGES:
-        told[stage] = follow(made, stage, screen)
+    told: dict[str, object] = {"method": method.value, "out": place}
+    for stage in stages or [one for one in known if one != "prepare" or not prepared]:
+        told[stage] = follow_stage(stage)
     if screen.json and is_main():
         screen.put_json(told)

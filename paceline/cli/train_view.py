@@ -1,8 +1,10 @@
 """What `paceline train` shows: a bar for each stage where stderr is a terminal, else a line every half minute."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from rich import box
@@ -20,7 +22,7 @@ _EVERY = 30.0  # seconds between two lines
 
 
 @final
-class _Bar:
+class Bar:
     """Shows how far a stage is."""
 
     def __init__(self, screen: Screen, label: str, bars: Progress | None):
@@ -39,9 +41,10 @@ class _Bar:
 
 
 @contextmanager
-def _bar(screen: Screen, label: str) -> Iterator[_Bar]:
+def bar_of(screen: Screen, label: str) -> Iterator[Bar]:
+    """A bar for one stage."""
     if not screen.shows_progress or screen.json:
-        yield _Bar(screen, label, None)
+        yield Bar(screen, label, None)
         return
     columns = (
         SpinnerColumn(),
@@ -53,7 +56,7 @@ def _bar(screen: Screen, label: str) -> Iterator[_Bar]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=screen.err, transient=True) as bars:
-        yield _Bar(screen, label, bars)
+        yield Bar(screen, label, bars)
 
 
 def follow(stages: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def follow(stages: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     with screen.spinner(f"loading {stages.config.model}"):
         _ = stages.llm
     begin = time.monotonic()
-    with _bar(screen, stage) as bar:
+    with bar_of(screen, stage) as bar:
 
         def report(what: str, done: int, total: int) -> None:
             bar.at(done, total, "prompts", label=f"eval: {what}")
@@ -81,12 +84,12 @@ def follow(stages: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     return results[0] if len(results) == 1 else {"runs": results}
 
 
-def _prepared(event: "Preparing", seconds: float, bar: _Bar) -> None:
+def _prepared(event: "Preparing", seconds: float, bar: Bar) -> None:
     skipped = f", {event.skipped} prompts too long" if event.skipped else ""
     bar.at(event.done, event.total, f"answers, {event.tokens / max(seconds, 1e-9):.0f} tok/s{skipped}")
 
 
-def _trained(event: "Event", fraction: float, bar: _Bar, screen: Screen) -> None:
+def _trained(event: "Event", fraction: float, bar: Bar, screen: Screen) -> None:
     from ..train.log import Evaluated, Started, Stepped
 
     if isinstance(event, Started):
@@ -115,7 +118,7 @@ def _say_done(done: "Done", screen: Screen) -> None:
         screen.out.print(_table(done.result["trials"]))
     what = {
         "prepare": f"{done.result.get('answers')} answers",
-        "train": "the head",
+        "train": "what drafts",
         "eval": "the measurements",
     }[done.stage]
     screen.say(f"{what} in {escape(str(done.path))}" + (" (was there already)" if done.was_there else ""))
@@ -124,7 +127,14 @@ def _say_done(done: "Done", screen: Screen) -> None:
 
         tuned = model_beside(done.path)
         model = escape(str(tuned)) if (tuned / "config.json").exists() else "MODEL"
-        screen.say(f"[dim]use it:[/dim] paceline generate {model} --drafter {escape(f'head:{done.path}')} --chat ...")
+        drafter = escape(f"{_kind(done.path)}:{done.path}")
+        screen.say(f"[dim]use it:[/dim] paceline generate {model} --drafter {drafter} --chat ...")
+
+
+def _kind(folder: Path) -> str:
+    """How the command line calls a drafter that lies in this folder."""
+    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return "model" if "paceline_head" not in told else "self-int4" if told["method"] == "self_int4" else "head"
 
 
 def _table(trials: list[dict[str, Any]]) -> Table:

@@ -86,9 +86,8 @@ def flags_of(candidates: "Seq[Candidate]", best: "Candidate | None") -> "list[En
 
 def _opened(config: "SpecConfig") -> "SpecConfig":
     """With folders in the place of zoo names, which only Paceline knows."""
-    from ..spec_words import HEADS
     from ..zoo import resolve
 
-    named = config.model is not None and config.method not in HEADS
+    named = config.model is not None and config.method == "draft_model"
     model = resolve(str(config.model)) if named else config.model
     return replace(config, model=model, drafters=tuple(_opened(one) for one in config.drafters))

@@ -61,6 +61,11 @@ class Target(Protocol):
         """Tokens the target can emit."""
         ...
 
+    @property
+    def undraftable(self) -> frozenset[int]:
+        """Tokens that stand for pictures: no draft may hold one."""
+        ...
+
 
 class Drafter(ABC):
     """Proposes tokens. State is keyed by slot and lives until `release`.
@@ -87,6 +92,13 @@ class Drafter(ABC):
     @property
     def reads_states(self) -> bool:
         """Whether it reads the target's hidden states; only then are they kept while it drafts."""
+        return False
+
+    def drafts_unread(self, arm: int | None = None) -> bool:
+        """Whether it can draft before the target has read the prompt's end: it reads no states, and not its cache.
+
+        arm: which member of a combined drafter is meant; None: whether any of them can.
+        """
         return False
 
     def outlook(self, seq: Sequence) -> Seq[Outlook]:

@@ -68,6 +68,7 @@ class Round:
     path: accepted nodes, root excluded. confidences: the drafter's own probability of each drafted node (root
     excluded), empty where it gives none. hint: the drafter's own class of the situation, see `Drafter.hint`.
     num_rows: of the target's pass for this sequence, root, probes and padding included; 0 where it is not told.
+    with_prompt: the target verified it in the pass that read the end of the prompt, whose seconds count as prefill.
     draft_s, verify_s, rest_s: seconds of the whole batch's turn, of which this sequence was one of `batch`.
     """
 
@@ -82,6 +83,7 @@ class Round:
     hint: int = 0
     batch: int = 1
     num_rows: int = field(default=0, compare=False)
+    with_prompt: bool = field(default=False, compare=False)
     draft_s: float = field(default=0.0, compare=False)
     verify_s: float = field(default=0.0, compare=False)
     rest_s: float = field(default=0.0, compare=False)
@@ -99,8 +101,9 @@ class Round:
 
 @dataclass
 class Timings:
-    """Seconds spent in the parts of the loop, summed over rounds."""
+    """Seconds spent in the parts of the loop, summed over rounds; vision: in the tower, before its prefill."""
 
+    vision: float = 0.0
     prefill: float = 0.0
     draft: float = 0.0
     verify: float = 0.0

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .outputs import Origin, Round
+from .vision import VisionPrompt
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(token ids so far [1, length], scores [1, V]) -> scores [1, V]: the convention of transformers."""
@@ -112,6 +113,7 @@ class Sequence:
     max_length: int  # prompt and answer together: the context
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     finds_stop: Callable[[int], bool] | None = None  # feeds one token to the stop-string matcher
+    vision: VisionPrompt | None = None  # the pictures of the prompt
     slot: int = -1  # set by the runner
     # grows with every round
     token_ids: list[int] = field(default_factory=list[int])

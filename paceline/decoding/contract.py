@@ -1,5 +1,6 @@
 """What every drafter owes the loop, checked each round: a bad draft is an error that names the drafter."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from ..core.draft import Draft, Law
@@ -9,11 +10,17 @@ from ..errors import DraftError
 
 
 def check_draft(
-    draft: Draft, seqs: Seq[Sequence], budgets: Seq[DraftBudget], vocab_size: int, num_masks: int = 0
+    draft: Draft,
+    seqs: Seq[Sequence],
+    budgets: Seq[DraftBudget],
+    vocab_size: int,
+    num_masks: int = 0,
+    undraftable: Collection[int] = (),
 ) -> None:
     """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law.
 
     num_masks: mask tokens that the target takes; mask j is a probe with token `vocab_size + j`, see `_check_mask`.
+    undraftable: tokens that stand for pictures.
     """
     tree = draft.tree
     if tree.token_ids.shape[0] != len(seqs):
@@ -55,6 +62,12 @@ def check_draft(
                 )
             if probes[row][node]:
                 continue
+            if ids[row][node] in undraftable:
+                raise DraftError(
+                    f"{draft.source_of(row)} drafted a token that stands for a picture",
+                    got=ids[row][node],
+                    expected="a token of the text",
+                )
             if probes[row][up]:
                 raise DraftError(f"{draft.source}: candidate {node} hangs under a probe")
             if depth[node] > budget.depth:

@@ -15,6 +15,7 @@ from ..core.outputs import Origin, TargetOutput, Timings, VerifyOutput
 from ..core.request import Sequence
 from ..runner import ModelRunner
 from ..sampling import target_law, token_logprob
+from . import first_pass
 from .contract import check_draft
 from .record import records_of
 
@@ -29,12 +30,18 @@ class SpeculativeDecoder:
         policy.bind(drafter, runner.pass_seconds)
 
     def admit(self, seq: Sequence) -> None:
-        """Give a sequence a slot and read its prompt, all but the last token, which is the first root."""
+        """Give a sequence a slot and read its prompt, all but the last token, which is the first root.
+
+        Where the drafter can draft before that, the last chunk is left to the first `step`, see `first_pass`.
+        """
         begin = time.perf_counter()
         self.runner.states.kept = self.drafter.reads_states
-        seq.slot = self.runner.admit(seq.token_ids)
-        self.runner.prefill(seq.slot, seq.token_ids[:-1])
-        self.timings.prefill += time.perf_counter() - begin
+        seq.slot = self.runner.admit(seq.token_ids, seq.vision)
+        seeing = self.runner.read(
+            seq.slot, seq.token_ids, seq.vision, self.runner.joins and self.drafter.drafts_unread()
+        )
+        self.timings.vision += seeing
+        self.timings.prefill += time.perf_counter() - begin - seeing
 
     def release(self, seq: Sequence) -> None:
         """Give the slot back; harmless when there is none."""
@@ -51,12 +58,17 @@ class SpeculativeDecoder:
         self.runner.states.kept = self.drafter.reads_states  # decoders of several kinds may share the runner
         t0 = time.perf_counter()
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
+        late = [s for s, b in zip(seqs, budgets, strict=True) if not (b.depth and self.drafter.drafts_unread(b.arm))]
+        reading = first_pass.read(self.runner, late)
         draft = self.drafter.propose(seqs, budgets)
         t1 = time.perf_counter()
-        check_draft(draft, seqs, budgets, self.runner.vocab_size, self.runner.num_masks)
+        draft_s = t1 - t0 - reading
+        check_draft(draft, seqs, budgets, self.runner.vocab_size, self.runner.num_masks, self.runner.undraftable)
         tree = draft.tree.to(self.runner.loaded.device)
-        out = self.runner.forward(slots, tree)  # one target pass over candidates and probes
+        # one target pass over candidates and probes, and over the end of a prompt that is still unread
+        out, with_prompt, more = first_pass.forward(self.runner, seqs, tree)
         t2 = time.perf_counter()
+        verify_s, reading = t2 - t1 - more, reading + more
         judged = draft.trimmed()  # masks and padding at the end have no law that anybody needs
         width = judged.tree.num_nodes
         law = target_law(out.logits[:, :width], seqs, judged.tree.to(tree.token_ids.device))
@@ -66,20 +78,22 @@ class SpeculativeDecoder:
         paths = [row[:n] for row, n in zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)]
         self.runner.commit(slots, paths)  # keep the accepted rows, forget the rest
         emitted = self._append(seqs, draft, out, verdict, paths)
-        seconds = (t1 - t0, t2 - t1, time.perf_counter() - t2)
-        for seq, record in zip(seqs, records_of(draft, paths, emitted, seconds), strict=True):
+        seconds = (draft_s, verify_s, time.perf_counter() - t2)
+        for seq, record in zip(seqs, records_of(draft, paths, emitted, with_prompt, seconds), strict=True):
             seq.rounds.append(record)
             self.policy.observe(seq, record)
         self.drafter.observe(seqs, draft, out, verdict)
         t3 = time.perf_counter()
-        self.timings.draft += t1 - t0
-        self.timings.verify += t2 - t1
+        self.timings.prefill += reading
+        self.timings.draft += draft_s
+        self.timings.verify += verify_s
         self.timings.rest += t3 - t2
         self.timings.rounds += 1
 
     def _cut(self, seq: Sequence, wish: DraftBudget) -> DraftBudget:
         """The policy's budget, cut to what may still be emitted besides the target's own token."""
-        depth = max(0, min(wish.depth, wish.nodes, seq.remaining - 1, self.runner.room(seq.slot)))
+        room = self.runner.room(seq.slot) - len(first_pass.unread(self.runner, seq))
+        depth = max(0, min(wish.depth, wish.nodes, seq.remaining - 1, room))
         return replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 
     def _append(

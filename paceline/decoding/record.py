@@ -5,11 +5,16 @@ from ..core.outputs import Round
 
 
 def records_of(
-    draft: Draft, paths: list[list[int]], emitted: list[int], seconds: tuple[float, float, float]
+    draft: Draft,
+    paths: list[list[int]],
+    emitted: list[int],
+    with_prompt: list[bool],
+    seconds: tuple[float, float, float],
 ) -> list[Round]:
     """One record for each row of the batch, probes and padding left out.
 
-    paths: accepted nodes. emitted: tokens appended. seconds: draft, verify and rest of the whole batch's turn.
+    paths: accepted nodes. emitted: tokens appended. with_prompt: see `Round`. seconds: draft, verify and rest of the
+    whole batch's turn.
     """
     token_ids, parents, probes = (t.tolist() for t in (draft.tree.token_ids, draft.tree.parents, draft.tree.is_probe))
     confidence = None if draft.confidence is None else draft.confidence.tolist()
@@ -34,6 +39,7 @@ def records_of(
                 hint=0 if draft.hints is None else draft.hints[row],
                 batch=len(paths),
                 num_rows=draft.tree.num_nodes,
+                with_prompt=with_prompt[row],
                 draft_s=seconds[0],
                 verify_s=seconds[1],
                 rest_s=seconds[2],

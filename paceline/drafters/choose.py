@@ -72,6 +72,11 @@ class Choose(Drafter):
         """Whether some member does."""
         return any(member.reads_states for member in self.members)
 
+    def drafts_unread(self, arm: int | None = None) -> bool:
+        """Whether that member can."""
+        members = self.members if arm is None else [self.members[arm]]
+        return any(member.drafts_unread() for member in members)
+
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """One entry a member."""
         return [

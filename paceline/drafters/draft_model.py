@@ -20,6 +20,7 @@ from ..runner import LoadedModel, ModelRunner, load_model, with_weights
 from ..sampling import DraftSampler
 from ..zoo import resolve
 from .chain import draft_chains
+from .draft_sight import Reading, Sight, check_sight, sight_of
 
 _PENDING = 8
 """More tokens than this are prefilled; fewer ride along with the first drafting pass."""
@@ -30,7 +31,9 @@ class DraftModel(Drafter):
     """Draft with another model: a folder, a hub id, a name that `paceline models` lists, or one already loaded.
 
     dtype, device: of the draft; None keeps the checkpoint's and takes the target's device. weights: "int8" or "int4"
-    rounds the draft's weights when it is loaded: a faster draft that is right a little less often.
+    rounds the draft's weights when it is loaded: a faster draft that is right a little less often. vision: what it
+    sees of pictures: "own" (its own processor and tower), "shared" (the target's features, or the target's tower behind
+    its own projector) or "none" (the text between them); None: "own" where both models see, else "none".
     """
 
     name: ClassVar[str] = "draft_model"
@@ -41,8 +44,11 @@ class DraftModel(Drafter):
         dtype: str | torch.dtype | None = None,
         device: str | None = None,
         weights: Weights | None = None,
+        vision: Sight | None = None,
     ):
         self._model, self._dtype, self._device = model, dtype, device
+        self._vision: Sight | None = check_sight(vision)
+        self._readings: dict[int, Reading] = {}  # by slot
         self._weights: Weights | None = check_weights(weights)
         self._runner: ModelRunner | None = None
 
@@ -58,9 +64,12 @@ class DraftModel(Drafter):
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")
         if self._weights is not None:
             loaded, _ = with_weights(loaded, self._weights)
+        self._sight = sight_of(self._vision, target, loaded)
+        loaded = self._sight.loaded
         self._runner = ModelRunner(loaded, target.cache.num_slots, min(target.max_length, loaded.context))
-        self._sampler = DraftSampler(coupled=verifier.exact)
+        self._sampler = DraftSampler(verifier.exact, target.undraftable | self._runner.undraftable)
         self._vocab_size = target.vocab_size
+        self._readings.clear()
 
     @property
     def runner(self) -> ModelRunner:
@@ -72,38 +81,64 @@ class DraftModel(Drafter):
         """A pass of the draft over one token, and its reading."""
         return {self.name: (self.runner.pass_seconds(1), self.runner.read_seconds())}
 
+    def drafts_unread(self, arm: int | None = None) -> bool:
+        """It has a cache of its own."""
+        return True
+
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """Pending are the tokens before the last one that the draft has not read; -1 once its context is full."""
-        if self.runner.max_length <= len(seq.token_ids):
+        length = len(seq.token_ids)
+        if seq.slot in self._readings or length >= self.runner.max_length:  # pictures are not opened to tell a length
+            length = len(self._text(seq))
+        if self.runner.max_length <= length:
             return (Outlook(self.name, hint=-1),)
-        return (Outlook(self.name, pending=seq.num_cached - self.runner.cache.lengths[seq.slot]),)
+        return (Outlook(self.name, pending=length - 1 - self.runner.cache.lengths[seq.slot]),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Catch up with what was emitted, then draft; rows that outgrew the draft's own context propose nothing."""
         runner, pending, limits = self.runner, [], []
         for seq, budget in zip(seqs, budgets, strict=True):
-            room = runner.max_length - len(seq.token_ids)
+            text = self._text(seq)
+            room = runner.max_length - len(text)
             limits.append(replace(budget, depth=max(0, min(budget.depth, room))))
             if limits[-1].depth == 0:
                 pending.append([])
                 continue
-            cached = runner.cache.lengths[seq.slot]
-            if len(seq.token_ids) - cached > _PENDING:
-                runner.prefill(seq.slot, seq.token_ids[cached:-1])
-                cached = runner.cache.lengths[seq.slot]
-            pending.append(seq.token_ids[cached:])
+            self._read(seq.slot, text)
+            pending.append(text[runner.cache.lengths[seq.slot] :])
         return draft_chains(runner, self._sampler, seqs, limits, pending, self._vocab_size, self.name)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
         """Forget rejected tokens: what stays cached is a prefix of the text, its last token never included."""
         for seq in seqs:
-            cached = self.runner.cache.lengths[seq.slot]
-            self.runner.cache.truncate(seq.slot, min(cached, seq.num_cached))
+            if cached := self.runner.cache.lengths[seq.slot]:
+                self.runner.cache.truncate(seq.slot, min(cached, len(self._text(seq)) - 1))
 
     def release(self, slots: Seq[int]) -> None:
         """Empty these slots."""
         for slot in slots:
             self.runner.cache.lengths[slot] = 0
+            self._readings.pop(slot, None)
+
+    def _text(self, seq: Sequence) -> list[int]:
+        """The text as the draft reads it: its last token is the target's, unless the draft has no such token."""
+        if seq.slot not in self._readings:
+            self._readings[seq.slot] = self._sight.reading(seq, self.runner)
+        text, most = self._readings[seq.slot].text(seq.token_ids), self.runner.vocab_size
+        return text if most >= self._vocab_size else [token if token < most else 0 for token in text]
+
+    def _read(self, slot: int, text: list[int]) -> None:
+        """Cache what is far behind; a prompt with pictures from its beginning on."""
+        runner, vision = self.runner, self._readings[slot].vision
+        cached = runner.cache.lengths[slot]
+        if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
+            runner.cache.lengths[slot] = 0
+            runner.place(slot, vision)
+            if vision is not None:
+                runner.read(slot, text, vision)
+                return
+        if len(text) - cached > _PENDING:
+            runner.prefill(slot, text[cached:-1])
 
 
 def check_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:

@@ -35,6 +35,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..heads import load_head
 from ..modules import EagleHead
 from ..runner import LoadedModel, ModelRunner
+from ..sampling.undraftable import columns_of
 from .eagle_pass import EaglePass
 from .likeliest import likeliest
 from .trees import MC_SIM_7B_63, Dynamic, Growing, Static, cut, stacked
@@ -76,6 +77,7 @@ class Eagle(Drafter):
         rows = embeddings if head.config.own_lm_head else output_rows(target.loaded)
         self._pass = EaglePass(head, embeddings, rows, target.cache.num_slots)
         self._target, self._vocab_size, self._shares_noise = target, target.vocab_size, verifier.exact
+        self._barred = columns_of(target.undraftable, self._pass.draft_ids)
         self.source = "eagle3" if head.config.version == 3 else "eagle"
         target.states.watch(head.config.states)
 
@@ -186,7 +188,7 @@ class Eagle(Drafter):
         width = logits.shape[1]
         rows = [seq for seq in seqs for _ in range(width)]
         flat, ids = logits.flatten(0, 1), self.layer.draft_ids
-        tokens, logps = likeliest(flat, ids, self._vocab_size, rows, level, most, self._shares_noise)
+        tokens, logps = likeliest(flat, ids, self._vocab_size, rows, level, most, self._shares_noise, self._barred)
         begins = range(0, len(tokens), width)
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
 

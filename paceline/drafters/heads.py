@@ -28,6 +28,7 @@ from ..errors import ConfigError
 from ..modules import BlockwiseHead, MedusaHead
 from ..modules.heads import ParallelHeads
 from ..runner import ModelRunner
+from ..sampling.undraftable import columns_of
 from .fitting import fitted
 from .likeliest import likeliest
 from .trees import Grown, best_of_marginals, stacked
@@ -50,6 +51,7 @@ class HeadsDrafter(Drafter, ABC):
         """Fit the heads to the target and have it keep its last states."""
         assert isinstance(target, ModelRunner)
         self._heads, self._runner, self._coupled = fitted(self._given, self.kind, target), target, verifier.exact
+        self._barred = columns_of(target.undraftable, self._heads.draft_ids)
         target.states.watch([target.loaded.num_layers])
 
     @property
@@ -109,7 +111,7 @@ class HeadsDrafter(Drafter, ABC):
         found: list[tuple[list[list[int]], list[list[float]]]] = [([], []) for _ in seqs]
         for step in range(depth):
             ids, vocab = heads.draft_ids, self._runner.vocab_size
-            best = likeliest(logits[:, step], ids, vocab, seqs, step, self.top_k, self._coupled)
+            best = likeliest(logits[:, step], ids, vocab, seqs, step, self.top_k, self._coupled, self._barred)
             for (tokens, logps), row_tokens, row_logps in zip(found, *best, strict=True):
                 tokens.append(row_tokens)
                 logps.append(row_logps)

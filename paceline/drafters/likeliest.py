@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel
+from ..sampling.undraftable import bar
 from ..sampling.warpers import warp
 
 
@@ -25,12 +26,13 @@ def likeliest(
     offset: int,
     count: int,
     coupled: bool,
+    barred: Tensor | None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:  # R lists of `count`, likeliest first
     """Target ids of the `count` best tokens of each row, and log-probabilities of the draft's belief in them.
 
     Other arguments: see `scored`.
     """
-    scores = scored(logits, draft_ids, vocab_size, seqs, offset, coupled)
+    scores = scored(logits, draft_ids, vocab_size, seqs, offset, coupled, barred)
     best = scores.topk(min(count, scores.shape[1]), dim=-1)
     logps = best.values - scores.logsumexp(-1, keepdim=True)
     return draft_ids[best.indices].tolist(), logps.tolist()
@@ -43,14 +45,16 @@ def scored(
     seqs: Seq[Sequence],  # R
     offset: int,
     coupled: bool,
+    barred: Tensor | None = None,
 ) -> Tensor:  # [R, Vd]
     """What ranks the tokens of each row, and whose softmax is the belief in them; float32.
 
     seqs: of each row; one may have several. offset: the tokens stand at `len(seq.token_ids) + offset`. coupled: rank
-    sampled rows with the target's noise. A logit that is not finite is a token that is not drafted.
+    sampled rows with the target's noise. A logit that is not finite is a token that is not drafted. barred: columns of
+    tokens that must not be, see `sampling.undraftable`.
     """
     lowest = torch.finfo(torch.float32).min / 4  # finite: a row of nothing else is a bad draft, but a draft
-    scores = logits.float().nan_to_num(lowest, lowest, lowest)
+    scores = bar(logits.float().nan_to_num(lowest, lowest, lowest), barred)
     sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
     if sampled:
         rows, warm = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]

@@ -31,6 +31,7 @@ from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.request import Sequence
 from ..modules import MtpHead
 from ..runner import ModelRunner, SlotCache
+from ..sampling.undraftable import columns_of
 from .fitting import fitted
 from .likeliest import likeliest
 from .trees import Grown, stacked
@@ -81,6 +82,7 @@ class Mtp(Drafter):
         """Fit the modules to the target, have it keep its last states, and make room for keys and values."""
         assert isinstance(target, ModelRunner)
         self._head, self._runner, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
+        self._barred = columns_of(target.undraftable, self._head.draft_ids)
         self._cache = SlotCache(target.cache.num_slots, target.max_length)
         target.states.watch([target.loaded.num_layers])
 
@@ -193,7 +195,7 @@ class Mtp(Drafter):
             return
         logits = self.head.logits(last[rows], step)
         chosen, vocab = [seqs[row] for row in rows], self._runner.vocab_size
-        tokens, logps = likeliest(logits, self.head.draft_ids, vocab, chosen, step, 1, self._coupled)
+        tokens, logps = likeliest(logits, self.head.draft_ids, vocab, chosen, step, 1, self._coupled, self._barred)
         for row, (token,), (logp,) in zip(rows, tokens, logps, strict=True):
             chains[row].take(token, math.exp(logp))
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Outlook
+from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
+from ..sampling.undraftable import before_undraftable
 
 LONGEST_HINT = 8
 """Matches are told apart up to this length: a copy that has gone on for longer is no surer to go on."""
@@ -53,6 +54,15 @@ class PromptLookup(Drafter):
             raise ConfigError("unknown match", got=repr(match), expected="'recent' or 'first'")
         self.max_ngram, self.min_ngram, self.match = max_ngram, min_ngram, match
         self._indexes: dict[int, _Index] = {}
+        self._undraftable: frozenset[int] = frozenset()
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Ask which tokens cannot be drafted."""
+        self._undraftable = target.undraftable
+
+    def drafts_unread(self, arm: int | None = None) -> bool:
+        """It reads tokens only."""
+        return True
 
     def outlook(self, seq: Sequence) -> Seq[Outlook]:
         """The hint is the length of the match, counted on past `max_ngram` up to 8; -1 where there is none."""
@@ -65,7 +75,7 @@ class PromptLookup(Drafter):
         for seq, budget in zip(seqs, budgets, strict=True):
             found = self._match(seq) if budget.depth else None
             copied = _continuation(seq.token_ids, found[0], budget.depth) if found else []
-            rows.append([seq.token_ids[-1], *copied])
+            rows.append([seq.token_ids[-1], *before_undraftable(copied, self._undraftable)])
             hints.append(found[1] if found else -1)
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
@@ -99,7 +109,7 @@ class PromptLookup(Drafter):
     def _search(self, index: _Index, tokens: list[int]) -> tuple[int, int] | None:
         for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):
             end = index.tables[n - self.min_ngram].get(tuple(tokens[-n:]))
-            if end is not None:
+            if end is not None and tokens[end + 1] not in self._undraftable:
                 while n < min(LONGEST_HINT, end + 1) and tokens[end - n] == tokens[-1 - n]:
                     n += 1
                 return end, n

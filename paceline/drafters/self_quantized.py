@@ -3,22 +3,30 @@
 No second model: embeddings, norms and the KV cache are the target's. The draft writes its keys and values past the
 committed length, where verification overwrites them with the target's own, so there is no second prefill and no second
 cache, and the draft always attends to exact keys of the accepted text (the shared cache of QSpec, arXiv 2410.11305).
+Its weights are the target's rounded to the nearest, or trained ones (`paceline train qat`).
 
     columns   0 ......... L-1 | L     L+1   L+2           the draft feeds r, x1, x2 and proposes x1, x2, x3
     draft     target's K/V    | r     x1    x2            its rows end at L+2
     verify    target's K/V    | r     x1    x2    x3      every one of them is written again
 """
 
+import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import ClassVar, Literal, final
 
+from transformers import PreTrainedModel
+
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
 from ..core.request import Sequence
-from ..quant import QuantReport, quantize_linears
+from ..errors import ConfigError
+from ..heads import load_head
+from ..modules.int4_draft import Int4Draft
+from ..quant import QuantReport, quantize_head, quantize_linears
 from ..runner import ModelRunner
 from ..runner.hf_adapter import share_copy
+from ..runner.int4_draft import put_int4
 from ..sampling import DraftSampler
 from .chain import draft_chains
 
@@ -30,12 +38,20 @@ class SelfQuantized(Drafter):
     group_size: weights that share a scale (32, 64, 128 or 256); smaller drafts better and costs a little more memory.
     lm_head: `"int4"`, `"shared"` (the target's own), or `"auto"`, which times both and takes the faster.
     bits: 3 and 2 round further, in the memory and time of 4: they show what such a draft would earn.
+    weights: a folder of trained weights, or an `Int4Draft`, whose bits and group size then count. A folder is refused
+    (`IncompatibleModels`) for any target but the one it was trained for, in whatever dtype or rounding that runs.
     """
 
     name: ClassVar[str] = "self-int4"
 
-    def __init__(self, group_size: int = 32, lm_head: Literal["auto", "int4", "shared"] = "auto", bits: int = 4):
-        self.group_size, self.bits = group_size, bits
+    def __init__(
+        self,
+        group_size: int = 32,
+        lm_head: Literal["auto", "int4", "shared"] = "auto",
+        bits: int = 4,
+        weights: str | os.PathLike[str] | Int4Draft | None = None,
+    ):
+        self.group_size, self.bits, self.weights = group_size, bits, weights
         self.lm_head: Literal["auto", "int4", "shared"] = lm_head
         self.report: QuantReport | None = None
         self._runner: ModelRunner | None = None
@@ -44,9 +60,12 @@ class SelfQuantized(Drafter):
         """Quantise a copy of the target's linear layers; everything else is shared with it."""
         assert isinstance(target, ModelRunner)
         model = share_copy(target.loaded.model)
-        self.report = quantize_linears(model, self.group_size, self.lm_head, self.bits)
+        if self.weights is None:
+            self.report = quantize_linears(model, self.group_size, self.lm_head, self.bits)
+        else:
+            self.report = self._put_trained(target, model)
         self._runner = target.sharing_cache(target.loaded.with_model(model))
-        self._sampler = DraftSampler(coupled=verifier.exact)
+        self._sampler = DraftSampler(verifier.exact, target.undraftable)
         self._vocab_size = target.vocab_size
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
@@ -61,3 +80,19 @@ class SelfQuantized(Drafter):
         pending = [[seq.token_ids[-1]] for seq in seqs]
         with self._runner.tentative([seq.slot for seq in seqs]):
             return draft_chains(self._runner, self._sampler, seqs, budgets, pending, self._vocab_size, self.name)
+
+    def _put_trained(self, target: ModelRunner, model: PreTrainedModel) -> QuantReport:
+        """The output head, which is not trained, is rounded to 4 bits where that is asked for."""
+        draft = self.weights
+        if not isinstance(draft, Int4Draft):
+            assert draft is not None
+            loaded = load_head(draft, target.loaded)
+            if not isinstance(loaded, Int4Draft):
+                raise ConfigError(
+                    f"{str(draft)!r} holds no weights of a self-draft", got=type(loaded).__name__,
+                    expected="a folder that `paceline train qat` wrote",
+                )  # fmt: skip
+            draft = loaded
+        made = put_int4(model, draft)
+        report = QuantReport(len(made), 0, sum(layer.num_bytes for layer in made), "shared")
+        return quantize_head(model, draft.config.group_size, self.lm_head, report)

@@ -37,6 +37,7 @@ from ..core.tree import TokenTree
 from ..errors import ConfigError
 from ..modules import SpaceAdapter
 from ..runner import ModelRunner
+from ..sampling.undraftable import columns_of
 from .eagle import output_rows
 from .fitting import fitted_adapter
 from .likeliest import likeliest, scored
@@ -108,6 +109,7 @@ class Space(Drafter):
         assert isinstance(embeddings, Tensor)
         self._target, self._adapter, self._embeddings = target, gate.adapter, embeddings
         self._ids = torch.arange(target.vocab_size, device=target.loaded.device)
+        self._barred = columns_of(target.undraftable, self._ids)
         self._coupled = verifier.exact
         self._foreseen.clear()
 
@@ -200,7 +202,8 @@ class Space(Drafter):
         for level in range(max(one.depth for one in asked)):
             rows = [row for row, one in enumerate(asked) if level < one.depth]
             logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
-            best = likeliest(logits, self._ids, len(self._ids), seqs, level, self.top_k, self._coupled)
+            ids, most = self._ids, self.top_k
+            best = likeliest(logits, ids, len(ids), seqs, level, most, self._coupled, self._barred)
             for row, own_tokens, own_logps in zip(rows, *best, strict=True):
                 tokens[row].append(own_tokens)
                 logps[row].append(own_logps)
@@ -229,7 +232,7 @@ class Space(Drafter):
     def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> _Ranked:
         """The best tokens by a mask's logits [R, V] after each of the tokens `before` (of each row its parents)."""
         assert self._rows is not None
-        scores = scored(logits, self._ids, len(self._ids), seqs, level, self._coupled)
+        scores = scored(logits, self._ids, len(self._ids), seqs, level, self._coupled, self._barred)
         short = scores.topk(min(SHORTLIST, scores.shape[1]))  # [R, K]
         share = short.values.logsumexp(-1) - scores.logsumexp(-1)  # [R]
         width = max(map(len, before))

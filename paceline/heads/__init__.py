@@ -6,7 +6,7 @@ card     the model card, from the record of the training
 """
 
 from .card import model_card
-from .folder import HeadInfo, head_info, load_head, read_record, save_head
+from .folder import HeadInfo, head_info, load_head, read_record, save_head, trained_info
 from .kinds import METHODS, Head, method_of
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "model_card",
     "read_record",
     "save_head",
+    "trained_info",
 ]

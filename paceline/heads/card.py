@@ -16,6 +16,7 @@ _PAPERS = {
     "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
     "mtp": "multi-token prediction, one module after another (arXiv 2404.19737, 2412.19437)",
     "space": "SPACE, mask tokens that foresee what follows in the target's own pass (arXiv 2402.11809)",
+    "self_int4": "the target's own layers in a few bits, trained as they are rounded (QAT)",
 }
 _TAGS = ("speculative-decoding", "draft-head")
 _LIMITS = (
@@ -33,31 +34,39 @@ def model_card(name: str, head: Head, target: LoadedModel, record: Mapping[str, 
     and the names of the folders that hold the target and the head, side by side).
     """
     method, made = method_of(head), cast("Mapping[str, str] | None", record.get("fine_tuned"))
-    used, own = (target.name, f"head:{name}") if made is None else (made["folder"], f"head:{made['head']}")
+    kind = "self-int4" if method == "self_int4" else "head"
+    used, own = (target.name, f"{kind}:{name}") if made is None else (made["folder"], f"head:{made['head']}")
     of = "" if made is None else f", a fine-tune of {made['of']} in the folder `{used}` beside this one"
     facts: dict[str, object] = {
         "method": f"{method}: {_PAPERS[method]}",
         "target": f"{target.name}: {target.num_layers} layers, hidden size {target.hidden_size}, "
         f"vocabulary {target.vocab_size}",
         "target fingerprint": f"`{target.fingerprint}`",
-        "parameters": f"{sum(p.numel() for p in head.parameters()):,} in bfloat16",
+        "parameters": _size(head),
     }
     sections = [
         _yaml(record, method),
         f"# {name}\n\nA draft head for {target.name}{of}, to be used with Paceline:\n\n"
         f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {own}\n```",
-        "## What it is\n\n" + _bullets(facts) + "\n\nSizes: " + _inline(config_to_json(head)),
+        "## What it is\n\n" + told_facts(facts) + "\n\nSizes: " + _inline(config_to_json(head)),
         *[
-            f"## {title}\n\n{_bullets(cast('Mapping[str, object]', record[key]))}"
+            f"## {title}\n\n{told_facts(cast('Mapping[str, object]', record[key]))}"
             for key, title in (("data", "Data"), ("training", "Training"))
             if isinstance(record.get(key), Mapping)
         ],
-        _measured(record.get("acceptance")),
+        measured(record.get("acceptance")),
         "## Use and limits\n\n"
         + "\n".join(f"- {line}" for line in (*_LIMITS, *cast("Seq[str]", record.get("limits") or ()))),
         _made(record.get("provenance")),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _size(head: Head) -> str:
+    count = sum(p.numel() for p in head.parameters())
+    if count:
+        return f"{count:,} in bfloat16"
+    return f"{sum(b.nbytes for b in head.buffers()) / 1e6:,.1f} MB of codes, scales and zero points"
 
 
 def _yaml(record: Mapping[str, object], method: str) -> str:
@@ -69,7 +78,7 @@ def _yaml(record: Mapping[str, object], method: str) -> str:
     return "\n".join(lines)
 
 
-def _measured(rows: object) -> str:
+def measured(rows: object) -> str:
     """The acceptance table; empty where nothing was measured."""
     if not isinstance(rows, list) or not rows:
         return ""
@@ -97,10 +106,11 @@ def _made(provenance: object) -> str:
     command = given.get("command")
     if isinstance(command, list):
         facts["command"] = "`" + shlex.join(map(str, cast("list[object]", command))) + "`"
-    return "## How it was made\n\n" + _bullets(facts)
+    return "## How it was made\n\n" + told_facts(facts)
 
 
-def _bullets(facts: Mapping[str, object]) -> str:
+def told_facts(facts: Mapping[str, object]) -> str:
+    """A list of them."""
     return "\n".join(f"- {key.replace('_', ' ')}: {_inline(value)}" for key, value in facts.items())
 
 

@@ -111,6 +111,19 @@ def head_info(folder: str | os.PathLike[str]) -> HeadInfo:
     return HeadInfo(place, method, str(facts["name"]), str(facts["fingerprint"]), config=config, **sizes)
 
 
+def trained_info(folder: str | os.PathLike[str]) -> HeadInfo:
+    """As `head_info`; also of a draft model, of which training.json says what it was trained for (hidden size 0)."""
+    place = _place_of(folder)
+    record = _json_object(place / RECORD) if (place / RECORD).is_file() else {}
+    facts = record.get("target")
+    if record.get("method") != "draft_model" or not isinstance(facts, dict):
+        return head_info(folder)
+    told = cast("dict[str, object]", facts)
+    _only_keys(place, told, ("name", "fingerprint", "vocab_size"))
+    size = cast("int", told["vocab_size"])
+    return HeadInfo(place, "draft_model", str(told["name"]), str(told["fingerprint"]), 0, 0, size, None)
+
+
 def read_record(folder: str | os.PathLike[str]) -> dict[str, object]:
     """Read training.json of a folder or a packaged head. Raises `ConfigError` where it is missing or broken."""
     return _json_object(_place_of(folder) / RECORD)

@@ -7,6 +7,7 @@ medusa       modules.heads.MedusaHead      MedusaConfig
 blockwise    modules.heads.BlockwiseHead   BlockwiseConfig
 mtp          modules.mtp.MtpHead           MtpConfig
 space        modules.space.SpaceAdapter    SpaceConfig
+self_int4    modules.int4_draft.Int4Draft  Int4DraftConfig
 """
 
 import difflib
@@ -27,6 +28,7 @@ _KINDS = {  # file of `modules`, class of the head, class of its configuration
     "blockwise": ("heads", "BlockwiseHead", "BlockwiseConfig"),
     "mtp": ("mtp", "MtpHead", "MtpConfig"),
     "space": ("space", "SpaceAdapter", "SpaceConfig"),
+    "self_int4": ("int4_draft", "Int4Draft", "Int4DraftConfig"),
 }
 METHODS = tuple(_KINDS)
 _VERSIONS = {"eagle": 1, "eagle3": 3}

@@ -263,10 +263,13 @@ class CostModel(DraftPolicy):
         )
         should = turn.seconds(nodes, tree) + sum(self.estimates.cost(s).of(depths[s], pending[s]) for s in depths)
         reading = sum(row.option.reading for row in self._plan if row.option)
+        reads = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
+        target_s = turn.seconds(nodes, tree) if reads else target_s
         took, is_new = drafting + target_s, tree and not turn.knows_tree(nodes)
         most = (NEW if is_new else OUTLIER) * should + reading
-        self._settle(seen, turn.believed(nodes, took, most) if tree else min(took, most), turn)
-        turn.observe(nodes, target_s, tree)
+        self._settle(seen, turn.believed(nodes, took, most) if tree and not reads else min(took, most), turn)
+        if not reads:
+            turn.observe(nodes, target_s, tree)
         self.estimates.learn_drafting(depths, pending, batch, drafting)
         for (seq, record), row in zip(seen, self._plan, strict=True):
             # Asking `option.restarts` here, so as to learn from drafts that were pruned to nothing, was no better: of

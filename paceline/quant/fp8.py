@@ -61,6 +61,11 @@ class Fp8Linear(nn.Module):
         """True iff the kernels take this shape."""
         return linear.in_features % 16 == 0 and linear.out_features % 16 == 0
 
+    @property
+    def weight(self) -> Tensor:
+        """What the codes stand for, in bfloat16 [out, in]: what a draft of this model is rounded from."""
+        return dequantize_fp8(self.codes, self.scales).bfloat16()
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
         rows, scales = quantize_fp8(x.reshape(-1, self.in_features))

@@ -92,6 +92,8 @@ def quantize_linears(
 ) -> QuantReport:
     """Put INT4 layers in the place of the others, in this module tree only: a draft of the model it was copied from.
 
+    The model's own weights may be INT8 or FP8.
+
     lm_head: `"auto"` times both and takes the faster. layers: `"auto"` does so for each shape.
     bits: 3 and 2 round further and draft worse, in the memory and time of 4: they answer what such a draft would earn.
     Raises `ConfigError` for an unknown option, `IncompatibleModels` where no layer can be quantised.
@@ -105,12 +107,28 @@ def quantize_linears(
     def make(linear: Dense) -> Quantized | None:
         return Int4Linear(linear, group_size, bits) if Int4Linear.fits(linear, group_size) else None
 
-    kinds = nn.Linear | PackedLinear | Int8Linear
+    kinds = nn.Linear | PackedLinear | Int8Linear | Fp8Linear
     contest = Contest() if layers == "auto" else None
     needs = f"inputs divisible by {group_size} and outputs by 16, and not yet in INT4"
     report = _replace_layers(model, kinds, make, contest, "INT4", needs)
     if lm_head == "shared":
         return report
+    return _replace_head(model, make, Contest() if lm_head == "auto" else None, report)
+
+
+@torch.inference_mode()
+def quantize_head(
+    model: PreTrainedModel, group_size: int, lm_head: Literal["auto", "int4", "shared"], report: QuantReport
+) -> QuantReport:
+    """The output head alone, in 4 bits, as `quantize_linears` has it; returns the report with it."""
+    if lm_head not in ("auto", "int4", "shared"):
+        raise ConfigError("unknown lm_head", got=repr(lm_head), expected="'auto', 'int4' or 'shared'")
+    if lm_head == "shared":
+        return report
+
+    def make(linear: Dense) -> Quantized | None:
+        return Int4Linear(linear, group_size) if Int4Linear.fits(linear, group_size) else None
+
     return _replace_head(model, make, Contest() if lm_head == "auto" else None, report)
 
 
@@ -128,7 +146,7 @@ def _replace_layers(
     made: list[Quantized] = []
     kept = slower = 0
     for path, module in list(model.named_modules()):
-        if module is head or not isinstance(module, nn.Linear | PackedLinear | Int8Linear | Int4Linear):
+        if module is head or not isinstance(module, nn.Linear | PackedLinear | Quantized):
             continue
         linear = make(cast(Dense, module)) if isinstance(module, kinds) else None  # type: ignore[arg-type]
         if linear is None:

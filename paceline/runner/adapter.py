@@ -60,7 +60,7 @@ def put_on(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, 
     for index, layer in enumerate(decoder_layers(model, config.num_layers)):
         pieces: dict[str, list[tuple[int, Factors]]] = {}
         for name in config.linears:
-            path, first, count = _place(layer, name)
+            path, first, count = place_of(layer, name)
             factors = own.factors(index, name)
             if factors is None:
                 raise IncompatibleModels("the SPACE adapter lacks factors", got=f"none for {name} of layer {index}")
@@ -85,7 +85,7 @@ def decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
     raise IncompatibleModels(f"no list of {count} decoder layers was found in this model", got=type(model).__name__)
 
 
-def _place(layer: nn.Module, name: str) -> tuple[str, int, int]:
+def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
     """Where a linear, named as transformers does, is in a layer: submodule, first of its outputs, how many."""
     if isinstance(layer, FusedLayer):
         if name in layer.places:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..errors import IncompatibleModels
+from .joined import JoinedLayout
 from .layout import PassLayout, Segment
 
 NAME = "paceline"
@@ -57,6 +58,8 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention over the slot cache: query [B, Hq, N, d], key, value [slots, H, S, d] -> [B, N, Hq, dv]."""
+    if isinstance(layout, JoinedLayout):
+        return _attend_parts(query, key, value, layout, scale, window, softcap, sinks)
     tree = layout.tree
     branches = layout.canonical and tree is not None and not tree.is_chain
     if softcap is not None or sinks is not None or key.shape[-1] != value.shape[-1]:
@@ -85,6 +88,27 @@ def attend(
         parts.append(out[:, :, : (part.nodes.stop - part.nodes.start) * groups])
     out = parts[0] if len(parts) == 1 else _assembled(parts, segments)
     return out.reshape(batch, kv_heads, nodes, groups, d).permute(0, 2, 1, 3, 4).reshape(batch, nodes, heads, d)
+
+
+def _attend_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: JoinedLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Each part by the calls of the pass that it would be alone; rows that pad get zeros."""
+    done, first = list[Tensor](), 0
+    for part in layout.parts:
+        rows = query[:, :, first : first + part.num_nodes]
+        done.append(attend(rows, key, value, part, scale, window, softcap, sinks))
+        first += part.num_nodes
+    if first < layout.num_nodes:
+        done.append(done[0].new_zeros(1, layout.num_nodes - first, *done[0].shape[2:]))
+    return torch.cat(done, 1)
 
 
 def _assembled(parts: list[Tensor], segments: list[Segment]) -> Tensor:

@@ -117,7 +117,10 @@ class FusedDecoder:
 
     def hidden(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
         """States after the last layer, before the final norm. [B, N] -> [B N, E]. Fills in what `states` asks for."""
-        x = nn.functional.embedding(token_ids.reshape(-1), self.embeddings)
+        if layout.rows is not None:
+            x = layout.rows.embeds.flatten(0, 1).clone()  # the layers add to it in place
+        else:
+            x = nn.functional.embedding(token_ids.reshape(-1), self.embeddings)
         if self._gate is not None:
             x = self._gate.embed(x)
         cos, sin = self._rotation(layout.position_ids, x)
@@ -130,11 +133,11 @@ class FusedDecoder:
         return x
 
     def logits(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
-        """Raw logits [B, N, V]."""
-        x = self.hidden(token_ids, layout, cache, states)
-        last = len(self.layers)
-        normed = states[last] if states is not None and last in states else self.norm(x)
-        return self.head(normed.reshape(x.shape)).view(*token_ids.shape, -1)
+        """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
+        x = self.hidden(token_ids, layout, cache, states).view(*token_ids.shape, -1)
+        last, kept = len(self.layers), slice(-(layout.head_rows or 0), None)
+        normed = states[last][:, kept] if states is not None and last in states else self.norm(x[:, kept])
+        return self.head(normed.flatten(0, 1)).unflatten(0, normed.shape[:2])
 
     def rotations(self, longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin of every position below `longest`, and of some more, [P, 1, d]; the first half of sin is negated.

@@ -37,12 +37,13 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.num_slots, self.max_length = num_slots, max_length
         self.lengths = [0] * num_slots  # committed tokens of each slot
+        self.offsets = [0] * num_slots  # position of a token less its column; pictures shift what follows them
         self.keys: list[Tensor] = []  # per layer [slots, H, capacity, dim]
         self.values: list[Tensor] = []
         self.capacity = min(round_up(256), round_up(max_length))
         self._slots: list[int] = []  # of the pass in progress
         self._starts: list[int] = []
-        self._drafts, self._whole = False, True
+        self._drafts, self._text, self._whole = False, 0, True
         self._written = [0] * num_slots  # columns that may hold something
         self._free = list(range(num_slots))
 
@@ -58,14 +59,14 @@ class SlotCache(Cache):
         # What overflowed for the last tenant must not outlive it: a masked column weighs 0, and 0 * NaN is NaN.
         for layer in (*self.keys, *self.values):
             layer[slot, :, : self._written[slot]] = 0
-        self.lengths[slot] = self._written[slot] = 0
+        self.lengths[slot] = self._written[slot] = self.offsets[slot] = 0
         return slot
 
     def release(self, slot: int) -> None:
         """Give a slot back; doing so twice is harmless."""
         if slot not in self._free:
             self._free.append(slot)
-        self.lengths[slot] = 0
+        self.lengths[slot] = self.offsets[slot] = 0
 
     def truncate(self, slot: int, length: int) -> None:
         """Roll back to the first `length` tokens."""
@@ -74,13 +75,16 @@ class SlotCache(Cache):
 
     # A pass: begin, update (called by every attention layer), commit
 
-    def begin(self, slots: Sequence[int], num_nodes: int, drafts: bool = False, whole: bool = True) -> list[int]:
+    def begin(
+        self, slots: Sequence[int], num_nodes: int, drafts: bool = False, whole: bool = True, text: int = 0
+    ) -> list[int]:
         """Announce a pass of `num_nodes` nodes per row; returns the committed length of each row.
 
-        drafts: the nodes are a tree, a root and guesses; otherwise they are text. whole: `update` returns the tensors
-        of all slots `[slots, H, capacity, dim]`; otherwise a copy of this pass's rows `[B, H, S, dim]`.
+        drafts: the nodes are a tree, a root and guesses, behind `text` nodes of text; otherwise all of them are text.
+        whole: `update` returns the tensors of all slots `[slots, H, capacity, dim]`; otherwise a copy of this pass's
+        rows `[B, H, S, dim]`.
         """
-        self._drafts, self._whole = drafts, whole
+        self._drafts, self._text, self._whole = drafts, text, whole
         self._slots, self._starts = list(slots), [self.lengths[s] for s in slots]
         self._ensure(max(self._starts) + num_nodes)
         for slot, start in zip(self._slots, self._starts, strict=True):
@@ -101,7 +105,9 @@ class SlotCache(Cache):
                 if self._drafts:
                     # Guesses are written finite: an overflow in one that will be rejected must not reach the others
                     # as 0 * NaN. Nothing is hidden: accepting it reads its logits, which stay NaN.
-                    torch.nan_to_num(states[row], out=cached[slot, :, start : start + num_nodes])
+                    first = start + self._text
+                    cached[slot, :, start:first] = states[row, :, : self._text]
+                    torch.nan_to_num(states[row, :, self._text :], out=cached[slot, :, first : start + num_nodes])
                 else:
                     cached[slot, :, start : start + num_nodes] = states[row]
         if self._whole:
@@ -126,6 +132,22 @@ class SlotCache(Cache):
             for layer in (*self.keys, *self.values):
                 layer[slot, :, start + 1 : start + 1 + kept] = layer[slot, :, source]
         self.lengths[slot] = start + 1 + kept
+
+    # Prefixes: the beginning of a slot, kept for another sequence
+
+    def copy_of(self, slot: int, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the first `length` tokens, [H, length, dim] for each layer."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return [(keys[slot, :, :length].clone(), values[slot, :, :length].clone()) for keys, values in pairs]
+
+    @torch.inference_mode()
+    def restore(self, slot: int, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Fill an empty slot with what `copy_of` gave."""
+        length = layers[0][0].shape[1]
+        self.begin([slot], length)
+        for index, (keys, values) in enumerate(layers):
+            self.update(keys[None], values[None], index)
+        self.lengths[slot] = length
 
     # Storage
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -26,11 +26,35 @@ class Segment:
     mask: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class PromptRows:
+    """What a pass over a prompt with pictures reads in the place of token embeddings.
+
+    embeds: [1, N, E]. position_ids: [A, 1, N] where positions have axes. is_image: [1, N], rows that hold features.
+    deep: features of the rows that are, [M, E], to be added behind each of the first layers (DeepStack). blocks:
+    columns that see one another in both directions; blocks_cross_window: whatever the window of the layer.
+    """
+
+    embeds: Tensor
+    position_ids: Tensor | None = None
+    is_image: Tensor | None = None
+    deep: tuple[Tensor, ...] = ()
+    blocks: tuple[tuple[int, int], ...] = ()
+    blocks_cross_window: bool = False
+
+    def padded(self, num_nodes: int) -> "PromptRows":
+        """With rows behind that only pad the pass; they show no picture."""
+        more = num_nodes - self.embeds.shape[1]
+        is_image = None if self.is_image is None else nn.functional.pad(self.is_image, (0, more))
+        return replace(self, embeds=nn.functional.pad(self.embeds, (0, 0, 0, more)), is_image=is_image)
+
+
 @dataclass
 class PassLayout:
     """Where the nodes of one pass lie: row b has `starts[b]` committed columns, then its N nodes.
 
-    tree is None for a prefill chunk: a plain causal chain of `num_nodes` nodes.
+    tree is None for a prefill chunk: a plain causal chain of `num_nodes` nodes. offsets: of each row, what is added to
+    a column to get a position. rows: of a chunk of a prompt with pictures.
     """
 
     starts: list[int]
@@ -42,7 +66,10 @@ class PassLayout:
     slots: list[int] | None = None  # row b of the cache's tensors; None: row b is slot b
     num_given: int | None = None  # nodes before those that only pad the pass
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    head_rows: int | None = None  # rows from the end whose logits are wanted; None: all
     is_mask: Tensor | None = None  # [B, N], where there are mask tokens; in each row they follow the candidates
+    offsets: list[int] | None = None
+    rows: PromptRows | None = None
     num_calls: int = 0  # layers that went through `tree_attention`
     _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
     _segments: dict[tuple[int | None, int], list["Segment"]] = field(default_factory=dict)
@@ -57,9 +84,19 @@ class PassLayout:
         return torch.arange(self.num_nodes, device=self.device).expand(len(self.starts), -1)
 
     @cached_property
-    def position_ids(self) -> Tensor:
-        """Committed length + depth. [B, N]. Only probes can reach past the context; they stay on the last place."""
+    def columns(self) -> Tensor:
+        """Committed length + depth: the column of plain decoding. [B, N]. Only probes can reach past the context; they
+        stay on the last place."""
         return (torch.tensor(self.starts, device=self.device)[:, None] + self.depth).clamp_(max=self.max_length - 1)
+
+    @cached_property
+    def position_ids(self) -> Tensor:
+        """Column + offset of the row, the same on every axis. [B, N]; or what the prompt's pictures say, [A, B, N]."""
+        if self.rows is not None and self.rows.position_ids is not None:
+            return self.rows.position_ids
+        if not any(self.offsets or ()):
+            return self.columns
+        return self.columns + torch.tensor(self.offsets, device=self.device)[:, None]
 
     def visible(self, window: int | None) -> list[Tensor]:
         """For each row a mask [N, S_b] of columns a node may see; built once per pass and window."""
@@ -75,11 +112,21 @@ class PassLayout:
             mask[:, start : start + n] = torch.ones(n, n, dtype=torch.bool, device=self.device).tril()
         else:
             mask[:, start : start + n] = self.tree.ancestor_mask[row]
+        crosses = self.rows is not None and self.rows.blocks_cross_window
+        if not crosses:
+            self._open_blocks(mask, start)
         if window is not None:
             column = torch.arange(mask.shape[1], device=self.device)
-            column[start : start + n] = self.position_ids[row]
-            mask &= self.position_ids[row][:, None] - column < window
+            column[start : start + n] = self.columns[row]
+            mask &= self.columns[row][:, None] - column < window
+        if crosses:
+            self._open_blocks(mask, start)
         return mask
+
+    def _open_blocks(self, mask: Tensor, start: int) -> None:
+        """Let the nodes of a block see all of it; a chunk holds a block whole."""
+        for first, last in () if self.rows is None else self.rows.blocks:
+            mask[max(first - start, 0) : max(last - start, 0), first:last] = True
 
     def mask_4d(self, dtype: torch.dtype) -> Tensor:
         """Additive mask [B, 1, N, S] for models that do not take attention functions."""

@@ -9,14 +9,18 @@ import torch
 
 from ..core.outputs import TargetOutput
 from ..core.tree import TokenTree
+from ..core.vision import VisionPrompt
 from ..errors import CacheFull, ConfigError
 from ..modules import SpaceAdapter
 from .graphs import StaticPasses
 from .hf_adapter import LoadedModel
 from .kv_cache import SlotCache, round_up
-from .layout import PassLayout
+from .layout import PassLayout, PromptRows
 from .numerics import measure_row_multiple, refuse
+from .one_pass import measure_joins, padded_prefill
+from .reading import PromptReader
 from .selftest import check_against_reference
+from .sight import check_sight
 from .states import States, StateStore
 from .static_numerics import agrees_with_dynamic
 
@@ -29,6 +33,7 @@ class ModelRunner:
     invariant: True asks that the bits of a row do not depend on how many rows share its pass, None takes it where it
     can be had. Passes are then padded to a multiple of `row_multiple` rows, measured on this device, and trees are
     computed as the chains they consist of. Raises `NumericsError` where it is required and cannot be had.
+    joins: the end of a prompt and the first draft may share a pass, see `one_pass`.
     static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where the model's layers are of
     the Llama form; None: on CUDA. With invariant numerics they stay only if they give the bits of the other passes, and
     trees that branch do without them. Trees with mask tokens always do: only passes made anew know their rows.
@@ -46,10 +51,12 @@ class ModelRunner:
         self.max_length = min(loaded.context, max_length or loaded.context)
         self.cache = SlotCache(max_batch_size, self.max_length)
         self.states = StateStore(max_batch_size)
-        self.invariant, self.row_multiple = False, 1
+        self.reader, self.chunk = PromptReader(), PREFILL_CHUNK
+        self.invariant, self.row_multiple, self.joins = False, 1, True
         self._wants_static = loaded.device.type == "cuda" if static is None else static
         self.static = self._static_passes()
         check_against_reference(self)
+        check_sight(self)
         if invariant is not False:
             multiple = measure_row_multiple(self)
             if self.static is not None and not agrees_with_dynamic(self, multiple):
@@ -59,6 +66,7 @@ class ModelRunner:
                 self.invariant, self.row_multiple = True, multiple
             elif invariant:
                 raise refuse(loaded)
+            self.joins = measure_joins(self, PREFILL_CHUNK)
 
     @property
     def vocab_size(self) -> int:
@@ -110,7 +118,8 @@ class ModelRunner:
         other = ModelRunner.__new__(ModelRunner)
         other.loaded, other.max_length, other.cache = loaded, self.max_length, self.cache
         other.states = StateStore(self.cache.num_slots)
-        other.invariant, other.row_multiple = False, 1
+        other.reader, other.chunk = PromptReader(), self.chunk
+        other.invariant, other.row_multiple, other.joins = False, 1, False
         other._wants_static = self._wants_static
         other.static = other._static_passes()
         return other
@@ -119,32 +128,68 @@ class ModelRunner:
         fused = self.loaded.fused
         return StaticPasses(fused, self.cache, self.max_length) if self._wants_static and fused is not None else None
 
-    def admit(self, token_ids: Sequence[int]) -> int:
+    @property
+    def undraftable(self) -> frozenset[int]:
+        """Tokens that stand for pictures: never drafted."""
+        return frozenset() if self.loaded.vision is None else self.loaded.vision.placeholder_ids
+
+    def admit(self, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> int:
         """Take a slot for a sequence that does not fill the context yet."""
         if len(token_ids) >= self.max_length:
+            images = "" if vision is None else f", {vision.num_tokens} of them image tokens"
+            smaller = "" if vision is None else " or take fewer or smaller images,"
             raise CacheFull(
                 "the prompt fills the context",
-                got=f"{len(token_ids)} tokens",
+                got=f"{len(token_ids)} tokens{images}",
                 expected=f"at most {self.max_length - 1}, one less than the context",
-                fix="shorten the prompt, or raise max_model_len if the model allows it",
+                fix=f"shorten the prompt,{smaller} or raise max_model_len if the model allows it",
             )
-        return self.cache.allocate()
+        slot = self.cache.allocate()
+        self.place(slot, vision)
+        return slot
+
+    def place(self, slot: int, vision: VisionPrompt | None) -> None:
+        """Say which positions the columns of an empty slot have, by the pictures of its prompt."""
+        half = self.loaded.vision
+        self.cache.offsets[slot] = vision.position_delta if vision else half.family.text_offset if half else 0
 
     @torch.inference_mode()
-    def prefill(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix."""
-        device = self.loaded.device
-        for begin in range(0, len(token_ids), PREFILL_CHUNK):
-            chunk = list(token_ids[begin : begin + PREFILL_CHUNK])
-            starts = self.cache.begin([slot], len(chunk), whole=self.loaded.attends_trees)
-            layout = PassLayout(
-                starts, len(chunk), None, self.invariant, self.row_multiple, self.max_length, [slot], device=device
-            )
-            states = self._asked()
-            self.loaded.prefill(torch.tensor([chunk], device=device), layout, self.cache, states)
-            if states is not None:
-                self.states.write([slot], starts, states, self.cache.capacity)
-            self.cache.lengths[slot] += len(chunk)
+    def read(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, leave: bool = False
+    ) -> float:
+        """Cache a text but for its last token, the first root, in the slot that `admit` gave for it.
+
+        leave: as in `prefill`, of the text behind the pictures. Returns the seconds in the vision tower.
+        """
+        begin, seconds = 0, 0.0
+        if vision is not None:
+            begin, seconds = self.reader.read(self, slot, token_ids, vision)
+        self.prefill(slot, token_ids[begin:-1], leave)
+        return seconds
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, token_ids: Sequence[int], leave: bool = False) -> None:
+        """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix.
+
+        leave: the last chunk is not read, so that it may share the pass of the first draft.
+        """
+        for begin in range(0, len(token_ids), self.chunk):
+            if leave and begin + self.chunk >= len(token_ids):
+                return
+            self.read_chunk(slot, token_ids[begin : begin + self.chunk])
+
+    @torch.inference_mode()
+    def read_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
+        """Cache tokens in one pass; rows: what is read in their place."""
+        count = len(token_ids)
+        ids, layout = padded_prefill(self, slot, token_ids, rows)
+        starts = self.cache.begin([slot], layout.num_nodes, drafts=True, whole=self.loaded.attends_trees, text=count)
+        states = self.asked()
+        self.loaded.prefill(ids, layout, self.cache, states)
+        if states is not None:
+            given = {layer: state[:, :count] for layer, state in states.items()}
+            self.states.write([slot], starts, given, self.cache.capacity)
+        self.cache.lengths[slot] += count
 
     @torch.inference_mode()
     def forward(self, slots: Sequence[int], tree: TokenTree) -> TargetOutput:
@@ -154,8 +199,10 @@ class ModelRunner:
         """
         num_nodes, static = tree.num_nodes, self.static
         masked = self.num_masks > 0 and bool((tree.token_ids >= self.vocab_size).any())
+        offsets = [self.cache.offsets[slot] for slot in slots]
         fits = static is not None and not masked and static.takes(num_nodes, self.row_multiple)
-        states = self._asked()
+        fits = fits and not any(offsets)  # static passes count positions by columns
+        states = self.asked()
         if static is not None and fits and (not self.invariant or tree.is_chain):
             starts = [self.cache.lengths[slot] for slot in slots]
             logits = static.run(slots, tree, self.row_multiple, states)
@@ -175,6 +222,7 @@ class ModelRunner:
             num_nodes,
             padded.token_ids.device,
             is_mask=padded.token_ids >= self.vocab_size if masked else None,
+            offsets=offsets,
         )
         logits = self.loaded.forward(padded.token_ids, layout, self.cache, states)
         if states is not None:
@@ -182,7 +230,7 @@ class ModelRunner:
             self.states.write(slots, starts, given, self.cache.capacity)
         return TargetOutput(logits[:, :num_nodes])
 
-    def _asked(self) -> States | None:
+    def asked(self) -> States | None:
         """A place for each hidden state that is watched; None where there is none."""
         return {layer: torch.empty(0) for layer in self.states.layers if self.states.kept} or None
 

@@ -28,6 +28,11 @@ _PATHS = ([1, 3], [2, 4])
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 0.02}  # of the logits' standard deviation; 0.35 in 16 bits
 
 
+def tolerance(dtype: torch.dtype) -> float:
+    """How far logits may be apart, in standard deviations."""
+    return _TOLERANCE.get(dtype, 0.35)
+
+
 def _tokens(vocab_size: int) -> list[int]:
     """Made-up tokens: the prefix, then one for each node of the tree."""
     return [(7919 * i + 13) % vocab_size for i in range(1, _PREFIX + len(_PARENTS) + 1)]
@@ -80,10 +85,10 @@ def check_against_reference(runner: "ModelRunner") -> None:
                 fix="load it in another dtype (dtype='float32' or 'bfloat16'), or fetch the weights again",
             )
         error = (logits[path[-1]].float() - expected).abs().max() / expected.std().clamp(min=1e-6)
-        if not error <= _TOLERANCE.get(loaded.dtype, 0.35):  # a NaN fails too
+        if not error <= tolerance(loaded.dtype):  # a NaN fails too
             raise IncompatibleModels(
                 f"{loaded.name} does not give the same logits for a tree as for its paths",
                 got=f"a difference of {float(error):.3g} standard deviations",
-                expected=f"at most {_TOLERANCE.get(loaded.dtype, 0.35)}",
+                expected=f"at most {tolerance(loaded.dtype)}",
                 fix="this architecture cannot be decoded in trees; decode it with plain transformers",
             )

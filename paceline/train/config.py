@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from ..errors import ConfigError
 
-METHODS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space")
+METHODS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "qat", "distill")
 _T = TypeVar("_T")
 
 
@@ -126,6 +126,11 @@ class RunConfig:
 
 def read_config(path: Path | str | None, overrides: Seq[str] = ()) -> RunConfig:
     """The file with `a.b=value` put over it, values being YAML. Raises `ConfigError` for what is not understood."""
+    return build(RunConfig, read_mapping(path, overrides))
+
+
+def read_mapping(path: Path | str | None, overrides: Seq[str] = ()) -> dict[str, Any]:
+    """The same as plain values."""
     import yaml
 
     given: dict[str, Any] = {}
@@ -153,7 +158,7 @@ def read_config(path: Path | str | None, overrides: Seq[str] = ()) -> RunConfig:
             at[last] = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"the value of {key!r} is not YAML", got=repr(text)) from error
-    return build(RunConfig, given)
+    return given
 
 
 def build(kind: type[_T], given: Mapping[str, Any], where: str = "") -> _T:

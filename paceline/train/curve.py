@@ -27,8 +27,9 @@ def numbers(out: Path) -> dict[str, Any]:
         points = [[line["tokens"], line["accepted_length"]] for line in lines if line["event"] == "evaluation"]
         if points:
             runs[name] = points
-        record = out / ("head" if name == "1" else f"head-{name}") / "training.json"
-        if record.exists() and points:
+        made = [out / (kind if name == "1" else f"{kind}-{name}") / "training.json" for kind in ("head", "draft")]
+        record = next((one for one in made if one.exists()), None)
+        if record is not None and points:
             told = json.loads(record.read_text(encoding="utf-8"))
             measured = {
                 f"{trial['name']}, temperature {trial['params']['temperature']:g}": trial["result"][

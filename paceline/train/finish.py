@@ -1,4 +1,4 @@
-"""After training: the head as a folder with its record, and how much of what it drafts stands in real decoding."""
+"""After training: what drafts as a folder with its record, and how much of what it drafts stands in real decoding."""
 
 import json
 import os
@@ -8,6 +8,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
+
+from transformers import PreTrainedModel
 
 from ..checks.acceptance import Progress
 from ..checks.prompt_files import read_prompts
@@ -24,6 +26,8 @@ from ..runner.hf_adapter import share_copy
 from ..spec_config import SpecConfig, parse
 from .config import EvalSection, RunConfig
 from .data import Answers
+from .draft_folder import METHOD as DRAFT_MODEL
+from .draft_folder import draft_card, is_draft, save_draft
 from .log import read_log
 from .recipe import Recipe
 
@@ -31,7 +35,7 @@ from .recipe import Recipe
 def save_trained(
     place: Path, recipe: Recipe, target: LoadedModel, config: RunConfig, answers: Answers, log: Path
 ) -> dict[str, Any]:
-    """Write the trained module as a head; returns what its record says about data and training."""
+    """Write the trained module as a head, or a draft model; returns what its record says about data and training."""
     sources = sorted({one.source for one in answers.all} - {""})
     data = {
         "answers": len(answers),
@@ -46,6 +50,9 @@ def save_trained(
     if evaluated:
         training["held-out agreement"] = [round(share, 4) for share in evaluated[-1]["agreement"]]
         training["estimated accepted length"] = round(evaluated[-1]["accepted_length"], 3)
+        for part, what in (("acceptance", "1 - TV"), ("greedy", "greedy agreement with the target")):
+            if part in evaluated[-1]["parts"]:
+                training[f"held-out {what}"] = round(evaluated[-1]["parts"][part], 4)
     record = {
         "base_model": config.base_model or target.name,
         "licence": config.licence,
@@ -56,6 +63,9 @@ def save_trained(
         "log": evaluated,
     }
     module, drafted_for = recipe.result(target, model_beside(place))
+    if isinstance(module, PreTrainedModel):
+        save_draft(place, module, target, record)
+        return {"data": data, "training": training}
     if drafted_for is not target:
         record["fine_tuned"] = {"of": record["base_model"], "folder": model_beside(place).name, "head": place.name}
     card = model_card(_name(place, method_of(module), drafted_for), module, drafted_for, record)
@@ -69,8 +79,8 @@ def model_beside(head: Path) -> Path:
 
 
 def _name(folder: Path, method: str, target: LoadedModel) -> str:
-    """What a card calls a head: its folder's name, unless that is just `head`."""
-    return f"{target.name}-{method}" if folder.name.startswith("head") else folder.name
+    """What a card calls a head: its folder's name, unless that is just `head` or `draft`."""
+    return f"{target.name}-{method}" if folder.name.startswith(("head", "draft")) else folder.name
 
 
 def _unplaced(word: str) -> str:
@@ -93,12 +103,13 @@ def evaluate(
     head: Path, method: str, target: LoadedModel, config: EvalSection, done: Seq[Trial], report: Progress
 ) -> Iterator[Trial]:
     """Decode the prompts with the head at each temperature, taking over what of `done` is the same measurement."""
-    spec = spec_of(head, method, config)
+    spec = spec_of(head, method, config, str(target.dtype).removeprefix("torch."))
     budget = DraftBudget(spec.num_speculative_tokens, spec.num_draft_nodes or spec.num_speculative_tokens)
     drafter, policy, verifier = spec.build()
     own = target.with_model(share_copy(target.model))  # what a drafter puts into it goes when this is done
     llm = LLM(own, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_batch_size=1)
-    keys = {key: value for key, value in (("tree", spec.tree), ("top_k", spec.top_k)) if value is not None}
+    taken = (("tree", spec.tree), ("top_k", spec.top_k), ("dtype", spec.dtype))
+    keys = {key: value for key, value in taken if value is not None}
     for name, texts in _suites(config):
         sha256 = hash_prompts(texts or [example.prompt for example in EXAMPLES])
         for temperature in config.temperatures:
@@ -115,9 +126,14 @@ def evaluate(
             yield run_trial(llm, params, budget, keys, name=name, source=source, texts=texts, progress=told)
 
 
-def spec_of(head: Path, method: str, config: EvalSection) -> SpecConfig:
-    """How to draft while the head is measured. Raises `ConfigError` for `eval.drafter` keys that it does not take."""
-    given: dict[str, object] = {"method": method, "model": str(head), "policy": "fixed", **config.drafter}
+def spec_of(head: Path, method: str, config: EvalSection, dtype: str = "auto") -> SpecConfig:
+    """How to draft while the head is measured. Raises `ConfigError` for `eval.drafter` keys that it does not take.
+
+    dtype: of a draft model, as the target's.
+    """
+    method = {"qat": "self_int4", "distill": DRAFT_MODEL}.get(method, method)
+    own = {"dtype": dtype} if method == DRAFT_MODEL else {}
+    given: dict[str, object] = {"method": method, "model": str(head), "policy": "fixed", **own, **config.drafter}
     if config.depth is not None:
         given["num_speculative_tokens"] = config.depth
     if config.nodes is not None:
@@ -143,6 +159,9 @@ def record_acceptance(head: Path, target: LoadedModel, trials: Seq[Trial]) -> No
     """Put the measurements into the head's record and its card."""
     record = {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]}
     replace_text(head / "training.json", json.dumps(record, indent=2) + "\n")
+    if is_draft(record):
+        replace_text(head / "README.md", draft_card(head.name, record))
+        return
     made, target = load_head(head, target), replace(target, name=head_info(head).target_name)  # not a folder's
     card = model_card(_name(head, method_of(made), target), made, target, cast("Mapping[str, object]", record))
     replace_text(head / "README.md", card)

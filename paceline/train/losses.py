@@ -4,6 +4,8 @@
     KL              sum p log (p / q)                            the same gradient, zero when learnt
     TV              1/2 sum |p - q|  =  1 - sum min(p, q)        what a sampled draft loses to rejection
     LK              - log sum min(p, q)                          log of the acceptance rate (arXiv 2602.23881)
+    LK hybrid       l KL + (1 - l) TV, l = exp(-3 a) at each     KL where the draft is far off, TV where it is near
+                    place, a = sum min(p, q) there
 
 p and q are laws over the Vd tokens that the head can draft, p cut to them and renormalised.
 """
@@ -41,7 +43,17 @@ def lk(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tens
     return -torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1).clamp_min(1e-8).log().mean()
 
 
-LOSSES: dict[str, Loss] = {"ce": cross_entropy, "kl": kl, "tv": tv, "lk": lk}
+def lk_hybrid(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Float[Tensor, ""]:
+    """Mean of l KL + (1 - l) TV with l = exp(-3 sum min(p, q)), through which no gradient goes."""
+    log_p, log_q = target.log_softmax(-1), head.log_softmax(-1)
+    p, q = log_p.exp(), log_q.exp()
+    apart = (p * (log_p - log_q)).sum(-1)
+    stands = torch.minimum(p, q).sum(-1)
+    weight = (-3 * stands.detach()).exp()
+    return (weight * apart + (1 - weight) * (1 - stands)).mean()
+
+
+LOSSES: dict[str, Loss] = {"ce": cross_entropy, "kl": kl, "tv": tv, "lk": lk, "lk_hybrid": lk_hybrid}
 
 
 def loss_named(name: str) -> Loss:
@@ -54,3 +66,10 @@ def loss_named(name: str) -> Loss:
 def regression(states: Float[Tensor, "T E"], hidden: Float[Tensor, "T E"]) -> Float[Tensor, ""]:
     """SmoothL1 between the target's states and the head's, summed over nothing: EAGLE-1's first term."""
     return nn.functional.smooth_l1_loss(hidden, states)
+
+
+@torch.no_grad()
+def compared(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> tuple[Tensor, Tensor]:
+    """What such a draft would earn: the share of samples that stand, 1 - TV, and whether the best tokens agree. [T]."""
+    stands = torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1)
+    return stands, target.argmax(-1) == head.argmax(-1)

@@ -3,6 +3,7 @@
     out/answers-0/       answers of part 0 and their states         prepare
     out/train/           checkpoints, log.jsonl, data.json          train      (train-0.25/ for a fraction of the data)
     out/head/            the trained head                           train, once finished; head-0.25/
+    out/draft/           of qat and distill: the trained draft      instead of head/
     out/model/           the fine-tuned target of a full SPACE run  train, once finished; model-0.25/
     out/eval.json        real decoding with the head                eval, which also writes it into the head's record
     out/curve.png        estimated accepted length against tokens   train
@@ -12,6 +13,7 @@ Stages yield what happens; the command line draws it.
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from ..zoo import resolve
 from .config import RunConfig
 from .curve import draw
 from .data import Answers
+from .draft_folder import is_draft
 from .finish import asked_for, evaluate, model_beside, record_acceptance, recorded, replace_text, save_trained
 from .log import Event, Finished
 from .loop import train
@@ -98,7 +101,8 @@ class Stages:
 
     def head_folder(self, fraction: float = 1.0) -> Path:
         """Where the head of a fraction of the data is kept."""
-        return self.out / ("head" if fraction == 1.0 else f"head-{fraction:g}")
+        name = "draft" if self.method in ("qat", "distill") else "head"
+        return self.out / (name if fraction == 1.0 else f"{name}-{fraction:g}")
 
     # prepare
 
@@ -193,7 +197,7 @@ class Stages:
             if asked[part].get(key) != then.get(part, {}).get(key)
         ]
         if changed:
-            folders = [head.name.replace("head", "train", 1), model_beside(head).name]
+            folders = [re.sub("^(head|draft)", "train", head.name), model_beside(head).name]
             beside = " and ".join(f"`{name}`" for name in folders if (head.parent / name).exists())
             raise ConfigError(
                 f"{str(head)!r} was trained with other settings", got=", ".join(changed),
@@ -252,6 +256,8 @@ class Stages:
 
     def _target_of(self, head: Path) -> LoadedModel:
         """What a head drafts for: the run's target, or the one that the run made of it, whose folder may be stale."""
+        if is_draft(read_record(head)):
+            return self.target
         info, folder = head_info(head), model_beside(head)
         if info.fingerprint != self.target.fingerprint and (folder / "config.json").exists():
             made = load_model(str(folder), self.config.dtype, self.config.device)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .fetch import Progress, silent
 from .pull import DEFAULT_STEPS, PullSteps, models_dir, problem_of, pull
-from .registry import ZOO, ZooModel, lookup, nearest
+from .registry import ZOO, ZooEntry, lookup, nearest
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def resolve(
     cache_dir: Path | str | None = None,
     progress: Progress = silent,
     *,
-    registry: Mapping[str, ZooModel] = ZOO,
+    registry: Mapping[str, ZooEntry] = ZOO,
     steps: PullSteps = DEFAULT_STEPS,
 ) -> str:
     """Turn a zoo name into its folder, pulling it when absent; a local model folder or a hub id comes back unchanged.
@@ -46,7 +46,7 @@ def resolve(
     return name
 
 
-def installed(cache_dir: Path | str | None = None, *, registry: Mapping[str, ZooModel] = ZOO) -> list[Installed]:
+def installed(cache_dir: Path | str | None = None, *, registry: Mapping[str, ZooEntry] = ZOO) -> list[Installed]:
     """Every model of the zoo, pulled or not, with its size on disk in bytes; reads sizes, not contents."""
     rows: list[Installed] = []
     for model in registry.values():

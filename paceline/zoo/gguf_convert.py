@@ -45,9 +45,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress = silent) -> None:
     config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]  # some files pad it beyond their tokens
     for name, content in (("config.json", config), ("generation_config.json", special_ids(metadata))):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _save(weights, folder / "model.safetensors")
-    # safetensors makes its file private, which a cache shared by a group cannot use: give it the mode of its siblings.
-    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
+    save_weights(weights, folder / "model.safetensors")
 
 
 def _config(metadata: Metadata, reader: "GGUFReader") -> dict[str, Any]:
@@ -124,7 +122,8 @@ def _unpair(weight: "Tensor", head_dim: int) -> "Tensor":
     return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).reshape(weight.shape)
 
 
-def _save(weights: dict[str, "Tensor"], path: Path) -> None:
+def save_weights(weights: dict[str, "Tensor"], path: Path) -> None:
+    """Write a safetensors file beside a config.json. Raises `OSError` when the disk refuses."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -135,3 +134,5 @@ def _save(weights: dict[str, "Tensor"], path: Path) -> None:
         if f"os error {errno.ENOSPC}" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
+    # safetensors makes its file private, which a cache shared by a group cannot use: give it the mode of its siblings.
+    path.chmod((path.parent / "config.json").stat().st_mode)

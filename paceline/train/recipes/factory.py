@@ -36,6 +36,8 @@ def layers_of(method: str, config: RunConfig, target: LoadedModel) -> tuple[int,
         head = build(SpaceShape, config.head, "head.")  # what cannot be trained is refused before answers are written
         check_rows(target, 0 if config.start else head.transition_rank, None)
         return ()
+    if method in ("qat", "distill"):
+        return ()
     if method != "eagle3":
         return (last,)
     shape = build(EagleShape, config.head, "head.")
@@ -170,6 +172,18 @@ def _space(method: str, config: RunConfig, target: LoadedModel, answers: Answers
     )  # fmt: skip
 
 
+def _qat(method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
+    from .qat import qat_recipe
+
+    return qat_recipe(config, target)
+
+
+def _distill(method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
+    from .distill import distill_recipe
+
+    return distill_recipe(config, target)
+
+
 def _started(method: str, name: str, kind: type[_M], target: LoadedModel) -> _M:
     """The head to go on from, in float32. Raises `ConfigError` for one of another method."""
     head = load_head(name, target)
@@ -208,6 +222,8 @@ _MAKERS: dict[str, _Maker] = {
     "blockwise": _parallel,
     "mtp": _mtp,
     "space": _space,
+    "qat": _qat,
+    "distill": _distill,
 }
 
 

@@ -101,3 +101,52 @@ class MtpLoss:
     name: str = "ce"
     steps: int | None = 3
     decay: float = 0.6
+
+
+@dataclass(frozen=True)
+class QatShape:
+    """What the draft's weights become. bits, group_size: of the codes. linears: as in `SpaceShape`.
+
+    start: the first grids, "fitted" (least squared error) or "nearest" (least and largest weight). train: "weights" and
+    grids, or "grids" alone, which takes a sixteenth of the optimiser's memory in groups of 32.
+    """
+
+    bits: Literal[4, 3, 2] = 4
+    group_size: Literal[32, 64, 128, 256] = 32
+    start: Literal["fitted", "nearest"] = "fitted"
+    train: Literal["weights", "grids"] = "weights"
+    linears: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class QatLoss:
+    """See `QatRecipe`. name: "token", or one of `losses`."""
+
+    name: str = "kl"
+    label_weight: float = 0.0
+    window: int = 4
+    context: Literal["target", "own"] = "target"
+
+
+@dataclass(frozen=True)
+class DistillShape:
+    """The small model. model: a folder or name to begin from; None: `num_layers` of the target's own layers.
+
+    layers: which ones, "spaced" from the first to the last, or the "first" ones. embeddings: train them too.
+    """
+
+    model: str | None = None
+    num_layers: int | None = None
+    layers: Literal["spaced", "first"] = "spaced"
+    embeddings: bool = False
+
+
+@dataclass(frozen=True)
+class DistillLoss:
+    """See `DistillRecipe`. name: "token", or one of `losses`."""
+
+    name: str = "kl"
+    label_weight: float = 0.0
+    on_policy: float = 0.0
+    window: int = 4
+    rounds: int = 8

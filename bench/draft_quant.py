@@ -1,0 +1,218 @@
+"""Self-drafts of few bits: how much of what they draft stands, by how their weights were made.
+
+    python bench/draft_quant.py MODEL --prepared ANSWERS [--draft NAME=FOLDER ...] [--weights NAME=BITS:FILE ...]
+
+Rounding: `nearest` (least and largest weight of a group), `fitted` (least squared error), `hqq` (torchao's HQQ).
+--draft: trained weights (`paceline train qat`). --weights: a safetensors file of weights as another library left them,
+dequantised, by transformers' names; they are put into our format through the grid that they lie on.
+
+Everything is measured on held-out answers of the target (`--held-out`, the share that `train.held_out` kept), in rounds
+of four tokens over the target's own keys and values, as the draft runs:
+
+    1 - TV            share of sampled drafts that stand, mean over answer tokens
+    greedy            share of places where both rank the same token first
+    tokens a pass     expected of rounds of four: sampled from 1 - TV along the answer; greedy on the answers at T = 0
+    decoded           with --decode N: tokens a pass of real greedy decoding of N held-out prompts, 32 tokens each
+"""
+
+import argparse
+import copy
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from paceline import LLM, Fixed, SamplingParams, SelfQuantized
+from paceline.heads import load_head
+from paceline.modules.int4_draft import Int4Draft, Int4DraftConfig
+from paceline.quant import dequantize_int4, dequantize_int8, quantize_int8
+from paceline.quant.fake import torchao_modules
+from paceline.quant.int4 import codes_on, fitted_grid, grid_of, params_of
+from paceline.train.data import Answer, Answers
+from paceline.train.losses import compared, kl
+from paceline.train.recipes.distill import detached
+from paceline.train.recipes.rounds import Rounds, read_rounds, read_text, rounds_of
+from paceline.train.recipes.space_model import layers_of_model, linears_of, plain_model, windows_of
+from paceline.zoo import resolve
+
+WINDOW = 4
+Grid = Callable[[Tensor, int, int], tuple[Tensor, Tensor]]
+
+
+def hqq_grid(weight: Tensor, group_size: int, bits: int) -> tuple[Tensor, Tensor]:
+    """The grid that torchao's HQQ chooses, its zero point in our terms."""
+    _, primitives = torchao_modules()
+    _, scale, zero, _ = primitives._choose_qparams_and_quantize_affine_hqq(
+        weight, nbits=bits, group_size=group_size, compute_dtype=torch.float32, device="cpu", raw_output=True
+    )
+    scale = scale.bfloat16().float()
+    return scale, (((1 << bits - 1) - zero) * scale).bfloat16().float()
+
+
+def grid_through(weight: Tensor, group_size: int, bits: int) -> tuple[Tensor, Tensor]:
+    """The grid that dequantised weights lie on: of the steps that divide a group's range, the one that misses least."""
+    groups = weight.float().view(len(weight), -1, group_size)
+    low, high = groups.amin(-1), groups.amax(-1)
+    least = torch.full_like(low, torch.inf)
+    best = grid_of(weight, group_size, bits)
+    for steps in range(1, 1 << bits):
+        scale = ((high - low) / steps).clamp_min(1e-6).bfloat16().float()
+        zero = (low + (1 << bits - 1) * scale).bfloat16().float()
+        stands_for = (codes_on(weight, scale, zero, bits).view_as(groups) - 8) * scale[..., None] + zero[..., None]
+        error = (stands_for - groups).square().sum(-1)
+        better = error < 0.98 * least  # a coarser grid goes before a finer one that holds it
+        best = torch.where(better, scale, best[0]), torch.where(better, zero, best[1])
+        least = torch.where(better, error, least)
+    return best
+
+
+GRIDS: dict[str, Grid] = {"nearest": grid_of, "fitted": fitted_grid, "hqq": hqq_grid}
+
+
+@dataclass
+class Text:
+    """A held-out answer with the target's logits [M, V] at its rows, and its keys and values."""
+
+    answer: Answer
+    ids: Tensor
+    rounds: Rounds
+    taught: Tensor
+    cache: object
+
+
+def read_answers(plain: nn.Module, answers: Answers, most: int) -> list[Text]:
+    """One by one, cut to `most` tokens."""
+    texts = list[Text]()
+    for index, answer in enumerate(answers.all):
+        batch = answers.batch([index], (), most)
+        logits, cache = read_text(plain, batch.token_ids, 0)
+        rounds = rounds_of(batch.is_answer, WINDOW, torch.zeros(1, dtype=torch.long))
+        texts.append(Text(answer, batch.token_ids, rounds, rounds.take(logits), cache))
+    return texts
+
+
+@torch.no_grad()
+def measure(student: nn.Module, texts: list[Text], windows: dict[str, int | None]) -> dict[str, float]:
+    """The numbers of the table, but for the decoded ones."""
+    stands, same, apart, sampled, greedy = [], [], [], [], []
+    for text in texts:
+        fed = text.ids.gather(1, text.rounds.column.clamp_min(0))
+        said = read_rounds(student, fed, text.rounds, detached(text.cache), windows)[text.rounds.counts]
+        stood, agrees = compared(text.taught, said)
+        stands.append(stood)
+        same.append(agrees.float())
+        apart.append(kl(text.taught, said)[None] * len(said))
+        whole = len(said) // WINDOW * WINDOW
+        sampled.append(stood[:whole].view(-1, WINDOW).cumprod(1).sum(1))
+        if text.answer.temperature == 0:
+            greedy.append(agrees[:whole].view(-1, WINDOW).long().cumprod(1).sum(1).float())
+    tokens = sum(map(len, stands))
+    return {
+        "1 - TV": float(torch.cat(stands).mean()),
+        "greedy": float(torch.cat(same).mean()),
+        "KL": float(torch.cat(apart).sum()) / tokens,
+        "tokens a pass, sampled": 1 + float(torch.cat(sampled).mean()),
+        "tokens a pass, greedy": 1 + float(torch.cat(greedy).mean()) if greedy else float("nan"),
+    }
+
+
+def rounded(
+    plain: nn.Module, bits: int, group_size: int, grid: Grid, found: dict[str, Tensor] | None = None
+) -> Int4Draft:
+    """The draft of these grids; found: weights of another library in the place of the model's own."""
+    names, shapes = linears_of(plain, ())
+    layers = layers_of_model(plain)
+    draft = Int4Draft(Int4DraftConfig(bits, group_size, len(layers), names, shapes))
+    for index, layer in enumerate(layers):
+        for name in names:
+            weight = layer.get_submodule(name).weight if found is None else found[f"model.layers.{index}.{name}.weight"]
+            scale, zero = grid(weight.detach().float(), group_size, bits)
+            draft.put(index, name, codes_on(weight.detach(), scale, zero, bits), params_of(scale, zero))
+    return draft
+
+
+def student_of(plain: nn.Module, draft: Int4Draft | None) -> nn.Module:
+    """The model with the draft's weights, or (None) with those of INT8."""
+    shared = {id(p): p for p in plain.parameters()}
+    model = copy.deepcopy(plain, shared)
+    for index, layer in enumerate(layers_of_model(model)):
+        for name in linears_of(plain, ())[0]:
+            old = layer.get_submodule(name)
+            made = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
+            if draft is None:
+                weight = dequantize_int8(*quantize_int8(old.weight.detach()))
+            else:
+                weight = dequantize_int4(*draft.packable(index, name), draft.config.group_size)
+            made.weight, made.bias = nn.Parameter(weight, requires_grad=False), old.bias
+            layer.set_submodule(name, made)
+    return model
+
+
+def decoded(llm: LLM, texts: list[Text], count: int) -> float:
+    """Tokens a pass of real greedy decoding."""
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    rounds = [r for text in texts[:count] for r in llm.generate(list(text.answer.prompt_ids), params)[0].rounds]
+    return sum(r.num_emitted for r in rounds) / len(rounds)
+
+
+def settings(args: argparse.Namespace, plain: nn.Module) -> Iterator[tuple[str, int, int, Int4Draft | None]]:
+    """Name, bits, group size and draft of each row."""
+    if "int8" in args.rows:
+        yield "INT8, nearest", 8, 0, None
+    for bits, group_size in ((4, 32), (4, 128), (3, 32), (2, 32)):
+        for name, grid in GRIDS.items():
+            if f"{name}-{bits}-{group_size}" in args.rows or name in args.rows:
+                yield name, bits, group_size, rounded(plain, bits, group_size, grid)
+    for given in args.weights:
+        name, _, place = given.partition("=")
+        bits, _, file = place.partition(":")
+        with safe_open(file, "pt") as tensors:
+            found = {key: tensors.get_tensor(key) for key in tensors.keys()}  # noqa: SIM118 - no dict
+        yield name, int(bits), 32, rounded(plain, int(bits), 32, grid_through, found)
+    for given in args.draft:
+        name, _, folder = given.partition("=")
+        draft = load_head(Path(folder))
+        assert isinstance(draft, Int4Draft)
+        yield name, draft.config.bits, draft.config.group_size, draft
+
+
+def main() -> None:
+    """Measure every row on the same answers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--prepared", nargs="+", required=True)
+    parser.add_argument(
+        "--rows", nargs="*", default=["int8", *GRIDS], help="int8, nearest, hqq, or nearest-2-32 and so on"
+    )
+    parser.add_argument("--draft", nargs="*", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--weights", nargs="*", default=[], metavar="NAME=BITS:FILE")
+    parser.add_argument("--held-out", type=float, default=0.03)
+    parser.add_argument("--answers", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=384, help="an answer and its prompt are cut there")
+    parser.add_argument("--decode", type=int, default=0, metavar="N")
+    args = parser.parse_args()
+    folder = resolve(args.model)
+    plain = plain_model(folder, torch.device("cpu"))
+    held_out = Answers.read(args.prepared).split(args.held_out)[1].fitting(args.tokens // 2).limited(args.answers)
+    with torch.no_grad():
+        texts = read_answers(plain, held_out, args.tokens)
+    about = {"answers": len(texts), "tokens": sum(len(text.taught) for text in texts), "sha256": held_out.hash()[:16]}
+    print(json.dumps(about), flush=True)
+    for name, bits, group_size, draft in settings(args, plain):
+        told = measure(student_of(plain, draft), texts, windows_of(plain))
+        if args.decode and draft is not None:
+            drafter = SelfQuantized(weights=draft, lm_head="shared")
+            llm = LLM(
+                folder, dtype="float32", drafter=drafter, policy=Fixed(WINDOW), max_batch_size=1, max_model_len=1024
+            )
+            told["decoded"] = decoded(llm, texts, args.decode)
+        row = {key: round(value, 3) for key, value in told.items()}
+        print(json.dumps({"name": name, "bits": bits, "group_size": group_size, **row}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

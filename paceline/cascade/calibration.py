@@ -1,0 +1,231 @@
+"""What a calibration found, as a file: how often a confident small answer was not the large model's, by threshold.
+
+Only counts are promised from, so the file keeps the counts; the threshold follows from them (`Calibration.choose`) for
+whatever bound is asked for, and the one in the file must be what follows for its own.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import cast
+
+from ..core.request import SamplingParams
+from ..errors import ConfigError, IncompatibleModels
+from .bound import Point, check_promise, last_that_holds, prompts_needed, upper_bound
+from .confidence import Signal
+from .identity import ModelId
+
+VERSION = 1
+_KIND = "paceline-cascade"
+_AGAIN = "run `paceline calibrate` again"
+_NOT_LAW = ("max_tokens", "seed", "n", "logprobs")
+"""Options that leave it untouched which of the two models' answers differ: a shorter limit cuts equal texts equally."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One prompt: how sure the small model was, and whether its answer is the large model's.
+
+    confidences: None where the small answer did not end within the window; then `agrees` is None as well.
+    """
+
+    confidences: Mapping[Signal, float] | None
+    agrees: bool | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A threshold and what it promises.
+
+    max_disagreement: the bound, with `confidence`. point: its counts. wrong_alone: of confident answers, the share that
+    differed, and Clopper and Pearson's bound of it at that point alone; told, not promised.
+    """
+
+    signal: Signal
+    threshold: float
+    max_disagreement: float
+    confidence: float
+    point: Point
+    coverage: float
+    differ: float
+    wrong_alone: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Counts of n prompts for each threshold, for each kind of confidence that was declared beforehand.
+
+    short_limit: tokens within which the small answer must end. sampling: the options of the law, where not default.
+    prompts: file, sha256. provenance: versions, machine, date.
+    """
+
+    small: ModelId
+    large: ModelId
+    n: int
+    ended: int
+    curves: Mapping[Signal, Sequence[Point]]
+    short_limit: int
+    max_disagreement: float
+    confidence: float
+    sampling: Mapping[str, object] = field(default_factory=dict[str, object])
+    prompts: Mapping[str, object] = field(default_factory=dict[str, object])
+    provenance: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def choose(self, max_disagreement: float | None = None, confidence: float | None = None) -> Choice:
+        """The threshold that answers most alone with P(confident and different) <= max_disagreement.
+
+        Of several kinds of confidence the best is taken, at the price of a stricter test of each (Bonferroni).
+        Raises `ConfigError` where the sample is too small to promise it, with the number of prompts that are missing.
+        """
+        limit = self.max_disagreement if max_disagreement is None else max_disagreement
+        sure = self.confidence if confidence is None else confidence
+        check_promise(limit, sure)
+        each = 1 - (1 - sure) / len(self.curves)
+        found = [
+            (point.covered, signal, point)
+            for signal, points in self.curves.items()
+            if (point := last_that_holds(points, self.n, limit, each)) is not None
+        ]
+        if not found:
+            raise self._refuse(limit, sure, each)
+        covered, signal, point = max(found, key=lambda one: one[0])
+        alone = (point.differ / covered if covered else 0.0, upper_bound(point.differ, covered, sure))
+        coverage, differ = covered / self.n, point.differ / self.n
+        return Choice(signal, point.threshold, limit, sure, point, coverage, differ, alone)
+
+    def check_models(self, small: ModelId, large: ModelId) -> None:
+        """Raises `IncompatibleModels` unless these are the models it was made with."""
+        for role, then, now in (("small", self.small, small), ("large", self.large, large)):
+            if (told := then.difference(now)) is not None:
+                raise IncompatibleModels(
+                    f"the calibration was made with another {role} model", got=told, fix=_AGAIN + " with these models"
+                )
+
+    def as_dict(self) -> dict[str, object]:
+        """The content of the file."""
+        choice = self.choose()
+        body: dict[str, object] = {
+            "kind": _KIND,
+            "version": VERSION,
+            "small": self.small.as_dict(),
+            "large": self.large.as_dict(),
+            "short_limit": self.short_limit,
+            "max_disagreement": self.max_disagreement,
+            "confidence": self.confidence,
+            "signal": choice.signal.value,
+            "threshold": choice.threshold,
+            "prompts": {"count": self.n, "ended": self.ended, **self.prompts},
+            "sampling": dict(self.sampling),
+            "curves": {s.value: [[p.threshold, p.covered, p.differ] for p in c] for s, c in self.curves.items()},
+            "provenance": dict(self.provenance),
+        }
+        return {**body, "sha256": _digest(body)}
+
+    def save(self, path: Path | str) -> None:
+        """Write the file, whole or not at all. Raises `ConfigError` where it promises nothing, OSError as files do."""
+        path = Path(path)
+        text = json.dumps(self.as_dict(), ensure_ascii=False, indent=1, allow_nan=False)
+        half = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            half.write_text(text + "\n", encoding="utf-8")
+            half.replace(path)
+        except BaseException:
+            half.unlink(missing_ok=True)
+            raise
+
+    def _refuse(self, limit: float, confidence: float, each: float) -> ConfigError:
+        best = min((points[0].differ for points in self.curves.values()), default=0)
+        need = prompts_needed(best, limit, each)
+        where = f"{best} of {self.n} prompts differ even at the strictest threshold"
+        fix = f"calibrate on at least {need - self.n} more prompts"
+        if best:
+            fix += ", which helps only if hardly any of them differs; or allow a larger max_disagreement"
+        return ConfigError(
+            f"{self.n} prompts cannot promise a disagreement of at most {limit:g} with confidence {confidence:g}",
+            got=where if best else f"{self.n} prompts",
+            expected=f"at least {need} prompts" + (f" with no more than these {best}" if best else ""),
+            fix=fix,
+        )
+
+
+def curve_of(observed: Sequence[Observed], signal: Signal, thresholds: Sequence[float]) -> tuple[Point, ...]:
+    """The counts at each threshold, which must fall."""
+    ended = [(one.confidences[signal], bool(one.agrees)) for one in observed if one.confidences is not None]
+    return tuple(
+        Point(t, sum(c >= t for c, _ in ended), sum(c >= t and not agrees for c, agrees in ended)) for t in thresholds
+    )
+
+
+def sampling_of(params: SamplingParams) -> dict[str, object]:
+    """The options that make the law of an answer, where they are not the default."""
+    default = SamplingParams()
+    pairs = ((one.name, getattr(params, one.name)) for one in fields(params) if one.name not in _NOT_LAW)
+    told: dict[str, object] = {name: list(value) if isinstance(value, tuple) else value for name, value in pairs
+            if value != getattr(default, name)}  # fmt: skip
+    bias = told.get("logit_bias")
+    if isinstance(bias, dict):
+        told["logit_bias"] = {str(token): value for token, value in bias.items()}
+    return told
+
+
+def load_calibration(path: Path | str) -> Calibration:
+    """Read such a file. Raises `ConfigError` for anything else, another version, or one that was changed since."""
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the calibration {str(path)!r} cannot be read", got=error.strerror) from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{str(path)!r} is not a calibration", got="no JSON", fix=_AGAIN) from error
+    if not isinstance(given, dict) or given.get("kind") != _KIND:
+        raise ConfigError(f"{str(path)!r} is not a calibration", got="something else", fix=_AGAIN)
+    if given.get("version") != VERSION:
+        got = given.get("version")
+        raise ConfigError(f"{str(path)!r} is of another version", got=got, expected=VERSION, fix=_AGAIN)
+    body = {key: value for key, value in given.items() if key != "sha256"}
+    if given.get("sha256") != _digest(body):
+        raise ConfigError(f"{str(path)!r} was changed or damaged since it was written", fix=_AGAIN)
+    try:
+        made = _parse(body)
+        choice = made.choose()
+        sound = (choice.signal.value, choice.threshold) == (body["signal"], body["threshold"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} does not hold together", got=str(error), fix=_AGAIN) from error
+    if not sound:
+        raise ConfigError(f"{str(path)!r} has a threshold that its counts do not give", fix=_AGAIN)
+    return made
+
+
+def _parse(body: Mapping[str, object]) -> Calibration:
+    prompts = dict(cast("dict[str, object]", body["prompts"]))
+    n, ended = int(cast(int, prompts.pop("count"))), int(cast(int, prompts.pop("ended")))
+    curves: dict[Signal, tuple[Point, ...]] = {}
+    for name, rows in cast("dict[str, list[list[float]]]", body["curves"]).items():
+        points = tuple(Point(float(t), int(c), int(d)) for t, c, d in rows)
+        steps = list(itertools.pairwise(points))
+        if not points or any(a.threshold <= b.threshold or a.covered > b.covered or a.differ > b.differ
+                             for a, b in steps):  # fmt: skip
+            raise ValueError(f"the curve of {name} does not rise as its thresholds fall")
+        if any(not 0 <= p.differ <= p.covered <= ended <= n for p in points):
+            raise ValueError(f"the curve of {name} counts more than there is")
+        curves[Signal(name)] = points
+    return Calibration(
+        ModelId.from_dict(cast("dict[str, object]", body["small"])),
+        ModelId.from_dict(cast("dict[str, object]", body["large"])),
+        n,
+        ended,
+        curves,
+        int(cast(int, body["short_limit"])),
+        float(cast(float, body["max_disagreement"])),
+        float(cast(float, body["confidence"])),
+        cast("dict[str, object]", body["sampling"]),
+        prompts,
+        cast("dict[str, object]", body["provenance"]),
+    )
+
+
+def _digest(body: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

@@ -1,0 +1,130 @@
+"""Prompts of both kinds from a file: one JSON object a line, with text and, where there are any, images.
+
+    {"prompt": "..."}                              text to continue
+    {"question": "...", "image": "a.png"}          a user's message, with images before the words
+    {"chat": [{"role": "user", "content": ...}]}   as `LLM.generate` takes it; "messages" is the same
+
+Image files are found beside the prompt file.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from ..errors import ConfigError
+from ..prompts_of import Prompt
+from ..provenance import hash_prompts, sha256_of
+
+_TEXTS = ("prompt", "question", "instruction")
+_CHATS = ("chat", "messages")
+_ADDRESSES = ("data:", "http://", "https://")
+
+
+def read_prompt_file(path: Path | str, limit: int | None = None) -> list[Prompt]:
+    """The first `limit` prompts. Raises `ConfigError` for a file that cannot be read, or a line without a prompt."""
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        got = getattr(error, "strerror", None) or error
+        raise ConfigError(f"the prompts in {str(path)!r} cannot be read", got=got) from error
+    found: list[Prompt] = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and (limit is None or len(found) < limit):
+            found.append(_prompt_of(line, path.parent, f"{path.name}, line {number}"))
+    if not found:
+        raise ConfigError(f"{str(path)!r} holds no prompts", expected="one JSON object a line")
+    return found
+
+
+def hash_of(prompts: list[Prompt]) -> str:
+    """Hash prompts and the content of their image files, in hexadecimal."""
+    return hash_prompts([json.dumps(_with_contents(one), sort_keys=True) for one in prompts])
+
+
+def text_of(prompt: Prompt) -> str:
+    """The words of a prompt, for people."""
+    if isinstance(prompt, str):
+        return prompt
+    if not prompt or not isinstance(prompt[0], Mapping):
+        return " ".join(map(str, prompt))
+    told: list[str] = []
+    for message in cast("list[Mapping[str, object]]", prompt):
+        content = message["content"]
+        words = [content] if isinstance(content, str) else [str(p.get("text", "")) for p in _parts(content)]
+        told.append(" ".join(filter(None, words)))
+    return "\n".join(told)
+
+
+def _parts(content: object) -> list[dict[str, object]]:
+    return cast("list[dict[str, object]]", content) if isinstance(content, list) else []
+
+
+def _prompt_of(line: str, folder: Path, where: str) -> Prompt:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not JSON ({where})", got=error.msg, expected="one JSON object a line") from error
+    if not isinstance(row, dict):
+        raise ConfigError(f"not a JSON object ({where})", got=type(row).__name__)
+    images = row.get("images", row.get("image", []))
+    images = [images] if isinstance(images, str) else images
+    if not isinstance(images, list) or not all(isinstance(one, str) for one in images):
+        raise ConfigError(f"no list of images ({where})", got=repr(images), expected="paths, or addresses")
+    sources = [_source(one, folder, where) for one in images]
+    for key in _CHATS:
+        if isinstance(chat := row.get(key), str):
+            return _user(chat, sources)
+        if isinstance(chat, list) and chat and all(isinstance(m, dict) and "content" in m for m in chat):
+            return _with_images(chat, sources, folder, where)
+    for key in _TEXTS:
+        if isinstance(text := row.get(key), str) and text.strip():
+            return text if key == "prompt" and not sources else _user(text, sources)
+    expected = ", ".join(f'"{key}"' for key in (*_TEXTS, *_CHATS))
+    raise ConfigError(f"no prompt ({where})", got="the keys " + ", ".join(map(str, row)), expected=expected)
+
+
+def _user(text: str, sources: list[str]) -> Prompt:
+    if not sources:
+        return [{"role": "user", "content": text}]
+    return cast("Prompt", [{"role": "user", "content": [*map(_image, sources), {"type": "text", "text": text}]}])
+
+
+def _with_images(chat: list[dict[str, object]], sources: list[str], folder: Path, where: str) -> Prompt:
+    """A chat with paths made whole, and further images before the words of its first message."""
+    made = [dict(message) for message in chat]
+    for message in made:
+        if isinstance(message["content"], list):
+            message["content"] = [
+                {**part, "image": _source(str(part["image"]), folder, where)} if "image" in part else dict(part)
+                for part in _parts(message["content"])
+            ]
+    if sources:
+        first = next((m for m in made if m.get("role") == "user"), made[0])
+        content = first["content"]
+        words = [{"type": "text", "text": content}] if isinstance(content, str) else _parts(content)
+        first["content"] = [*map(_image, sources), *words]
+    return cast("Prompt", made)
+
+
+def _image(source: str) -> dict[str, object]:
+    return {"type": "image", "image": source}
+
+
+def _source(given: str, folder: Path, where: str) -> str:
+    if given.startswith(_ADDRESSES):
+        return given
+    path = folder / given
+    if not path.is_file():
+        raise ConfigError(f"there is no such image ({where})", got=given, expected=f"a file below {str(folder)!r}")
+    return str(path)
+
+
+def _with_contents(value: object) -> object:
+    """The prompt with image files replaced by their hashes."""
+    if isinstance(value, Mapping):
+        if "image" in value and not str(value["image"]).startswith(_ADDRESSES):
+            return {"type": "image", "sha256": sha256_of(str(value["image"]))}
+        return {key: _with_contents(one) for key, one in value.items()}
+    return [_with_contents(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,91 @@
+"""`paceline show --cascade`: find an example of each case in the user's prompts and put them on a page."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from ..errors import ConfigError
+from .calibrate import open_pair
+from .engine import WeightsChoice
+from .screen import Screen
+
+if TYPE_CHECKING:
+    from ..cascade import Calibration, Cascade
+    from ..cascade.cases import Case, Found
+    from ..core.request import SamplingParams
+    from ..llm import LLM
+
+
+@dataclass(frozen=True)
+class CascadeOptions:
+    """What is to be shown. small, large: None takes the models from where they were calibrated."""
+
+    calibration: Path
+    prompts: Path
+    small: str | None
+    large: str | None
+    num_prompts: int
+    max_tokens: int
+    device: str | None
+    threads: int | None
+
+
+def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
+    """Write the page. Raises `ConfigError` and `IncompatibleModels`, for other models than those calibrated."""
+    with screen.spinner("starting"):
+        from ..cascade import Cascade, load_calibration
+        from ..cascade.cases import find_cases
+        from ..cascade.page import page
+        from ..cascade.prompt_file import read_prompt_file
+
+    made = load_calibration(options.calibration)
+    prompts = read_prompt_file(options.prompts, options.num_prompts)
+    if not out.parent.is_dir():
+        raise ConfigError("there is no such folder", got=str(out.parent), fix="make it, or give another --out")
+    small, large = _models(made, options, screen)
+    params = _params(made, options.max_tokens)
+    with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade, screen.stages() as progress:
+        found = find_cases(cascade, prompts, params, progress)
+        text = page(cascade, found, len(prompts))
+    out.write_text(text, encoding="utf-8")
+    _tell(cascade, found, out, text, screen)
+    return out
+
+
+def _models(made: "Calibration", options: CascadeOptions, screen: Screen) -> "tuple[LLM, LLM]":
+    paths, weights = made.prompts.get("paths"), made.prompts.get("weights")
+    paths = paths if isinstance(paths, dict) else {}
+    weights = weights if isinstance(weights, dict) else {}
+
+    def told(role: str, given: str | None) -> tuple[str, WeightsChoice | None]:
+        name = given or paths.get(role)
+        if not isinstance(name, str):
+            raise ConfigError(f"the calibration does not say where its {role} model was", fix=f"give --{role}")
+        return name, WeightsChoice(weights[role]) if weights.get(role) else None
+
+    dtype = made.small.dtype if made.small.dtype == made.large.dtype else None
+    pair = told("small", options.small), told("large", options.large)
+    return open_pair(*pair, None, dtype, options.device, None, options.threads, False, screen)
+
+
+def _params(made: "Calibration", max_tokens: int) -> "SamplingParams":
+    from ..core.request import SamplingParams
+
+    sampling = dict(made.sampling)
+    bias = sampling.get("logit_bias")
+    if isinstance(bias, dict):
+        sampling["logit_bias"] = {int(token): value for token, value in bias.items()}
+    return SamplingParams.from_dict({**sampling, "max_tokens": max_tokens, "seed": 0})
+
+
+def _tell(cascade: "Cascade", found: "dict[Case, Found | None]", out: Path, text: str, screen: Screen) -> None:
+    missing = [case.value for case, one in found.items() if one is None]
+    if screen.json:
+        cases = {case.value: None if one is None else one.index for case, one in found.items()}
+        screen.put_json({"page": str(out), "bytes": len(text.encode()), "cases": cases})
+        return
+    screen.out.print(escape(str(out)), soft_wrap=True)
+    if missing:
+        screen.say(f"[yellow]No example among these prompts:[/yellow] {', '.join(missing)}")

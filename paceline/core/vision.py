@@ -1,0 +1,74 @@
+"""What the pictures of one prompt are to the engine: where their features go, and how positions and sight change.
+
+    columns     0 .. 3 | 4 ....... 67 | 68 .. 71 | 72 ...... 135 | 136 .. 143
+    holds       text   | image 0      | text     | image 1       | text           edge = 136
+
+Whoever makes a `Sequence` with pictures puts it there; the runner, and drafters that look at pictures, read it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class PromptImage:
+    """One image of a prompt.
+
+    key: a hash of the tensors below, so of the pixels that the tower sees, never of text. places: prompt positions of
+    its placeholders, ascending; its features go there in this order. inputs: what the processor made of it alone,
+    keyword by keyword as the tower takes it. source: the opened image, for a draft with a processor of its own.
+    """
+
+    key: str
+    places: tuple[int, ...]
+    inputs: Mapping[str, Tensor]
+    source: object = None
+
+    @property
+    def start(self) -> int:
+        """Position of its first placeholder."""
+        return self.places[0]
+
+    @property
+    def stop(self) -> int:
+        """One past its last placeholder; between the two a tiled image may have text of its own."""
+        return self.places[-1] + 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Placeholders, and features."""
+        return len(self.places)
+
+
+@dataclass(frozen=True, eq=False)
+class VisionPrompt:
+    """The pictures of one prompt.
+
+    position_ids: of every prompt token on each axis, where positions are not columns (M-RoPE). position_delta: a text
+    token behind `edge` has position column + delta, on every axis. blocks: columns [start, stop) that see one another
+    in both directions; never cut by a pass. blocks_cross_window: also where a sliding window would end their sight.
+    """
+
+    images: tuple[PromptImage, ...]
+    position_ids: Int[Tensor, "A P"] | None = None
+    position_delta: int = 0
+    blocks: tuple[tuple[int, int], ...] = ()
+    blocks_cross_window: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of the images, in their order."""
+        return tuple(image.key for image in self.images)
+
+    @property
+    def num_tokens(self) -> int:
+        """Image tokens of the prompt."""
+        return sum(image.num_tokens for image in self.images)
+
+    @property
+    def edge(self) -> int:
+        """Where plain causal text begins: behind the last image and the last block."""
+        return max([0, *[image.stop for image in self.images], *[stop for _, stop in self.blocks]])

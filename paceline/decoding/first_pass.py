@@ -1,0 +1,66 @@
+"""The first round of an answer, whose draft the target may verify in the very pass that reads the prompt's end.
+
+    drafted before the target has read      prompt's last chunk + root + candidates       1 pass for a short answer
+    nothing drafted, or states are needed   prompt's last chunk, then root + candidates   2 passes, as without this
+
+The rest of a batch is verified together, as ever; rows that read are verified one by one.
+"""
+
+import time
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from ..core.outputs import TargetOutput
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+from ..runner import ModelRunner
+from ..runner.one_pass import read_and_verify
+
+
+def unread(runner: ModelRunner, seq: Sequence) -> list[int]:
+    """Tokens before the root that the target has not read."""
+    return seq.token_ids[runner.cache.lengths[seq.slot] : -1]
+
+
+def read(runner: ModelRunner, seqs: Seq[Sequence]) -> float:
+    """Have the target read what is unread of these sequences; returns the seconds it took."""
+    begin = time.perf_counter()
+    waiting = [seq for seq in seqs if unread(runner, seq)]
+    for seq in waiting:
+        runner.prefill(seq.slot, unread(runner, seq))
+    return time.perf_counter() - begin if waiting else 0.0
+
+
+def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[TargetOutput, list[bool], float]:
+    """The target's pass over the trees. Also which rows were verified while their prompts were read, and the seconds
+    of those passes.
+
+    A row with unread text of which nothing was drafted is read first.
+    """
+    drafted = (~tree.is_probe[:, 1:]).any(1).tolist()
+    joins = [some and bool(unread(runner, seq)) for some, seq in zip(drafted, seqs, strict=True)]
+    seconds = read(runner, [seq for seq, join in zip(seqs, joins, strict=True) if not join])
+    if not any(joins):
+        return runner.forward([seq.slot for seq in seqs], tree), joins, seconds
+    begin = time.perf_counter()
+    rows: list[Tensor | None] = [_joined(runner, seq, tree, b) if joins[b] else None for b, seq in enumerate(seqs)]
+    next(row for row in rows if row is not None)[0, 0].item()  # waits for the device
+    seconds += time.perf_counter() - begin
+    others = [b for b, join in enumerate(joins) if not join]
+    if others:
+        index = torch.tensor(others, device=tree.token_ids.device)
+        part = TokenTree(tree.token_ids[index], tree.parents[index], tree.is_probe[index])
+        logits = runner.forward([seqs[b].slot for b in others], part).logits
+        for place, b in enumerate(others):
+            rows[b] = logits[place]
+    return TargetOutput(torch.stack([row for row in rows if row is not None])), joins, seconds
+
+
+def _joined(runner: ModelRunner, seq: Sequence, tree: TokenTree, row: int) -> Tensor:
+    """Logits [N, V] of one row, 0 at the probes that only pad it."""
+    only = slice(row, row + 1)
+    own = TokenTree(tree.token_ids[only], tree.parents[only], tree.is_probe[only]).trimmed()
+    logits = read_and_verify(runner, seq.slot, unread(runner, seq), own)[0]
+    return torch.nn.functional.pad(logits, (0, 0, 0, tree.num_nodes - own.num_nodes))

@@ -1,0 +1,193 @@
+"""What a draft model sees of the pictures in a prompt: nothing, its own tower's features, or what the target saw.
+
+    target    text  <i> <i> <i> <i>  text           <i>: placeholders, with features of the target
+    none      text  text                            they are dropped; positions are those of the shorter text
+    own       text  <i> <i>  text                   the draft's own processor and tower make other features, or fewer
+    shared    text  <i> <i> <i> <i>  text           the target's features, or its tower's behind another projector
+
+Whatever it sees, the answer is the target's; only how often the draft is right depends on it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, final
+
+import torch
+
+from ..core.request import Sequence
+from ..core.vision import PromptImage, VisionPrompt
+from ..errors import ConfigError, IncompatibleModels
+from ..runner import LoadedModel, ModelRunner
+from ..runner.bounded import Bounded
+from ..runner.hf_pictures import read_chat, text_prompt, with_positions
+from ..runner.hf_vision import Features, Vision
+from ..runner.lent_tower import lend
+
+Sight: TypeAlias = Literal["own", "shared", "none"]
+_Own: TypeAlias = tuple[list[int], PromptImage]
+"""What the draft's processor writes for an image, and the image at its place in that."""
+
+_LOOK = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "."}]}]
+_KEPT = 256 << 20  # bytes of what processors made
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What the draft reads in the place of the first `replaced` tokens, the prompt."""
+
+    replaced: int
+    prompt: list[int]
+    vision: VisionPrompt | None
+
+    def text(self, token_ids: list[int]) -> list[int]:
+        """The whole text as the draft reads it."""
+        return self.prompt + token_ids[self.replaced :]
+
+
+class DraftSight(ABC):
+    """How one draft reads prompts. loaded: the draft as it is to be run."""
+
+    def __init__(self, target: ModelRunner, loaded: LoadedModel):
+        self.target, self.loaded = target, loaded
+
+    @abstractmethod
+    def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
+        """What `draft`, the runner of `loaded`, reads of this prompt."""
+
+    def text_alone(self, ids: list[int], replaced: int) -> Reading:
+        """A prompt without pictures."""
+        half = self.loaded.vision
+        return Reading(replaced, ids, None if half is None else text_prompt(half, len(ids)))
+
+
+@final
+class Blind(DraftSight):
+    """Placeholders are dropped from the prompt, save its last token."""
+
+    def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
+        """The text between the pictures."""
+        *before, last = seq.prompt_ids
+        kept = [token for token in before if token not in self.target.undraftable]
+        return self.text_alone([*kept, last], len(seq.prompt_ids))
+
+
+@final
+class OwnTower(DraftSight):
+    """Every picture is processed again from its source, by the draft's own processor."""
+
+    def __init__(self, target: ModelRunner, loaded: LoadedModel):
+        super().__init__(target, loaded)
+        if loaded.vision is None:
+            raise IncompatibleModels(
+                f"the draft {loaded.name} has no vision tower",
+                got='vision="own"',
+                fix='say vision="none" for a draft that never sees the image, or draft with a vision-language model',
+            )
+        if loaded.vision.processor is None:
+            raise ConfigError(f"the draft {loaded.name} has no processor", fix="load it from its folder, or pass one")
+        self._half: Vision = loaded.vision
+        self._seen: Bounded[str, _Own] = Bounded(_KEPT, lambda own: sum(t.nbytes for t in own[1].inputs.values()))
+
+    def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
+        """The target's text, with what the draft's processor writes for each picture."""
+        if seq.vision is None or not seq.vision.images:
+            return self.text_alone(seq.prompt_ids, len(seq.prompt_ids))
+        ids, images, end = list[int](), list[PromptImage](), 0
+        for image in seq.vision.images:
+            ids += seq.prompt_ids[end : image.start]
+            span, own = self._processed(image)
+            images.append(replace(own, places=tuple(len(ids) + place for place in own.places)))
+            ids += span
+            end = image.stop
+        ids += seq.prompt_ids[end:]
+        return Reading(len(seq.prompt_ids), ids, self._prompt(ids, images))
+
+    def _processed(self, image: PromptImage) -> _Own:
+        """Tokens from its first placeholder to its last, and the image with its places counted from the first."""
+        found = self._seen.get(image.key)
+        if found is None:
+            if image.source is None:
+                raise ConfigError("a draft with its own vision tower needs the pictures", got="tensors alone")
+            ids, prompt = read_chat(self._half, _LOOK, [image.source])  # type: ignore[list-item]
+            assert prompt is not None
+            (own,) = prompt.images
+            places = tuple(place - own.start for place in own.places)
+            found = ids[own.start : own.stop], replace(own, places=places)
+            self._seen.put(image.key, found)
+        return found
+
+    def _prompt(self, ids: list[int], images: list[PromptImage]) -> VisionPrompt:
+        """Positions and blocks by the draft's own rules."""
+        token_ids, inputs = torch.tensor([ids]), dict[str, torch.Tensor]()
+        if self._half.family.axes:
+            inputs["image_grid_thw"] = torch.cat([image.inputs["image_grid_thw"] for image in images])
+            inputs["mm_token_type_ids"] = (token_ids == self._half.image_token).long()
+        return with_positions(self._half, tuple(images), token_ids, inputs)
+
+
+@final
+class SharedTower(DraftSight):
+    """The target looks at each picture, once for both.
+
+    Where both models have the same hidden size the draft gets the target's projected features; else what the target's
+    tower made goes through the draft's own projector. Raises `IncompatibleModels` where neither is possible.
+    """
+
+    def __init__(self, target: ModelRunner, loaded: LoadedModel):
+        theirs = target.loaded.vision
+        if theirs is None:
+            raise IncompatibleModels("the target has no vision tower to share", got=target.loaded.name)
+        mine = loaded.vision
+        self._projected = loaded.hidden_size == target.loaded.hidden_size
+        same_family = mine is not None and mine.family == theirs.family
+        if theirs.family.axes and not same_family:
+            raise IncompatibleModels(
+                "the target's positions have axes, which the draft does not know",
+                got=loaded.name,
+                expected="a draft of the same family",
+                fix='vision="none"',
+            )
+        self._deep = same_family
+        if self._projected:
+            half = replace(theirs) if mine is None else replace(theirs, processor=mine.processor)
+        elif mine is not None:
+            half = lend(theirs, mine)
+        else:
+            raise IncompatibleModels(
+                f"{loaded.name} has no projector for the target's vision tower",
+                got=f"hidden size {loaded.hidden_size}",
+                expected=f"{target.loaded.hidden_size}, the target's, or a vision-language model with the same tower",
+                fix='vision="none"',
+            )
+        super().__init__(target, replace(loaded, vision=half, sight=None))
+        self._theirs = theirs
+
+    def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
+        """The target's prompt; its features are put where the draft looks for them."""
+        if seq.vision is None or not seq.vision.images:
+            return self.text_alone(seq.prompt_ids, len(seq.prompt_ids))
+        if self._projected:
+            features, _ = self.target.reader.look(self._theirs, seq.vision.images)
+            for image, seen in zip(seq.vision.images, features, strict=True):
+                draft.reader.features.put(image.key, seen if self._deep else Features(seen.rows))
+        return Reading(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
+
+
+def sight_of(kind: Sight | None, target: ModelRunner, loaded: LoadedModel) -> DraftSight:
+    """None: its own tower where both models have one, else nothing. Errors as the classes."""
+    if kind is None:
+        kind = "none" if loaded.vision is None or target.loaded.vision is None else "own"
+    classes: dict[Sight, type[DraftSight]] = {"own": OwnTower, "shared": SharedTower, "none": Blind}
+    return classes[kind](target, loaded)
+
+
+def check_sight(kind: str | None) -> Sight | None:
+    """Raise `ConfigError` for any other word."""
+    known: Seq[Sight] = ("own", "shared", "none")
+    for one in known:
+        if kind == one:
+            return one
+    if kind is not None:
+        raise ConfigError("unknown vision of a draft", got=repr(kind), expected="'own', 'shared' or 'none'")
+    return None

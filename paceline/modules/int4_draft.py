@@ -1,0 +1,78 @@
+"""The trained weights of a self-draft: codes of a few bits and their grids, for the linears of each decoder layer.
+
+Everything else of the draft (embeddings, norms, output head, KV cache) is the target's, which it is drafted for.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..quant.int4 import BITS, GROUP_SIZES
+from ..quant.planes import from_planes, to_planes
+
+
+@dataclass(frozen=True)
+class Int4DraftConfig:
+    """Shape of a trained self-draft.
+
+    linears: which linear layers of a decoder layer, as transformers names them; shapes: (outputs, inputs) of each.
+    """
+
+    bits: int
+    group_size: int
+    num_layers: int
+    linears: tuple[str, ...]
+    shapes: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS or self.group_size not in GROUP_SIZES:
+            raise ConfigError(
+                "this self-draft has no kernel", got=f"{self.bits} bits in groups of {self.group_size}",
+                expected=f"bits of {BITS}, groups of {GROUP_SIZES}",
+            )  # fmt: skip
+        wrong = [shape for shape in self.shapes if len(shape) != 2 or shape[1] % self.group_size or shape[1] == 0]
+        if len(self.linears) != len(self.shapes) or not self.linears or wrong:
+            raise ConfigError(
+                "the linear layers of this self-draft are not told clearly", got=wrong or len(self.shapes),
+                expected=f"a shape (outputs, inputs) for each of {len(self.linears)} linears, inputs in whole groups",
+            )  # fmt: skip
+
+
+@final
+class Int4Draft(nn.Module):
+    """Planes of codes and bits of params for each layer and linear; see `quant.planes` and `quant.int4`.
+
+    Params are bfloat16 numbers kept as int16, so that no change of dtype rounds them.
+    """
+
+    def __init__(self, config: Int4DraftConfig):
+        super().__init__()
+        self.config = config
+        for layer in range(config.num_layers):
+            for name, (outputs, inputs) in zip(config.linears, config.shapes, strict=True):
+                planes = torch.zeros(config.bits, outputs, inputs // 8, dtype=torch.uint8)
+                params = torch.zeros(inputs // config.group_size, outputs, 2, dtype=torch.int16)
+                self.register_buffer(_key(layer, name, "planes"), planes)
+                self.register_buffer(_key(layer, name, "params"), params)
+
+    def put(self, layer: int, linear: str, codes: Tensor, params: Tensor) -> None:
+        """Take codes int32 [out, in] in 0..15 and params bfloat16 [in / group_size, out, 2] of `quant.int4`."""
+        first = 8 - (1 << self.config.bits - 1)
+        self._held(layer, linear, "planes").copy_(to_planes(codes - first, self.config.bits))
+        self._held(layer, linear, "params").copy_(params.view(torch.int16))
+
+    def packable(self, layer: int, linear: str) -> tuple[Tensor, Tensor]:
+        """What `put` was given."""
+        first = 8 - (1 << self.config.bits - 1)
+        codes = from_planes(self._held(layer, linear, "planes")) + first
+        return codes, self._held(layer, linear, "params").view(torch.bfloat16)
+
+    def _held(self, layer: int, linear: str, what: str) -> Tensor:
+        return self.get_buffer(_key(layer, linear, what))
+
+
+def _key(layer: int, linear: str, what: str) -> str:
+    return f"layer{layer}_{linear.replace('.', '_')}_{what}"

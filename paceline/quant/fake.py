@@ -1,0 +1,106 @@
+"""A linear layer that is trained as its own INT4 rounding: fake quantisation by torchao, with learnt grids.
+
+    weight  = levels * 8 s0                       s0, z0: the grid that it began with, one of each a group
+    s, z    = s0 exp(a), z0 + s0 b                rounded to bfloat16, as the kernel holds them
+    forward = (clamp(round((weight - z) / s)) s + z) x        the gradient goes through the rounding as if it were none
+
+What is learnt (levels, a, b) is counted in steps of the grid, so that one learning rate fits every layer: Adam's step
+at a rate of 6e-4 moves a weight by half a hundredth of a level. What `packable` hands to `Int4Linear.of` stands for the
+forward's weight bit for bit.
+"""
+
+from functools import cache
+from types import ModuleType
+from typing import Any, cast, final
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .int4 import BITS, SMALLEST_SCALE, codes_on, fitted_grid, grid_of, params_of
+
+_WEIGHT_UNIT = 8.0  # levels
+_GRID_UNIT = 1.0  # of the scale's logarithm, and levels of the zero point
+
+
+@final
+class FakeInt4Linear(nn.Module):
+    """Takes the place of a linear layer in training; its bias stays that layer's.
+
+    bits: 4, 3 or 2. start: the first grid, "nearest" (`int4.grid_of`) or "fitted" (`int4.fitted_grid`).
+    trains_weight: False leaves the weights and learns the grids alone.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, group_size: int = 32, bits: int = 4, start: str = "fitted", trains_weight: bool = True
+    ):
+        super().__init__()
+        if bits not in BITS:
+            raise ConfigError("unknown bits", got=bits, expected="one of " + ", ".join(map(str, BITS)))
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.group_size, self.bits = group_size, bits
+        self._bias = (linear.bias,)  # not a parameter of this module: it is the target's, and is not trained
+        weight = linear.weight.detach().float()
+        scale, zero = (fitted_grid if start == "fitted" else grid_of)(weight, group_size, bits)
+        self.scale0: Tensor
+        self.zero0: Tensor
+        self.register_buffer("scale0", scale)
+        self.register_buffer("zero0", zero)
+        levels = weight.view(*scale.shape, -1) / (_WEIGHT_UNIT * scale)[..., None]
+        self.levels = nn.Parameter(levels.view(weight.shape), requires_grad=trains_weight)
+        self.log_scale = nn.Parameter(torch.zeros_like(scale))
+        self.shift = nn.Parameter(torch.zeros_like(zero))
+        self._quantizer = _quantizer(group_size, bits)
+
+    @property
+    def weight(self) -> Tensor:
+        """The float32 weight [out, in] before it is rounded."""
+        groups = self.levels.view(*self.scale0.shape, -1) * (_WEIGHT_UNIT * self.scale0)[..., None]
+        return groups.view(self.out_features, self.in_features)
+
+    @property
+    def grid(self) -> tuple[Tensor, Tensor]:
+        """Scales and zero points [out, in / group_size], as float32 that bfloat16 holds exactly."""
+        scale = self.scale0 * (_GRID_UNIT * self.log_scale).exp()
+        zero = self.zero0 + _GRID_UNIT * self.scale0 * self.shift
+        return _as_bfloat16(scale.clamp_min(SMALLEST_SCALE)), _as_bfloat16(zero)
+
+    def rounded(self) -> Tensor:
+        """What the packed layer's weights will be, with a gradient. [out, in]."""
+        self._quantizer.scale, self._quantizer.zero_point = self.grid
+        return self._quantizer(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        return nn.functional.linear(x, self.rounded().to(x.dtype), self._bias[0])
+
+    @torch.no_grad()
+    def packable(self) -> tuple[Tensor, Tensor]:
+        """Codes int32 [out, in] in 0..15 and params bfloat16 [in / group_size, out, 2], for `Int4Linear.of`."""
+        scale, zero = self.grid
+        return codes_on(self.weight, scale, zero, self.bits), params_of(scale, zero)
+
+
+def _as_bfloat16(x: Tensor) -> Tensor:
+    """Rounded, with the gradient of no rounding."""
+    return x + (x.bfloat16().float() - x).detach()
+
+
+def _quantizer(group_size: int, bits: int) -> Any:
+    """The fake quantiser of torchao with a float zero point; scale and zero point are set before each call."""
+    qat, primitives = torchao_modules()
+    config = qat.IntxFakeQuantizeConfig(
+        getattr(torch, f"int{bits}"), group_size=group_size, is_symmetric=False, is_dynamic=False,
+        zero_point_domain=primitives.ZeroPointDomain.FLOAT,
+    )  # fmt: skip
+    return qat.IntxFakeQuantizer(config)
+
+
+@cache
+def torchao_modules() -> tuple[ModuleType, ModuleType]:
+    """`torchao.quantization.qat` and `.quant_primitives`. Raises `ConfigError` where torchao is not installed."""
+    try:
+        from torchao.quantization import qat, quant_primitives
+    except ImportError as error:
+        raise ConfigError("fake quantisation needs torchao", fix="pip install 'paceline[train]'") from error
+    return cast("ModuleType", qat), cast("ModuleType", quant_primitives)

@@ -1,0 +1,240 @@
+"""Loads models of transformers and finds out what they can do: refused is what cannot be decoded in trees."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.processing_utils import ProcessorMixin
+
+from ..errors import ConfigError, IncompatibleModels
+from ..quant import pack_linears
+from .adapter import share_copy
+from .attention import NAME
+from .fingerprint import fingerprint, remember
+from .fused import FusedDecoder, fuse, is_fused
+from .hf_adapter import LoadedModel
+from .hf_vision import family_of, is_vlm, text_half, vision_half
+from .kv_cache import SlotCache
+from .layout import PassLayout
+from .placement import device_of, dtype_of
+from .processors import load_processor
+from .selftest import plain_reference
+from .sight import plain_sight
+
+_LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def load_model(
+    name_or_path: str,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a model folder or hub id. Weights come from safetensors only.
+
+    dtype: None keeps the checkpoint's. device: None takes CUDA where there is one. A vision-language model comes with
+    its processor. Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is
+    neither a causal LM nor a vision-language model of a known family.
+    """
+    place, kind = device_of(device), dtype_of(dtype)
+    try:
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"no model at {name_or_path!r}",
+            got=_first_line(error),
+            expected="a folder with config.json, a hub id, or a name that `paceline models` lists",
+        ) from error
+    sees = is_vlm(config)
+    known = sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.is_encoder_decoder or not known:
+        raise _not_causal(name_or_path, config)
+    if sees:
+        family_of(config)
+    _refuse_state(config)
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    try:
+        model, loaded = auto.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+            name_or_path,
+            config=config,
+            dtype=kind or "auto",
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:  # every reader of weight files raises its own kind
+        raise ConfigError(
+            f"the weights of {name_or_path!r} cannot be read",
+            got=_first_line(error),
+            expected="complete *.safetensors files that match config.json",
+            fix="fetch the model again",
+        ) from error
+    # transformers fills what is missing with random numbers and goes on
+    for what, keys in (("lacks", loaded["missing_keys"]), ("has misshapen", loaded["mismatched_keys"])):
+        if keys:
+            example = sorted(map(str, keys))[0]
+            raise ConfigError(
+                f"{name_or_path!r} {what} weights",
+                got=f"{len(keys)} of them, for example {example}",
+                expected="every tensor of the architecture in config.json",
+                fix="fetch the model again, or name the right folder",
+            )
+    model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
+    if sees:
+        processor = load_processor(name_or_path, config, trust_remote_code)
+        return _prepare_vlm(model, processor, None, Path(name_or_path).name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{name_or_path!r} has no usable tokenizer", got=_first_line(error)) from error
+    return _prepare(model, tokenizer, Path(name_or_path).name)
+
+
+def wrap_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    name: str = "",
+    processor: ProcessorMixin | None = None,
+) -> LoadedModel:
+    """Describe a model that the caller loaded. It stays as it is: ours is a second module tree over its tensors.
+
+    processor: of a vision-language model; without one it takes prompts of token ids alone.
+    """
+    if is_vlm(model.config):
+        family_of(model.config)
+        return _prepare_vlm(share_copy(model), processor, tokenizer, name)
+    if processor is not None:
+        raise ConfigError("a processor is for vision-language models", got=model.config.model_type)
+    return _prepare(share_copy(model), tokenizer, name)
+
+
+def _prepare_vlm(
+    model: PreTrainedModel, processor: ProcessorMixin | None, tokenizer: PreTrainedTokenizerBase | None, name: str
+) -> LoadedModel:
+    """A model in two halves: what decodes, and what sees."""
+    model.eval()
+    vision = vision_half(model, processor)
+    text, sight = text_half(model), plain_sight(model, vision)
+    if vision.family.blocks == "prompt":
+        text.set_attn_implementation("eager")  # with others the reference below would see both ways for want of a mask
+    tokenizer = tokenizer or getattr(processor, "tokenizer", None)
+    loaded = _prepare(text, tokenizer, name or model.config.model_type)
+    eos_ids = _eos_ids(model) or loaded.eos_ids
+    return replace(loaded, vision=vision, eos_ids=eos_ids, sight=sight)
+
+
+def _eos_ids(model: PreTrainedModel) -> frozenset[int]:
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos = eos if eos is not None else getattr(model.config.get_text_config(), "eos_token_id", None)
+    return frozenset([eos] if isinstance(eos, int) else eos or [])
+
+
+def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LoadedModel:
+    """Refuse what cannot be decoded in trees; route the attention through ours and pack the linear layers."""
+    if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
+        raise _not_causal(name or type(model).__name__, model.config)
+    config = model.config.get_text_config()
+    _refuse_state(config)
+    if model.config._attn_implementation == NAME:  # wrapped before: the reference needs an attention of its own again
+        model.set_attn_implementation("eager")
+    if getattr(model, "_is_stateful", False):
+        raise _cannot_roll_back(config.model_type, "recurrent state")
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        raise IncompatibleModels(
+            f"{config.model_type} uses ALiBi, whose biases follow columns and not tree positions",
+            expected="a model with rotary or learned positions",
+        )
+    mixes = any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS)
+    model.eval()
+    which = fingerprint(model)
+    remember(model, which)
+    reference = plain_reference(model)
+    attends = _route_attention(model)
+    if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
+        raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
+    fused = attends and (is_fused(model) or fuse(model))
+    pack_linears(model)
+    name, context = name or config.model_type, _context(config)
+    decoder = FusedDecoder(model) if fused else None
+    return LoadedModel(model, tokenizer, name, context, _eos_ids(model), attends, mixes, reference, which, decoder)
+
+
+@torch.inference_mode()
+def _route_attention(model: PreTrainedModel) -> bool:
+    """True if every layer goes through our attention function; False leaves it its own, driven by 4-D masks.
+
+    Found by trying: some architectures take attention functions but do not hand keywords through to them.
+    """
+    place: torch.device = model.get_input_embeddings().weight.device  # type: ignore[union-attr, assignment]
+    cache = SlotCache(1, 8)
+    layout = PassLayout(cache.begin([cache.allocate()], 2), 2, None, False, device=place)  # type: ignore[arg-type]
+    try:
+        model.set_attn_implementation(NAME)
+        model(
+            input_ids=torch.zeros(1, 2, dtype=torch.long, device=place),
+            position_ids=layout.position_ids,
+            past_key_values=cache,
+            use_cache=True,
+            paceline_pass=layout,
+        )
+        if layout.num_calls == len(cache) > 0:
+            return True
+    except (IncompatibleModels, ValueError, TypeError, KeyError):
+        pass
+    model.set_attn_implementation("eager")
+    return False
+
+
+def _refuse_state(config) -> None:
+    text = config.get_text_config()
+    for kind in getattr(text, "layer_types", None) or []:
+        if any(word in kind for word in _LINEAR_KINDS):
+            raise _cannot_roll_back(text.model_type, f"{kind} layers")
+        if kind not in ("full_attention", "sliding_attention"):
+            raise IncompatibleModels(
+                f"{text.model_type} has layers of kind {kind!r}", expected="full_attention or sliding_attention"
+            )
+
+
+def _not_causal(name: str, config) -> IncompatibleModels:
+    return IncompatibleModels(
+        f"{name!r} is not a causal language model",
+        got=f"model type {config.model_type!r}",
+        expected="a decoder-only model that AutoModelForCausalLM loads",
+    )
+
+
+def _cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
+    return IncompatibleModels(
+        f"{model_type} keeps a running state that cannot forget rejected tokens",
+        got=what,
+        expected="attention layers, whose cache can be cut back to the accepted tokens",
+    )
+
+
+def _context(config) -> int:
+    """Longest sequence; capped where positions are rescaled by length, since a pass would rescale all its rows."""
+    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 20
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope, *[r for r in rope.values() if isinstance(r, dict)]]
+    for one in ropes:
+        if one.get("rope_type") in ("dynamic", "longrope"):
+            original = one.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None) or context
+            context = min(context, int(original))
+    return int(context)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,186 @@
+"""From a chat with pictures to token ids and a `VisionPrompt`, by the model's own processor.
+
+    tensors of the processor      divided           each image alone: hashed, and given to the tower
+    pixel_values [T, ...]         0 0 | 1 1 1 | 2   rows or tiles by how many placeholders an image has
+    image_grid_thw [n, 3]         0   | 1     | 2   a row for each image
+
+So the same image has the same tensors, and the same hash, whatever stands beside it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..core.vision import PromptImage, VisionPrompt
+from ..errors import ConfigError, IncompatibleModels
+from .hf_vision import Vision
+
+Message = Mapping[str, object]
+
+
+def read_chat(
+    vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]
+) -> tuple[list[int], VisionPrompt | None]:
+    """Token ids of a chat whose contents are lists of parts, and what its pictures are; None without pictures.
+
+    images: of the parts of type "image", in their order. Raises `ConfigError` where the processor cannot read it.
+    """
+    inputs = process(vision, messages, images)
+    if images:
+        return prompt_of(vision, inputs, images)
+    ids = list(inputs["input_ids"])
+    return ids, text_prompt(vision, len(ids))
+
+
+def process(vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]) -> Mapping[str, Any]:
+    """What the processor makes of a chat: tensors of a batch of one where it has pictures, else a list of ids."""
+    processor: Any = vision.processor
+    if processor is None:
+        raise ConfigError("this vision-language model has no processor", fix="pass processor=..., or token ids")
+    rendered = _render(processor, messages)
+    bos = processor.tokenizer.bos_token
+    special = {"add_special_tokens": False} if bos is not None and rendered.startswith(bos) else {}
+    if not images:
+        return processor.tokenizer(rendered, **special)
+    options = {"return_text_replacement_offsets": True, "return_tensors": "pt", **special}
+    try:
+        return processor(text=[rendered], images=[list(images)], **options)
+    except Exception as error:  # each processor raises its own kind
+        raise ConfigError(
+            "the processor cannot read this chat",
+            got=str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__,
+            fix="images must be of the size and number that this model takes",
+        ) from error
+
+
+def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
+    """What a prompt without pictures is to the model: nothing but text, save where any prompt sees both ways."""
+    if vision.family.blocks != "prompt":
+        return None
+    return VisionPrompt((), None, vision.family.text_offset, ((0, length),), True)
+
+
+def _render(processor: Any, messages: Sequence[Message]) -> str:
+    """The chat as one string, by the processor's template; contents are texts where that takes no lists."""
+    if not (processor.chat_template or getattr(processor.tokenizer, "chat_template", None)):
+        return _untemplated(processor, messages)
+    if not _takes_parts(processor):
+        if any(part["type"] == "image" for message in messages for part in message["content"]):  # type: ignore[attr-defined]
+            fix = "set processor.chat_template to one that goes through the parts of a message"
+            raise ConfigError("this model's chat template takes no images", fix=fix)
+        messages = [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]  # type: ignore[attr-defined]
+    try:
+        return processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # jinja's, and what templates raise on purpose
+        raise ConfigError("the chat template cannot read this chat", got=str(error).strip()) from error
+
+
+def _takes_parts(processor: Any) -> bool:
+    """Whether the template reads contents that are lists of parts: found by trying, since one that does not may print
+    the list, or leave it out."""
+    probe = [{"role": "user", "content": [{"type": "text", "text": "probe"}]}]
+    try:
+        rendered = processor.apply_chat_template(probe, add_generation_prompt=True, tokenize=False)
+    except Exception:  # templates raise what they like
+        return False
+    return "probe" in rendered and "'type'" not in rendered
+
+
+def _untemplated(processor: Any, messages: Sequence[Message]) -> str:
+    """A single message as PaliGemma was trained: images first, then the text."""
+    if len(messages) != 1:
+        raise ConfigError("this model has no chat template", got=f"{len(messages)} messages", expected="one message")
+    parts: Any = messages[0]["content"]
+    token = getattr(processor, "image_token", "")
+    count = sum(part["type"] == "image" for part in parts)
+    return token * count + "".join(part["text"] for part in parts if part["type"] == "text")
+
+
+def prompt_of(
+    vision: Vision, inputs: Mapping[str, Any], images: Sequence[Image.Image]
+) -> tuple[list[int], VisionPrompt]:
+    """Token ids and pictures of what `process` made of a chat with pictures."""
+    token_ids: Tensor = inputs["input_ids"]
+    ids = token_ids[0].tolist()
+    placeholder = vision.processor.tokenizer.convert_ids_to_tokens(vision.image_token)  # type: ignore[union-attr]
+    counts = [found["replacement"].count(placeholder) for found in inputs["text_replacement_offsets"][0]]
+    places = [place for place, token in enumerate(ids) if token == vision.image_token]
+    if len(counts) != len(images) or sum(counts) != len(places) or not all(counts):
+        raise ConfigError(
+            "pictures and placeholders of the prompt differ in number",
+            got=f"{len(images)} pictures, {len(counts)} places for one, {len(places)} placeholders",
+            fix="leave the model's special tokens out of the text",
+        )
+    if places[-1] == len(ids) - 1:
+        raise ConfigError("the prompt ends with an image", fix="let a text follow it")
+    found, first = list[PromptImage](), 0
+    for tensors, count, source in zip(_divided(vision, inputs, counts), counts, images, strict=True):
+        found.append(PromptImage(_key(tensors), tuple(places[first : first + count]), tensors, source))
+        first += count
+    return ids, with_positions(vision, tuple(found), token_ids, inputs)
+
+
+def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> list[dict[str, Tensor]]:
+    """The tensors of each image alone."""
+    pixels: Tensor = inputs["pixel_values"]
+    if vision.family.pixels == "grid":
+        grid: Tensor = inputs["image_grid_thw"]
+        rows = pixels.split(grid.prod(-1).tolist())
+        return [{"pixel_values": part, "image_grid_thw": grid[i : i + 1]} for i, part in enumerate(rows)]
+    if vision.family.pixels == "anyres":
+        # One picture is cut into tiles; of several LLaVA-OneVision takes each whole, and asks how many there are.
+        many = {"batch_num_images": torch.tensor([min(len(counts), 2)])} if "batch_num_images" in inputs else {}
+        sizes: Tensor = inputs["image_sizes"]
+        each = range(len(counts))
+        return [{"pixel_values": pixels[i : i + 1], "image_sizes": sizes[i : i + 1], **many} for i in each]
+    dim = 1 if vision.family.pixels == "tiles" else 0
+    total, share = pixels.shape[dim], sum(counts) // pixels.shape[dim]
+    if share * total != sum(counts) or any(count % share for count in counts):
+        raise IncompatibleModels("the processor's tiles differ in placeholders", got=f"{counts} for {total} tiles")
+    names = [name for name in ("pixel_values", "pixel_attention_mask") if name in inputs]
+    parts = {name: inputs[name].split([count // share for count in counts], dim) for name in names}
+    return [{name: parts[name][i] for name in names} for i in range(len(counts))]
+
+
+def _key(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def with_positions(
+    vision: Vision, images: tuple[PromptImage, ...], token_ids: Tensor, inputs: Mapping[str, Any]
+) -> VisionPrompt:
+    """What these images are to a prompt [1, P] that has their placeholders; inputs: of all of them together."""
+    family, length = vision.family, token_ids.shape[1]
+    if family.axes:
+        positions = vision.axes(token_ids, inputs)[:, 0]  # [A, P]
+        delta = int(positions[0, -1]) - (length - 1)
+        prompt = VisionPrompt(images, positions, delta)
+        behind = torch.arange(prompt.edge, length) + delta
+        if not bool((positions[:, prompt.edge :] == behind).all()):
+            raise IncompatibleModels("positions behind the last image do not count on with the text")
+        return prompt
+    if family.blocks == "prompt":
+        return VisionPrompt(images, None, family.text_offset, ((0, length),), True)
+    blocks = tuple(_runs(images)) if family.blocks == "image" else ()
+    return VisionPrompt(images, None, family.text_offset, blocks)
+
+
+def _runs(images: Sequence[PromptImage]) -> list[tuple[int, int]]:
+    """Stretches of placeholders without a text between them; two pictures side by side are one."""
+    runs = list[tuple[int, int]]()
+    for place in (place for image in images for place in image.places):
+        if runs and runs[-1][1] == place:
+            runs[-1] = (runs[-1][0], place + 1)
+        else:
+            runs.append((place, place + 1))
+    return runs

@@ -1,0 +1,1 @@
+"""Training a small vision-language model around an existing language model: eyes from scratch, then LoRA."""

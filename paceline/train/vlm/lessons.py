@@ -1,0 +1,39 @@
+"""What the second stage reads: scenes of our own and pictures of easy-VQA, in a fixed mixture by seed."""
+
+from random import Random
+
+from ...scenes import HELD_OUT as HELD_OUT
+from ...scenes import KINDS, ask, make_scene, render
+from ...scenes.easy_vqa import EasyVqa
+from .talk import Picture
+
+PER_SCENE = {"yes/no": 2, "choice": 2, "short": 3, "caption": 1, "steps": 1}
+
+
+def scene_picture(seed: int, counts: dict[str, int] | None = None) -> Picture:
+    """A scene with questions of every kind; one in four conversations has two turns."""
+    rng, scene = Random(f"lesson {seed}"), make_scene(seed)
+    asked: list[tuple[str, str]] = []
+    for kind in KINDS:
+        for turn in range((counts or PER_SCENE)[kind]):
+            question = ask(scene, kind, seed * 8 + turn)
+            if (question.text, question.answer) not in asked:
+                asked.append((question.text, question.answer))
+    branches: list[tuple[tuple[str, str], ...]] = []
+    for question in asked:
+        joins = branches and len(branches[-1]) == 1 and counts is None and rng.random() < 0.15
+        branches[-1:] = [(*branches[-1], question)] if joins else [*branches[-1:], (question,)]
+    return Picture(render(scene), tuple(branches))
+
+
+def easy_picture(example: EasyVqa) -> Picture:
+    """A picture of easy-VQA with all its questions."""
+    return Picture(example.image(), tuple((question,) for question in example.questions))
+
+
+def lesson(step: int, easy: list[EasyVqa], num_scenes: int = 2, num_easy: int = 1, seed: int = 0) -> list[Picture]:
+    """Pictures of one step; without easy-VQA as many scenes more."""
+    rng = Random(f"{seed} {step}")
+    count = num_scenes + (0 if easy else num_easy)
+    made = [scene_picture(rng.getrandbits(40)) for _ in range(count)]
+    return made + [easy_picture(rng.choice(easy)) for _ in range(num_easy if easy else 0)]

@@ -1,0 +1,130 @@
+"""The architecture of the small vision-language model: LLaVA's, as plain transformers loads it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPImageProcessorPil,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    SiglipVisionConfig,
+)
+
+from ...errors import ConfigError
+from ...scenes import SIZE
+
+IMAGE_TOKEN = "<empty_output>"
+"""An unused special token of the language model's own vocabulary, so that the tokenizer stays the same file."""
+PATCH = 16
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] if part['type'] == 'image' %}" + IMAGE_TOKEN + "{% endfor %}"
+    "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Pictures first, whatever their place in the message; no system message, which would be a third of a short prompt."""
+
+
+def make_processor(language_model: Path) -> LlavaProcessor:
+    """Tokenizer of the language model, images resized to SIZE x SIZE and scaled to [-1, 1]."""
+    images = CLIPImageProcessorPil(
+        do_resize=True,
+        size={"height": SIZE, "width": SIZE},
+        do_center_crop=False,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    return LlavaProcessor(
+        images,
+        AutoTokenizer.from_pretrained(language_model),
+        patch_size=PATCH,
+        vision_feature_select_strategy="full",
+        chat_template=TEMPLATE,
+        image_token=IMAGE_TOKEN,
+        num_additional_image_tokens=0,
+    )
+
+
+@dataclass(frozen=True)
+class TowerShape:
+    """Of a vision tower. mlp: times its width."""
+
+    width: int = 192
+    layers: int = 6
+    heads: int = 3
+    mlp: int = 4
+
+
+def make_model(
+    language_model: Path, num_layers: int | None = None, seed: int = 0, tower: TowerShape | None = None
+) -> LlavaForConditionalGeneration:
+    """A new vision tower and projector before the language model, float32.
+
+    num_layers: keep so many of its decoder layers, evenly spaced, the first and the last among them; None: all.
+    Raises `ConfigError` where the vocabulary has no token for pictures.
+    """
+    tower = tower or TowerShape()
+    language = AutoModelForCausalLM.from_pretrained(language_model, dtype=torch.float32)
+    text = language.config
+    if num_layers is not None:
+        kept = evenly_spaced(text.num_hidden_layers, num_layers)
+        language.model.layers = torch.nn.ModuleList(language.model.layers[i] for i in kept)
+        for place, layer in enumerate(language.model.layers):
+            cast("Any", layer).self_attn.layer_idx = place
+        text.num_hidden_layers = num_layers
+    vision = SiglipVisionConfig(
+        hidden_size=tower.width,
+        intermediate_size=tower.mlp * tower.width,
+        num_hidden_layers=tower.layers,
+        num_attention_heads=tower.heads,
+        image_size=SIZE,
+        patch_size=PATCH,
+        vision_use_head=False,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=_image_token(language_model),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        image_seq_length=(SIZE // PATCH) ** 2,
+        tie_word_embeddings=bool(text.tie_word_embeddings),
+    )
+    torch.manual_seed(seed)
+    model = LlavaForConditionalGeneration(config).float()
+    model.model.language_model.load_state_dict(language.model.state_dict())
+    model.tie_weights()
+    assert torch.equal(model.lm_head.weight, cast("Any", language.get_output_embeddings()).weight)
+    model.generation_config.eos_token_id = language.generation_config.eos_token_id
+    model.generation_config.pad_token_id = language.generation_config.pad_token_id
+    return model
+
+
+def evenly_spaced(count: int, num_layers: int) -> list[int]:
+    """Layers of `count` to keep, the first and the last among them. Raises `ConfigError` for too few or too many."""
+    if not 2 <= num_layers <= count:
+        raise ConfigError("these layers cannot be kept", got=num_layers, expected=f"2 to {count}")
+    return [round(i * (count - 1) / (num_layers - 1)) for i in range(num_layers)]
+
+
+def kept_layers(language_model: Path, num_layers: int | None) -> list[int]:
+    """Decoder layers of the language model that `make_model` keeps."""
+    count = int(AutoConfig.from_pretrained(language_model).num_hidden_layers)
+    return list(range(count)) if num_layers is None else evenly_spaced(count, num_layers)
+
+
+def _image_token(language_model: Path) -> int:
+    known = AutoTokenizer.from_pretrained(language_model).get_vocab()
+    if IMAGE_TOKEN not in known:
+        raise ConfigError(
+            "the language model has no unused token to stand for pictures", got=f"no {IMAGE_TOKEN} in its vocabulary",
+            expected="a model of the SmolLM2 family",
+        )  # fmt: skip
+    return int(known[IMAGE_TOKEN])

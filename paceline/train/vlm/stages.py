@@ -1,0 +1,264 @@
+"""The stages of `paceline train vlm`, each of which can be stopped and called again.
+
+out/eyes/                   checkpoints, log.jsonl; eyes.safetensors once finished        eyes
+out/talk/                   checkpoints, log.jsonl                                        talk
+out/tiny-vlm/               the packaged model: low-rank layers, tower, projector         talk, once finished
+out/model/                  the same merged, as plain transformers loads it               talk, once finished
+out/distill/                checkpoints, log.jsonl                                        distill
+out/tiny-vlm-small/         the packaged sibling, without eyes of its own                 distill, once finished
+out/model-small/            the same merged                                               distill, once finished
+out/eval.json               real decoding with both                                       eval
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ...errors import ConfigError
+from ...runner.placement import device_of
+from ...scenes.easy_vqa import EasyVqa, load_easy_vqa
+from ...zoo import ZOO, resolve
+from ...zoo.merge import merge_vlm
+from ...zoo.packaged import ABOUT, read_vlm
+from ..finish import replace_text
+from ..log import Finished, read_log
+from ..stages import Done, is_main
+from .config import DistillSection, EyesSection, TalkSection, VlmConfig
+from .course import CourseEvent, Schedule, Task, follow
+from .package import Eyes, Trained, package_vlm, write_record
+
+STAGES = ("eyes", "talk", "distill", "eval")
+_EYES, _OF = "eyes.safetensors", "merged-from.txt"
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How far the stage `eval` is with a suite of questions."""
+
+    model: str
+    suite: str
+    done: int
+    total: int
+    right: float
+
+
+VlmEvent: TypeAlias = CourseEvent | Asking | Done
+
+
+@final
+class VlmStages:
+    """One run."""
+
+    def __init__(self, config: VlmConfig):
+        self.config, self.out = config, Path(config.out)
+
+    def run(self, stage: str) -> Iterator[VlmEvent]:
+        """One stage to its end."""
+        return {"eyes": self.eyes, "talk": self.talk, "distill": self.distill, "eval": self.eval}[stage]()
+
+    @cached_property
+    def language_model(self) -> Path:
+        """Folder of the language model; pulled where it is a name of the zoo."""
+        place = Path(resolve(self.config.model))
+        if not (place / "config.json").is_file():
+            raise ConfigError(
+                "the language model must be a local folder or a name of the zoo", got=repr(self.config.model),
+                fix="download it, and name its folder",
+            )  # fmt: skip
+        return place
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process trains."""
+        rank = os.environ.get("LOCAL_RANK")  # set by `accelerate launch`: one process a device
+        own = f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
+        return device_of(self.config.device or own)
+
+    @property
+    def packaged(self) -> Path:
+        """Folder of the packaged model."""
+        return self.out / self.config.name
+
+    @property
+    def packaged_small(self) -> Path:
+        """Folder of the packaged sibling."""
+        return self.out / f"{self.config.name}-small"
+
+    def eyes(self) -> Iterator[VlmEvent]:
+        """Tower and projector learn to see."""
+        from .tasks import EyesTask
+
+        place = self.out / "eyes" / _EYES
+        if place.exists():
+            yield Done("eyes", place, {}, was_there=True)
+            return
+        task = EyesTask(self.language_model, self.config, self.device)
+        yield from self._followed("eyes", task, self.config.eyes)
+        if is_main():
+            state = Eyes(task.eyes.tower.state_dict(), task.eyes.projector.state_dict())
+            save_file({name: value.cpu() for name, value in state.named().items()}, place)
+            yield Done("eyes", place, self._told("eyes"))
+
+    def talk(self) -> Iterator[VlmEvent]:
+        """The language model learns to speak of what they see; then everything is packaged and merged."""
+        from .tasks import TalkTask
+
+        if (self.packaged / ABOUT).exists():
+            yield Done("talk", self.packaged, {}, was_there=True)
+            return
+        seen = self.out / "eyes" / _EYES
+        if not seen.exists():
+            raise ConfigError(f"there are no eyes in {str(self.out)!r}", fix="run the stage `eyes` first")
+        easy, test = self._easy
+        task = TalkTask(self.language_model, _eyes(load_file(seen)), self.config, self.device, easy, test)
+        yield from self._followed("talk", task, self.config.talk)
+        if is_main():
+            trained = Trained(task.lora, task.eyes, tower=self.config.tower, record=self._record("talk"))
+            package_vlm(trained, self.packaged, self.language_model, self._base)
+            self._merge(self.packaged, self.out / "model")
+            yield Done("talk", self.packaged, self._told("talk"))
+
+    def distill(self) -> Iterator[VlmEvent]:
+        """A sibling with fewer layers learns the trained model's law."""
+        from .distill import DistillTask
+
+        if (self.packaged_small / ABOUT).exists():
+            yield Done("distill", self.packaged_small, {}, was_there=True)
+            return
+        beside = self.packaged if self.config.distill.teacher is None else Path(self.config.distill.teacher)
+        if not (beside / ABOUT).exists():
+            raise ConfigError(f"there is no packaged model in {str(beside)!r}", fix="run the stage `talk` first")
+        if beside != self.packaged and is_main():
+            shutil.copytree(beside, self.packaged, dirs_exist_ok=True)  # a sibling lies beside it
+        teacher = read_vlm(beside)
+        self._merge(beside, self.out / "model")
+        easy, test = self._easy
+        task = DistillTask(
+            self.language_model, teacher, self.out / "model", self.config, self.device, easy, test
+        )  # fmt: skip
+        yield from self._followed("distill", task, self.config.distill)
+        if is_main():
+            how = self.config.distill
+            eyes = _eyes(load_file(beside / teacher.eyes.file))
+            trained = Trained(
+                task.lora, eyes, layers=how.layers, over=how.over, tower=self.config.tower,
+                record=self._record("distill"),
+            )  # fmt: skip
+            package_vlm(trained, self.packaged_small, self.language_model, self._base, beside=self.packaged)
+            self._merge(self.packaged_small, self.out / "model-small")
+            yield Done("distill", self.packaged_small, self._told("distill"))
+
+    def eval(self) -> Iterator[VlmEvent]:
+        """Ask the packaged models of this run, as they are once merged, and put the results on their cards."""
+        from .evaluate import evaluate, suites
+
+        found = [place for place in (self.packaged, self.packaged_small) if (place / ABOUT).exists()]
+        if not found:
+            raise ConfigError(f"there is no packaged model in {str(self.out)!r}", fix="run the stage `talk` first")
+        if not is_main():
+            return
+        asked = suites(self.config.eval, self.config.easy_vqa)
+        told: dict[str, Any] = {}
+        for place in found:
+            merged = self.out / ("model" if place == self.packaged else "model-small")
+            self._merge(place, merged)
+            results: dict[str, Any] = {}
+            for suite, done, result in evaluate(merged, asked, self.config.eval, self.config.device):
+                results[suite] = result
+                yield Asking(place.name, suite, done, len(asked[suite]), result["right"])
+            told[place.name] = results
+            write_record(place, {"evaluation": _flat(results), "evaluated": asdict(self.config.eval)})
+        path = self.out / "eval.json"
+        replace_text(path, json.dumps(told, indent=1) + "\n")
+        yield Done("eval", path, told)
+
+    # Inside
+
+    @cached_property
+    def _easy(self) -> tuple[list[EasyVqa], list[EasyVqa]]:
+        """Training and test split of easy-VQA; empty without a folder."""
+        if self.config.easy_vqa is None:
+            return [], []
+        folder = Path(self.config.easy_vqa)
+        return load_easy_vqa(folder), load_easy_vqa(folder, "test")
+
+    @property
+    def _base(self) -> str:
+        return self.config.model if self.config.model in ZOO else self.language_model.name
+
+    def _followed(
+        self, stage: str, task: Task[Any], section: EyesSection | TalkSection | DistillSection
+    ) -> Iterator[VlmEvent]:
+        c = self.config
+        how = Schedule(
+            section.steps, section.minutes, section.warmup, section.weight_decay, c.clip, c.checkpoint_seconds,
+            c.log_every, c.evaluate_every,
+        )  # fmt: skip
+        for event in follow(task, how, self.out / stage):
+            if not isinstance(event, Finished):
+                yield event
+
+    def _told(self, stage: str) -> dict[str, Any]:
+        evaluated = [line for line in read_log(self.out / stage) if line["event"] == "evaluation"]
+        return {key: evaluated[-1][key] for key in ("step", "loss", "parts", "agreement")} if evaluated else {}
+
+    def _record(self, stage: str) -> dict[str, Any]:
+        """What the folder's training.json keeps: nothing that names a place on this machine."""
+        c, (easy, _) = self.config, self._easy
+        section = asdict(getattr(c, stage)) | {"teacher": None}
+        lines = read_log(self.out / stage)
+        last = {key: self._told(stage).get(key) for key in ("loss", "parts")}
+        data: dict[str, Any] = {"scenes": "rendered by this package, fresh ones at every step", "seed": c.seed}
+        if easy:
+            data["easy-VQA (MIT)"] = f"train split, {sum(len(one.questions) for one in easy)} questions"
+        training = {key: value for key, value in section.items() if value is not None}
+        training |= {
+            "steps": lines[-1]["step"],
+            "tokens, pictures included": lines[-1]["tokens"],
+            "held out": last["parts"],
+        }
+        evaluated = [line for line in lines if line["event"] == "evaluation"]
+        return {
+            "base_model": c.base_model or self._base, "licence": c.licence, "data": data, "training": training,
+            "log": evaluated,
+        }  # fmt: skip
+
+    def _merge(self, packaged: Path, folder: Path) -> None:
+        """Merge where it is not merged yet; one process does it for all."""
+        from ..stages import _main_first
+
+        model = read_vlm(packaged)
+        with _main_first():
+            note = folder / _OF
+            if note.exists() and note.read_text(encoding="utf-8") == model.sha256:
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            note.unlink(missing_ok=True)
+            merge_vlm(model, self.language_model, folder)
+            replace_text(note, model.sha256)
+
+
+def _eyes(named: dict[str, torch.Tensor]) -> Eyes:
+    parts = {
+        prefix: {name.removeprefix(prefix): value.float() for name, value in named.items() if name.startswith(prefix)}
+        for prefix in ("vision_tower.", "multi_modal_projector.")
+    }
+    return Eyes(*parts.values())
+
+
+def _flat(results: dict[str, Any]) -> dict[str, float]:
+    """Rows of the card's table."""
+    rows: dict[str, float] = {}
+    for suite, result in results.items():
+        rows[f"{suite}, {result['questions']} questions"] = result["right"]
+        if "every shape named" in result:
+            rows[f"{suite}, every shape named"] = result["every shape named"]
+    return rows

@@ -1,0 +1,129 @@
+"""Make a plain LLaVA folder of a packaged vision-language model and its base: what `pull` does for it.
+
+base folder (bf16)     W ──────────────(+)── round ── language_model.model.layers.i.*.weight
+lora.safetensors       A, B ── s B A ───┘
+eyes.safetensors       vision_tower.*, multi_modal_projector.*
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from ..provenance import sha256_of
+from .fetch import Progress, silent
+from .packaged import PackagedVlm, Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+def merge_vlm(
+    model: PackagedVlm, base: Path, folder: Path, progress: Progress = silent, dtype: str | None = None
+) -> None:
+    """Write the merged model into the existing `folder`. dtype: of its weights, None: the packaged one.
+
+    base: folder of the base model, as transformers has it, its tokenizer included. Sums are float32, rounded once.
+    Raises `ConfigError` for parts that are damaged or do not fit the base, `OSError` when the disk refuses.
+    """
+    import torch
+
+    from .gguf_convert import save_weights
+
+    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype or model.dtype]
+    _check_parts(model)
+    weights = {f"language_model.{name}": value for name, value in language_weights(model, base, progress).items()}
+    weights |= _open(model.folder / model.eyes.file)
+    ready = {name: value.to(kind).contiguous() for name, value in weights.items()}
+    _write_model_files(model, folder, str(kind).removeprefix("torch."))
+    _write_tokenizer(base, folder)
+    save_weights(ready, folder / "model.safetensors")
+
+
+def _check_parts(model: PackagedVlm) -> None:
+    named = {name: Part(f"model/{name}", sha256) for name, sha256 in model.model_files.items()}
+    for part in (model.eyes, *(adapter.part for adapter in model.adapters), *named.values()):
+        path = model.folder / part.file
+        got = sha256_of(path) if path.is_file() else "no such file"
+        if got != part.sha256:
+            raise ConfigError(
+                f"{model.name}: {part.file} is not the one that was packaged", got=got, expected=part.sha256,
+                fix="install Paceline again",
+            )  # fmt: skip
+
+
+def language_weights(model: PackagedVlm, base: Path, progress: Progress = silent) -> "dict[str, Tensor]":
+    """Weights of the language model that is left, by their usual names; float32 where low-rank layers were added."""
+    adapters = [(adapter, _open(model.folder / adapter.part.file)) for adapter in model.adapters]
+    used: set[tuple[int, str]] = set()
+    place = {layer: i for i, layer in enumerate(model.layers)}
+    weights: dict[str, Tensor] = {}
+    files = sorted(base.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"the base model in {str(base)!r} has no weights", expected="*.safetensors")
+    plain = {name: value for file in files for name, value in _open(file).items()}
+    for done, (name, weight) in enumerate(plain.items(), start=1):
+        if (found := _LAYER.fullmatch(name)) is None:
+            weights[name] = weight
+            continue
+        i, rest = place.get(int(found[1])), found[2]
+        if i is None:
+            continue
+        for which, (adapter, factors) in enumerate(adapters):
+            key = f"layers.{adapter.layers[i]}.{rest.removesuffix('.weight')}"
+            if f"{key}.lora_A" in factors:
+                a, b = factors[f"{key}.lora_A"].float(), factors[f"{key}.lora_B"].float()
+                if (b.shape[0], a.shape[1]) != tuple(weight.shape):
+                    raise _unfit(model, f"{name} is {tuple(weight.shape)}", f"{(b.shape[0], a.shape[1])}")
+                weight = weight.float() + adapter.scale * (b @ a)
+                used |= {(which, f"{key}.lora_A"), (which, f"{key}.lora_B")}
+        weights[f"model.layers.{i}.{rest}"] = weight
+        progress("convert", done, len(plain))
+    for which, (adapter, factors) in enumerate(adapters):
+        kept = {f"layers.{layer}." for layer in adapter.layers}
+        left = [key for key in factors if (which, key) not in used and re.match(r"layers\.\d+\.", key)[0] in kept]  # type: ignore[index]
+        if left:
+            raise _unfit(model, f"nothing to add {left[0]} to", "the base that it was trained on")
+    missing = [str(i) for i in range(len(model.layers)) if f"model.layers.{i}.input_layernorm.weight" not in weights]
+    if missing:
+        raise _unfit(model, "no layer " + ", ".join(missing), f"the layers {model.layers}")
+    return weights
+
+
+def _write_model_files(model: PackagedVlm, folder: Path, dtype: str) -> None:
+    for name in model.model_files:
+        text = (model.folder / "model" / name).read_text(encoding="utf-8")
+        if name == "config.json":
+            config = json.loads(text)
+            config["dtype"] = config["text_config"]["dtype"] = config["vision_config"]["dtype"] = dtype
+            text = json.dumps(config, indent=2) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _write_tokenizer(base: Path, folder: Path) -> None:
+    """The base model's, whose own chat template would hide the one for pictures."""
+    for name in _TOKENIZER:
+        text = (base / name).read_text(encoding="utf-8")
+        if name == "tokenizer_config.json":
+            config = json.loads(text)
+            config.pop("chat_template", None)
+            text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _open(path: Path) -> "dict[str, Tensor]":
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ConfigError(f"{path} cannot be read", got=str(error), expected="a safetensors file") from error
+
+
+def _unfit(model: PackagedVlm, got: str, expected: str) -> ConfigError:
+    return ConfigError(f"{model.name} does not fit its base {model.base}", got=got, expected=expected)

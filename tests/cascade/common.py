@@ -1,0 +1,54 @@
+"""A small and a large model whose answers are short and often, not always, the same; and made-up calibrations."""
+
+from functools import cache
+
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.cascade import Calibration, Signal
+from paceline.cascade.bound import Point
+from paceline.cascade.identity import identity
+from tests.helpers import prompt, tokenizer
+from tests.tiny import tiny_model
+
+BIAS = {2: 4.0}  # the end of the text, so that most answers are short
+PARAMS = SamplingParams(logit_bias=BIAS, max_tokens=40, seed=1)
+LIMIT = 4
+PROMPTS = [prompt(6, seed) for seed in range(300)]
+
+
+def perturbed(noise: float, seed: int = 5):
+    """The tiny model with noise on its weights."""
+    model = tiny_model("llama")
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.add_(noise * torch.randn(parameter.shape, generator=rng))
+    return model
+
+
+@cache
+def large() -> LLM:
+    return LLM(tiny_model("llama"), tokenizer=tokenizer(), numerics="fast", max_batch_size=4)
+
+
+@cache
+def small() -> LLM:
+    return LLM(perturbed(0.03), tokenizer=tokenizer(), numerics="fast", max_batch_size=4)
+
+
+def made_up(threshold: float, small_llm: LLM | None = None, **changes) -> Calibration:
+    """A calibration whose threshold is this."""
+    given: dict = {
+        "small": identity(small_llm or small()),
+        "large": identity(large()),
+        "n": 400,
+        "ended": 300,
+        "curves": {Signal.MIN_PROB: (Point(1.0, 0, 0), Point(threshold, 100, 0))},
+        "short_limit": LIMIT,
+        "max_disagreement": 0.01,
+        "confidence": 0.95,
+        "sampling": {"logit_bias": {"2": 4.0}},
+    }
+    return Calibration(**{**given, **changes})

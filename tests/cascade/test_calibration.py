@@ -1,0 +1,197 @@
+"""Calibrating: the counts are those of two plain runs; foreign, changed and other models' files are refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from paceline import LLM
+from paceline.cascade import Calibration, Signal, calibrate, load_calibration
+from paceline.cascade.bound import Point, last_that_holds
+from paceline.cascade.calibration import Observed, curve_of, sampling_of
+from paceline.cascade.confidence import THRESHOLDS, confidences
+from paceline.cascade.identity import identity
+from paceline.cascade.measure import check_sample
+from paceline.cascade.picture import draw
+from paceline.core.request import TokenLogprob
+from paceline.errors import ConfigError, IncompatibleModels
+from tests.cascade.common import LIMIT, PARAMS, PROMPTS, large, made_up, small
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+COUNT, MOST = 60, 0.5
+
+
+def run(**options) -> Calibration:
+    given = {"max_disagreement": MOST, "short_limit": LIMIT, "params": PARAMS, **options}
+    return calibrate(small(), large(), PROMPTS[:COUNT], **given)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_counts_are_those_of_two_plain_runs(temperature):
+    params = replace(PARAMS, temperature=temperature, seed=50)
+    made = run(params=params, signals=tuple(Signal))
+    seeded = [replace(params, seed=50 + i, logprobs=2) for i in range(COUNT)]
+    theirs = large().plain().generate(PROMPTS[:COUNT], seeded)
+    ours = small().plain().generate(PROMPTS[:COUNT], seeded)
+    rows = [
+        (confidences(one.logprobs), one.token_ids == two.token_ids)
+        for one, two in zip(ours, theirs, strict=True)
+        if len(one.token_ids) <= LIMIT and one.finish_reason == "stop"
+    ]
+    assert (made.n, made.ended) == (COUNT, len(rows))
+    assert 0 < sum(agrees for _, agrees in rows) < len(rows)
+    for signal in Signal:
+        for point in made.curves[signal]:
+            sure = [agrees for confidence, agrees in rows if confidence[signal] >= point.threshold]
+            assert (point.covered, point.differ) == (len(sure), sure.count(False))
+
+
+def test_kinds_of_confidence():
+    logprobs = [TokenLogprob(3, -0.1, {3: -0.1, 4: -2.5}), TokenLogprob(5, -0.7, {5: -0.7, 6: -0.8})]
+    got = confidences(logprobs)
+    assert got[Signal.MIN_PROB] == pytest.approx(2.718281828**-0.7)
+    assert got[Signal.MEAN_PROB] == pytest.approx(2.718281828**-0.4)
+    assert got[Signal.MARGIN] == pytest.approx(2.718281828**-0.7 - 2.718281828**-0.8)
+    assert confidences([TokenLogprob(9, -3.0, {3: -0.1, 9: -3.0})])[Signal.MARGIN] == 0.0, "a sampled token that trails"
+    with pytest.raises(ValueError, match="at least one token"):
+        confidences([])
+    assert list(THRESHOLDS) == sorted(set(THRESHOLDS), reverse=True)
+    assert (THRESHOLDS[0] < 1.0, THRESHOLDS[-1]) == (True, 0.0)
+
+
+def test_the_threshold_is_the_lowest_that_holds():
+    made = run()
+    choice = made.choose()
+    points = made.curves[Signal.MIN_PROB]
+    assert last_that_holds(points, COUNT, MOST, 0.95).threshold == choice.threshold
+    assert choice.coverage == choice.point.covered / COUNT
+    assert choice.wrong_alone[0] <= choice.wrong_alone[1] <= 1
+
+
+def test_several_signals_are_tested_more_strictly():
+    """At 0 of 60 a promise of 5% holds at the full level (59 needed), not at a third of it (80 needed)."""
+    one = made_up(0.5, n=60, ended=60, max_disagreement=0.05, curves={Signal.MIN_PROB: (Point(0.5, 50, 0),)})
+    assert one.choose().threshold == 0.5
+    three = replace(one, curves={signal: (Point(0.5, 50, 0),) for signal in Signal})
+    with pytest.raises(ConfigError, match="at least 80 prompts"):
+        three.choose()
+
+
+def test_a_small_sample_is_refused_with_the_number_that_is_missing():
+    with pytest.raises(ConfigError, match="add 239 prompts"):
+        check_sample(60, 0.01, 0.95)
+    check_sample(299, 0.01, 0.95)
+    with pytest.raises(ConfigError, match="add 239 prompts"):
+        run(max_disagreement=0.01)
+    wrong = made_up(0.5, n=299, curves={Signal.MIN_PROB: (Point(0.9, 9, 2), Point(0.5, 50, 3))})
+    with pytest.raises(ConfigError, match=r"2 of 299 prompts differ even at the strictest.*at least 329 more"):
+        wrong.choose()
+
+
+def test_file_round_trip(tmp_path):
+    made, file = run(signals=(Signal.MIN_PROB, Signal.MARGIN), told={"file": "p.jsonl"}), tmp_path / "c.json"
+    made.save(file)
+    again = load_calibration(file)
+    assert again == made
+    assert again.choose() == made.choose()
+    content = json.loads(file.read_text())
+    assert {"threshold", "signal", "curves", "provenance", "sha256", "prompts", "small", "large"} <= content.keys()
+    draw(made, tmp_path / "c.svg")
+    draw(made, tmp_path / "c.png")
+    assert (tmp_path / "c.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "c.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_foreign_and_damaged_files_are_refused(tmp_path):
+    file = tmp_path / "c.json"
+    made_up(0.4).save(file)
+    good = json.loads(file.read_text())
+
+    def refused(content: object, match: str) -> None:
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        with pytest.raises(ConfigError, match=match):
+            load_calibration(file)
+
+    refused("{", "no JSON")
+    refused([1], "not a calibration")
+    refused({"kind": "paceline-tune"}, "not a calibration")
+    refused({**good, "version": 99}, "another version")
+    refused({**good, "threshold": 0.1}, "changed or damaged")
+    refused({**good, "curves": {}}, "changed or damaged")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_calibration(tmp_path / "none.json")
+
+
+def resigned(content: dict) -> dict:
+    from paceline.cascade.calibration import _digest
+
+    body = {key: value for key, value in content.items() if key != "sha256"}
+    return {**body, "sha256": _digest(body)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"threshold": 0.1}, "counts do not give"),
+        ({"curves": {"min_prob": [[0.5, 10, 2], [0.4, 5, 1]]}}, "does not rise"),
+        ({"curves": {"min_prob": [[0.5, 900, 0]]}}, "more than there is"),
+        ({"curves": {"guess": [[0.5, 9, 0]]}}, "not hold together"),
+        ({"small": {"name": "x"}}, "not hold together|not described"),
+        ({"short_limit": None}, "not hold together"),
+    ],
+)
+def test_files_that_do_not_hold_together_are_refused(tmp_path, changes, match):
+    file = tmp_path / "c.json"
+    made_up(0.4).save(file)
+    file.write_text(json.dumps(resigned({**json.loads(file.read_text()), **changes})))
+    with pytest.raises(ConfigError, match=match):
+        load_calibration(file)
+
+
+def test_other_models_are_told_apart():
+    ours = identity(small())
+    made = made_up(0.4)
+    made.check_models(ours, identity(large()))
+    rounded = LLM(tiny_model("llama", intermediate_size=64), weights="int8", numerics="fast")
+    plain = LLM(tiny_model("llama", intermediate_size=64), numerics="fast")
+    assert identity(rounded).fingerprint == identity(plain).fingerprint
+    assert identity(rounded).weights.startswith("int8 ")
+    assert "weights" in identity(plain).difference(identity(rounded))
+    for change in ({"dtype": "bfloat16"}, {"weights": "int4 abc"}, {"vision": "abc"}, {"fingerprint": "abc"}):
+        with pytest.raises(IncompatibleModels, match=next(iter(change))):
+            made.check_models(replace(ours, **change), identity(large()))
+    assert ours.difference(replace(ours, name="moved")) is None
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    out, asked = tmp_path / "c.json", list[int]()
+
+    def stop(stage: str, done: int, total: int) -> None:
+        asked.append(done)
+        if done == 25:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(journal=out, progress=stop)
+    (journal,) = tmp_path.iterdir()
+    journal.write_text(journal.read_text() + '[{"min_prob": 0.5')  # cut in the middle of a line
+    asked.clear()
+    made = run(journal=out, progress=lambda stage, done, total: asked.append(done))
+    assert asked[0] == 25
+    assert asked[-1] == COUNT
+    whole = run()
+    assert (made.curves, made.ended) == (whole.curves, whole.ended)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_decides_the_law():
+    assert sampling_of(PARAMS) == {"logit_bias": {"2": 4.0}}
+    assert sampling_of(replace(PARAMS, seed=3, max_tokens=7, n=1, logprobs=2)) == sampling_of(PARAMS)
+    assert sampling_of(replace(PARAMS, stop="x")) != sampling_of(PARAMS)
+
+
+def test_answers_that_did_not_end_are_never_counted():
+    sure = {signal: 0.9 for signal in Signal}
+    rows = [Observed(None, None), Observed(sure, False), Observed(sure, True)]
+    assert curve_of(rows, Signal.MARGIN, (0.95, 0.9)) == (Point(0.95, 0, 0), Point(0.9, 2, 1))

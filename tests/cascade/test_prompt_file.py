@@ -1,0 +1,79 @@
+"""Prompt files with and without images, and the hash of what they hold."""
+
+import json
+
+import pytest
+
+from paceline.cascade.prompt_file import hash_of, read_prompt_file, text_of
+from paceline.errors import ConfigError
+
+
+@pytest.fixture
+def write(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"one")
+    (tmp_path / "b.png").write_bytes(b"two")
+
+    def made(*rows: object):
+        file = tmp_path / "p.jsonl"
+        file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        return file
+
+    return made
+
+
+def test_prompts_of_every_kind(write, tmp_path):
+    picture = {"type": "image", "image": str(tmp_path / "a.png")}
+    words = {"type": "text", "text": "what?"}
+    file = write(
+        {"prompt": "go on"},
+        {"question": "why?", "answer": "unread"},
+        {"chat": "hello"},
+        {"messages": [{"role": "user", "content": "hi"}]},
+        {"question": "what?", "image": "a.png"},
+        {"chat": [{"role": "user", "content": "what?"}], "images": ["a.png"]},
+        {"chat": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, words]}]},
+    )
+    seen = [{"role": "user", "content": [picture, words]}]
+    assert read_prompt_file(file) == [
+        "go on",
+        [{"role": "user", "content": "why?"}],
+        [{"role": "user", "content": "hello"}],
+        [{"role": "user", "content": "hi"}],
+        seen,
+        seen,
+        seen,
+    ]
+    assert len(read_prompt_file(file, 2)) == 2
+    assert [text_of(one) for one in read_prompt_file(file)][-3:] == ["what?"] * 3
+    assert text_of([5, 6]) == "5 6"
+
+
+def test_the_hash_is_of_the_pictures_too(write, tmp_path):
+    file = write({"question": "what?", "image": "a.png"})
+    before = hash_of(read_prompt_file(file))
+    assert before == hash_of(read_prompt_file(file))
+    (tmp_path / "a.png").write_bytes(b"other")
+    assert hash_of(read_prompt_file(file)) != before
+    assert hash_of(["a", "b"]) != hash_of(["b", "a"])
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        ("{", "not JSON"),
+        ([1], "not a JSON object"),
+        ({"text": "x"}, "no prompt .*line 1"),
+        ({"question": " "}, "no prompt"),
+        ({"question": "x", "image": "none.png"}, "no such image"),
+        ({"question": "x", "images": [3]}, "no list of images"),
+        ("", "holds no prompts"),
+    ],
+)
+def test_refusals(write, row, match):
+    with pytest.raises(ConfigError, match=match):
+        read_prompt_file(write(row))
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_prompt_file(tmp_path / "none")

@@ -1,0 +1,274 @@
+"""A drafted answer that ends within the first draft costs one pass of the target, and nothing else changes."""
+
+import time
+
+import pytest
+import torch
+
+from paceline import Choose, Coupled, DraftModel, Fixed, Plain, PromptLookup, SamplingParams, SelfQuantized
+from paceline.core.outputs import Round
+from paceline.core.tree import TokenTree
+from paceline.decoding import SpeculativeDecoder, first_pass, generate
+from paceline.policy import CostModel, Gate
+from paceline.policy.costs import TurnSeconds
+from paceline.policy.option import Choice
+from paceline.runner import LoadedModel, ModelRunner, model_runner, one_pass, wrap_model
+from paceline.runner.joined import JoinedLayout
+from tests.adversaries import Constant, RandomTrees
+from tests.helpers import REPEATING, loaded, oracle, prompt, result, sequence
+from tests.lossless.drafters import small_draft, twin
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+SHORT = SamplingParams(max_tokens=4)
+
+
+class UnreadTrees(RandomTrees):
+    """Random trees that are there before the prompt is read."""
+
+    def drafts_unread(self, arm=None):
+        return True
+
+
+class UnreadConstant(Constant):
+    def drafts_unread(self, arm=None):
+        return True
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """(rows, with logits) of each pass of the tiny target."""
+    seen: list[tuple[int, bool]] = []
+    for name in ("forward", "prefill"):
+        real = getattr(LoadedModel, name)
+
+        def counted(self, ids, *rest, real=real, name=name):
+            if self is loaded():
+                seen.append((ids.shape[1], name == "forward"))
+            return real(self, ids, *rest)
+
+        monkeypatch.setattr(LoadedModel, name, counted)
+    return seen
+
+
+def answers(on, drafter, prompts, params=SHORT, depth=4, policy=None):
+    decoder = SpeculativeDecoder(on, drafter, Coupled(), policy or Fixed(depth, 16))
+    seqs = [sequence(on.loaded, ids, params, seed=7 + row) for row, ids in enumerate(prompts)]
+    for _ in generate(decoder, seqs):
+        pass
+    return seqs, decoder
+
+
+def expected(target, prompts, params):
+    return [result(oracle(target, ids, params, 7 + row)) for row, ids in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("length", [2, 3, 9, 64, 65, 129, 200])
+def test_a_short_drafted_answer_costs_one_pass(passes, length):
+    target = loaded()
+    on = ModelRunner(target, 2)
+    passes.clear()
+    (seq,), _ = answers(on, DraftModel(twin(target)), [prompt(length)], depth=3)
+    assert passes == [(length - 1 + 4, True)]
+    assert result(seq) == result(oracle(target, prompt(length), SHORT, 7))
+    assert [r.with_prompt for r in seq.rounds] == [True]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "ids"),
+    [
+        (Plain, REPEATING),
+        (lambda: SelfQuantized(lm_head="shared"), REPEATING),  # it drafts from the target's own keys
+        (PromptLookup, list(range(3, 12))),  # finds nothing
+    ],
+)
+def test_where_nothing_is_drafted_early_there_are_two(passes, drafter, ids):
+    on = ModelRunner(loaded(), 1)
+    passes.clear()
+    (seq,), _ = answers(on, drafter(), [ids], SamplingParams(max_tokens=1))
+    assert passes == [(len(ids) - 1, False), (1, True)]
+    assert not seq.rounds[0].with_prompt
+
+
+def test_a_policy_that_drafts_nothing_changes_nothing(passes):
+    on = ModelRunner(loaded(), 1)
+    seen = []
+    for drafter in (Plain(), PromptLookup()):
+        passes.clear()
+        answers(on, drafter, [REPEATING], depth=0)
+        seen.append(list(passes))
+    assert seen[0] == seen[1]
+
+
+def test_a_prompt_of_one_token_has_nothing_unread(passes):
+    on = ModelRunner(loaded(), 1)
+    passes.clear()
+    (seq,), _ = answers(on, DraftModel(twin(loaded())), [[5]], depth=3)
+    assert passes == [(4, True)]
+    assert not seq.rounds[0].with_prompt
+
+
+DRAFTERS = {
+    "draft model": lambda: DraftModel(small_draft()),
+    "same weights": lambda: DraftModel(twin(loaded())),
+    "lookup": PromptLookup,
+    "trees": UnreadTrees,
+    "wrong": UnreadConstant,
+    "choose": lambda: Choose([PromptLookup(), SelfQuantized(lm_head="shared")]),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_answers_are_those_of_the_slow_decoder(drafter, temperature):
+    """Mixed lengths around blocks of 64 columns, more requests than slots."""
+    params = SamplingParams(temperature=temperature, max_tokens=7)
+    prompts = [REPEATING, prompt(2, 1), prompt(64, 2), prompt(66, 3) + REPEATING, [9], prompt(130, 4)]
+    seqs, _ = answers(ModelRunner(loaded(), 3), DRAFTERS[drafter](), prompts, params)
+    assert [result(seq) for seq in seqs] == expected(loaded(), prompts, params)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3", "mistral", "opt", "gpt_oss", "granite", "deepseek_v3"])
+def test_architectures(name):
+    """Windows, soft caps, sinks, learned positions, scaled logits, an attention of their own."""
+    target, params = loaded(name), SamplingParams(max_tokens=6)
+    prompts = [REPEATING, prompt(70)]
+    seqs, _ = answers(ModelRunner(target, 2), UnreadTrees(), prompts, params)
+    assert any(r.with_prompt for seq in seqs for r in seq.rounds)
+    assert [result(seq) for seq in seqs] == expected(target, prompts, params)
+
+
+def test_its_seconds_are_those_of_the_prefill(monkeypatch):
+    real = first_pass.read_and_verify
+    monkeypatch.setattr(first_pass, "read_and_verify", lambda *given: time.sleep(0.3) or real(*given))
+    (seq,), decoder = answers(ModelRunner(loaded(), 1), DraftModel(twin(loaded())), [REPEATING], depth=3)
+    assert decoder.timings.prefill >= 0.3 > decoder.timings.verify
+    assert seq.rounds[0].verify_s < 0.3
+
+
+def test_policies_do_not_take_them_for_a_pass(monkeypatch):
+    """What a round with a prompt took is not learnt as the cost of verifying; what was accepted is."""
+    seen = list[int]()
+    real = TurnSeconds.observe
+    monkeypatch.setattr(
+        TurnSeconds, "observe", lambda self, nodes, *rest: seen.append(nodes) or real(self, nodes, *rest)
+    )
+    policy = CostModel(4)
+    on, drafter = ModelRunner(loaded(), 1), DraftModel(twin(loaded()))
+    decoder = SpeculativeDecoder(on, drafter, Coupled(), policy)
+    policy.measure(64)
+    for _ in range(8):
+        for _ in generate(decoder, [sequence(loaded(), REPEATING, SamplingParams(max_tokens=1))]):
+            pass
+    monkeypatch.setattr("paceline.policy.cost_model.choose", all_of_it)
+    before, tries = len(seen), policy.estimates.acceptance.tries("draft_model")
+    (seq,) = [sequence(loaded(), REPEATING, SamplingParams(max_tokens=4))]
+    for _ in generate(decoder, [seq]):
+        pass
+    assert seq.rounds[0].with_prompt
+    assert len(seen) - before == sum(not r.with_prompt for r in seq.rounds)
+    assert policy.estimates.acceptance.tries("draft_model") > tries
+
+
+def all_of_it(rows, turn, costs, credit, max_nodes=0):
+    return Choice(1e6, 3, [row[0] if row else None for row in rows], 3)
+
+
+def test_gate_books_a_plain_round_for_it():
+    gate = Gate(Fixed(3), trial=1)
+    gate.bind(PromptLookup(), lambda rows: 1.0)
+    seq = sequence(loaded(), REPEATING, SHORT)
+    plain = Round("", 0, 0, 1, verify_s=1.0)
+    for record in [plain] * 3 + [Round("lookup", 3, 3, 4, with_prompt=True, draft_s=5.0)] * 2:
+        gate.budgets([seq])
+        gate.observe(seq, record)
+    assert not gate.is_open  # 4 tokens in 5 + 1 seconds, against 1 a second
+
+
+def test_chunks():
+    """Of a prompt that is longer than a chunk, the last chunk alone shares the pass."""
+    target = wrap_model(tiny_model("llama", max_position_embeddings=2048))
+    on = ModelRunner(target, 1)
+    for length in (512, 513, 514, 1025, 1100):
+        decoder = SpeculativeDecoder(on, UnreadTrees(), Coupled(), Fixed(4, 8))
+        seq = sequence(target, prompt(length), SHORT)
+        decoder.admit(seq)
+        assert len(first_pass.unread(on, seq)) == (length - 2) % 512 + 1
+        decoder.step([seq])
+        assert not first_pass.unread(on, seq)
+        assert on.cache.lengths[seq.slot] == seq.num_cached
+        decoder.release(seq)
+        plain, _ = answers(on, Plain(), [prompt(length)])
+        drafted, _ = answers(on, UnreadTrees(), [prompt(length)])
+        assert result(plain[0]) == result(drafted[0])
+
+
+def test_a_step_that_fails_leaves_the_prompt_unread():
+    on = ModelRunner(loaded(), 1)
+    drafter = UnreadConstant(10_000)
+    decoder = SpeculativeDecoder(on, drafter, Coupled(), Fixed(2))
+    seq = sequence(loaded(), REPEATING, SHORT)
+    decoder.admit(seq)
+    with pytest.raises(Exception, match="outside the vocabulary"):
+        decoder.step([seq])
+    drafter.token = 7
+    while not seq.is_finished:
+        decoder.step([seq])
+    assert result(seq) == result(oracle(loaded(), REPEATING, SHORT))
+    decoder.release(seq)
+
+
+def one_column_early(*args, parts, **options):
+    """A layout whose draft is attended to as if it stood a column before its own."""
+    if len(parts) == 2:
+        parts[1].starts[0] -= 1
+    return JoinedLayout(*args, parts=parts, **options)
+
+
+@pytest.mark.parametrize("mutant", ["one column early", "forgets the text"])
+def test_mutants_are_caught(monkeypatch, mutant):
+    if mutant == "one column early":
+        monkeypatch.setattr(one_pass, "JoinedLayout", one_column_early)
+    else:
+        real = first_pass.read_and_verify
+        monkeypatch.setattr(first_pass, "read_and_verify", lambda on, slot, text, tree: real(on, slot, text[:-1], tree))
+    prompts, params = [REPEATING, prompt(40)], SamplingParams(max_tokens=12)
+    try:
+        seqs, _ = answers(ModelRunner(loaded(), 2), DraftModel(twin(loaded())), prompts, params)
+        caught = [result(seq) for seq in seqs] != expected(loaded(), prompts, params)
+    except (AssertionError, RuntimeError):
+        caught = True
+    assert caught
+
+
+def test_joined_needs_the_same_bits(monkeypatch):
+    """Where products differ between row counts, invariant numerics keep the two passes."""
+    on = ModelRunner(wrap_model(tiny_model("llama")), 1)
+    on.invariant, on.row_multiple = True, 4
+    real = one_pass.project
+    monkeypatch.setattr(one_pass, "project", lambda m, x, plus=None: real(m, x, plus) * (1 + 1e-6 * (len(x) > 100)))
+    assert not one_pass.measure_joins(on, model_runner.PREFILL_CHUNK)
+
+
+def test_bits(monkeypatch):
+    """With invariant numerics: keys, values and logits of text and draft, bit for bit, at any row of a pass."""
+    on = ModelRunner(wrap_model(tiny_model("llama")), 2, None, None)
+    if not (on.invariant and on.joins):
+        pytest.skip("this device gives no row count whose multiples repeat bit for bit")
+    slot, tokens = on.cache.allocate(), prompt(240)
+    for start, rows in ((0, 1), (0, 37), (60, 5), (64, 64), (5, 180)):
+        assert one_pass._same_bits(on, slot, tokens, start, rows), (start, rows)
+    real = one_pass.text_layout
+
+    def one_column_more(runner, slot, rows):
+        made = real(runner, slot, rows)
+        made.max_length = 10  # positions stop growing: what follows has other keys
+        return made
+
+    monkeypatch.setattr(first_pass, "read_and_verify", None)
+    tree = TokenTree.chain([tokens[40:43]])
+    on.cache.truncate(slot, 0)
+    straight = one_pass.read_and_verify(on, slot, tokens[:40], tree).clone()
+    on.cache.truncate(slot, 0)
+    monkeypatch.setattr(one_pass, "text_layout", one_column_more)
+    assert not torch.equal(one_pass.read_and_verify(on, slot, tokens[:40], tree), straight)

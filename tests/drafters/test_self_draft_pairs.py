@@ -1,0 +1,59 @@
+"""Targets whose own weights are rounded, with an INT4 draft of theirs: INT8 runs here, FP8 up to its kernels."""
+
+import pytest
+import torch
+
+from paceline import LLM, Fixed, SamplingParams, SelfQuantized
+from paceline.quant import (
+    Fp8Linear,
+    Int4Linear,
+    Int8Linear,
+    PackedLinear,
+    quantize_linears,
+    quantize_target,
+    round_to_bits,
+)
+from paceline.quant import linears as linears_file
+from paceline.runner.hf_adapter import share_copy
+from tests.helpers import REPEATING, loaded
+from tests.tiny import tiny_model
+
+
+def linears(model) -> set[str]:
+    kinds = (torch.nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)
+    return {type(module).__name__ for module in model.modules() if isinstance(module, kinds)}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bits", [4, 2])
+def test_an_int8_target_with_an_int4_draft(temperature, bits):
+    drafter = SelfQuantized(lm_head="shared", bits=bits)
+    llm = LLM(tiny_model("llama", intermediate_size=64), weights="int8", drafter=drafter, policy=Fixed(4))
+    assert linears(llm.loaded.model) == {"Int8Linear"}
+    draft = drafter._runner.loaded.model  # type: ignore[union-attr]
+    assert linears(draft) == {"Int4Linear", "Int8Linear"}  # the head is the target's
+    assert drafter.report is not None
+    assert drafter.report.num_quantized == 8
+    params = SamplingParams(temperature=temperature, max_tokens=20, seed=3, ignore_eos=True)
+    drafted = llm.generate(REPEATING, params)[0]
+    assert drafted.token_ids == llm.plain().generate(REPEATING, params)[0].token_ids
+    stood = sum(r.num_accepted for r in drafted.rounds) / sum(r.num_drafted for r in drafted.rounds)
+    assert stood > (0.5 if bits == 4 else 0.0)
+
+
+def test_an_int4_draft_of_fp8_weights(monkeypatch):
+    """Only weights are read for that, so that it can be tested where FP8 does not run."""
+    monkeypatch.setattr(linears_file, "require_fp8", lambda device: None)
+    model = share_copy(loaded("llama", intermediate_size=64).model)
+    quantize_target(model, "fp8")
+    fp8 = {name: module for name, module in model.named_modules() if isinstance(module, Fp8Linear)}
+    assert len(fp8) == 8
+    draft = share_copy(model)
+    assert quantize_linears(draft, 32, "shared").num_quantized == 8
+    for name, old in fp8.items():
+        made = draft.get_submodule(name)
+        assert isinstance(made, Int4Linear)
+        expected = round_to_bits(old.weight, 4, 32)
+        torch.testing.assert_close(made(torch.eye(old.in_features)).t(), expected, atol=0.02, rtol=0.02)
+        plain = loaded("llama", intermediate_size=64).model.get_submodule(name).weight
+        torch.testing.assert_close(old.weight.float(), plain.float(), atol=0.05, rtol=0.07)

@@ -1,0 +1,149 @@
+"""A whole run of `paceline train vlm` on a tiny model: what it writes is what it trained, and it can be stopped."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from paceline.errors import ConfigError
+from paceline.scenes import make_scene, render
+from paceline.train.log import Saved, read_log
+from paceline.train.stages import Done
+from paceline.train.vlm.course import Begun
+from paceline.train.vlm.eyes import GRID
+from paceline.train.vlm.lessons import scene_picture
+from paceline.train.vlm.package import Eyes, Trained, package_vlm
+from paceline.train.vlm.stages import VlmStages
+from paceline.train.vlm.talk import answer_logits, collate
+from paceline.train.vlm.tasks import TalkTask
+from paceline.zoo.merge import merge_vlm
+from paceline.zoo.packaged import read_vlm
+from tests.train.vlm_toy import config_of, write_easy_vqa, write_language_model
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_language_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def easy(tmp_path_factory):
+    return write_easy_vqa(tmp_path_factory.mktemp("easy"))
+
+
+@pytest.fixture(scope="module")
+def finished(base, easy, tmp_path_factory):
+    """A run through all stages."""
+    out = tmp_path_factory.mktemp("run")
+    stages = VlmStages(config_of(base, out, f"easy_vqa={easy}"))
+    done = [e for stage in ("eyes", "talk", "distill", "eval") for e in stages.run(stage) if isinstance(e, Done)]
+    assert [one.stage for one in done] == ["eyes", "talk", "distill", "eval"]
+    return out, stages
+
+
+def test_a_run_leaves_what_it_says(finished, base):
+    out, stages = finished
+    small = json.loads((out / "tiny-vlm-small" / "vlm.json").read_text())
+    assert small["layers"] == [0, 3]
+    assert small["eyes"]["file"] == "../tiny-vlm/eyes.safetensors"
+    assert not (out / "tiny-vlm-small" / "eyes.safetensors").exists()
+    told = json.loads((out / "eval.json").read_text())
+    assert told["tiny-vlm"]["easy-VQA test"]["questions"] == 4
+    assert told["tiny-vlm"]["caption"]["questions"] == 1
+    card = (out / "tiny-vlm-small" / "README.md").read_text()
+    assert "layers 0, 3" in card
+    assert "| easy-VQA test, 4 questions |" in card
+    for folder in ("tiny-vlm", "tiny-vlm-small"):
+        text = "".join(path.read_text() for path in (out / folder).rglob("*") if path.suffix in (".json", ".md"))
+        assert str(out) not in text
+        assert str(base) not in text
+    assert [event.was_there for event in stages.run("talk")] == [True]
+    assert [line["event"] for line in read_log(out / "distill")] == ["step"] * 3 + ["evaluation", "finish"]
+
+
+@pytest.mark.parametrize("folder", ["model", "model-small"])
+def test_plain_transformers_loads_and_answers(finished, folder):
+    out, _ = finished
+    model = AutoModelForImageTextToText.from_pretrained(out / folder)
+    processor = AutoProcessor.from_pretrained(out / folder)
+    assert model.dtype == torch.bfloat16
+    chat = [
+        {"role": "user", "content": [{"type": "image", "image": render(make_scene(1))}, {"type": "text", "text": "Hi"}]}
+    ]
+    inputs = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")  # noqa: E501  # fmt: skip
+    assert int((inputs["input_ids"] == model.config.image_token_index).sum()) == GRID**2
+    inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
+    assert model.generate(**inputs, max_new_tokens=3, do_sample=False).shape[1] > inputs["input_ids"].shape[1]
+
+
+def test_merged_is_what_was_trained(base, easy, tmp_path):
+    """In float32 and with weights that float16 holds, the merged folder is the trained model up to rounding."""
+    config = config_of(base, tmp_path)
+    stages = VlmStages(config)
+    list(stages.run("eyes"))
+    eyes = load_file(tmp_path / "eyes" / "eyes.safetensors")
+    parts = [
+        {name.removeprefix(p): value for name, value in eyes.items() if name.startswith(p)}
+        for p in ("vision_tower.", "multi_modal_projector.")
+    ]
+    task = TalkTask(base, Eyes(*parts), config, torch.device("cpu"), [], [])
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for value in task.trained().values():
+            value.copy_((0.1 * torch.randn_like(value)).half().float())
+    package_vlm(Trained(task.lora, task.eyes, tower=config.tower), tmp_path / "own", base)
+    folder = tmp_path / "merged"
+    folder.mkdir()
+    merge_vlm(read_vlm(tmp_path / "own"), base, folder, dtype="float32")
+    merged = AutoModelForImageTextToText.from_pretrained(folder)
+    batch = collate([scene_picture(5)], task.processor, GRID**2)
+    with torch.no_grad():
+        ours, theirs = answer_logits(task.model, batch)[0], answer_logits(merged, batch)[0]
+    assert torch.allclose(ours, theirs, atol=1e-4)
+    without = AutoModelForImageTextToText.from_pretrained(folder)
+    without.model.language_model.layers[3].mlp.down_proj.weight.data.mul_(1.01)
+    with torch.no_grad():
+        assert not torch.allclose(ours, answer_logits(without, batch)[0], atol=1e-4), "one layer off must show"
+
+
+@pytest.mark.parametrize("stage", ["eyes", "talk", "distill"])
+def test_a_stopped_stage_ends_with_the_same_bits(stage, finished, base, easy, tmp_path):
+    out, _ = finished
+    stages = VlmStages(config_of(base, tmp_path, f"easy_vqa={easy}", "checkpoint_seconds=0"))
+    order = ("eyes", "talk", "distill")
+    for before in order[: order.index(stage)]:
+        list(stages.run(before))
+    for event in stages.run(stage):
+        if isinstance(event, Saved) and event.step == 1:
+            break
+    again = VlmStages(config_of(base, tmp_path, f"easy_vqa={easy}"))
+    events = list(again.run(stage))
+    assert isinstance(events[0], Begun)
+    assert events[0].resumed
+    name = {"eyes": "eyes/eyes.safetensors", "talk": "tiny-vlm/lora.safetensors"}
+    file = name.get(stage, "tiny-vlm-small/lora.safetensors")
+    straight, resumed = load_file(out / file), load_file(tmp_path / file)
+    assert all(torch.equal(straight[key], resumed[key]) for key in straight)
+    losses = [[line.get("loss") for line in read_log(folder / stage)] for folder in (out, tmp_path)]
+    assert losses[0] == losses[1]
+
+
+def test_another_run_in_the_same_folder_is_refused(base, tmp_path):
+    stages = VlmStages(config_of(base, tmp_path, "checkpoint_seconds=0"))
+    for event in stages.run("eyes"):
+        if isinstance(event, Saved):
+            break
+    with pytest.raises(ConfigError, match="other settings"):
+        list(VlmStages(config_of(base, tmp_path, "eyes.steps=9")).run("eyes"))
+    with pytest.raises(ConfigError, match="other batch"):
+        list(VlmStages(config_of(base, tmp_path, "eyes.batch=6")).run("eyes"))
+
+
+@pytest.mark.parametrize(("stage", "fix"), [("talk", "eyes"), ("distill", "talk"), ("eval", "talk")])
+def test_a_stage_too_early_says_which_comes_first(stage, fix, base, tmp_path):
+    with pytest.raises(ConfigError, match=f"`{fix}` first"):
+        list(VlmStages(config_of(base, tmp_path)).run(stage))

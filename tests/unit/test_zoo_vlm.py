@@ -1,0 +1,147 @@
+"""A packaged vision-language model is pulled with its base, checked by its hashes, and merged exactly."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.errors import ConfigError
+from paceline.provenance import sha256_of
+from paceline.zoo import ZOO, installed, pull, verify
+from paceline.zoo.heads import ARTEFACTS, packaged_heads
+from paceline.zoo.packaged import packaged_vlms, read_vlm
+from paceline.zoo.pull import PullSteps
+from tests.unit.zoo_helpers import HIDDEN, LAYERS
+
+SCALE = 2.0
+
+
+def write_packaged(folder: Path, layers=tuple(range(LAYERS)), eyes: str | None = None) -> Path:
+    """One low-rank pair in each layer's o_proj, and an eye of one number."""
+    (folder / "model").mkdir(parents=True)
+    torch.manual_seed(len(layers))
+    lora = {}
+    for i in range(len(layers)):
+        lora[f"layers.{i}.self_attn.o_proj.lora_A"] = torch.randn(2, HIDDEN).half()
+        lora[f"layers.{i}.self_attn.o_proj.lora_B"] = torch.randn(HIDDEN, 2).half()
+    save_file(lora, folder / "lora.safetensors")
+    if eyes is None:
+        save_file({"vision_tower.one": torch.ones(1).half()}, folder / "eyes.safetensors")
+    config = {"model_type": "llava", "text_config": {}, "vision_config": {}}
+    (folder / "model" / "config.json").write_text(json.dumps(config))
+    (folder / "model" / "chat_template.jinja").write_text("pictures")
+    file = eyes or "eyes.safetensors"
+    about = {
+        "paceline_vlm": 1, "description": "for tests", "licence": "Apache-2.0", "base": "tiny", "layers": list(layers),
+        "eyes": {"file": file, "sha256": sha256_of(folder / file)},
+        "adapters": [{"file": "lora.safetensors", "sha256": sha256_of(folder / "lora.safetensors"), "scale": SCALE,
+                      "layers": list(range(len(layers)))}],
+        "dtype": "float32", "parameters": 1000,
+        "model": {path.name: sha256_of(path) for path in (folder / "model").iterdir()},
+    }  # fmt: skip
+    (folder / "vlm.json").write_text(json.dumps(about))
+    return folder
+
+
+@pytest.fixture
+def registry(world, tmp_path):
+    write_packaged(tmp_path / "artefacts" / "tiny-vlm")
+    write_packaged(tmp_path / "artefacts" / "tiny-vlm-small", (1,), "../tiny-vlm/eyes.safetensors")
+    return {"tiny": world.model, **packaged_vlms(tmp_path / "artefacts")}
+
+
+@pytest.fixture
+def pulled(world, registry):
+    return lambda name, **more: pull(
+        name, world.cache, registry=registry, steps=PullSteps(download=world.download), **more
+    )
+
+
+def test_pulling_merges_with_the_base_and_pulls_that_once(world, pulled, registry):
+    folder, small = pulled("tiny-vlm"), pulled("tiny-vlm-small")
+    assert world.downloads == ["tiny"]
+    assert world.left == ["tiny", "tiny-vlm", "tiny-vlm-small"]
+    assert verify(folder, hashes=True).source_sha256 == registry["tiny-vlm"].sha256
+    base, merged = load_file(world.cache / "models/tiny/model.safetensors"), load_file(folder / "model.safetensors")
+    lora = load_file(registry["tiny-vlm"].folder / "lora.safetensors")
+    for i in range(LAYERS):
+        name = f"model.layers.{i}.self_attn.o_proj.weight"
+        a, b = (lora[f"layers.{i}.self_attn.o_proj.lora_{x}"].float() for x in "AB")
+        assert torch.equal(merged[f"language_model.{name}"], base[name].float() + SCALE * (b @ a))
+        other = name.replace("o_proj", "q_proj")
+        assert torch.equal(merged[f"language_model.{other}"], base[other].float())
+    assert merged.keys() == {f"language_model.{name}" for name in base} | {"vision_tower.one"}
+    assert (folder / "chat_template.jinja").read_text() == "pictures"
+    assert "chat_template" not in json.loads((folder / "tokenizer_config.json").read_text())
+    assert json.loads((folder / "config.json").read_text())["text_config"]["dtype"] == "float32"
+
+    one = load_file(small / "model.safetensors")
+    kept = {name for name in one if ".layers." in name}
+    assert {name.split(".")[3] for name in kept} == {"0"}
+    norm = "model.layers.{}.input_layernorm.weight"
+    assert torch.equal(one[f"language_model.{norm.format(0)}"], base[norm.format(1)].float())
+    assert torch.equal(one["vision_tower.one"], torch.ones(1))
+    rows = {row.name: row for row in installed(world.cache, registry=registry)}
+    assert all(row.pulled for row in rows.values())
+
+
+def test_the_base_is_the_only_thing_downloaded_again_never(world, pulled):
+    pulled("tiny-vlm")
+    pulled("tiny-vlm", force=True)
+    assert world.downloads == ["tiny"]
+
+
+@pytest.mark.parametrize("file", ["lora.safetensors", "eyes.safetensors", "model/config.json"])
+def test_another_part_is_refused_and_leaves_nothing(world, pulled, registry, file):
+    path = registry["tiny-vlm"].folder / file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(ConfigError, match="not the one that was packaged"):
+        pulled("tiny-vlm")
+    assert world.left == ["tiny"]
+
+
+def test_a_base_of_another_shape_is_refused(world, pulled, registry):
+    folder = registry["tiny-vlm"].folder
+    wrong = {name: value[:, :-1].contiguous() if name.endswith("A") else value
+             for name, value in load_file(folder / "lora.safetensors").items()}  # fmt: skip
+    save_file(wrong, folder / "lora.safetensors")
+    about = json.loads((folder / "vlm.json").read_text())
+    about["adapters"][0]["sha256"] = sha256_of(folder / "lora.safetensors")
+    (folder / "vlm.json").write_text(json.dumps(about))
+    registry["tiny-vlm"] = read_vlm(folder)
+    with pytest.raises(ConfigError, match="does not fit its base"):
+        pulled("tiny-vlm")
+    registry["tiny-vlm"] = replace(read_vlm(folder), layers=(0, 7))
+    with pytest.raises(ConfigError, match="does not fit its base"):
+        pulled("tiny-vlm")
+
+
+def test_newly_packaged_weights_are_merged_anew(world, pulled, registry):
+    folder = pulled("tiny-vlm")
+    before = (folder / "model.safetensors").read_bytes()
+    shutil.rmtree(registry["tiny-vlm"].folder)
+    packaged = write_packaged(registry["tiny-vlm"].folder)
+    about = json.loads((packaged / "vlm.json").read_text()) | {"description": "another"}
+    about["adapters"][0]["scale"] = 1.0
+    (packaged / "vlm.json").write_text(json.dumps(about))
+    registry["tiny-vlm"] = read_vlm(packaged)
+    assert (pulled("tiny-vlm") / "model.safetensors").read_bytes() != before
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"paceline_vlm": 2}', "{}"])
+def test_a_damaged_description_is_a_clear_error(tmp_path, text):
+    (tmp_path / "vlm.json").write_text(text)
+    with pytest.raises(ConfigError, match="damaged"):
+        read_vlm(tmp_path)
+
+
+def test_packaged_models_are_no_heads():
+    names = {head.name for head in packaged_heads()}
+    assert names.isdisjoint(packaged_vlms(ARTEFACTS))
+    assert set(packaged_vlms(ARTEFACTS)) <= set(ZOO)

@@ -1,0 +1,183 @@
+"""What is kept of pictures: one run of the tower for each, prefixes by what is in them, bits of a fresh prefill."""
+
+import pytest
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.runner import ModelRunner, reading, wrap_model
+from paceline.runner.bounded import Bounded
+from paceline.runner.hf_vision import Vision
+from paceline.runner.reading import chunks
+from tests.vision.families import make, picture, user
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+FAMILIES = ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "paligemma", "smolvlm"]
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often the tower ran."""
+    counted = list[str]()
+    real = Vision.features
+
+    def features(self, image):
+        counted.append(image.key)
+        return real(self, image)
+
+    monkeypatch.setattr(Vision, "features", features)
+    return counted
+
+
+def engine(name: str = "llava", **options) -> LLM:
+    model, processor = make(name)
+    return LLM(wrap_model(model, processor=processor), max_batch_size=2, **options)
+
+
+def answer(llm: LLM, *parts) -> list[int]:
+    return llm.generate([user(*parts)], GREEDY)[0].outputs[0].token_ids
+
+
+def test_tower_runs_once_for_each_image(looks):
+    llm = engine()
+    looks.clear()
+    answer(llm, picture(1), "one", picture(1), "two")
+    assert len(looks) == 1
+    answer(llm, picture(1), "another question", picture(2), "and a picture")
+    assert len(looks) == 2
+    llm.generate([user(picture(3), "what")], SamplingParams(n=3, max_tokens=3, temperature=1.0, ignore_eos=True))
+    assert len(looks) == 3
+
+
+def test_vision_has_a_time_of_its_own():
+    llm = engine()
+    first = llm.generate([user("a ", picture(1), "b")], GREEDY)[0].timings
+    again = llm.generate([user("a ", picture(1), "b")], GREEDY)[0].timings
+    assert first.vision > 0
+    assert first.prefill > 0
+    assert again.vision == 0
+
+
+def test_another_image_of_equal_size_does_not_hit(looks):
+    llm = engine()
+    looks.clear()
+    first, second = answer(llm, picture(1), "what"), answer(llm, picture(2), "what")
+    assert len(set(looks)) == 2
+    assert first != second
+    assert second == answer(engine(), picture(2), "what")
+
+
+def forgets_images(token_ids, prompt):
+    """A key by text alone: the mutant."""
+    return tuple(token_ids[: prompt.edge]), ()
+
+
+def test_key_by_text_alone_is_caught(monkeypatch):
+    expected = answer(engine(), picture(2), "what")
+    monkeypatch.setattr(reading, "prefix_key", forgets_images)
+    llm = engine()
+    answer(llm, picture(1), "what")
+    assert answer(llm, picture(2), "what") != expected
+
+
+def held(runner: ModelRunner, slot: int) -> list[torch.Tensor]:
+    length = runner.cache.lengths[slot]
+    return [layer[slot, :, :length].clone() for layer in (*runner.cache.keys, *runner.cache.values)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("chunk", [512, 7])
+def test_hit_has_the_bits_of_a_miss(name, chunk):
+    llm = engine(name)
+    llm.runner.chunk = chunk
+    llm.runner.states.watch([0, 1, 2])
+    (seq,), _ = llm._sequences([user("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")], GREEDY)
+    runs = []
+    for hits in (0, 1):
+        slot = llm.runner.admit(seq.token_ids, seq.vision)
+        llm.runner.read(slot, seq.token_ids, seq.vision)
+        assert llm.runner.reader.prefixes.hits == hits
+        length = llm.runner.cache.lengths[slot]
+        assert length == len(seq.token_ids) - 1
+        states = llm.runner.states.read(slot, 0, length, (0, 1, 2)).clone()
+        runs.append([*held(llm.runner, slot), states])
+        llm.runner.cache.release(slot)
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_prefix_without_the_states_asked_for_is_read_again():
+    llm = engine()
+    (seq,), _ = llm._sequences([user("a", picture(1), "b")], GREEDY)
+    for watched in (False, True):
+        if watched:
+            llm.runner.states.watch([1])
+        slot = llm.runner.admit(seq.token_ids, seq.vision)
+        llm.runner.read(slot, seq.token_ids, seq.vision)
+        llm.runner.cache.release(slot)
+    (prefix,) = llm.runner.reader.prefixes._held.values()
+    assert prefix.states[1].shape[0] == seq.vision.edge
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_chunks_change_nothing_but_rounding(name):
+    """Gemma-3's images and PaliGemma's prompts see both ways: a chunk that cut them would hide what is behind it."""
+    parts = ("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")
+    whole, cut = engine(name), engine(name)
+    cut.runner.chunk = 5
+    assert answer(whole, *parts) == answer(cut, *parts)
+
+
+def test_cut_blocks_are_caught(monkeypatch):
+    parts = ("see ", picture(1), "what is it")
+    expected = answer(engine("gemma3"), *parts)
+    monkeypatch.setattr(reading, "chunks", lambda end, blocks, most: chunks(end, (), most))
+    cut = engine("gemma3")
+    cut.runner.chunk = 5
+    assert answer(cut, *parts) != expected
+
+
+@pytest.mark.parametrize(
+    ("end", "blocks", "most", "expected"),
+    [
+        (10, [(3, 7)], 4, [(0, 3), (3, 7), (7, 10)]),
+        (10, [], 4, [(0, 4), (4, 8), (8, 10)]),
+        (9, [(0, 9)], 4, [(0, 9)]),
+        (9, [(2, 9)], 4, [(0, 2), (2, 9)]),
+        (6, [(0, 2), (2, 5)], 3, [(0, 2), (2, 5), (5, 6)]),
+        (0, [], 4, []),
+    ],
+)
+def test_chunks(end, blocks, most, expected):
+    assert list(chunks(end, blocks, most)) == expected
+
+
+def test_least_recent_goes_first():
+    kept: Bounded[str, int] = Bounded(10, lambda size: size)
+    for name, size in (("a", 4), ("b", 4)):
+        kept.put(name, size)
+    assert kept.get("a") == 4
+    kept.put("c", 5)
+    assert kept.get("b") is None
+    assert kept.get("a") == 4
+    assert kept.num_bytes == 9
+    kept.put("huge", 11)
+    assert len(kept) == 2
+    kept.put("a", 1)
+    assert kept.num_bytes == 6
+
+
+def test_caches_are_bounded(looks):
+    llm = engine()
+    answer(llm, picture(1), "what")
+    one, prefix = llm.runner.reader.features.num_bytes, llm.runner.reader.prefixes.num_bytes
+    llm.runner.reader.features.max_bytes, llm.runner.reader.prefixes.max_bytes = 2 * one, prefix
+    for index in (2, 3, 4):
+        answer(llm, picture(index), "what")
+    assert len(llm.runner.reader.features) == 2
+    assert len(llm.runner.reader.prefixes) == 1
+    looks.clear()
+    answer(llm, picture(4), "what")
+    answer(llm, "x", picture(3), "what")
+    assert not looks
+    answer(llm, picture(1), "what")
+    assert len(looks) == 1

@@ -1,0 +1,212 @@
+"""A vision-language model through the front door: the answers of plain transformers, and nothing computed twice."""
+
+import dataclasses
+import json
+from functools import cache
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
+from paceline.decoding import autoregressive
+from paceline.errors import CacheFull, ConfigError, IncompatibleModels
+from paceline.runner import LoadedModel, ModelRunner, load_model, wrap_model
+from paceline.runner.fused import FusedLayer
+from tests.vision.families import assistant, make, picture, plain_answer, user
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
+CHATS = {
+    "image first": [user(picture(1, 40, 24), "what is it")],
+    "image in the middle": [user("look at ", picture(2), " and say")],
+    "two images": [user(picture(1, 40, 24), "and", picture(2, 64, 60), "differ")],
+    "no image": [user("hello there")],
+    "multi-turn": [user(picture(3), "what"), assistant("a dog"), user("and", picture(4, 30, 70), "here")],
+    "the same twice": [user(picture(5), picture(5), "same")],
+}
+
+
+@cache
+def loaded(name: str = "llava") -> LoadedModel:
+    model, processor = make(name)
+    return wrap_model(model, processor=processor)
+
+
+@cache
+def llm(numerics: str | None = None, drafter: type | None = None) -> LLM:
+    return LLM(loaded(), numerics=numerics, drafter=drafter() if drafter else None, max_batch_size=3)
+
+
+def ids_of(output) -> list[int]:
+    return output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("name", CHATS)
+def test_answers_are_those_of_plain_transformers(name):
+    expected = plain_answer("llava", CHATS[name], 12)
+    assert ids_of(llm("invariant").generate(CHATS[name], GREEDY)[0]) == expected
+    assert ids_of(llm("fast").generate(CHATS[name], GREEDY)[0]) == expected
+
+
+@pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_change_nothing(drafter, temperature):
+    params = SamplingParams(temperature=temperature, max_tokens=16, seed=7, ignore_eos=True)
+    chats = list(CHATS.values())
+    plain = llm().generate(chats, params)
+    drafted = llm(None, drafter).generate(chats, params)
+    assert [ids_of(a) for a in plain] == [ids_of(b) for b in drafted]
+    for chat, answer in zip(chats, plain, strict=True):
+        (seq,), _ = llm()._sequences(chat, params)
+        assert autoregressive(llm().loaded, seq).output_ids == ids_of(answer)
+
+
+def test_prompts_without_pictures():
+    model = llm()
+    chat = [user("hello there")]
+    ids = model.encode(chat)
+    assert ids_of(model.generate(ids, GREEDY)[0]) == ids_of(model.generate(chat, GREEDY)[0])
+    assert ids_of(model.generate("hello", GREEDY)[0])
+    plain_content = [{"role": "user", "content": "hello there"}]
+    assert model.encode(plain_content) == ids
+
+
+def test_halves_share_the_weights():
+    model, processor = make("llava")
+    taken = wrap_model(model, processor=processor)
+    own = {p.data_ptr(): p for p in model.parameters()}
+    assert any(isinstance(m, FusedLayer) for m in taken.model.modules())
+    fused = {id(p) for m in taken.model.modules() if isinstance(m, FusedLayer) for p in m.parameters()}
+    for parameter in taken.model.parameters():
+        assert parameter.data_ptr() in own or id(parameter) in fused
+    assert all(p.data_ptr() in own for p in taken.vision.tower.parameters())
+    held = {*taken.model.parameters(), *taken.vision.tower.parameters()}
+    assert sum(p.numel() for p in held) == sum(p.numel() for p in model.parameters()), "a weight is held twice"
+
+
+def test_model_of_the_caller_stays_as_it_is():
+    model, _ = make("llava")
+    assert model.config._attn_implementation == model.config.text_config._attn_implementation != "paceline"
+    assert not any(isinstance(m, FusedLayer) for m in model.modules())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vlm")
+    model, processor = make("llava")
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+def test_folder_of_plain_transformers(folder):
+    chat = CHATS["two images"]
+    from_folder = LLM(str(folder), device="cpu")
+    assert from_folder.loaded.vision is not None
+    assert ids_of(from_folder.generate(chat, GREEDY)[0]) == plain_answer("llava", chat, 12)
+    assert from_folder.loaded.fingerprint == loaded().fingerprint
+
+
+@pytest.mark.parametrize("part", ["language_model", "vision_tower", "multi_modal_projector"])
+def test_missing_weights_are_refused(folder, tmp_path, part):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    lost = next(name for name in sorted(tensors) if part in name)
+    save_file({k: v for k, v in tensors.items() if k != lost}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match="lacks weights"):
+        load_model(str(tmp_path), device="cpu")
+
+
+def test_unknown_family_is_refused(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"] = {**AutoConfig.for_model("pixtral").to_dict(), "hidden_size": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(IncompatibleModels, match="not supported"):
+        load_model(str(tmp_path), device="cpu")
+    other = AutoConfig.for_model("aya_vision")
+    assert type(other) in AutoModelForImageTextToText._model_mapping
+    (tmp_path / "config.json").write_text(other.to_json_string())
+    with pytest.raises(IncompatibleModels, match="not supported"):
+        load_model(str(tmp_path), device="cpu")
+
+
+def test_prompt_that_does_not_fit_names_its_image_tokens():
+    small = LLM(loaded(), max_model_len=40)
+    with pytest.raises(CacheFull, match="32 of them image tokens"):
+        small.generate(CHATS["two images"], GREEDY)
+    assert ids_of(small.generate(CHATS["no image"], GREEDY)[0])
+
+
+@pytest.mark.parametrize(
+    ("chat", "words"),
+    [
+        ([user("<image>", picture(1))], "cannot read|differ in number"),
+        ([{"role": "user", "content": [{"type": "image", "image": 7}]}], "picture|image"),
+    ],
+)
+def test_chats_that_cannot_be_read(chat, words):
+    with pytest.raises(ConfigError, match=words):
+        llm().generate(chat, GREEDY)
+
+
+def test_template_that_prints_no_text_is_taken_for_one_without_pictures():
+    _, processor = make("llava")
+    was, processor.chat_template = processor.chat_template, "{% for c in messages[0]['content'] %}<image>{% endfor %}"
+    try:
+        with pytest.raises(ConfigError, match="takes no images"):
+            llm().generate([user(picture(1))], GREEDY)
+    finally:
+        processor.chat_template = was
+
+
+def test_model_without_processor_takes_ids_alone():
+    model, _ = make("llava")
+    bare = LLM(model)
+    assert bare.generate([5, 6, 7], GREEDY)
+    with pytest.raises(ConfigError, match="no processor"):
+        bare.generate(CHATS["image first"], GREEDY)
+
+
+def test_released_slot_forgets_its_positions():
+    model, processor = make("qwen2_vl")
+    taken = LLM(model, processor=processor, max_batch_size=1)
+    taken.generate(CHATS["image first"], GREEDY)
+    assert taken.runner.cache.offsets == [0]
+    assert ids_of(taken.generate(CHATS["no image"], GREEDY)[0]) == plain_answer("qwen2_vl", CHATS["no image"], 12)
+
+
+def test_placeholders_are_named():
+    _, processor = make("llava")
+    assert llm().runner.undraftable == {processor.image_token_id}
+
+
+class _Blind:
+    """A tower that takes every image for the same."""
+
+    def __init__(self, vision):
+        self.vision = vision
+
+    def features(self, image):
+        found = self.vision.features(image)
+        return dataclasses.replace(found, rows=torch.zeros_like(found.rows))
+
+
+def test_load_time_check_catches_a_blind_tower():
+    taken = loaded()
+    assert taken.sight is not None
+    fresh = dataclasses.replace(taken.sight, checked=False)
+    ModelRunner(dataclasses.replace(taken, sight=fresh), 1)
+    assert fresh.checked
+    blind = dataclasses.replace(taken, sight=dataclasses.replace(fresh, checked=False), vision=_Wrapped(taken.vision))
+    with pytest.raises(IncompatibleModels, match="picture"):
+        ModelRunner(blind, 1)
+
+
+class _Wrapped(_Blind):
+    """Everything else as it was."""
+
+    def __getattr__(self, name):
+        return getattr(self.vision, name)

@@ -1,0 +1,51 @@
+"""The tiny models are worth testing with: their answers depend on the picture, on the text and on their order."""
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from paceline.errors import ConfigError
+from paceline.runner.processors import load_processor
+from tests.vision.families import NAMES, make, picture, plain_answer, plain_inputs, user
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_depends_on_all_it_should(name):
+    chats = [[user(picture(1), "what?")], [user(picture(2), "what?")], [user(picture(1), "whom?")]]
+    if name != "paligemma":  # which sees its whole prompt at once, with one text behind the pictures
+        chats += [[user("what?", picture(1))]]
+    answers = [tuple(plain_answer(name, chat, 6)) for chat in chats]
+    assert len(set(answers)) == len(answers), answers
+    assert all(len(set(answer)) > 2 for answer in answers), answers
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pictures_are_a_few_dozen_tokens(name):
+    model, processor = make(name)
+    ids = plain_inputs(processor, [user(picture(1), "what?", picture(2, 60, 24))])["input_ids"]
+    assert 8 <= int((ids == model.config.image_token_id).sum()) <= 80
+    assert ids.max() < model.get_output_embeddings().out_features
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_processor_comes_back_from_its_folder(name, tmp_path):
+    model, processor = make(name)
+    processor.save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    loaded = load_processor(str(tmp_path), AutoConfig.from_pretrained(tmp_path))
+    chat = [user(picture(1), "what?"), user(picture(2, 60, 24))]
+    wanted, got = plain_inputs(processor, chat), plain_inputs(loaded, chat)
+    assert wanted.keys() == got.keys()
+    assert all(torch.equal(wanted[key], got[key]) for key in wanted)
+
+
+def test_a_folder_without_a_processor_is_refused(tmp_path):
+    model, processor = make("llava")
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no usable processor"):
+        load_processor(str(tmp_path), model.config)
+    processor.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="no usable processor"):
+        load_processor(str(tmp_path), model.config)

@@ -1,0 +1,45 @@
+"""Of a prompt with pictures, the text behind the last one is read in the pass that verifies the first draft."""
+
+import pytest
+
+from paceline import LLM, SamplingParams
+from paceline.policy import Fixed
+from paceline.runner import LoadedModel, wrap_model
+from tests.adversaries import Scripted
+from tests.vision.families import make, picture, plain_answer, user
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
+
+
+class Unread(Scripted):
+    """Right by decree, before the target has read the text."""
+
+    def drafts_unread(self, arm=None):
+        return True
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_vl", "smolvlm", "gemma3", "paligemma"])
+def test_one_pass_behind_the_pictures(name, monkeypatch):
+    model, processor = make(name)
+    loaded = wrap_model(model, processor=processor)
+    llm = LLM(loaded, numerics="fast", max_batch_size=1)
+    # a random model may well say a placeholder, which nobody could draft
+    asked = ([user(picture(index, 40, 24), "what is it")] for index in range(1, 20))
+    chat, answer = next(
+        (chat, said) for chat in asked if not llm.runner.undraftable & set(said := plain_answer(name, chat, 4))
+    )
+    ids = llm.encode(chat)
+    llm.decoder = type(llm.decoder)(llm.runner, Unread({tuple(ids): [*ids, *answer]}, [None]), llm.verifier, Fixed(3))
+    seen: list[str] = []
+    for kind in ("forward", "prefill"):
+        real = getattr(LoadedModel, kind)
+        monkeypatch.setattr(LoadedModel, kind, lambda *given, real=real, kind=kind: seen.append(kind) or real(*given))
+    first = llm.generate(chat, PARAMS)[0].outputs[0]
+    assert first.token_ids == answer
+    assert seen == ["prefill", "forward"]  # the picture, then text and draft
+    seen.clear()
+    again = llm.generate(chat, PARAMS)[0].outputs[0]
+    assert again.token_ids == answer
+    assert seen == ["forward"]  # the picture's columns are kept
+    assert first.rounds[0].with_prompt == (name != "paligemma")  # its whole prompt is one block

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 def check_draft(
     ctx: typer.Context,
-    head: Annotated[str, typer.Argument(metavar="HEAD", help="A folder (a draft model's too), or a name that `paceline models` lists.")],
+    head: Annotated[
+        str,
+        typer.Argument(metavar="HEAD", help="A folder (a draft model's too), or a name that `paceline models` lists."),
+    ],
     model: Annotated[
         str | None,
         typer.Option("--model", help="The target; default: the one it was trained for, by name.", show_default=False),

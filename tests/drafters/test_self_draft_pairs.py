@@ -38,7 +38,7 @@ def test_an_int8_target_with_an_int4_draft(temperature, bits):
     drafted = llm.generate(REPEATING, params)[0]
     assert drafted.token_ids == llm.plain().generate(REPEATING, params)[0].token_ids
     stood = sum(r.num_accepted for r in drafted.rounds) / sum(r.num_drafted for r in drafted.rounds)
-    assert stood > (0.5 if bits == 4 else 0.0)
+    assert stood > (0.3 if bits == 4 else 0.0)
 
 
 def test_an_int4_draft_of_fp8_weights(monkeypatch):

@@ -1,6 +1,7 @@
 """A whole run of `paceline train vlm` on a tiny model: what it writes is what it trained, and it can be stopped."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -114,9 +115,8 @@ def test_merged_is_what_was_trained(base, easy, tmp_path):
 def test_a_stopped_stage_ends_with_the_same_bits(stage, finished, base, easy, tmp_path):
     out, _ = finished
     stages = VlmStages(config_of(base, tmp_path, f"easy_vqa={easy}", "checkpoint_seconds=0"))
-    order = ("eyes", "talk", "distill")
-    for before in order[: order.index(stage)]:
-        list(stages.run(before))
+    for name in {"eyes": (), "talk": ("eyes",), "distill": ("tiny-vlm",)}[stage]:
+        shutil.copytree(out / name, tmp_path / name)
     for event in stages.run(stage):
         if isinstance(event, Saved) and event.step == 1:
             break

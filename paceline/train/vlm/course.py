@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar, final
+from typing import Any, Generic, TypeAlias, TypeVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -164,7 +164,7 @@ class _Course:
             with self.accelerator.autocast():
                 losses = self.task.loss(batch)
             (losses.total * (weight / total)).backward()
-            self.window.add(losses, weight)
+            self.window.add(losses, cast("int", weight))  # it only sums them
         if self.shards > 1:
             for parameter in self.parameters:
                 held = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

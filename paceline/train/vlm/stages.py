@@ -61,8 +61,12 @@ class VlmStages:
         self.config, self.out = config, Path(config.out)
 
     def run(self, stage: str) -> Iterator[VlmEvent]:
-        """One stage to its end."""
-        return {"eyes": self.eyes, "talk": self.talk, "distill": self.distill, "eval": self.eval}[stage]()
+        """One stage to its end; all processes begin it when the first has written what the one before made."""
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            from accelerate import PartialState
+
+            PartialState().wait_for_everyone()
+        yield from {"eyes": self.eyes, "talk": self.talk, "distill": self.distill, "eval": self.eval}[stage]()
 
     @cached_property
     def language_model(self) -> Path:

@@ -1,0 +1,46 @@
+"""Two processes train the second stage as one does: the gradient is the same however the pictures are spread."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.train.vlm.stages import VlmStages
+from tests.train.vlm_toy import config_of, write_language_model
+
+_WORKER = """
+import sys
+from pathlib import Path
+from paceline.train.vlm.stages import VlmStages
+from tests.train.vlm_toy import config_of
+stages = VlmStages(config_of(Path(sys.argv[1]), Path(sys.argv[2]), "talk.scenes=2", "device=cpu"))
+for stage in ("eyes", "talk"):
+    for event in stages.run(stage):
+        pass
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    base = write_language_model(tmp_path / "base")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    workers = []
+    for rank in range(2):
+        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+               "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        command = [sys.executable, "-c", _WORKER, str(base), str(tmp_path / "two")]
+        workers.append(subprocess.Popen(command, env={**os.environ, **env}, cwd=Path(__file__).parents[2]))
+    assert [worker.wait(300) for worker in workers] == [0, 0]
+    stages = VlmStages(config_of(base, tmp_path / "one", "talk.scenes=2", "device=cpu"))
+    for stage in ("eyes", "talk"):
+        list(stages.run(stage))
+    for file in ("eyes/eyes.safetensors", "tiny-vlm/lora.safetensors"):
+        one, two = load_file(tmp_path / "one" / file), load_file(tmp_path / "two" / file)
+        assert all(torch.allclose(one[name].float(), two[name].float(), atol=2e-3) for name in one), file

@@ -1,4 +1,4 @@
-"""Exact speculative decoding for Hugging Face language models: faster answers, the same answers."""
+"""Exact speculative decoding for Hugging Face language and vision-language models: faster answers, the same answers."""
 
 import logging
 from importlib import import_module
@@ -36,11 +36,13 @@ _HOME = {
     "Coupled": "verify",
     "Ratio": "verify",
     "Typical": "verify",
+    "Cascade": "cascade",
     "PacelineError": "errors",
 }
 __all__ = [
     "LLM",
     "Blockwise",
+    "Cascade",
     "Choose",
     "Completion",
     "CostModel",
@@ -78,6 +80,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from .cascade import Cascade
     from .core.outputs import Origin, Round
     from .core.request import SamplingParams
     from .drafters import (

@@ -163,7 +163,7 @@ def settings(args: argparse.Namespace, plain: nn.Module) -> Iterator[tuple[str, 
     """Name, bits, group size and draft of each row."""
     if "int8" in args.rows:
         yield "INT8, nearest", 8, 0, None
-    for bits, group_size in ((4, 32), (4, 128), (3, 32), (2, 32)):
+    for bits, group_size in ((4, 32), (4, 64), (3, 32), (2, 32)):
         for name, grid in GRIDS.items():
             if f"{name}-{bits}-{group_size}" in args.rows or name in args.rows:
                 yield name, bits, group_size, rounded(plain, bits, group_size, grid)

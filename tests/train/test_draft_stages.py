@@ -57,7 +57,7 @@ def made(base, tmp_path_factory, request):
 
 
 def test_a_run_writes_a_draft_with_its_measurement(base, made):
-    method, out, run, done = made
+    method, out, _run, done = made
     assert [one.path.name for one in done] == ["answers-0", "draft", "eval.json"]
     record = read_record(out / "draft")
     assert 0 < record["training"]["held-out 1 - TV"] <= 1

@@ -65,7 +65,7 @@ class VlmStages:
         if os.environ.get("WORLD_SIZE", "1") != "1":
             from accelerate import PartialState
 
-            PartialState().wait_for_everyone()
+            PartialState(cpu=self.device.type == "cpu").wait_for_everyone()
         yield from {"eyes": self.eyes, "talk": self.talk, "distill": self.distill, "eval": self.eval}[stage]()
 
     @cached_property

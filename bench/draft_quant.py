@@ -12,6 +12,7 @@ of four tokens over the target's own keys and values, as the draft runs:
     1 - TV            share of sampled drafts that stand, mean over answer tokens
     greedy            share of places where both rank the same token first
     tokens a pass     expected of rounds of four: sampled from 1 - TV along the answer; greedy on the answers at T = 0
+    own context       with --own: 1 - TV of the draft as a model by itself, over its own keys and values
     decoded           with --decode N: tokens a pass of real greedy decoding of N held-out prompts, 32 tokens each
 """
 
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=float, default=0.03)
     parser.add_argument("--answers", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=384, help="an answer and its prompt are cut there")
+    parser.add_argument("--own", action="store_true")
     parser.add_argument("--decode", type=int, default=0, metavar="N")
     args = parser.parse_args()
     folder = resolve(args.model)
@@ -203,7 +205,10 @@ def main() -> None:
     about = {"answers": len(texts), "tokens": sum(len(text.taught) for text in texts), "sha256": held_out.hash()[:16]}
     print(json.dumps(about), flush=True)
     for name, bits, group_size, draft in settings(args, plain):
-        told = measure(student_of(plain, draft), texts, windows_of(plain))
+        student = student_of(plain, draft)
+        told = measure(student, texts, windows_of(plain))
+        if args.own:
+            told["own context"] = measure_alone(student, texts)
         if args.decode and draft is not None:
             drafter = SelfQuantized(weights=draft, lm_head="shared")
             llm = LLM(

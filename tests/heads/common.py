@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from paceline.heads import Head, save_head
 from paceline.modules.eagle import EagleConfig, EagleHead
 from paceline.modules.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
+from paceline.modules.int4_draft import Int4Draft, Int4DraftConfig
 from paceline.modules.mtp import MtpConfig, MtpHead
 from paceline.modules.space import SpaceAdapter, SpaceConfig
 from paceline.runner import LoadedModel
@@ -35,6 +36,12 @@ def new_head(method: str, seed: int = 0) -> Head:
         head = BlockwiseHead(BlockwiseConfig(num_heads=3, intermediate_size=48, **last), IDS)
     elif method == "space":
         head = SpaceAdapter(SpaceConfig(32, 2, VOCAB, 3, False, 4, ("self_attn.q_proj",), ((32, 32),), 6))
+    elif method == "self_int4":
+        draft = Int4Draft(Int4DraftConfig(3, 32, 2, ("self_attn.q_proj",), ((32, 32),)))
+        for layer in range(2):
+            codes = torch.randint(4, 12, (32, 32), dtype=torch.int32)
+            draft.put(layer, "self_attn.q_proj", codes, torch.randn(1, 32, 2, dtype=torch.bfloat16))
+        return draft
     else:
         head = MtpHead(MtpConfig(num_modules=2, **_LAYER, **last), IDS)
     for parameter in head.parameters():

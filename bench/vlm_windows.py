@@ -191,8 +191,8 @@ def verdicts_of(rows: Seq[Mapping[str, Any]], windows: Seq[int]) -> list[dict[st
                     {
                         "drafter": label, "class": kind, "policy": policy, "count": count, "best_window": best,
                         "best": speeds[best], "reached": speeds[policy], "share": speeds[policy] / speeds[best],
-                        "near_best": round(speeds[policy] / speeds[best], 3) >= NEAR,
-                        "not_slower": round(speeds[policy], 2) >= 1.0,
+                        "near_best": speeds[policy] / speeds[best] >= NEAR,
+                        "not_slower": speeds[policy] >= 1.0,
                     }
                 )  # fmt: skip
     return found

@@ -50,7 +50,7 @@ def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image
     picture.
     """
     if isinstance(source, Image.Image):
-        return _upright_rgb(source, "the given PIL image", limits)
+        return _given(source, limits)
     if isinstance(source, bytes | bytearray | memoryview):
         return _decode(bytes(source), "the given bytes", limits)
     if isinstance(source, str) and source[:5].lower() == "data:":
@@ -139,6 +139,18 @@ def _fetch(url: str, limits: ImageLimits) -> bytes:
 
 
 # From bytes to a picture
+
+
+def _given(image: Image.Image, limits: ImageLimits) -> Image.Image:
+    """Of a picture that was opened by the caller, whose file may be broken or closed."""
+    name = "the given PIL image"
+    try:
+        return _upright_rgb(image, name, limits)
+    except ConfigError:
+        raise
+    except (*_BROKEN, AttributeError) as error:  # AttributeError: of a closed file
+        got = str(error) or type(error).__name__
+        raise ConfigError(f"{name} is broken or closed", got=got, fix="open it again, or pass its path") from error
 
 
 def _decode(data: bytes, name: str, limits: ImageLimits) -> Image.Image:

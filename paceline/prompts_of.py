@@ -1,6 +1,6 @@
 """From what a user asks, a string, a chat or token ids, to token ids and what its pictures are to the engine."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from typing import TypeAlias, cast
 
@@ -46,6 +46,8 @@ def read_prompt(runner: ModelRunner, prompt: Prompt) -> tuple[list[int], VisionP
         _check_ids(ids, runner.vocab_size)
     if not ids:
         raise ConfigError("the prompt is empty", expected="at least one token")
+    if loaded.vision is not None and not (vision and vision.images):
+        _check_pictures(ids, loaded.vision.placeholder_ids)
     if vision is None and loaded.vision is not None:
         vision = text_prompt(loaded.vision, len(ids))
     if len(ids) >= runner.max_length:
@@ -72,3 +74,15 @@ def _check_ids(ids: list[int], vocab_size: int) -> None:
     bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < vocab_size]
     if bad:
         raise ConfigError("a prompt holds what is no token id", got=repr(bad[0]), expected=f"0 to {vocab_size - 1}")
+
+
+def _check_pictures(ids: list[int], placeholder_ids: Collection[int]) -> None:
+    """A placeholder without a picture would be read as whatever its own embedding says."""
+    bad = next((i for i in ids if i in placeholder_ids), None)
+    if bad is not None:
+        raise ConfigError(
+            "a prompt without pictures holds a token that stands for one",
+            got=f"token {bad}",
+            expected="a chat with the picture",
+            fix='put the picture in a chat part: {"type": "image", "image": ...}',
+        )

@@ -1,8 +1,9 @@
 """Check a share of the answers that the small model gave alone, behind the user's back, and raise the drift alarm.
 
-Which requests are audited is settled by their seed and prompt before anybody answers, so it cannot depend on the
-answer. A chosen request that the large model answered counts too, as one that does not differ: the promise is about all
-prompts. Where the queue is full a chosen request is left out whoever answers it, for the same reason.
+Which requests are audited is drawn for each anew before anybody answers, so it depends neither on the answer nor on the
+prompt: of a prompt that is asked often the same share is looked at as of all others. A chosen request that the large
+model answered counts too, as one that does not differ: the promise is about all prompts. Where the queue is full a
+chosen request is left out whoever answers it, for the same reason.
 
     requests   . . . A . . A . . .        A: chosen, `audit_share` of all
     answered     s s s l s s l s s        s: by the small model alone, l: by the large one
@@ -11,10 +12,10 @@ prompts. Where the queue is full a chosen request is left out whoever answers it
 
 import atexit
 import contextlib
-import hashlib
 import queue
+import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -47,15 +48,17 @@ class AuditCounts:
 class Auditor:
     """A worker thread with a bounded queue.
 
-    share: of all requests, 0 to 1; 0 audits nothing. The worker starts with the first job. `close` ends it.
+    share: of all requests, 0 to 1; 0 audits nothing. seed: of the draws; None: of the system's own. The worker
+    starts with the first job. `close` ends it.
     """
 
-    def __init__(self, alarm: DriftAlarm, share: float = 0.05, queue_size: int = 64):
+    def __init__(self, alarm: DriftAlarm, share: float = 0.05, queue_size: int = 64, seed: int | None = None):
         if not 0.0 <= share <= 1.0:
             raise ConfigError("audit_share is out of range", got=share, expected="0 to 1")
         if queue_size < 1:
             raise ConfigError("queue_size is too small", got=queue_size, expected=">= 1")
         self.alarm, self.share = alarm, share
+        self._rng = random.Random(seed)
         self._jobs: queue.Queue[Check | None] = queue.Queue(queue_size)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -64,15 +67,19 @@ class Auditor:
         self._last_error: str | None = None
         self._unreported: list[str] = []
 
-    def chooses(self, seed: int, prompt_ids: Sequence[int]) -> bool:
-        """Whether this request is to be audited: the same for the same seed and prompt."""
-        digest = hashlib.sha256(repr((seed, *prompt_ids)).encode()).digest()
-        return int.from_bytes(digest[:8], "big") < self.share * 2.0**64
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes nothing any more."""
+        return self._ends.is_set()
+
+    def draws(self) -> bool:
+        """Whether the next request is to be audited; every call draws anew."""
+        return self._rng.random() < self.share
 
     def take(self, check: Check | None) -> bool:
         """Queue a chosen request; None: the large model answered it. Never waits; False where the queue is full."""
         if self._ends.is_set():
-            raise ConfigError("the cascade is closed")
+            raise ConfigError("the cascade is closed", fix="make a new one")
         with self._lock:
             if self._jobs.full():
                 self._dropped += 1

@@ -19,7 +19,7 @@ from .bound import Point, check_promise, last_that_holds, prompts_needed, upper_
 from .confidence import Signal
 from .identity import ModelId
 
-VERSION = 1
+VERSION = 2
 _KIND = "paceline-cascade"
 _AGAIN = "run `paceline calibrate` again"
 _NOT_LAW = ("max_tokens", "seed", "n", "logprobs")
@@ -59,8 +59,9 @@ class Choice:
 class Calibration:
     """Counts of n prompts for each threshold, for each kind of confidence that was declared beforehand.
 
-    short_limit: tokens within which the small answer must end. sampling: the options of the law, where not default.
-    prompts: file, sha256. provenance: versions, machine, date.
+    short_limit: tokens within which the small answer must end. small_context: tokens that the small model had room for;
+    with more room it would answer alone where it was counted as not having ended. sampling: the options of the law,
+    where not default. prompts: file, sha256. provenance: versions, machine, date.
     """
 
     small: ModelId
@@ -69,6 +70,7 @@ class Calibration:
     ended: int
     curves: Mapping[Signal, Sequence[Point]]
     short_limit: int
+    small_context: int
     max_disagreement: float
     confidence: float
     sampling: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -97,6 +99,17 @@ class Calibration:
         coverage, differ = covered / self.n, point.differ / self.n
         return Choice(signal, point.threshold, limit, sure, point, coverage, differ, alone)
 
+    def check_room(self, small_context: int) -> None:
+        """Raises `ConfigError` where the small model has more room, in tokens, than it had."""
+        if small_context > self.small_context:
+            raise ConfigError(
+                "the small model has more room than when it was calibrated, so it would answer prompts that were "
+                "counted as too long for it",
+                got=f"{small_context} tokens",
+                expected=f"at most {self.small_context}",
+                fix=f"pass max_model_len={self.small_context} to the small LLM, or calibrate again",
+            )
+
     def check_models(self, small: ModelId, large: ModelId) -> None:
         """Raises `IncompatibleModels` unless these are the models it was made with."""
         for role, then, now in (("small", self.small, small), ("large", self.large, large)):
@@ -114,6 +127,7 @@ class Calibration:
             "small": self.small.as_dict(),
             "large": self.large.as_dict(),
             "short_limit": self.short_limit,
+            "small_context": self.small_context,
             "max_disagreement": self.max_disagreement,
             "confidence": self.confidence,
             "signal": choice.signal.value,
@@ -219,6 +233,7 @@ def _parse(body: Mapping[str, object]) -> Calibration:
         ended,
         curves,
         int(cast(int, body["short_limit"])),
+        int(cast(int, body["small_context"])),
         float(cast(float, body["max_disagreement"])),
         float(cast(float, body["confidence"])),
         cast("dict[str, object]", body["sampling"]),

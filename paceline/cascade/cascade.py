@@ -40,9 +40,9 @@ class Cascade:
     be promised, from the same counts; None: what it was made for. The promise is about all prompts of the kind that was
     calibrated: the probability that the small model answers alone *and* says what the large one would not.
     drafter: goes on where the small answer is corrected or longer than its window; None: the small model itself.
-    policy: how much that drafter drafts. audit_share: of all requests. false_alarm: the chance that the drift alarm is
-    ever raised while the promise holds. on_alarm: "verify" stops trusting the small model until `trust_again`, "warn"
-    goes on.
+    policy: how much that drafter drafts. audit_share: of all requests; audit_seed: of the draws that choose them, for
+    tests; None: of the system's own. false_alarm: the chance that the drift alarm is ever raised while the promise
+    holds. on_alarm: "verify" stops trusting the small model until `trust_again`, "warn" goes on.
 
     A second engine over the large model's weights audits in a thread of its own; `close`, or `with`, ends it.
     Raises `LossyNotAllowed`, `ConfigError` where the calibration cannot promise it, `IncompatibleModels`.
@@ -60,6 +60,7 @@ class Cascade:
         drafter: Drafter | None = None,
         policy: DraftPolicy | None = None,
         audit_share: float = 0.05,
+        audit_seed: int | None = None,
         false_alarm: float = 0.01,
         queue_size: int = 64,
         on_alarm: WhenAlarmed = "verify",
@@ -71,14 +72,17 @@ class Cascade:
             )
         if on_alarm not in ("verify", "warn"):
             raise ConfigError("unknown on_alarm", got=repr(on_alarm), expected="'verify' or 'warn'")
-        check_exact(large)
+        check_exact(small, "small")
+        check_exact(large, "large")
         check_same_tokenizer(large.loaded, small.loaded)
         made = calibration if isinstance(calibration, Calibration) else load_calibration(str(calibration))
         made.check_models(identity(small), identity(large))
+        made.check_room(small.runner.max_length)
         self.calibration, self.choice = made, made.choose(max_disagreement, confidence)
         self.small, self.on_alarm = small, on_alarm
         self.large, self._handed = with_handed(large, drafter or DraftModel(small.loaded), policy or CostModel())
-        self._auditor = Auditor(DriftAlarm(self.choice.max_disagreement, false_alarm), audit_share, queue_size)
+        alarm = DriftAlarm(self.choice.max_disagreement, false_alarm)
+        self._auditor = Auditor(alarm, audit_share, queue_size, audit_seed)
         self._checker = Checker(large) if audit_share else None
         self._requests = self._alone = 0
         self._warned = False
@@ -87,6 +91,8 @@ class Cascade:
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[CascadeOutput]:
         """Answer one prompt or many, as `LLM.generate` does; each result says who decided and how sure it was."""
+        if self._auditor.is_closed:
+            raise ConfigError("the cascade is closed", fix="make a new Cascade, or ask the large model itself")
         many = as_list(prompts)
         given = [params or SamplingParams()] * len(many) if isinstance(params, SamplingParams | None) else list(params)
         if len(given) != len(many):
@@ -95,6 +101,7 @@ class Cascade:
             raise ConfigError("a cascade gives one answer to a prompt", got="n > 1", expected="n=1")
         each = [one if one.seed is not None else replace(one, seed=secrets.randbits(62)) for one in given]
         self._report()
+        drawn = [self._auditor.draws() for _ in many]  # before anybody answers: chance alone decides
         asked = ask_small(self.small, many, each, self.calibration.short_limit)
         trusts = not (self.is_alarmed and self.on_alarm == "verify")
         verdicts = [
@@ -107,7 +114,7 @@ class Cascade:
         results = []
         for i, (reason, sure) in enumerate(verdicts):
             output = CascadeOutput.of(answers.get(i), asked[i], reason, sure, self.choice, each[i].logprobs)
-            is_chosen = trusts and self._audit(many[i], each[i], output)
+            is_chosen = drawn[i] and trusts and self._audit(many[i], each[i], output)
             results.append(replace(output, audited=is_chosen))
         self._requests += len(results)
         self._alone += sum(one.decided_by == "small" for one in results)
@@ -148,11 +155,8 @@ class Cascade:
         self.close()
 
     def _audit(self, prompt: Prompt, params: SamplingParams, output: CascadeOutput) -> bool:
-        """Queue it if its seed says so, and if it is of the kind that was calibrated."""
+        """Queue a request that was drawn, if it is of the kind that was calibrated."""
         if self._checker is None or output.reason is Reason.OTHER_SAMPLING:
-            return False
-        assert params.seed is not None
-        if not self._auditor.chooses(params.seed, output.prompt_token_ids):
             return False
         if output.decided_by == "large":
             return self._auditor.take(None)

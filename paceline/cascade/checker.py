@@ -26,7 +26,7 @@ class Checker:
     """
 
     def __init__(self, large: LLM):
-        check_exact(large)
+        check_exact(large, "large")
         own, old = copy.copy(large), large.runner
         own.loaded = large.loaded.with_model(share_copy(large.loaded.model))
         own.runner = ModelRunner(own.loaded, 1, old.max_length, invariant=old.invariant, static=False)
@@ -45,11 +45,12 @@ class Checker:
         return self.llm.generate([prompt], limits)[0]
 
 
-def check_exact(large: LLM) -> None:
-    """Raises `ConfigError` unless the large model verifies exactly."""
-    if not large.verifier.exact:
+def check_exact(llm: LLM, role: str) -> None:
+    """Raises `ConfigError` unless the model verifies exactly. role: "small" or "large"."""
+    if not llm.verifier.exact:
         raise ConfigError(
-            "the large model must verify exactly, or no answer could be called its own",
-            got=large.verifier.name,
+            f"the {role} model must verify exactly, or no answer could be called its own",
+            got=llm.verifier.name,
             expected="the default verifier, Coupled()",
+            fix=f"make the {role} LLM without a verifier",
         )

@@ -20,10 +20,11 @@ from ..prompts_of import Prompt
 from ..provenance import provenance
 from .bound import check_promise, prompts_needed
 from .calibration import Calibration, Observed, curve_of, sampling_of
-from .checker import Checker
+from .checker import Checker, check_exact
 from .confidence import THRESHOLDS, Signal, confidences
 from .identity import identity
 from .outcome import ask_small, has_ended
+from .prompt_file import hash_of
 
 SHORT_LIMIT = 16
 Progress = Callable[[str, int, int], None]
@@ -53,8 +54,16 @@ def calibrate(
     check_sample(len(prompts), max_disagreement, confidence, len(signals))
     if short_limit < 1:
         raise ConfigError("short_limit is too small", got=short_limit, expected=">= 1")
+    if params.max_tokens < short_limit:
+        raise ConfigError(
+            "max_tokens would cut answers that may end within short_limit, and they would not be counted",
+            got=f"max_tokens={params.max_tokens}",
+            expected=f">= short_limit, {short_limit}",
+            fix="calibrate with a larger max_tokens, or a smaller short_limit",
+        )
     if params.logits_processors or params.n != 1:
         raise ConfigError("a calibration cannot remember these options", got="logits_processors, or n > 1")
+    check_exact(small, "small")
     check_same_tokenizer(large.loaded, small.loaded)
     who = identity(small), identity(large)
     head = {
@@ -62,7 +71,9 @@ def calibrate(
         "large": who[1].as_dict(),
         "prompts": dict(told or {}),
         "count": len(prompts),
+        "sha256": "" if journal is None else hash_of(prompts),
         "short_limit": short_limit,
+        "small_context": small.runner.max_length,
         "sampling": sampling_of(params),
         "seed": params.seed,
         "max_tokens": params.max_tokens,
@@ -81,6 +92,7 @@ def calibrate(
         sum(one.confidences is not None for one in observed),
         {signal: curve_of(observed, signal, THRESHOLDS) for signal in signals},
         short_limit,
+        small.runner.max_length,
         max_disagreement,
         confidence,
         sampling_of(params),
@@ -125,8 +137,8 @@ class _Journal:
         key = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()[:12]
         self._path = path.with_name(f".{path.name}.{key}.partial")
         if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").split("\n")[:-1]:  # a line without its end was cut
-                self.rows.append(_read_row(line))
+            lines = self._path.read_bytes().split(b"\n")[:-1]  # a line without its end was cut
+            self.rows = [_read_row(line, f"{self._path}, line {i}") for i, line in enumerate(lines, start=1)]
             text = "".join(_write_row(row) for row in self.rows)
             self._path.write_text(text, encoding="utf-8")
 
@@ -148,6 +160,17 @@ def _write_row(row: Observed) -> str:
     return json.dumps([sure, row.agrees]) + "\n"
 
 
-def _read_row(line: str) -> Observed:
-    sure, agrees = json.loads(line)
-    return Observed(None if sure is None else {Signal(name): float(value) for name, value in sure.items()}, agrees)
+def _read_row(line: bytes, where: str) -> Observed:
+    try:
+        sure, agrees = json.loads(line)
+        if sure is None and agrees is None:
+            return Observed(None, None)
+        known = {Signal(name): float(value) for name, value in sure.items()}
+        if set(known) != set(Signal) or not isinstance(agrees, bool):
+            raise ValueError("not all of a prompt")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"what an interrupted calibration left is damaged ({where})", got=str(error),
+            fix="delete that file; the calibration then begins anew",
+        ) from error  # fmt: skip
+    return Observed(known, agrees)

@@ -7,10 +7,15 @@
 Image files are found beside the prompt file.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from os import PathLike
 from pathlib import Path
-from typing import cast
+from typing import TypeGuard, cast
+
+from PIL import Image
 
 from ..errors import ConfigError
 from ..prompts_of import Prompt
@@ -18,6 +23,8 @@ from ..provenance import hash_prompts, sha256_of
 
 _TEXTS = ("prompt", "question", "instruction")
 _CHATS = ("chat", "messages")
+_FILES = ("image", "path", "url")
+"""Keys of an image part that may name a file, as `chats` takes them; its "base64" holds the picture itself."""
 _ADDRESSES = ("data:", "http://", "https://")
 
 
@@ -25,7 +32,7 @@ def read_prompt_file(path: Path | str, limit: int | None = None) -> list[Prompt]
     """The first `limit` prompts. Raises `ConfigError` for a file that cannot be read, or a line without a prompt."""
     path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # JSON strings may hold other line ends
     except (OSError, UnicodeDecodeError) as error:
         got = getattr(error, "strerror", None) or error
         raise ConfigError(f"the prompts in {str(path)!r} cannot be read", got=got) from error
@@ -38,8 +45,11 @@ def read_prompt_file(path: Path | str, limit: int | None = None) -> list[Prompt]
     return found
 
 
-def hash_of(prompts: list[Prompt]) -> str:
-    """Hash prompts and the content of their image files, in hexadecimal."""
+def hash_of(prompts: Seq[Prompt]) -> str:
+    """Hash prompts and the content of their images, addresses apart, in hexadecimal.
+
+    Raises `ConfigError` for an image file that cannot be read.
+    """
     return hash_prompts([json.dumps(_with_contents(one), sort_keys=True) for one in prompts])
 
 
@@ -97,7 +107,7 @@ def _with_images(chat: list[dict[str, object]], sources: list[str], folder: Path
     for message in made:
         if isinstance(message["content"], list):
             message["content"] = [
-                {**part, "image": _source(str(part["image"]), folder, where)} if "image" in part else dict(part)
+                {key: _source(one, folder, where) if _names_file(part, key, one) else one for key, one in part.items()}
                 for part in _parts(message["content"])
             ]
     if sources:
@@ -113,7 +123,7 @@ def _image(source: str) -> dict[str, object]:
 
 
 def _source(given: str, folder: Path, where: str) -> str:
-    if given.startswith(_ADDRESSES):
+    if _is_address(given):
         return given
     path = folder / given
     if not path.is_file():
@@ -121,10 +131,35 @@ def _source(given: str, folder: Path, where: str) -> str:
     return str(path)
 
 
+def _is_address(given: str) -> bool:
+    return given[:8].lower().startswith(_ADDRESSES)
+
+
+def _names_file(part: Mapping[str, object], key: str, value: object) -> TypeGuard[str]:
+    return part.get("type", "image") == "image" and key in _FILES and isinstance(value, str)
+
+
 def _with_contents(value: object) -> object:
-    """The prompt with image files replaced by their hashes."""
+    """The prompt with every image that is no address replaced by its hash."""
     if isinstance(value, Mapping):
-        if "image" in value and not str(value["image"]).startswith(_ADDRESSES):
-            return {"type": "image", "sha256": sha256_of(str(value["image"]))}
-        return {key: _with_contents(one) for key, one in value.items()}
+        return {
+            key: _content(one) if _names_file(value, key, one) else _with_contents(one) for key, one in value.items()
+        }
+    if isinstance(value, bytes | bytearray | memoryview | PathLike | Image.Image):
+        return _content(value)
     return [_with_contents(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _content(source: object) -> object:
+    """Of an image as `open_image` takes it."""
+    if isinstance(source, Image.Image):
+        told = f"{source.mode} {source.size} {source.getpalette()} ".encode()
+        return {"sha256": hashlib.sha256(told + source.tobytes()).hexdigest()}
+    if isinstance(source, bytes | bytearray | memoryview):
+        return {"sha256": hashlib.sha256(source).hexdigest()}
+    if _is_address(str(source)):
+        return str(source)
+    try:
+        return {"sha256": sha256_of(str(source))}
+    except OSError as error:
+        raise ConfigError(f"the image {str(source)!r} cannot be read", got=error.strerror) from error

@@ -139,6 +139,7 @@ def calibrate(
                     "sha256": hash_of(asked),
                     "paths": {"small": small, "large": large},
                     "weights": {"small": small_weights, "large": large_weights},
+                    "max_model_len": max_model_len,
                 },
                 journal=out,
                 progress=progress,

@@ -67,7 +67,9 @@ def _models(made: "Calibration", options: CascadeOptions, screen: Screen) -> "tu
 
     dtype = made.small.dtype if made.small.dtype == made.large.dtype else None
     pair = told("small", options.small), told("large", options.large)
-    return open_pair(*pair, None, dtype, options.device, None, options.threads, False, screen)
+    length = made.prompts.get("max_model_len")
+    length = length if isinstance(length, int) else None
+    return open_pair(*pair, None, dtype, options.device, length, options.threads, False, screen)
 
 
 def _params(made: "Calibration", max_tokens: int) -> "SamplingParams":

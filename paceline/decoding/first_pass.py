@@ -16,7 +16,7 @@ from ..core.outputs import TargetOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import ModelRunner
-from ..runner.one_pass import read_and_verify
+from ..runner.one_pass import MOST_NODES, read_and_verify
 
 
 def unread(runner: ModelRunner, seq: Sequence) -> list[int]:
@@ -37,10 +37,13 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
     """The target's pass over the trees. Also which rows were verified while their prompts were read, and the seconds
     of those passes.
 
-    A row with unread text of which nothing was drafted is read first.
+    A row with unread text is read first where nothing was drafted of it, or more than `MOST_NODES`.
     """
     drafted = (~tree.is_probe[:, 1:]).any(1).tolist()
-    joins = [some and bool(unread(runner, seq)) for some, seq in zip(drafted, seqs, strict=True)]
+    joins = [
+        some and bool(unread(runner, seq)) and _own(tree, b).num_nodes <= MOST_NODES
+        for b, (some, seq) in enumerate(zip(drafted, seqs, strict=True))
+    ]
     seconds = read(runner, [seq for seq, join in zip(seqs, joins, strict=True) if not join])
     if not any(joins):
         return runner.forward([seq.slot for seq in seqs], tree), joins, seconds
@@ -60,7 +63,12 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
 
 def _joined(runner: ModelRunner, seq: Sequence, tree: TokenTree, row: int) -> Tensor:
     """Logits [N, V] of one row, 0 at the probes that only pad it."""
-    only = slice(row, row + 1)
-    own = TokenTree(tree.token_ids[only], tree.parents[only], tree.is_probe[only]).trimmed()
+    own = _own(tree, row)
     logits = read_and_verify(runner, seq.slot, unread(runner, seq), own)[0]
     return torch.nn.functional.pad(logits, (0, 0, 0, tree.num_nodes - own.num_nodes))
+
+
+def _own(tree: TokenTree, row: int) -> TokenTree:
+    """One row, without the probes that only pad it."""
+    only = slice(row, row + 1)
+    return TokenTree(tree.token_ids[only], tree.parents[only], tree.is_probe[only]).trimmed()

@@ -27,6 +27,8 @@ class SpeculativeDecoder:
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
         self.timings = Timings()
         drafter.bind(runner, verifier)
+        if drafter.drafts_unread() and runner.cache.num_free:
+            _ = runner.joins  # measured now rather than in an answer
         policy.bind(drafter, runner.pass_seconds)
 
     def admit(self, seq: Sequence) -> None:
@@ -36,10 +38,9 @@ class SpeculativeDecoder:
         """
         begin = time.perf_counter()
         self.runner.states.kept = self.drafter.reads_states
+        leave = self.drafter.drafts_unread() and self.runner.joins  # may measure, while a slot is free
         seq.slot = self.runner.admit(seq.token_ids, seq.vision)
-        seeing = self.runner.read(
-            seq.slot, seq.token_ids, seq.vision, self.runner.joins and self.drafter.drafts_unread()
-        )
+        seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, leave)
         self.timings.vision += seeing
         self.timings.prefill += time.perf_counter() - begin - seeing
 

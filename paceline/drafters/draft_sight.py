@@ -113,7 +113,7 @@ class OwnTower(DraftSight):
             assert prompt is not None
             (own,) = prompt.images
             places = tuple(place - own.start for place in own.places)
-            found = ids[own.start : own.stop], replace(own, places=places)
+            found = ids[own.start : own.stop], replace(own, places=places, source=None)  # pixels by the tensors alone
             self._seen.put(image.key, found)
         return found
 
@@ -152,7 +152,8 @@ class SharedTower(DraftSight):
         if self._projected:
             half = replace(theirs) if mine is None else replace(theirs, processor=mine.processor)
         elif mine is not None:
-            half = lend(theirs, mine)
+            theirs, half = lend(theirs, mine)
+            target.loaded = replace(target.loaded, vision=theirs)
         else:
             raise IncompatibleModels(
                 f"{loaded.name} has no projector for the target's vision tower",

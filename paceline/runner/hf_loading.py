@@ -96,7 +96,11 @@ def load_model(
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{name_or_path!r} has no usable tokenizer", got=_first_line(error)) from error
+        raise ConfigError(
+            f"{name_or_path!r} has no usable tokenizer",
+            got=_first_line(error),
+            fix="put its tokenizer files in that folder, or pass a loaded model with tokenizer=...",
+        ) from error
     return _prepare(model, tokenizer, Path(name_or_path).name)
 
 
@@ -202,7 +206,9 @@ def _refuse_state(config) -> None:
             raise _cannot_roll_back(text.model_type, f"{kind} layers")
         if kind not in ("full_attention", "sliding_attention"):
             raise IncompatibleModels(
-                f"{text.model_type} has layers of kind {kind!r}", expected="full_attention or sliding_attention"
+                f"{text.model_type} has layers of kind {kind!r}",
+                expected="full_attention or sliding_attention",
+                fix="decode it with plain transformers",
             )
 
 

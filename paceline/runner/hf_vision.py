@@ -141,7 +141,11 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
     language, head = language_model(model), model.get_output_embeddings()
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(language.config), None)
     if head is None:
-        raise IncompatibleModels("this vision-language model has no output head", got=type(model).__name__)
+        raise IncompatibleModels(
+            "this vision-language model has no output head",
+            got=type(model).__name__,
+            fix="load the class that AutoModelForImageTextToText gives",
+        )
     if kind is None:
         return TextHalf(language, head)
     with torch.device("meta"):  # a shell: every module with weights is replaced
@@ -163,7 +167,12 @@ def _language_name(base: nn.Module) -> str:
     for name in ("language_model", "text_model"):
         if hasattr(base, name):
             return name
-    raise IncompatibleModels("no language model was found inside this model", got=type(base).__name__)
+    raise IncompatibleModels(
+        "no language model was found inside this model",
+        got=type(base).__name__,
+        expected="a module named language_model or text_model",
+        fix="load the class that AutoModelForImageTextToText gives",
+    )
 
 
 def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vision:

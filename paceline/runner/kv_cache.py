@@ -62,6 +62,11 @@ class SlotCache(Cache):
         self.lengths[slot] = self._written[slot] = self.offsets[slot] = 0
         return slot
 
+    @property
+    def num_free(self) -> int:
+        """Slots that are not in use."""
+        return len(self._free)
+
     def release(self, slot: int) -> None:
         """Give a slot back; doing so twice is harmless."""
         if slot not in self._free:

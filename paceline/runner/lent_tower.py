@@ -45,8 +45,8 @@ class LentTower(nn.Module):
             return getattr(super().__getattr__("tower"), name)
 
 
-def lend(lender: Vision, borrower: Vision) -> Vision:
-    """The borrower's vision half with the lender's tower in the place of its own.
+def lend(lender: Vision, borrower: Vision) -> tuple[Vision, Vision]:
+    """Both vision halves with one tower, the lender's: new halves, the given ones stay as they are.
 
     Raises `IncompatibleModels` unless the towers have the same form.
     """
@@ -70,10 +70,13 @@ def lend(lender: Vision, borrower: Vision) -> Vision:
     if kinds[0] != kinds[1]:
         raise IncompatibleModels("a shared tower needs both models in one dtype on one device", got=f"{kinds}")
     lent = theirs if isinstance(theirs, LentTower) else LentTower(theirs).eval()
-    setattr(lender.tower, _NAME, lent)
-    tower = copy.copy(borrower.tower)  # the caller's stays as it is
-    tower._modules = {**borrower.tower._modules, _NAME: lent}
-    return replace(borrower, tower=tower)
+    return _with_tower(lender, lent), _with_tower(borrower, lent)
+
+
+def _with_tower(half: Vision, lent: LentTower) -> Vision:
+    tower = copy.copy(half.tower)
+    tower._modules = {**half.tower._modules, _NAME: lent}
+    return replace(half, tower=tower)
 
 
 def _form(config: Any) -> dict[str, object]:

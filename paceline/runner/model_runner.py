@@ -33,7 +33,6 @@ class ModelRunner:
     invariant: True asks that the bits of a row do not depend on how many rows share its pass, None takes it where it
     can be had. Passes are then padded to a multiple of `row_multiple` rows, measured on this device, and trees are
     computed as the chains they consist of. Raises `NumericsError` where it is required and cannot be had.
-    joins: the end of a prompt and the first draft may share a pass, see `one_pass`.
     static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where the model's layers are of
     the Llama form; None: on CUDA. With invariant numerics they stay only if they give the bits of the other passes, and
     trees that branch do without them. Trees with mask tokens always do: only passes made anew know their rows.
@@ -52,7 +51,8 @@ class ModelRunner:
         self.cache = SlotCache(max_batch_size, self.max_length)
         self.states = StateStore(max_batch_size)
         self.reader, self.chunk = PromptReader(), PREFILL_CHUNK
-        self.invariant, self.row_multiple, self.joins = False, 1, True
+        self.invariant, self.row_multiple = False, 1
+        self._joins: bool | None = None  # not measured yet
         self._wants_static = loaded.device.type == "cuda" if static is None else static
         self.static = self._static_passes()
         check_against_reference(self)
@@ -66,7 +66,6 @@ class ModelRunner:
                 self.invariant, self.row_multiple = True, multiple
             elif invariant:
                 raise refuse(loaded)
-            self.joins = measure_joins(self, PREFILL_CHUNK)
 
     @property
     def vocab_size(self) -> int:
@@ -113,13 +112,23 @@ class ModelRunner:
         """`"invariant"` or `"fast"`."""
         return "invariant" if self.invariant else "fast"
 
+    @property
+    def joins(self) -> bool:
+        """Whether the end of a prompt and the first draft may share a pass, see `one_pass`.
+
+        With invariant numerics the first call measures it, in a free slot. Raises `CacheFull` where there is none.
+        """
+        if self._joins is None:
+            self._joins = measure_joins(self, PREFILL_CHUNK)
+        return self._joins
+
     def sharing_cache(self, loaded: LoadedModel) -> "ModelRunner":
         """A runner of another model of the same shape on this runner's cache (the quantised self-draft)."""
         other = ModelRunner.__new__(ModelRunner)
         other.loaded, other.max_length, other.cache = loaded, self.max_length, self.cache
         other.states = StateStore(self.cache.num_slots)
         other.reader, other.chunk = PromptReader(), self.chunk
-        other.invariant, other.row_multiple, other.joins = False, 1, False
+        other.invariant, other.row_multiple, other._joins = False, 1, False
         other._wants_static = self._wants_static
         other.static = other._static_passes()
         return other

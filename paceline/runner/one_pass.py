@@ -7,8 +7,9 @@
 
 With invariant numerics every row has the bits that it has in two passes. Attention is computed part by part, by the
 very calls of the two passes; what is left are operations row by row, the matrix products among them, and whether those
-give a row the same bits at all these row counts is measured when the model is loaded. Where they do not, prompts are
-read as ever, and the first draft is verified in a pass of its own.
+give a row the same bits at all these row counts is measured when a drafter that drafts so early is bound. Where they do
+not, prompts are read as ever, and the first draft is verified in a pass of its own. Prompts are padded alike whatever
+was measured, so that every decoder on a runner reads them in the same shapes.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _CASES = ((0, 2), (3, 61), (62, 69), (190, 130))
 """Columns before the text and rows of it, around blocks of 64 columns."""
 _PARENTS = (-1, 0, 0, 1, 2, 2, 4)
-_MOST_NODES = 64
+MOST_NODES = 64
+"""Of a tree that shares a pass with text: as far as it is measured."""
 
 
 def text_layout(runner: "ModelRunner", slot: int, rows: int) -> PassLayout:
@@ -86,7 +88,7 @@ def padded_prefill(
     rows: what a chunk of a prompt with pictures reads in the place of its tokens.
     """
     count = len(chunk)
-    total = round_up(count, runner.row_multiple) if runner.joins else count
+    total = round_up(count, runner.row_multiple) if runner.invariant else count
     reading = text_layout(runner, slot, count)
     reading.rows = rows
     ids = torch.tensor([[*chunk, *[0] * (total - count)]], device=runner.loaded.device)
@@ -107,15 +109,18 @@ def measure_joins(runner: "ModelRunner", chunk: int) -> bool:
     """
     if not runner.invariant:
         return True
-    if not _products_repeat(runner, round_up(chunk + _MOST_NODES, runner.row_multiple)):
+    if not _products_repeat(runner, round_up(chunk + MOST_NODES, runner.row_multiple)):
         return False
     room = runner.max_length - len(_PARENTS) - 1
     cases = [(start, rows) for start, rows in _CASES if start + rows <= room]
     tokens = torch.randint(runner.vocab_size, (400,), generator=torch.Generator().manual_seed(0)).tolist()
-    slot = runner.cache.allocate()
+    slot, kept = runner.cache.allocate(), runner.states.kept
+    runner.place(slot, None)
+    runner.states.kept = False
     try:
         return bool(cases) and all(_same_bits(runner, slot, tokens, start, rows) for start, rows in cases)
     finally:
+        runner.states.kept = kept
         runner.cache.release(slot)
 
 
@@ -123,11 +128,12 @@ def _same_bits(runner: "ModelRunner", slot: int, tokens: list[int], start: int, 
     """Logits of a chain and of a branching tree, and all keys and values, in one pass and in two."""
     end, device = start + rows, runner.loaded.device
     own = tokens[end : end + len(_PARENTS)]
+    runner.cache.truncate(slot, 0)
+    runner.prefill(slot, tokens[:start])
     for tree in (TokenTree.chain([own[:3]], device), TokenTree.from_lists([own], [list(_PARENTS)], device)):
         seen: list[list[Tensor]] = []
-        for joined in (False, True):
-            runner.cache.truncate(slot, 0)
-            runner.prefill(slot, tokens[:start])
+        for joined in (True, False):
+            runner.cache.truncate(slot, start)
             if joined:
                 logits = read_and_verify(runner, slot, tokens[start:end], tree)
             else:

@@ -110,7 +110,9 @@ class PromptReader:
 def vision_of(runner: "ModelRunner") -> Vision:
     """The vision half of a runner's model. Raises `ConfigError` where it has none."""
     if runner.loaded.vision is None:
-        raise ConfigError("this model takes text alone", got="a prompt with pictures")
+        raise ConfigError(
+            "this model takes text alone", got="a prompt with pictures", fix="load a vision-language model"
+        )
     return runner.loaded.vision
 
 

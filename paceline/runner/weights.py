@@ -19,7 +19,8 @@ def with_weights(
     The loaded model is held against plain transformers first, the quantised one against itself: a tree against its
     paths. Raises `ConfigError` and `IncompatibleModels` as `quantize_target` does.
     """
-    ModelRunner(loaded, max_batch_size=1, max_length=64)  # runs the self-test
+    seen = 0 if loaded.sight is None else len(loaded.sight.token_ids)
+    ModelRunner(loaded, max_batch_size=1, max_length=max(64, seen + 1))  # runs the self-tests
     model = share_copy(loaded.model)
     report = quantize_target(model, weights, group_size)
     made = loaded.with_model(model)

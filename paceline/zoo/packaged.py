@@ -107,6 +107,11 @@ def read_vlm(folder: Path) -> PackagedVlm:
         ) from error  # fmt: skip
 
 
+def vlm_folders(artefacts: Path) -> dict[str, Path]:
+    """The folder of every packaged model, by name; nothing is read."""
+    return {path.parent.name: path.parent for path in sorted(artefacts.glob(f"*/{ABOUT}"))}
+
+
 def packaged_vlms(artefacts: Path) -> dict[str, PackagedVlm]:
-    """Every packaged model of a folder, by name."""
-    return {path.parent.name: read_vlm(path.parent) for path in sorted(artefacts.glob(f"*/{ABOUT}"))}
+    """Every packaged model of a folder, by name. Raises `ConfigError` for a damaged one."""
+    return {name: read_vlm(folder) for name, folder in vlm_folders(artefacts).items()}

@@ -1,13 +1,14 @@
 """The names of the zoo and where each model comes from; fetches nothing."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from typing import TypeAlias, final
 
 from ..errors import ConfigError
 from .heads import ARTEFACTS
-from .packaged import PackagedVlm, packaged_vlms
+from .packaged import PackagedVlm, read_vlm, vlm_folders
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,38 @@ ZooEntry: TypeAlias = ZooModel | PackagedVlm
 
 DEFAULT_MODEL = "smollm2-135m"
 
-ZOO: Mapping[str, ZooEntry] = {
+
+@final
+class Zoo(Mapping[str, ZooEntry]):
+    """Models by name; a packaged one is read when it is asked for, so that a damaged one harms nobody else.
+
+    Asking for a damaged one raises `ConfigError`; its name is known all the same.
+    """
+
+    def __init__(self, models: Mapping[str, ZooModel], artefacts: Path):
+        self._models: dict[str, ZooEntry] = {**models}
+        self._folders = vlm_folders(artefacts)
+
+    def __getitem__(self, name: str) -> ZooEntry:
+        if name not in self._models:
+            self._models[name] = read_vlm(self._folders[name])
+        return self._models[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._models or name in self._folders
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def _names(self) -> list[str]:
+        """The packaged ones last, whether they were read or not."""
+        return [*(name for name in self._models if name not in self._folders), *self._folders]
+
+
+_MODELS: Mapping[str, ZooModel] = {
     DEFAULT_MODEL: ZooModel(
         name=DEFAULT_MODEL,
         description="SmolLM2-135M-Instruct, dequantised from 4-bit to bf16: small enough to try everything on a CPU",
@@ -52,8 +84,9 @@ ZOO: Mapping[str, ZooEntry] = {
         gguf_bytes=98_362_432,
         folder_bytes=272_600_000,
     ),
-    **packaged_vlms(ARTEFACTS),
 }
+
+ZOO: Mapping[str, ZooEntry] = Zoo(_MODELS, ARTEFACTS)
 
 
 def lookup(name: str, registry: Mapping[str, ZooEntry] = ZOO) -> ZooEntry:

@@ -47,6 +47,7 @@ def made_up(threshold: float, small_llm: LLM | None = None, **changes) -> Calibr
         "ended": 300,
         "curves": {Signal.MIN_PROB: (Point(1.0, 0, 0), Point(threshold, 100, 0))},
         "short_limit": LIMIT,
+        "small_context": (small_llm or small()).runner.max_length,
         "max_disagreement": 0.01,
         "confidence": 0.95,
         "sampling": {"logit_bias": {"2": 4.0}},

@@ -30,14 +30,20 @@ def test_the_checker_says_what_a_comparison_says():
     assert not checker.says(PROMPTS[ended[0]], PARAMS, own[ended[0]].token_ids[:-1]), "a mere beginning is no answer"
 
 
-def test_the_share_is_settled_by_seed_and_prompt():
-    one, two = (Auditor(DriftAlarm(0.1), 0.25) for _ in range(2))
-    chosen = [one.chooses(seed, (5, 6)) for seed in range(4000)]
-    assert chosen == [two.chooses(seed, (5, 6)) for seed in range(4000)]
-    assert 900 < sum(chosen) < 1100
-    assert 900 < sum(one.chooses(7, (prompt,)) for prompt in range(4000)) < 1100, "one seed for all prompts"
-    assert not any(Auditor(DriftAlarm(0.1), 0.0).chooses(seed, ()) for seed in range(100))
-    assert all(Auditor(DriftAlarm(0.1), 1.0).chooses(seed, ()) for seed in range(100))
+def test_every_request_is_drawn_anew():
+    one, two = (Auditor(DriftAlarm(0.1), 0.25, seed=3) for _ in range(2))
+    drawn = [one.draws() for _ in range(4000)]
+    assert drawn == [two.draws() for _ in range(4000)]
+    assert 900 < sum(drawn) < 1100
+    assert not any(Auditor(DriftAlarm(0.1), 0.0).draws() for _ in range(100))
+    assert all(Auditor(DriftAlarm(0.1), 1.0).draws() for _ in range(100))
+
+
+def test_one_prompt_under_one_seed_is_neither_always_nor_never_audited():
+    with cascade(0.0, audit_share=0.5, audit_seed=1, on_alarm="warn") as ours, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DriftWarning)
+        audited = [one.audited for one in ours.generate([PROMPTS[0]] * 30, PARAMS)]
+    assert 8 <= sum(audited) <= 22
 
 
 def test_what_the_audits_find_is_what_a_comparison_finds():
@@ -117,6 +123,11 @@ def test_closing():
     assert ours.stats().audits.seen == 4
     with pytest.raises(ConfigError, match="closed"):
         ours._auditor.take(None)
+    before = ours.stats()
+    for given in (PROMPTS[:2], []):
+        with pytest.raises(ConfigError, match=r"(?s)closed.*new Cascade"):
+            ours.generate(given, PARAMS)
+    assert ours.stats() == before
     never = Auditor(DriftAlarm(0.1))
     never.close()
     assert never._thread is None

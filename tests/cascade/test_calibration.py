@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline import LLM
+from paceline import LLM, Ratio
 from paceline.cascade import Calibration, Signal, calibrate, load_calibration
 from paceline.cascade.bound import Point, last_that_holds
 from paceline.cascade.calibration import Observed, curve_of, sampling_of
 from paceline.cascade.confidence import THRESHOLDS, confidences
 from paceline.cascade.identity import identity
-from paceline.cascade.measure import check_sample
+from paceline.cascade.measure import _Journal, check_sample
 from paceline.cascade.picture import draw
 from paceline.core.request import TokenLogprob
 from paceline.errors import ConfigError, IncompatibleModels
@@ -183,6 +183,41 @@ def test_an_interrupted_run_goes_on(tmp_path):
     whole = run()
     assert (made.curves, made.ended) == (whole.curves, whole.ended)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_would_count_answers_as_cut_is_refused():
+    with pytest.raises(ConfigError, match="max_tokens would cut"):
+        run(params=replace(PARAMS, max_tokens=LIMIT - 1))
+    assert run(params=replace(PARAMS, max_tokens=LIMIT)).small_context == small().runner.max_length
+    loose = LLM(small().loaded, verifier=Ratio(), numerics="fast", allow_lossy=True)
+    with pytest.raises(ConfigError, match="the small model must verify exactly"):
+        calibrate(loose, large(), PROMPTS[:COUNT], max_disagreement=MOST, short_limit=LIMIT, params=PARAMS)
+
+
+def test_a_journal_is_of_its_prompts_and_damage_is_told(tmp_path):
+    head = {"sha256": "a"}
+    journal = _Journal(tmp_path / "c.json", head)
+    journal.add(Observed(None, None))
+    journal.add(Observed({signal: 0.5 for signal in Signal}, True))
+    assert _Journal(tmp_path / "c.json", head).rows == journal.rows
+    (file,) = tmp_path.iterdir()
+    good = file.read_bytes()
+    for line in (b"{", b"[3]", b"\xff", b"[null, true]", b'[{"min_prob": 0.5}, true]', b'[{"guess": 0.5}, true]'):
+        file.write_bytes(good + line + b"\n")
+        with pytest.raises(ConfigError, match="line 3"):
+            _Journal(tmp_path / "c.json", head)
+
+
+def test_other_prompts_do_not_go_on_from_a_journal(tmp_path):
+    def stop(stage: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    for prompts in (PROMPTS[:COUNT], PROMPTS[COUNT : 2 * COUNT]):
+        with pytest.raises(KeyboardInterrupt):
+            calibrate(small(), large(), prompts, max_disagreement=MOST, short_limit=LIMIT, params=PARAMS,
+                      journal=tmp_path / "c.json", progress=stop)  # fmt: skip
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_what_decides_the_law():

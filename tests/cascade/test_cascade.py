@@ -147,6 +147,12 @@ def test_refusals():
     ratio = LLM(large().loaded, verifier=Ratio())
     with pytest.raises(ConfigError, match="verify exactly"):
         Cascade(small(), ratio, made_up(0.5), allow_lossy=True)
+    loose = LLM(small().loaded, verifier=Ratio(), numerics="fast", allow_lossy=True)
+    with pytest.raises(ConfigError, match="the small model must verify exactly"):
+        Cascade(loose, large(), made_up(0.5), allow_lossy=True)
+    room = small().runner.max_length
+    with pytest.raises(ConfigError, match=f"max_model_len={room - 1}"):
+        Cascade(small(), large(), made_up(0.5, small_context=room - 1), allow_lossy=True)
     with pytest.raises(ConfigError, match="more prompts"):
         cascade(0.5, max_disagreement=0.001)
     with pytest.raises(ConfigError, match="on_alarm"):

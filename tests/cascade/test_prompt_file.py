@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 from paceline.cascade.prompt_file import hash_of, read_prompt_file, text_of
 from paceline.errors import ConfigError
@@ -55,6 +56,35 @@ def test_the_hash_is_of_the_pictures_too(write, tmp_path):
     (tmp_path / "a.png").write_bytes(b"other")
     assert hash_of(read_prompt_file(file)) != before
     assert hash_of(["a", "b"]) != hash_of(["b", "a"])
+
+
+@pytest.mark.parametrize("key", ["image", "path", "url"])
+def test_every_key_of_a_file_is_found_and_hashed(write, tmp_path, key):
+    rest = [{"type": "image", "base64": "AAAA"}, {"type": "image_url", "image_url": {"url": "HTTPS://x/a.png"}}]
+    content = [{"type": "image", key: "a.png"}, {"type": "image", key: "HTTPS://x/b.png"}, *rest]
+    asked = read_prompt_file(write({"chat": [{"role": "user", "content": content}]}))
+    assert asked[0][0]["content"] == [{"type": "image", key: str(tmp_path / "a.png")}, *content[1:]]
+    before = hash_of(asked)
+    (tmp_path / "a.png").write_bytes(b"other")
+    assert hash_of(asked) != before
+
+
+def test_pictures_of_every_kind_are_hashed():
+    def chat(image):
+        return [[{"role": "user", "content": [{"type": "image", "image": image}]}]]
+
+    red, blue = (Image.new("RGB", (4, 4), color) for color in ("red", "blue"))
+    hashes = [hash_of(chat(one)) for one in (red, blue, b"a", b"b", "data:,a", "data:,b")]
+    assert len(set(hashes)) == 6
+    assert hash_of(chat(red.copy())) == hashes[0]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        hash_of(chat("nowhere.png"))
+
+
+def test_a_line_of_json_may_hold_other_line_ends(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a\u2028b\x85c"}\n', encoding="utf-8")
+    assert read_prompt_file(file) == ["a\u2028b\x85c"]
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,9 @@ def test_the_tower_runs_once_where_it_is_shared(monkeypatch):
     wide = copy_with_hidden(16)
     drafter = DraftModel(wide, vision="shared")
     llm = opened(drafter)
-    tower = llm.loaded.vision.tower.vision_tower
+    tower = llm.runner.loaded.vision.tower.vision_tower
     assert isinstance(tower, LentTower)
+    assert not isinstance(llm.loaded.vision.tower.vision_tower, LentTower)  # what was given stays as it was
     runs = []
     real = type(tower.tower).forward
     monkeypatch.setattr(type(tower.tower), "forward", lambda self, *a, **k: runs.append(self) or real(self, *a, **k))

@@ -147,3 +147,19 @@ def test_another_run_in_the_same_folder_is_refused(base, tmp_path):
 def test_a_stage_too_early_says_which_comes_first(stage, fix, base, tmp_path):
     with pytest.raises(ConfigError, match=f"`{fix}` first"):
         list(VlmStages(config_of(base, tmp_path)).run(stage))
+
+
+def test_a_teacher_never_replaces_another_trained_model(finished, base, tmp_path):
+    out, _ = finished
+    teacher, own = out / "tiny-vlm", tmp_path / "tiny-vlm"
+    stages = VlmStages(config_of(base, tmp_path, f"distill.teacher={teacher}"))
+    stages._put_beside(read_vlm(teacher))
+    assert read_vlm(own).sha256 == read_vlm(teacher).sha256
+    about = json.loads((own / "vlm.json").read_text())
+    (own / "vlm.json").write_text(json.dumps({**about, "description": "another"}))
+    before = (own / "vlm.json").read_bytes()
+    with pytest.raises(ConfigError, match="replace another trained model"):
+        list(stages.run("distill"))
+    assert (own / "vlm.json").read_bytes() == before
+    (tmp_path / "link").symlink_to(tmp_path)
+    stages._put_beside(read_vlm(tmp_path / "link" / "tiny-vlm"))

@@ -15,6 +15,7 @@ from paceline.zoo import ZOO, installed, pull, verify
 from paceline.zoo.heads import ARTEFACTS, packaged_heads
 from paceline.zoo.packaged import packaged_vlms, read_vlm
 from paceline.zoo.pull import PullSteps
+from paceline.zoo.registry import Zoo, lookup
 from tests.unit.zoo_helpers import HIDDEN, LAYERS
 
 SCALE = 2.0
@@ -145,3 +146,18 @@ def test_packaged_models_are_no_heads():
     names = {head.name for head in packaged_heads()}
     assert names.isdisjoint(packaged_vlms(ARTEFACTS))
     assert set(packaged_vlms(ARTEFACTS)) <= set(ZOO)
+
+
+def test_a_damaged_one_harms_no_other(tmp_path, world):
+    write_packaged(tmp_path / "whole")
+    write_packaged(tmp_path / "broken")
+    (tmp_path / "broken" / "vlm.json").write_text("{")
+    zoo = Zoo({"tiny": world.model}, tmp_path)
+    assert list(zoo) == ["tiny", "broken", "whole"]
+    assert (zoo["tiny"], zoo["whole"].name, "broken" in zoo, "none" in zoo) == (world.model, "whole", True, False)
+    assert (list(zoo), len(zoo)) == (["tiny", "broken", "whole"], 3)
+    for ask in (lambda: lookup("broken", zoo), lambda: list(zoo.values())):
+        with pytest.raises(ConfigError, match="'broken' is damaged"):
+            ask()
+    with pytest.raises(KeyError):
+        zoo["none"]

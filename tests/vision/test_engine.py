@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
 from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
-from paceline.runner import LoadedModel, ModelRunner, load_model, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
 from paceline.runner.fused import FusedLayer
 from tests.vision.families import assistant, make, picture, plain_answer, user
 
@@ -181,6 +181,21 @@ def test_released_slot_forgets_its_positions():
 def test_placeholders_are_named():
     _, processor = make("llava")
     assert llm().runner.undraftable == {processor.image_token_id}
+
+
+@pytest.mark.parametrize("prompt", [[5, "image", 6], [user("say <image>")]])
+def test_placeholders_without_a_picture_are_refused(prompt):
+    image = min(llm().runner.undraftable)
+    prompt = [image if part == "image" else part for part in prompt]
+    with pytest.raises(ConfigError, match="chat part"):
+        llm().encode(prompt)
+
+
+def test_quantised_weights_are_asked_about_a_picture_first():
+    taken = loaded()
+    long = dataclasses.replace(taken.sight, checked=False, token_ids=[*[7] * 80, *taken.sight.token_ids])
+    with pytest.raises(IncompatibleModels, match="picture"):  # not left out for its length
+        with_weights(dataclasses.replace(taken, sight=long), "int8")
 
 
 class _Blind:

@@ -171,6 +171,15 @@ def test_broken_files_are_named_so():
             open_image(data)
 
 
+def test_broken_and_closed_pictures_of_the_caller():
+    png, jpeg = saved(picture(1, 64, 64), "PNG"), saved(picture(1, 64, 64), "JPEG")
+    closed = Image.open(io.BytesIO(PNG))
+    closed.close()
+    for image in (Image.open(io.BytesIO(jpeg[:-40])), Image.open(io.BytesIO(png[: len(png) // 2])), closed):
+        with pytest.raises(ConfigError, match="broken or closed"):
+            open_image(image)
+
+
 def test_no_byte_that_is_damaged_escapes_as_another_error():
     generator = np.random.default_rng(0)
     for data in (PNG, saved(WANTED, "JPEG"), saved(WANTED, "GIF"), saved(WANTED, "WEBP"), saved(WANTED, "TIFF")):

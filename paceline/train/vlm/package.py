@@ -43,14 +43,14 @@ class Eyes:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run has to show. lora: peft's parameters by peft's names; scale: alpha over rank.
+    """What a run has to show. lora: peft's parameters by peft's names; scale: alpha over rank. eyes: None: a sibling's.
 
     layers: number of evenly spaced layers that are left, None: all. over: whether the layers had the low-rank layers
     of the model beside which it is packed in them before.
     """
 
     lora: Mapping[str, Tensor]
-    eyes: Eyes
+    eyes: Eyes | None
     scale: float = 2.0
     layers: int | None = None
     over: bool = False
@@ -78,13 +78,17 @@ def package_vlm(
     out.mkdir(parents=True, exist_ok=True)
     parameters = _write_model_files(out / "model", base_folder, trained)
     kept = kept_layers(base_folder, trained.layers)
-    eyes = {name: value.detach().to("cpu", KEPT).contiguous() for name, value in trained.eyes.named().items()}
+    own = {} if trained.eyes is None else trained.eyes.named()
+    eyes = {name: value.detach().to("cpu", KEPT).contiguous() for name, value in own.items()}
     if beside is None:
+        if not eyes:
+            raise ConfigError("a model needs eyes of its own, or a model beside it", fix="name it as beside=")
         save_file(eyes, out / "eyes.safetensors")
         eyes_file = "eyes.safetensors"
     else:
         eyes_file = f"../{beside.name}/eyes.safetensors"
-        _same(eyes, load_file(out / eyes_file), beside.name)
+        if eyes:
+            _same(eyes, load_file(out / eyes_file), beside.name)
     save_file(short_names(trained.lora), out / "lora.safetensors")
     adapters = [_part(out, "lora.safetensors") | {"scale": trained.scale, "layers": list(range(len(kept)))}]
     if trained.over:
@@ -117,7 +121,10 @@ def package_tiny_vlm(
     record: Mapping[str, Any] | None = None,
     dtype: str = "bfloat16",
 ) -> Path:
-    """Package a file of the training scripts: a mapping with lora, tower, projector, step, for a sibling also layers.
+    """Package a file of the training scripts: a mapping with lora, tower, projector and step.
+
+    A sibling's has layers too, and needs no tower and projector where it is packaged `beside` the model it shares them
+    with.
 
     Optional keys: scale (alpha over rank, 2 by default), over (see `Trained`). record: what the card tells.
     """
@@ -125,7 +132,7 @@ def package_tiny_vlm(
     layers = state.get("layers")
     trained = Trained(
         state["lora"],
-        Eyes(state["tower"], state["projector"]),
+        Eyes(state["tower"], state["projector"]) if "tower" in state else None,
         float(state.get("scale", 2.0)),
         len(layers) if isinstance(layers, list | tuple) else layers,
         bool(state.get("over", False)),

@@ -27,7 +27,7 @@ from ...runner.placement import device_of
 from ...scenes.easy_vqa import EasyVqa, load_easy_vqa
 from ...zoo import ZOO, resolve
 from ...zoo.merge import merge_vlm
-from ...zoo.packaged import ABOUT, read_vlm
+from ...zoo.packaged import ABOUT, PackagedVlm, read_vlm
 from ..finish import replace_text
 from ..log import Finished, read_log
 from ..stages import Done, is_main
@@ -62,10 +62,7 @@ class VlmStages:
 
     def run(self, stage: str) -> Iterator[VlmEvent]:
         """One stage to its end; all processes begin it when the first has written what the one before made."""
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            from accelerate import PartialState
-
-            PartialState(cpu=self.device.type == "cpu").wait_for_everyone()
+        self._wait()
         yield from {"eyes": self.eyes, "talk": self.talk, "distill": self.distill, "eval": self.eval}[stage]()
 
     @cached_property
@@ -140,10 +137,11 @@ class VlmStages:
         beside = self.packaged if self.config.distill.teacher is None else Path(self.config.distill.teacher)
         if not (beside / ABOUT).exists():
             raise ConfigError(f"there is no packaged model in {str(beside)!r}", fix="run the stage `talk` first")
-        if beside != self.packaged and is_main():
-            shutil.copytree(beside, self.packaged, dirs_exist_ok=True)  # a sibling lies beside it
         teacher = read_vlm(beside)
-        self._merge(beside, self.out / "model")
+        if is_main():
+            self._put_beside(teacher)
+            self._merge(beside, self.out / "model")
+        self._wait()
         easy, test = self._easy
         task = DistillTask(
             self.language_model, teacher, self.out / "model", self.config, self.device, easy, test
@@ -151,11 +149,8 @@ class VlmStages:
         yield from self._followed("distill", task, self.config.distill)
         if is_main():
             how = self.config.distill
-            eyes = _eyes(load_file(beside / teacher.eyes.file))
-            trained = Trained(
-                task.lora, eyes, layers=how.layers, over=how.over, tower=self.config.tower,
-                record=self._record("distill"),
-            )  # fmt: skip
+            record = self._record("distill")
+            trained = Trained(task.lora, None, layers=how.layers, over=how.over, tower=self.config.tower, record=record)
             package_vlm(trained, self.packaged_small, self.language_model, self._base, beside=self.packaged)
             self._merge(self.packaged_small, self.out / "model-small")
             yield Done("distill", self.packaged_small, self._told("distill"))
@@ -193,6 +188,13 @@ class VlmStages:
             return [], []
         folder = Path(self.config.easy_vqa)
         return load_easy_vqa(folder), load_easy_vqa(folder, "test")
+
+    def _wait(self) -> None:
+        """For every other process."""
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            from accelerate import PartialState
+
+            PartialState(cpu=self.device.type == "cpu").wait_for_everyone()
 
     @property
     def _base(self) -> str:
@@ -235,19 +237,30 @@ class VlmStages:
             "log": evaluated,
         }  # fmt: skip
 
-    def _merge(self, packaged: Path, folder: Path) -> None:
-        """Merge where it is not merged yet; one process does it for all."""
-        from ..stages import _main_first
+    def _put_beside(self, teacher: PackagedVlm) -> None:
+        """Copy a teacher of another place to where this run's own would lie: its sibling names files beside it."""
+        if teacher.folder.resolve() == self.packaged.resolve():
+            return
+        if (self.packaged / ABOUT).exists():
+            if read_vlm(self.packaged).sha256 != teacher.sha256:
+                raise ConfigError(
+                    "the teacher would replace another trained model", got=str(teacher.folder),
+                    expected=f"the model in {str(self.packaged)!r}, or none there",
+                    fix="leave distill.teacher out, or give another out",
+                )  # fmt: skip
+            return
+        shutil.copytree(teacher.folder, self.packaged, dirs_exist_ok=True, ignore=shutil.ignore_patterns(ABOUT))
+        shutil.copy2(teacher.folder / ABOUT, self.packaged / ABOUT)  # last: with it the folder counts as whole
 
-        model = read_vlm(packaged)
-        with _main_first():
-            note = folder / _OF
-            if note.exists() and note.read_text(encoding="utf-8") == model.sha256:
-                return
-            folder.mkdir(parents=True, exist_ok=True)
-            note.unlink(missing_ok=True)
-            merge_vlm(model, self.language_model, folder)
-            replace_text(note, model.sha256)
+    def _merge(self, packaged: Path, folder: Path) -> None:
+        """Merge where it is not merged yet."""
+        model, note = read_vlm(packaged), folder / _OF
+        if note.exists() and note.read_text(encoding="utf-8") == model.sha256:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        note.unlink(missing_ok=True)
+        merge_vlm(model, self.language_model, folder)
+        replace_text(note, model.sha256)
 
 
 def _eyes(named: dict[str, torch.Tensor]) -> Eyes:

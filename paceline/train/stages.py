@@ -277,7 +277,7 @@ def _main_first() -> AbstractContextManager[None]:
         return nullcontext()
     from accelerate import PartialState
 
-    return PartialState().main_process_first()
+    return PartialState(cpu=not torch.cuda.is_available()).main_process_first()
 
 
 def _read(path: str) -> str:

@@ -30,10 +30,10 @@ _PENDING = 8
 class DraftModel(Drafter):
     """Draft with another model: a folder, a hub id, a name that `paceline models` lists, or one already loaded.
 
-    dtype, device: of the draft; None takes the target's. weights: "int8" or "int4"
-    rounds the draft's weights when it is loaded: a faster draft that is right a little less often. vision: what it
-    sees of pictures: "own" (its own processor and tower), "shared" (the target's features, or the target's tower behind
-    its own projector) or "none" (the text between them); None: "own" where both models see, else "none".
+    dtype, device: of the draft; None takes the target's. weights: "int8" or "int4" rounds the draft's weights when it
+    is loaded: a faster draft that is right a little less often. vision: what it sees of pictures: "own" (its own
+    processor and tower), "shared" (the target's features, or the target's tower behind its own projector) or "none"
+    (the text between them); None: "own" where both models see, else "none".
     """
 
     name: ClassVar[str] = "draft_model"
@@ -58,7 +58,8 @@ class DraftModel(Drafter):
         if isinstance(self._model, LoadedModel):
             loaded = self._model
         else:
-            loaded = load_model(resolve(self._model), self._dtype or target.loaded.dtype, self._device or target.loaded.device)
+            there = target.loaded
+            loaded = load_model(resolve(self._model), self._dtype or there.dtype, self._device or there.device)
         check_same_tokenizer(target.loaded, loaded)
         if loaded.model is target.loaded.model:
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")

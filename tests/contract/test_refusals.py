@@ -80,17 +80,19 @@ def test_encoder_and_decoder(tmp_path):
         LLM(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32),
-        LlavaConfig(vision_config=CLIPVisionConfig().to_dict(), text_config=LlamaConfig(**SMALL).to_dict()),
-    ],
-    ids=["vit", "llava"],
-)
-def test_models_of_images(config, tmp_path):
-    config.save_pretrained(tmp_path)
+def test_models_that_only_see(tmp_path):
+    ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(IncompatibleModels, match="not a causal language model"):
+        LLM(str(tmp_path))
+
+
+def test_models_of_images_without_weights(tmp_path):
+    LlavaConfig(vision_config=CLIPVisionConfig().to_dict(), text_config=LlamaConfig(**SMALL).to_dict()).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ConfigError, match=r"weights.*cannot be read"):
         LLM(str(tmp_path))
 
 

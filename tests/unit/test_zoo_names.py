@@ -36,7 +36,7 @@ def test_resolve_pulls_zoo_names_and_leaves_the_rest(world, tmp_path, monkeypatc
 def test_installed_lists_the_absent_too(world):
     registry = {"tiny": world.model} | dict(ZOO)
     world.pull()
-    tiny, smollm = installed(world.cache, registry=registry)
+    tiny, smollm, *_ = installed(world.cache, registry=registry)
     assert (tiny.pulled, tiny.problem, tiny.licence) == (True, None, "Apache-2.0")
     assert tiny.size_bytes == sum(path.stat().st_size for path in tiny.folder.iterdir())
     assert (smollm.pulled, smollm.problem, smollm.size_bytes) == (False, None, 0)

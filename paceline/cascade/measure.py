@@ -165,7 +165,7 @@ def _read_row(line: bytes, where: str) -> Observed:
         sure, agrees = json.loads(line)
         if sure is None and agrees is None:
             return Observed(None, None)
-        known = {Signal(name): float(value) for name, value in sure.items()}
+        known = {Signal(name): float(value) for name, value in (sure or {}).items()}
         if set(known) != set(Signal) or not isinstance(agrees, bool):
             raise ValueError("not all of a prompt")
     except (ValueError, TypeError, AttributeError) as error:

@@ -107,7 +107,10 @@ def _with_images(chat: list[dict[str, object]], sources: list[str], folder: Path
     for message in made:
         if isinstance(message["content"], list):
             message["content"] = [
-                {key: _source(one, folder, where) if _names_file(part, key, one) else one for key, one in part.items()}
+                {
+                    key: _source(str(one), folder, where) if _names_file(part, key, one) else one
+                    for key, one in part.items()
+                }
                 for part in _parts(message["content"])
             ]
     if sources:

@@ -115,6 +115,7 @@ class Sequence:
     finds_stop: Callable[[int], bool] | None = None  # feeds one token to the stop-string matcher
     vision: VisionPrompt | None = None  # the pictures of the prompt
     slot: int = -1  # set by the runner
+    is_unread: bool = False  # whether the end of the text is left to the first pass, see `decoding.first_pass`
     # grows with every round
     token_ids: list[int] = field(default_factory=list[int])
     origins: list[Origin] = field(default_factory=list[Origin])

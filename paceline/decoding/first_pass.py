@@ -20,8 +20,8 @@ from ..runner.one_pass import MOST_NODES, read_and_verify
 
 
 def unread(runner: ModelRunner, seq: Sequence) -> list[int]:
-    """Tokens before the root that the target has not read."""
-    return seq.token_ids[runner.cache.lengths[seq.slot] : -1]
+    """Tokens before the root that were left to the first pass; none after it, whatever the cache holds."""
+    return seq.token_ids[runner.cache.lengths[seq.slot] : -1] if seq.is_unread else []
 
 
 def read(runner: ModelRunner, seqs: Seq[Sequence]) -> float:

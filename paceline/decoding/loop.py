@@ -40,6 +40,7 @@ class SpeculativeDecoder:
         self.runner.states.kept = self.drafter.reads_states
         leave = self.drafter.drafts_unread() and self.runner.joins  # may measure, while a slot is free
         seq.slot = self.runner.admit(seq.token_ids, seq.vision)
+        seq.is_unread = leave
         seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, leave)
         self.timings.vision += seeing
         self.timings.prefill += time.perf_counter() - begin - seeing
@@ -78,6 +79,8 @@ class SpeculativeDecoder:
         verdict = self.verifier.verify(judged, law, seeds, positions)
         paths = [row[:n] for row, n in zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)]
         self.runner.commit(slots, paths)  # keep the accepted rows, forget the rest
+        for seq in seqs:
+            seq.is_unread = False
         emitted = self._append(seqs, draft, out, verdict, paths)
         seconds = (draft_s, verify_s, time.perf_counter() - t2)
         for seq, record in zip(seqs, records_of(draft, paths, emitted, with_prompt, seconds), strict=True):

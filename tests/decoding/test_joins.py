@@ -50,7 +50,7 @@ def test_large_trees_wait_for_the_prompt():
     for nodes, joined in ((one_pass.MOST_NODES, True), (one_pass.MOST_NODES + 1, False)):
         on = ModelRunner(loaded(), 1)
         seq = sequence(loaded(), REPEATING, SHORT)
-        seq.slot = on.admit(seq.token_ids)
+        seq.slot, seq.is_unread = on.admit(seq.token_ids), True
         tree = TokenTree.from_lists([[REPEATING[-1]] * nodes], [[-1] + [0] * (nodes - 1)])
         out, joins, _ = first_pass.forward(on, [seq], tree)
         assert joins == [joined]

@@ -39,8 +39,8 @@ class Decreed(ModelRunner):
     says: Says
     prompts: dict[int, tuple[int, ...]]
 
-    def admit(self, token_ids):
-        slot = super().admit(token_ids)
+    def admit(self, token_ids, vision=None):
+        slot = super().admit(token_ids, vision)
         self.prompts[slot] = tuple(token_ids)
         return slot
 

@@ -1,7 +1,8 @@
-"""The first round of an answer, whose draft the target may verify in the very pass that reads the prompt's end.
+"""The first round of an answer: the target reads the prompt's end, the root and what was drafted so early in one pass.
 
-    drafted before the target has read      prompt's last chunk + root + candidates       1 pass for a short answer
-    nothing drafted, or states are needed   prompt's last chunk, then root + candidates   2 passes, as without this
+    prompt's last chunk + root                 plain decoding, and drafters that need what the target's pass leaves
+    prompt's last chunk + root + candidates    drafters that need nothing of it: a short answer may cost this pass alone
+    prompt's last chunk, then root + ...       2 passes: large trees, and where one has not the bits of two (`one_pass`)
 
 The rest of a batch is verified together, as ever; rows that read are verified one by one.
 """
@@ -37,13 +38,9 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
     """The target's pass over the trees. Also which rows were verified while their prompts were read, and the seconds
     of those passes.
 
-    A row with unread text is read first where nothing was drafted of it, or more than `MOST_NODES`.
+    A row with unread text is read first where its tree is larger than `MOST_NODES`.
     """
-    drafted = (~tree.is_probe[:, 1:]).any(1).tolist()
-    joins = [
-        some and bool(unread(runner, seq)) and _own(tree, b).num_nodes <= MOST_NODES
-        for b, (some, seq) in enumerate(zip(drafted, seqs, strict=True))
-    ]
+    joins = [bool(unread(runner, seq)) and _own(tree, b).num_nodes <= MOST_NODES for b, seq in enumerate(seqs)]
     seconds = read(runner, [seq for seq, join in zip(seqs, joins, strict=True) if not join])
     if not any(joins):
         return runner.forward([seq.slot for seq in seqs], tree), joins, seconds

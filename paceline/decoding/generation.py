@@ -1,24 +1,25 @@
 """Decode many sequences with few slots: a finished one makes room for the next at once."""
 
-from collections import deque
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from ..core.request import Sequence
 from .loop import SpeculativeDecoder
 
 
-def generate(decoder: SpeculativeDecoder, seqs: Seq[Sequence]) -> Iterator[list[Sequence]]:
+def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Iterator[list[Sequence]]:
     """Run every sequence to its end, yielding after each round those that took part in it.
 
-    Closing the iterator early, an interrupt or an error releases every slot, so the decoder stays usable.
+    One is taken from `seqs` when there is a slot for it, so that those to come need not be in memory yet. Closing the iterator early, an interrupt or an error releases every slot, so the decoder stays usable.
     """
-    waiting, running = deque(seqs), list[Sequence]()
+    waiting, running = iter(seqs), list[Sequence]()
     try:
-        while waiting or running:
-            while waiting and len(running) < decoder.runner.cache.num_slots:
-                running.append(waiting.popleft())
-                decoder.admit(running[-1])
+        while True:
+            for seq in islice(waiting, decoder.runner.cache.num_slots - len(running)):
+                running.append(seq)
+                decoder.admit(seq)
+            if not running:
+                return
             decoder.step(running)
             took_part = running
             running = [seq for seq in running if not seq.is_finished]

@@ -27,18 +27,18 @@ class SpeculativeDecoder:
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
         self.timings = Timings()
         drafter.bind(runner, verifier)
-        if drafter.drafts_unread() and runner.cache.num_free:
+        if runner.cache.num_free:
             _ = runner.joins  # measured now rather than in an answer
         policy.bind(drafter, runner.pass_seconds)
 
     def admit(self, seq: Sequence) -> None:
         """Give a sequence a slot and read its prompt, all but the last token, which is the first root.
 
-        Where the drafter can draft before that, the last chunk is left to the first `step`, see `first_pass`.
+        The last chunk is left to the first `step`, where one pass can take both, see `first_pass`.
         """
         begin = time.perf_counter()
         self.runner.states.kept = self.drafter.reads_states
-        leave = self.drafter.drafts_unread() and self.runner.joins  # may measure, while a slot is free
+        leave = self.runner.joins  # may measure, while a slot is free
         seq.slot = self.runner.admit(seq.token_ids, seq.vision)
         seq.is_unread = leave
         seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, leave)
@@ -60,17 +60,15 @@ class SpeculativeDecoder:
         self.runner.states.kept = self.drafter.reads_states  # decoders of several kinds may share the runner
         t0 = time.perf_counter()
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
-        late = [s for s, b in zip(seqs, budgets, strict=True) if not (b.depth and self.drafter.drafts_unread(b.arm))]
-        reading = first_pass.read(self.runner, late)
         draft = self.drafter.propose(seqs, budgets)
         t1 = time.perf_counter()
-        draft_s = t1 - t0 - reading
+        draft_s = t1 - t0
         check_draft(draft, seqs, budgets, self.runner.vocab_size, self.runner.num_masks, self.runner.undraftable)
         tree = draft.tree.to(self.runner.loaded.device)
         # one target pass over candidates and probes, and over the end of a prompt that is still unread
-        out, with_prompt, more = first_pass.forward(self.runner, seqs, tree)
+        out, with_prompt, reading = first_pass.forward(self.runner, seqs, tree)
         t2 = time.perf_counter()
-        verify_s, reading = t2 - t1 - more, reading + more
+        verify_s = t2 - t1 - reading
         judged = draft.trimmed()  # masks and padding at the end have no law that anybody needs
         width = judged.tree.num_nodes
         law = target_law(out.logits[:, :width], seqs, judged.tree.to(tree.token_ids.device))
@@ -95,9 +93,13 @@ class SpeculativeDecoder:
         self.timings.rounds += 1
 
     def _cut(self, seq: Sequence, wish: DraftBudget) -> DraftBudget:
-        """The policy's budget, cut to what may still be emitted besides the target's own token."""
+        """The policy's budget, cut to what may still be emitted besides the target's own token.
+
+        Drafters that need what the target's pass leaves behind draft from the second round on.
+        """
         room = self.runner.room(seq.slot) - len(first_pass.unread(self.runner, seq))
-        depth = max(0, min(wish.depth, wish.nodes, seq.remaining - 1, room))
+        waits = seq.is_unread and not self.drafter.drafts_unread(wish.arm)
+        depth = 0 if waits else max(0, min(wish.depth, wish.nodes, seq.remaining - 1, room))
         return replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 
     def _append(

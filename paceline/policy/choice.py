@@ -53,7 +53,7 @@ def _best_depth(
 ) -> Choice:
     drafting = [o for o in options if o]
     token = sum(costs[source].token.value for source in {o.source for o in drafting})
-    reading = [(o.gains, o.reading / o.horizon()) for o in drafting]
+    reading = [(o.gains, o.reading / o.horizon) for o in drafting]
     plain = turn.seconds(0)
     best_rate, best_tokens, best_depth, deepest = 0.0, 0.0, 0, 0
     for depth in range(1, max((len(o.gains) for o in drafting), default=1)):

@@ -27,14 +27,13 @@ from .ledger import Ledger
 from .option import Choice, Option, width
 from .probing import Probing, largest_probe
 from .profile import Profile
+from .reading import could_pay, may_join, owner
 from .tree_choice import tree_budget
 from .tree_gains import NODES
 
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
-PROVEN = 3.0  # rounds of a drafter after which it is known
 UNKNOWN = 1.5  # how far the guessed cost of reading may be off
-LOAN = 0.02  # passes per token to come that may be lent to a known drafter for reading
 OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
 NEW = 2.0  # the same of trees of a new size, but only once: see `TurnSeconds.believed`
 
@@ -119,7 +118,9 @@ class CostModel(DraftPolicy):
             self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
             return plain
         credit = [self.ledger.available(seq.slot) for seq in seqs]
-        allowed = [[o for o in row if self._may_join(o, own, turn)] for row, own in zip(rows, credit, strict=True)]
+        allowed = [
+            [o for o in row if may_join(o, own, turn, self.estimates)] for row, own in zip(rows, credit, strict=True)
+        ]
         max_nodes = 1 if turn.tries_trees else self.max_nodes
         choice = choose(allowed, turn, self.estimates.costs, max(credit), max_nodes)
         for row, option in enumerate(choice.options):
@@ -154,7 +155,10 @@ class CostModel(DraftPolicy):
         assert self._drafter is not None, "bind() comes first"
         limits = [min(self.max_depth, seq.remaining - 1) for seq in seqs]
         looks = [self._drafter.outlook(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]
-        ready = [[(arm, look) for arm, look in enumerate(row) if look.hint >= 0] for row in looks]
+        ready = [
+            [(arm, look) for arm, look in enumerate(row) if look.hint >= 0 and self._can_draft(seq, arm)]
+            for seq, row in zip(seqs, looks, strict=True)
+        ]
         if self.estimates.curve is None and any(ready):
             room = min(seq.max_length - len(seq.token_ids) for seq in seqs)
             if room < 2:
@@ -173,15 +177,10 @@ class CostModel(DraftPolicy):
             for seq, limit, row in zip(seqs, limits, ready, strict=True)
         ]
 
-    def _may_join(self, option: Option, credit: float, turn: TurnSeconds) -> bool:
-        """Rows in debt stay out; so do drafters with much to read that nobody knows: they have to pass a probe."""
-        if credit <= 0:
-            return False
-        if option.pending <= FEW:
-            return True
-        if self.estimates.acceptance.tries(option.source) < PROVEN:
-            return False
-        return option.reading <= (credit + LOAN * option.horizon()) * turn.seconds(0)
+    def _can_draft(self, seq: Sequence, arm: int) -> bool:
+        """Whether this drafter can draft in the pass that reads the prompt, if that is the next one."""
+        assert self._drafter is not None, "bind() comes first"
+        return not seq.is_unread or self._drafter.drafts_unread(arm)
 
     def _reach(self, choice: Choice, option: Option) -> int:
         """A drafter that tells its confidence may go further while it is sure, as far as the ledger can pay.
@@ -207,8 +206,8 @@ class CostModel(DraftPolicy):
             for option in options
             if option is not self._plan[row].option
             and (option.masks or seq.slot not in self._hung)  # what masks were hung for comes first
-            and (option.pending <= FEW or option.source not in reader)
-            and self._probing.is_due(seq.slot, (option.source, option.hint), self._round)
+            and (option.pending <= FEW or (option.source not in reader and could_pay(option, turn, self.estimates)))
+            and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
         ]
         read_by_others = 0.0
         for row, option in due:
@@ -240,9 +239,14 @@ class CostModel(DraftPolicy):
         batch, first, self._hung = len(seen), seen[0][1], set[int]()
         turn = self.estimates.turn(batch)
         target_s = first.verify_s + first.rest_s
+        reads = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
+        for seq, _ in seen:
+            if seq.is_finished:
+                self.estimates.lengths.add(len(seq.token_ids) - len(seq.prompt_ids))
         if not any(row.option for row in self._plan):
-            self._since_plain = 0
-            turn.observe(0, target_s)
+            if not reads:
+                self._since_plain = 0
+                turn.observe(0, target_s)
             for seq, _ in seen:
                 self.ledger.settle(seq.slot, 1, 0.0, batch, drafted=False)
             return
@@ -263,7 +267,6 @@ class CostModel(DraftPolicy):
         )
         should = turn.seconds(nodes, tree) + sum(self.estimates.cost(s).of(depths[s], pending[s]) for s in depths)
         reading = sum(row.option.reading for row in self._plan if row.option)
-        reads = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
         target_s = turn.seconds(nodes, tree) if reads else target_s
         took, is_new = drafting + target_s, tree and not turn.knows_tree(nodes)
         most = (NEW if is_new else OUTLIER) * should + reading
@@ -282,7 +285,7 @@ class CostModel(DraftPolicy):
             if row.option is not None and record.num_drafted:
                 self.estimates.learn_acceptance(seq.slot, record)
                 key = (row.option.source, row.option.hint)
-                self._probing.used(seq.slot, key, self._round, row.is_probe, record.num_accepted > 0)
+                self._probing.used(owner(seq, row.option), key, self._round, row.is_probe, record.num_accepted > 0)
 
     def _settle(self, seen: Seq[tuple[Sequence, Round]], seconds: float, turn: TurnSeconds) -> None:
         """Book the passes beyond one that the round took; known reading is a loan, paid off as tokens come."""
@@ -291,7 +294,7 @@ class CostModel(DraftPolicy):
         for (seq, _), row in zip(seen, self._plan, strict=True):
             if row.option is not None and row.option.pending > FEW and not row.is_probe:
                 lent = min(row.option.reading / turn.seconds(0), max(0.0, extra))
-                self.ledger.lend(seq.slot, lent, row.option.horizon())
+                self.ledger.lend(seq.slot, lent, row.option.horizon)
                 extra -= lent
         for (seq, record), row in zip(seen, self._plan, strict=True):
             self.ledger.settle(seq.slot, record.num_emitted, extra, batch, drafted=row.option is not None)

@@ -11,6 +11,7 @@ from ..core.outputs import Round
 from ..core.request import Sequence
 from .acceptance import HALF_LIFE, Acceptance, Calibration, Counts
 from .costs import DraftSeconds, Level, PassCurve, TurnSeconds
+from .lengths import Lengths
 from .option import Option
 from .profile import Columns, Profile, Table
 from .tree_gains import TreeGains, path_products
@@ -37,7 +38,7 @@ class Estimates:
         self.curve = PassCurve(given.pass_seconds) if given.pass_seconds else None
         self.costs: dict[str, DraftSeconds] = {}
         self._timed: dict[str, tuple[float, float]] = dict(given.draft_seconds)
-        self.acceptance = Acceptance(max_depth)
+        self.acceptance, self.lengths = Acceptance(max_depth), Lengths()
         self.calibration = {source: Calibration(*table) for source, table in given.calibration.items()}
         self._turns: dict[int, TurnSeconds] = {}  # by batch size
         self._most_rows = 0  # of passes, as far as they were measured or not worth it
@@ -115,7 +116,9 @@ class Estimates:
         accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
         reading = self.cost(look.source).pending.value * look.pending
         gains = Option.gains_of(accept)
-        option = Option(arm, look.source, look.hint, look.pending, reading, seq.remaining, accept, gains)
+        emitted = len(seq.token_ids) - len(seq.prompt_ids)
+        left = self.lengths.left(emitted, seq.remaining)
+        option = Option(arm, look.source, look.hint, look.pending, reading, emitted, left, accept, gains)
         if look.branches == 1 and not look.masks:
             return option
         usual = Option.gains_of(self.acceptance.of_source(look.source))

@@ -36,6 +36,7 @@ class Gate(DraftPolicy):
         self._quiet = 0  # rounds until the next comparison
         self._length = self.pause
         self._tokens = self._rows = 0  # of the round so far
+        self._drafts = False
         self._reads = False  # some row's prompt was read in it: its seconds leave out the pass that verified
         self.is_open, self._speculates = True, False
 
@@ -46,7 +47,7 @@ class Gate(DraftPolicy):
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
         """The inner policy's, or nothing."""
-        self._tokens, self._rows, self._reads = 0, 0, False
+        self._tokens, self._rows, self._reads, self._drafts = 0, 0, False, False
         self._speculates = self.is_open if self._quiet else len(self._plain) >= _PLAIN
         return self.inner.budgets(seqs) if self._speculates else [DraftBudget(0, 0)] * len(seqs)
 
@@ -57,10 +58,13 @@ class Gate(DraftPolicy):
         self._tokens += record.num_emitted
         self._rows += 1
         self._reads = self._reads or record.with_prompt
+        self._drafts = self._drafts or record.num_drafted > 0
         if self._rows < record.batch:
             return
         if self._quiet:
             self._quiet -= 1
+        elif self._reads and not self._drafts:
+            return  # one pass read a prompt and gave its first token: no round of either kind
         elif len(self._plain) < _PLAIN:
             self._plain.append(record.verify_s + record.rest_s)
             self._is_first = True

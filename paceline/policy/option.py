@@ -41,7 +41,8 @@ class Option:
     hint: int
     pending: int
     reading: float  # seconds to read what is pending
-    remaining: int  # tokens the row may still emit
+    emitted: int  # tokens of the answer so far
+    horizon: float  # tokens that are expected still: over these an investment must pay
     accept: list[float]
     gains: list[float]
     tree: Callable[[int], Seq[Cell]] | None = None
@@ -58,10 +59,6 @@ class Option:
     def gains_of(accept: Seq[float]) -> list[float]:
         """Expected accepted tokens by depth."""
         return [0.0, *accumulate(accumulate(accept, mul))]
-
-    def horizon(self) -> float:
-        """Tokens over which an investment must pay: half of what may come, since answers end before their limit."""
-        return max(1.0, self.remaining / 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,9 +139,9 @@ def _row(o: Option, place: int) -> _Row:
     reach = min(DEPTHS[place], len(o.accept))
     if o.tree is None:
         chain = o.gains[reach], float(reach), float(reach), math.inf
-        return [chain] * len(NODES), 1.0, reach, o.reading / o.horizon(), True
+        return [chain] * len(NODES), 1.0, reach, o.reading / o.horizon, True
     scale = o.scale[reach] * (DRAFTING if o.restarts else 1.0)
-    return o.tree(place), scale, reach, o.reading / o.horizon(), False
+    return o.tree(place), scale, reach, o.reading / o.horizon, False
 
 
 def _expected(rows: Seq[_Row], g: int) -> tuple[float, int, float, float, float]:

@@ -1,4 +1,4 @@
-"""The end of a prompt and the first draft in one pass: a short answer that was drafted whole costs one target pass.
+"""The end of a prompt, its first token and the first draft in one pass: a short answer may cost no other.
 
     rows        c0 c1 ... c_{k-1} | root x1  x2  x3 | pad        c: the text's last chunk, all but the root
     columns     s ....... s+k-1   | s+k ......              behind the s columns that are cached
@@ -7,13 +7,14 @@
 
 With invariant numerics every row has the bits that it has in two passes. Attention is computed part by part, by the
 very calls of the two passes; what is left are operations row by row, the matrix products among them, and whether those
-give a row the same bits at all these row counts is measured when a drafter that drafts so early is bound. Where they do
-not, prompts are read as ever, and the first draft is verified in a pass of its own. Prompts are padded alike whatever
-was measured, so that every decoder on a runner reads them in the same shapes.
+give a row the same bits at all these row counts is measured when the first decoder is made. Where they do not,
+prompts are read as ever, and the first round takes a pass of its own. Prompts are padded alike whatever was measured, so
+that every decoder on a runner reads them in the same shapes.
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,16 @@ from .kv_cache import round_up
 from .layout import PassLayout, PromptRows
 
 if TYPE_CHECKING:
+    from .hf_adapter import LoadedModel
     from .model_runner import ModelRunner
 
-_CASES = ((0, 2), (3, 61), (62, 69), (190, 130))
-"""Columns before the text and rows of it, around blocks of 64 columns."""
+_CASES = ((0, 2), (3, 61), (62, 69), (190, 9))
+"""Columns before the text and rows of it, around blocks of 64 columns; a chain and a branching tree in turns."""
 _PARENTS = (-1, 0, 0, 1, 2, 2, 4)
 MOST_NODES = 64
 """Of a tree that shares a pass with text: as far as it is measured."""
+_MEASURED: "WeakKeyDictionary[LoadedModel, dict[tuple[int, ...], bool]]" = WeakKeyDictionary()
+"""What was found, by model and all it depends on."""
 
 
 def text_layout(runner: "ModelRunner", slot: int, rows: int) -> PassLayout:
@@ -109,42 +113,50 @@ def measure_joins(runner: "ModelRunner", chunk: int) -> bool:
     """
     if not runner.invariant:
         return True
-    if not _products_repeat(runner, round_up(chunk + MOST_NODES, runner.row_multiple)):
-        return False
+    found = _MEASURED.setdefault(runner.loaded, {})
+    key = (runner.row_multiple, runner.max_length, chunk, torch.get_num_threads())
+    if key not in found:
+        most = round_up(chunk + MOST_NODES, runner.row_multiple)
+        found[key] = _products_repeat(runner, most) and _passes_repeat(runner)
+    return found[key]
+
+
+def _passes_repeat(runner: "ModelRunner") -> bool:
+    """Whether the model gives the same bits in one pass and in two, at a few sizes."""
     room = runner.max_length - len(_PARENTS) - 1
-    cases = [(start, rows) for start, rows in _CASES if start + rows <= room]
+    cases = [(*case, number % 2 == 1) for number, case in enumerate(_CASES) if sum(case) <= room]
     tokens = torch.randint(runner.vocab_size, (400,), generator=torch.Generator().manual_seed(0)).tolist()
     slot, kept = runner.cache.allocate(), runner.states.kept
     runner.place(slot, None)
     runner.states.kept = False
     try:
-        return bool(cases) and all(_same_bits(runner, slot, tokens, start, rows) for start, rows in cases)
+        return bool(cases) and all(_same_bits(runner, slot, tokens, *case) for case in cases)
     finally:
         runner.states.kept = kept
         runner.cache.release(slot)
 
 
-def _same_bits(runner: "ModelRunner", slot: int, tokens: list[int], start: int, rows: int) -> bool:
-    """Logits of a chain and of a branching tree, and all keys and values, in one pass and in two."""
+def _same_bits(
+    runner: "ModelRunner", slot: int, tokens: list[int], start: int, rows: int, branches: bool = False
+) -> bool:
+    """Logits of a chain or of a branching tree, and all keys and values, in one pass and in two."""
     end, device = start + rows, runner.loaded.device
     own = tokens[end : end + len(_PARENTS)]
     runner.cache.truncate(slot, 0)
     runner.prefill(slot, tokens[:start])
-    for tree in (TokenTree.chain([own[:3]], device), TokenTree.from_lists([own], [list(_PARENTS)], device)):
-        seen: list[list[Tensor]] = []
-        for joined in (True, False):
-            runner.cache.truncate(slot, start)
-            if joined:
-                logits = read_and_verify(runner, slot, tokens[start:end], tree)
-            else:
-                runner.prefill(slot, tokens[start:end])
-                logits = runner.forward([slot], tree).logits
-            columns = slice(start, end + tree.num_nodes)
-            held = [layer[slot, :, columns].clone() for layer in (*runner.cache.keys, *runner.cache.values)]
-            seen.append([logits.clone(), *held])
-        if not all(torch.equal(one, two) for one, two in zip(*seen, strict=True)):
-            return False
-    return True
+    tree = TokenTree.from_lists([own], [list(_PARENTS)], device) if branches else TokenTree.chain([own[:3]], device)
+    seen: list[list[Tensor]] = []
+    for joined in (True, False):
+        runner.cache.truncate(slot, start)
+        if joined:
+            logits = read_and_verify(runner, slot, tokens[start:end], tree)
+        else:
+            runner.prefill(slot, tokens[start:end])
+            logits = runner.forward([slot], tree).logits
+        columns = slice(start, end + tree.num_nodes)
+        held = [layer[slot, :, columns].clone() for layer in (*runner.cache.keys, *runner.cache.values)]
+        seen.append([logits.clone(), *held])
+    return all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
 
 
 def _products_repeat(runner: "ModelRunner", most: int) -> bool:

@@ -82,12 +82,14 @@ def test_a_short_drafted_answer_costs_one_pass(passes, length):
         (PromptLookup, list(range(3, 12))),  # finds nothing
     ],
 )
-def test_where_nothing_is_drafted_early_there_are_two(passes, drafter, ids):
+def test_where_nothing_is_drafted_early_the_first_token_comes_with_the_prompt(passes, drafter, ids):
     on = ModelRunner(loaded(), 1)
     passes.clear()
-    (seq,), _ = answers(on, drafter(), [ids], SamplingParams(max_tokens=1))
-    assert passes == [(len(ids) - 1, False), (1, True)]
-    assert not seq.rounds[0].with_prompt
+    (seq,), _ = answers(on, drafter(), [ids], SamplingParams(max_tokens=4))
+    assert passes[0] == (len(ids), True)
+    assert seq.rounds[0].with_prompt
+    assert not any(one.with_prompt for one in seq.rounds[1:])
+    assert result(seq) == result(oracle(loaded(), ids, SHORT, 7))
 
 
 def test_a_policy_that_drafts_nothing_changes_nothing(passes):
@@ -158,10 +160,12 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
     decoder = SpeculativeDecoder(on, drafter, Coupled(), policy)
     policy.measure(64)
     for _ in range(8):
-        for _ in generate(decoder, [sequence(loaded(), REPEATING, SamplingParams(max_tokens=1))]):
+        for _ in generate(decoder, [sequence(loaded(), REPEATING, SamplingParams(max_tokens=2))]):
             pass
     monkeypatch.setattr("paceline.policy.cost_model.choose", all_of_it)
-    monkeypatch.setattr(CostModel, "_may_join", lambda *_: True)  # whatever this machine's clock says of it
+    monkeypatch.setattr(
+        "paceline.policy.cost_model.may_join", lambda *_: True
+    )  # whatever this machine's clock says of it
     before, tries = len(seen), policy.estimates.acceptance.tries("draft_model")
     (seq,) = [sequence(loaded(), REPEATING, SamplingParams(max_tokens=4))]
     for _ in generate(decoder, [seq]):

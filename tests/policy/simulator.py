@@ -17,6 +17,9 @@ from paceline.core.request import Sequence
 from tests.policy.growing import Branching, Foreseen, Grown
 
 
+END = 9  # of an answer
+
+
 class Clock:
     """Seconds that pass when we say so."""
 
@@ -151,8 +154,9 @@ def simulate(
     batch: int = 1,
     machine: Machine | None = None,
     seed: int = 0,
+    length: Callable[[int], int] | None = None,
 ) -> Outcome:
-    """Decode `requests` answers, `batch` side by side."""
+    """Decode `requests` answers, `batch` side by side. length: tokens of each, where it ends before `tokens`."""
     machine, rng, clock, outcome = machine or Machine(cpu), random.Random(seed), Clock(), Outcome()
     policy, drafter = policy_of(clock), SimDrafter(members)
 
@@ -166,7 +170,8 @@ def simulate(
     while waiting or running:
         while waiting and len(running) < batch:
             slot = min(set(range(batch)) - {seq.slot for seq in running})
-            seq = Sequence([1] * prompt, SamplingParams(max_tokens=tokens), 0, frozenset(), 10**6, slot=slot)
+            ends = length(waiting[-1]) if length else 0
+            seq = Sequence([1] * prompt, SamplingParams(max_tokens=tokens), ends, frozenset({END}), 10**6, slot=slot)
             drafter.requests[slot] = waiting.pop()
             running.append(seq)
         begin = clock.now
@@ -219,7 +224,8 @@ def play(
         emitted = 0
         for _ in range(accepted + 1):
             emitted += 1
-            if seq.append(5, Origin.DRAFTED, member.name):
+            token = END if seq.num_output + 1 == seq.seed else 5  # nothing is drawn: the seed holds the length
+            if seq.append(token, Origin.DRAFTED, member.name):
                 break
         if depth and member.reads:
             member.cached[seq.slot] += min(accepted, depth - 1)

@@ -206,7 +206,9 @@ def test_options_out_of_range():
 
 
 @pytest.mark.parametrize("policy", [CostModel, Dynamic, lambda: Gate(Fixed(4))], ids=["cost model", "dynamic", "gate"])
-@pytest.mark.parametrize("drafter", [Plain, PromptLookup, lambda: Choose([PromptLookup(), Plain()])], ids=str)
+@pytest.mark.parametrize(
+    "drafter", [Plain, PromptLookup, lambda: Choose([PromptLookup(), Plain()])], ids=["plain", "lookup", "choose"]
+)
 def test_answers_do_not_depend_on_the_policy(policy, drafter, monkeypatch):
     monkeypatch.setattr("tests.helpers.Fixed", lambda depth, nodes: policy())
     params = SamplingParams(temperature=1.0, max_tokens=40)

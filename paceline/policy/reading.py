@@ -1,0 +1,52 @@
+"""Whether a draft model that has fallen behind should catch up: an investment that must pay before the answer ends."""
+
+from collections.abc import Sequence as Seq
+
+from ..core.request import Sequence
+from .costs import TurnSeconds
+from .estimates import FEW, Estimates
+from .option import Option
+
+PROVEN = 3.0
+"""Rounds of a drafter after which it is known."""
+LOAN = 0.02
+"""Passes per token to come that may be lent to a known drafter for reading."""
+EVERYBODY = -1
+
+
+def owner(seq: Sequence, option: Option) -> int:
+    """Whose patience a probe tries: the request's (its slot) or, if much has to be read for it, everybody's."""
+    return seq.slot if option.pending <= FEW else EVERYBODY
+
+
+def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates) -> bool:
+    """Rows in debt stay out; so do drafters with much to read that nobody knows: they have to pass a probe.
+
+    So do those that had better read later, when more answers have ended. credit: passes that this row may lose.
+    """
+    if credit <= 0:
+        return False
+    if option.pending <= FEW:
+        return True
+    if known.acceptance.tries(option.source) < PROVEN:
+        return False
+    saved = _saved(option, turn, known, option.gains)
+    if known.lengths.had_better_wait(option.emitted, saved, option.reading):
+        return False
+    return option.reading <= (credit + LOAN * option.horizon) * turn.seconds(0)
+
+
+def could_pay(option: Option, turn: TurnSeconds, known: Estimates) -> bool:
+    """Whether what must be read would pay before the answer ends, and now rather than later, if every token stood."""
+    longest = min(len(option.accept), max(0, round(option.horizon) - 1))
+    saved = _saved(option, turn, known, range(1 + longest))
+    if known.lengths.had_better_wait(option.emitted, saved, option.reading):
+        return False
+    return saved * option.horizon > option.reading
+
+
+def _saved(option: Option, turn: TurnSeconds, known: Estimates, gains: Seq[float]) -> float:
+    """Seconds that a token of this drafter takes less than a plain one, at its best depth; gains: by depth."""
+    token = known.cost(option.source).token.value
+    best = min((turn.seconds(d) + d * token) / (1 + gain) for d, gain in enumerate(gains))
+    return turn.seconds(0) - best

@@ -1,13 +1,16 @@
 """Self-drafts of few bits: how much of what they draft stands, by how their weights were made.
 
     python bench/draft_quant.py MODEL --prepared ANSWERS [--draft NAME=FOLDER ...] [--weights NAME=BITS:FILE ...]
+                                [--layers N ...] [--model NAME=FOLDER ...]
 
 Rounding: `nearest` (least and largest weight of a group), `fitted` (least squared error), `hqq` (torchao's HQQ).
 --draft: trained weights (`paceline train qat`). --weights: a safetensors file of weights as another library left them,
-dequantised, by transformers' names; they are put into our format through the grid that they lie on.
+dequantised, by transformers' names; they are put into our format through the grid that they lie on. --layers: draft
+models of so many of the target's own layers, untrained; --model: trained ones (`paceline train distill`). Draft models
+read the text themselves, all other rows the target's own keys and values.
 
 Everything is measured on held-out answers of the target (`--held-out`, the share that `train.held_out` kept), in rounds
-of four tokens over the target's own keys and values, as the draft runs:
+of four tokens, as the draft runs:
 
     1 - TV            share of sampled drafts that stand, mean over answer tokens
     greedy            share of places where both rank the same token first
@@ -26,6 +29,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from paceline import LLM, Fixed, SamplingParams, SelfQuantized
 from paceline.heads import load_head
@@ -35,7 +39,7 @@ from paceline.quant.fake import torchao_modules
 from paceline.quant.int4 import codes_on, fitted_grid, grid_of, params_of
 from paceline.train.data import Answer, Answers
 from paceline.train.losses import compared, kl
-from paceline.train.recipes.distill import detached
+from paceline.train.recipes.distill import detached, fewer_layers
 from paceline.train.recipes.rounds import Rounds, read_rounds, read_text, rounds_of
 from paceline.train.recipes.space_model import layers_of_model, linears_of, plain_model, windows_of
 from paceline.zoo import resolve
@@ -97,12 +101,15 @@ def read_answers(plain: nn.Module, answers: Answers, most: int) -> list[Text]:
 
 
 @torch.no_grad()
-def measure(student: nn.Module, texts: list[Text], windows: dict[str, int | None]) -> dict[str, float]:
-    """The numbers of the table, but for the decoded ones."""
+def measure(student: nn.Module, texts: list[Text], windows: dict[str, int | None], alone: bool) -> dict[str, float]:
+    """The numbers of the table, but for the decoded ones. alone: the student reads the text by itself."""
     stands, same, apart, sampled, greedy = [], [], [], [], []
     for text in texts:
-        fed = text.ids.gather(1, text.rounds.column.clamp_min(0))
-        said = read_rounds(student, fed, text.rounds, detached(text.cache), windows)[text.rounds.counts]
+        if alone:
+            said = text.rounds.take(read_text(student, text.ids, 0)[0])
+        else:
+            fed = text.ids.gather(1, text.rounds.column.clamp_min(0))
+            said = read_rounds(student, fed, text.rounds, detached(text.cache), windows)[text.rounds.counts]
         stood, agrees = compared(text.taught, said)
         stands.append(stood)
         same.append(agrees.float())
@@ -181,6 +188,20 @@ def settings(args: argparse.Namespace, plain: nn.Module) -> Iterator[tuple[str, 
         yield name, draft.config.bits, draft.config.group_size, draft
 
 
+def small_models(args: argparse.Namespace, plain: PreTrainedModel) -> Iterator[tuple[str, PreTrainedModel]]:
+    """Draft models: name and model."""
+    for count in args.layers:
+        yield "untrained", fewer_layers(plain, count, "spaced")
+    for given in args.model_folder:
+        name, _, folder = given.partition("=")
+        yield name, plain_model(folder, torch.device("cpu"))
+
+
+def show(about: dict[str, object], told: dict[str, float]) -> None:
+    """One row."""
+    print(json.dumps({**about, **{key: round(value, 3) for key, value in told.items()}}), flush=True)
+
+
 def main() -> None:
     """Measure every row on the same answers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -191,6 +212,8 @@ def main() -> None:
     )
     parser.add_argument("--draft", nargs="*", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--weights", nargs="*", default=[], metavar="NAME=BITS:FILE")
+    parser.add_argument("--layers", nargs="*", type=int, default=[], metavar="N")
+    parser.add_argument("--model", nargs="*", default=[], metavar="NAME=FOLDER", dest="model_folder")
     parser.add_argument("--held-out", type=float, default=0.03)
     parser.add_argument("--answers", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=384, help="an answer and its prompt are cut there")
@@ -206,17 +229,18 @@ def main() -> None:
     print(json.dumps(about), flush=True)
     for name, bits, group_size, draft in settings(args, plain):
         student = student_of(plain, draft)
-        told = measure(student, texts, windows_of(plain))
+        told = measure(student, texts, windows_of(plain), alone=False)
         if args.own:
-            told["own context"] = measure_alone(student, texts)
+            told["own context"] = measure(student, texts, {}, alone=True)["1 - TV"]
         if args.decode and draft is not None:
             drafter = SelfQuantized(weights=draft, lm_head="shared")
             llm = LLM(
                 folder, dtype="float32", drafter=drafter, policy=Fixed(WINDOW), max_batch_size=1, max_model_len=1024
             )
             told["decoded"] = decoded(llm, texts, args.decode)
-        row = {key: round(value, 3) for key, value in told.items()}
-        print(json.dumps({"name": name, "bits": bits, "group_size": group_size, **row}), flush=True)
+        show({"name": name, "bits": bits, "group_size": group_size}, told)
+    for name, small in small_models(args, plain):
+        show({"name": name, "layers": len(layers_of_model(small))}, measure(small, texts, {}, alone=True))
 
 
 if __name__ == "__main__":

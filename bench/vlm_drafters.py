@@ -137,7 +137,7 @@ def row_of(kind: str, side: str, found: Seq[Seq[Mapping[str, Line]]]) -> dict[st
         "tokens": sum(len(line.token_ids) for line in mine) / len(mine),
         "prompt": sum(line.prompt for line in mine) / len(mine),
         "passes": sum(line.passes for line in mine) / len(mine),
-        "in_prefill": sum(line.joined for line in mine),
+        "in_prefill": sum(any(one.joined and one.drafted for one in line.rounds) for line in mine),
         "only_prefill": sum(line.passes == 0 for line in mine),
         "acceptance": sum(one.accepted for one in rounds) / drafted if drafted else None,
         "tokens_a_pass": sum(one.emitted for one in rounds) / len(rounds),

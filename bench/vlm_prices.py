@@ -57,8 +57,8 @@ class Spent:
 class Prices:
     """Medians in seconds. turn: pass and rest of a round by rows. draft: by source, of a round, a token, a read token.
 
-    rest: of a round. vision: of a picture in the tower. read: of a prompt token; rows that share a pass with the end of
-    the prompt are taken for such tokens.
+    rest: of a round. vision: of a picture in the tower. read: of a prompt token, the root among them; candidates that
+    share a pass with the end of the prompt are taken for such tokens.
     """
 
     turn: dict[int, float]
@@ -80,7 +80,7 @@ class Prices:
         """Drafting, and the target's turn."""
         base, token, reading = self.draft.get(one.source, (0.0, 0.0, 0.0))
         read = reading * one.pending if one.pending > RIDING else 0.0
-        turn = self.rest + one.rows * self.read if one.joined else self.turn_s(one.rows)
+        turn = self.rest + (one.rows - 1) * self.read if one.joined else self.turn_s(one.rows)
         return (base + token * one.drafted + read if one.drafted else 0.0), turn
 
     def turn_s(self, rows: int) -> float:

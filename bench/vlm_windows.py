@@ -71,9 +71,10 @@ def measure_prices(base: LLM, fixed: Mapping[str, Mapping[int, Engine]], args: a
 
 def priced(lines: Seq[Line]) -> Prices:
     """Medians over answers."""
-    apart = [line for line in lines if not line.joined]
     rounds = [one for line in lines for one in line.rounds]
-    return prices_of(rounds, [line.vision for line in lines], [line.read / line.prompt for line in apart])
+    rows = [line.prompt + sum(one.rows - 1 for one in line.rounds if one.joined) for line in lines]
+    read = [line.read / count for line, count in zip(lines, rows, strict=True)]
+    return prices_of(rounds, [line.vision for line in lines], read)
 
 
 def params_of(args: argparse.Namespace) -> SamplingParams:

@@ -5,22 +5,19 @@ import binascii
 import errno
 import io
 import struct
-import time
 import warnings
 import zlib
 from dataclasses import dataclass
 from functools import cache
-from http.client import HTTPException
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
-from urllib.error import HTTPError, URLError
-from urllib.parse import unquote_to_bytes, urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.parse import unquote_to_bytes
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from .errors import ConfigError
+from .web import fetch, short, too_many_bytes
 
 ImageSource: TypeAlias = str | PathLike[str] | bytes | Image.Image
 """A path, a data URL, an http(s) URL, the bytes of a file, or an opened picture."""
@@ -32,15 +29,21 @@ _FORMS = "a path, an http(s) URL, a data URL, bytes or a PIL image"
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What a picture may cost: bytes of its file, pixels once decoded, seconds to fetch it."""
+    """What a picture may cost: bytes of its file, pixels once decoded, seconds to fetch it.
+
+    allow_private: whether URLs may lead to this machine and its own network, which only who runs it should ask for.
+    """
 
     max_bytes: int = 32 << 20
     max_pixels: int = 64_000_000
     timeout_s: float = 20.0
+    allow_private: bool = False
     min_side: int = 4  # below, processors mistake rows of pixels for channels
 
 
 LIMITS = ImageLimits()
+OWN_CHOICE = ImageLimits(allow_private=True)
+"""For what the user named on the command line."""
 
 
 def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image:
@@ -54,11 +57,11 @@ def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image
     if isinstance(source, bytes | bytearray | memoryview):
         return _decode(bytes(source), "the given bytes", limits)
     if isinstance(source, str) and source[:5].lower() == "data:":
-        return _decode(_from_data_url(source, limits), f"the data URL {_short(source)}", limits)
+        return _decode(_from_data_url(source, limits), f"the data URL {short(source)}", limits)
     if isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
-        return _decode(_fetch(source, limits), _short(source), limits)
+        return _decode(_fetched(source, limits), short(source), limits)
     if isinstance(source, str | PathLike):
-        return _decode(_read(source, limits), _short(str(source)), limits)
+        return _decode(_read(source, limits), short(str(source)), limits)
     raise ConfigError("this is no image", got=type(source).__name__, expected=_FORMS)
 
 
@@ -66,14 +69,14 @@ def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image
 
 
 def _read(source: str | PathLike[str], limits: ImageLimits) -> bytes:
-    name = _short(str(source))
+    name = short(str(source))
     try:
         path = Path(source).expanduser()
         if path.exists() and not path.is_file():  # a pipe would block
             raise ConfigError(f"the image {name} is not a file", got="a folder or a device", expected=_FORMS)
         size = path.stat().st_size
         if size > limits.max_bytes:
-            raise _too_many_bytes(name, size, limits)
+            raise too_many_bytes(name, size, limits.max_bytes)
         return path.read_bytes()
     except ConfigError:
         raise
@@ -88,54 +91,21 @@ def _from_data_url(url: str, limits: ImageLimits) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not body:
         raise ConfigError(
-            f"the data URL {_short(url)} holds nothing", expected="data:image/png;base64, and the picture in base64"
+            f"the data URL {short(url)} holds nothing", expected="data:image/png;base64, and the picture in base64"
         )
     if len(body) > 4 * limits.max_bytes:  # base64 takes 4/3, percent signs three times the bytes
-        raise _too_many_bytes(f"the data URL {_short(url)}", len(body), limits)
+        raise too_many_bytes(f"the data URL {short(url)}", len(body), limits.max_bytes)
     raw = unquote_to_bytes(body)
     if not head.lower().endswith(";base64"):
         return raw
     try:
         return base64.b64decode(b"".join(raw.split()), validate=True)
     except binascii.Error as error:
-        raise ConfigError(f"the data URL {_short(url)} is not base64", got=str(error)) from error
+        raise ConfigError(f"the data URL {short(url)} is not base64", got=str(error)) from error
 
 
-class _HttpOnly(HTTPRedirectHandler):
-    """Follows a redirect to another page, never to a file or another protocol."""
-
-    def redirect_request(self, req, fp, code, msg, headers, newurl):
-        if urlsplit(newurl).scheme.lower() not in ("http", "https"):
-            raise ConfigError(f"{_short(req.full_url)} points elsewhere", got=_short(newurl), expected="http or https")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-def _fetch(url: str, limits: ImageLimits) -> bytes:
-    deadline = time.monotonic() + limits.timeout_s
-    try:
-        request = Request(url, headers={"User-Agent": "paceline"})
-        with build_opener(_HttpOnly).open(request, timeout=limits.timeout_s) as answer:
-            told = answer.headers.get("Content-Length", "")
-            if told.isdigit() and int(told) > limits.max_bytes:
-                raise _too_many_bytes(_short(url), int(told), limits)
-            pieces, size = list[bytes](), 0
-            while piece := answer.read1(1 << 16):  # returns with what has come, so that the deadline is seen
-                pieces.append(piece)
-                size += len(piece)
-                if size > limits.max_bytes:
-                    raise _too_many_bytes(_short(url), f"more than {limits.max_bytes}", limits)
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"not whole after {limits.timeout_s:g} seconds")
-            if told.isdigit() and size < int(told):
-                raise ConnectionError(f"{size} of {told} bytes")
-            return b"".join(pieces)
-    except ConfigError:
-        raise
-    except HTTPError as error:
-        raise ConfigError(f"{_short(url)} gave no image", got=f"status {error.code} {error.reason}") from error
-    except (URLError, OSError, HTTPException, ValueError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        raise ConfigError(f"{_short(url)} cannot be fetched", got=str(reason) or type(reason).__name__) from error
+def _fetched(url: str, limits: ImageLimits) -> bytes:
+    return fetch(url, limits.max_bytes, limits.timeout_s, limits.allow_private)
 
 
 # From bytes to a picture
@@ -155,7 +125,7 @@ def _given(image: Image.Image, limits: ImageLimits) -> Image.Image:
 
 def _decode(data: bytes, name: str, limits: ImageLimits) -> Image.Image:
     if len(data) > limits.max_bytes:
-        raise _too_many_bytes(name, len(data), limits)
+        raise too_many_bytes(name, len(data), limits.max_bytes)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow about sizes, which are checked here, and about odd metadata
@@ -219,11 +189,3 @@ def _looks_like(data: bytes) -> str:
         return "an empty file"
     start = data.lstrip()[:15].lower()
     return "a web page" if start.startswith((b"<!doctype", b"<html")) else f"{len(data)} bytes of something else"
-
-
-def _too_many_bytes(name: str, got: object, limits: ImageLimits) -> ConfigError:
-    return ConfigError(f"{name} is too large", got=f"{got} bytes", expected=f"at most {limits.max_bytes} bytes")
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:60] + "..." + text[-12:])

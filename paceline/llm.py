@@ -5,6 +5,7 @@ import secrets
 import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from os import PathLike
 from typing import Literal, TypeAlias
 
@@ -15,6 +16,7 @@ from transformers.processing_utils import ProcessorMixin
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
 from .core.request import SamplingParams, Sequence
+from .core.vision import VisionPrompt
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
@@ -23,12 +25,26 @@ from .prompts_of import Prompt, as_list, read_prompt, tokenizer_of
 from .quant import QuantReport, Weights, check_weights
 from .results import RequestOutput, StreamChunk, completion_of
 from .runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
+from .runner.hf_pictures import pixel_bytes
 from .sampling import Detokenizer
 from .tuned import check_profile, dtype_label, load_tuned
 from .verify import Coupled
 from .zoo import resolve
 
 Numerics: TypeAlias = Literal["fast", "invariant"]
+
+PIXEL_BYTES = 1 << 30
+"""Of pictures that wait for a slot; those of further prompts are opened once more when their turn comes."""
+
+
+@dataclass
+class _Request:
+    """One prompt and its answers in the making. dropped: its pixels, until a slot is free."""
+
+    prompt: Prompt
+    seqs: list[Sequence]
+    texts: list[Detokenizer | None]
+    dropped: bool = False
 
 
 class LLM:
@@ -129,19 +145,23 @@ class LLM:
         """Answer one prompt or many; each is a string, a chat or a list of token ids. Results keep the order.
 
         A chat's contents are texts, or lists of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
+        Every prompt is read, and refused if it must be, before any is answered. Where pictures of many chats take more
+        than `PIXEL_BYTES`, the rest are read again in their turn, and must not have changed.
         """
         many = as_list(prompts)
         each = [params] * len(many) if isinstance(params, SamplingParams | None) else list(params)
         if len(each) != len(many):
             raise ConfigError("params and prompts differ in number", got=len(each), expected=len(many))
-        requests = [self._sequences(p, s or SamplingParams()) for p, s in zip(many, each, strict=True)]
+        requests = list(self._requests(many, [one or SamplingParams() for one in each]))
         self.decoder.timings = timings = Timings()
-        for _ in generate(self.decoder, [seq for seqs, _ in requests for seq in seqs]):
-            pass
+        for took_part in generate(self.decoder, self._in_turn(requests)):
+            for seq in took_part:
+                if seq.is_finished and seq.vision is not None:
+                    seq.vision = seq.vision.without_pixels()
         results = []
-        for seqs, texts in requests:
-            outputs = [self._completion(seq, text) for seq, text in zip(seqs, texts, strict=True)]
-            results.append(RequestOutput(list(seqs[0].prompt_ids), outputs, timings))
+        for one in requests:
+            outputs = [self._completion(seq, text) for seq, text in zip(one.seqs, one.texts, strict=True)]
+            results.append(RequestOutput(list(one.seqs[0].prompt_ids), outputs, timings))
         return results
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
@@ -167,6 +187,37 @@ class LLM:
         return read_prompt(self.runner, prompt)[0]
 
     # Helpers
+
+    def _requests(self, prompts: Seq[Prompt], params: Seq[SamplingParams]) -> Iterator[_Request]:
+        """Read every prompt; the pixels of those are dropped that wait while `PIXEL_BYTES` are held already."""
+        held = waiting = 0
+        for prompt, one in zip(prompts, params, strict=True):
+            seqs, texts = self._sequences(prompt, one)
+            vision, dropped = seqs[0].vision, False
+            if vision is not None:
+                held += (size := pixel_bytes(vision))
+                dropped = size > 0 and held > PIXEL_BYTES and waiting >= self.runner.cache.num_slots
+                _see(seqs, vision.without_pixels() if dropped else vision)
+            waiting += len(seqs)
+            yield _Request(prompt, seqs, texts, dropped)
+
+    def _in_turn(self, requests: Seq[_Request]) -> Iterator[Sequence]:
+        """The sequences, each asked for when there is a slot; pixels that were dropped are there again."""
+        for request in requests:
+            if request.dropped:
+                _see(request.seqs, self._seen_again(request))
+            yield from request.seqs
+
+    def _seen_again(self, request: _Request) -> VisionPrompt:
+        """What the pictures of a prompt are to the engine, read once more. Raises `ConfigError` where they differ."""
+        before = request.seqs[0]
+        ids, vision = read_prompt(self.runner, request.prompt)
+        if vision is None or before.vision is None or (ids, vision.keys) != (before.prompt_ids, before.vision.keys):
+            raise ConfigError(
+                "a picture changed while its prompt waited for a slot",
+                fix="pass opened images, or leave the files as they are until generate returns",
+            )
+        return vision
 
     def _sequences(self, prompt: Prompt, params: SamplingParams) -> tuple[list[Sequence], list[Detokenizer | None]]:
         """`n` sequences of one prompt, each with a seed of its own, and what turns their tokens into text."""
@@ -215,6 +266,11 @@ class LLM:
         else:
             string = str(self.tokenizer.decode(seq.output_ids, skip_special_tokens=True))
         return completion_of(seq, string, self.verifier.lossless, self.verifier.exact, self.numerics)
+
+
+def _see(seqs: Seq[Sequence], vision: VisionPrompt) -> None:
+    for seq in seqs:
+        seq.vision = vision
 
 
 def _signed(value: int) -> int:

@@ -204,7 +204,7 @@ def bench(
             "model": model,
             "suite": suite,
             **summarise(run, names, how, missing),
-            **about_run(llms[0], configs, chosen, len(questions), left_out, about),
+            **about_run(llms, configs, chosen, len(questions), left_out, about),
         }
         ours = {PLAIN, *names}
         write(

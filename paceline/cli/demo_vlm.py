@@ -109,9 +109,9 @@ def _is_packaged() -> bool:
 
 def _own(source: str, questions: list[str]) -> "Shown":
     from ..demo_vlm import Query, Shown
-    from ..images import open_image
+    from ..images import OWN_CHOICE, open_image
 
-    return Shown(source, open_image(source), "", tuple(Query("own", text) for text in questions))
+    return Shown(source, open_image(source, OWN_CHOICE), "", tuple(Query("own", text) for text in questions))
 
 
 def _saved(pictures: "list[Shown]", folder: Path) -> dict[str, str]:

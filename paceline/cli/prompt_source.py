@@ -39,9 +39,9 @@ class PromptSource:
         if not text.strip():
             raise ConfigError("the prompt is empty", expected="at least one character that is not a space")
         if self.images:
-            from ..images import open_image
+            from ..images import OWN_CHOICE, open_image
 
-            parts: list[object] = [{"type": "image", "image": open_image(source)} for source in self.images]
+            parts: list[object] = [{"type": "image", "image": open_image(source, OWN_CHOICE)} for source in self.images]
             return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
         return text if self.chat is None else [{"role": "user", "content": text}]
 

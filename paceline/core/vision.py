@@ -7,7 +7,7 @@ Whoever makes a `Sequence` with pictures puts it there; the runner, and drafters
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Int
 from torch import Tensor
@@ -72,3 +72,7 @@ class VisionPrompt:
     def edge(self) -> int:
         """Where plain causal text begins: behind the last image and the last block."""
         return max([0, *[image.stop for image in self.images], *[stop for _, stop in self.blocks]])
+
+    def without_pixels(self) -> "VisionPrompt":
+        """The same prompt once nobody looks at its images any more."""
+        return replace(self, images=tuple(replace(image, inputs={}, source=None) for image in self.images))

@@ -10,7 +10,8 @@ from .loop import SpeculativeDecoder
 def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Iterator[list[Sequence]]:
     """Run every sequence to its end, yielding after each round those that took part in it.
 
-    One is taken from `seqs` when there is a slot for it, so that those to come need not be in memory yet. Closing the iterator early, an interrupt or an error releases every slot, so the decoder stays usable.
+    One is taken from `seqs` when there is a slot for it, so that those to come need not be in memory yet. Closing the
+    iterator early, an interrupt or an error releases every slot, so the decoder stays usable.
     """
     waiting, running = iter(seqs), list[Sequence]()
     try:

@@ -40,8 +40,8 @@ class SpeculativeDecoder:
         self.runner.states.kept = self.drafter.reads_states
         leave = self.runner.joins  # may measure, while a slot is free
         seq.slot = self.runner.admit(seq.token_ids, seq.vision)
-        seq.is_unread = leave
         seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, leave)
+        seq.is_unread = self.runner.cache.lengths[seq.slot] < len(seq.token_ids) - 1
         self.timings.vision += seeing
         self.timings.prefill += time.perf_counter() - begin - seeing
 

@@ -1,53 +1,27 @@
-"""Which model is this? A hash of its architecture and weights that survives a change of dtype.
+"""Which model is this? The hash of its checkpoint, whatever became of its layers since.
 
 What is trained for one model (a head) is of use for that model alone, and a name tells nothing: fine-tunes keep it.
 Rounding to int8 or int4 keeps the fingerprint of what was rounded: it is still that model, only less precise.
 """
 
-import hashlib
-import json
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
-_FACTS = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "layer_types",
-    "rope_parameters",
-)
-_SAMPLE = 256
-_SMALLEST = 2.0**-14  # of the normal numbers of float16; below it a copy in float16 has other bits
+from ..checkpoint_hash import hash_checkpoint
+
 _KEPT = "_paceline_fingerprint"
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """sha256, in hexadecimal, over the facts of the architecture and at most 256 values of every weight, as bfloat16.
+    """`hash_checkpoint` of a model, in hexadecimal.
 
     Computed while the layers are still those of transformers; a module tree in which they were fused, packed or
-    quantised since keeps what `remember` noted. A checkpoint in bfloat16 or float16 has one fingerprint in
-    whatever dtype it is loaded; one in float32 has another when it is loaded as float16, which rounds twice.
+    quantised since keeps what `remember` noted.
     """
     known = vars(model).get(_KEPT)
     if isinstance(known, str) and _is_changed(model):
         return known
-    config: Any = model.config.get_text_config()
-    facts = {name: getattr(config, name, None) for name in _FACTS}
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-    tensors: dict[str, Tensor] = model.state_dict()
-    for name in sorted(tensors):
-        digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
-        digest.update(_sample(tensors[name]))
-    return digest.hexdigest()
+    return hash_checkpoint(model.config, model.state_dict())
 
 
 def remember(model: PreTrainedModel, value: str) -> None:
@@ -59,14 +33,3 @@ def _is_changed(model: nn.Module) -> bool:
     """Whether layers of ours stand in the place of the model's own."""
     ours = __name__.partition(".")[0] + "."
     return any(type(module).__module__.startswith(ours) for module in model.modules())
-
-
-def _sample(tensor: Tensor) -> bytes:
-    flat = tensor.detach().reshape(-1)
-    stride = flat.numel() // _SAMPLE | 1  # odd, so that it does not walk along one column of a matrix
-    taken = flat[::stride][:_SAMPLE]
-    if not tensor.is_floating_point():
-        return taken.cpu().to(torch.int64).numpy().tobytes()
-    rounded = taken.to(torch.bfloat16)
-    rounded = torch.where(rounded.abs() < _SMALLEST, 0.0, rounded)
-    return rounded.cpu().view(torch.int16).numpy().tobytes()

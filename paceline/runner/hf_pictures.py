@@ -124,6 +124,13 @@ def prompt_of(
     return ids, with_positions(vision, tuple(found), token_ids, inputs)
 
 
+def pixel_bytes(prompt: VisionPrompt) -> int:
+    """What the pictures of a prompt hold in memory: tensors of the processor, and opened images of 3 bytes a pixel."""
+    sources = (image.source for image in prompt.images)
+    opened = sum(3 * source.width * source.height for source in sources if isinstance(source, Image.Image))
+    return opened + sum(tensor.nbytes for image in prompt.images for tensor in image.inputs.values())
+
+
 def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> list[dict[str, Tensor]]:
     """The tensors of each image alone."""
     pixels: Tensor = inputs["pixel_values"]

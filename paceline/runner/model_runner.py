@@ -56,7 +56,6 @@ class ModelRunner:
         self._wants_static = loaded.device.type == "cuda" if static is None else static
         self.static = self._static_passes()
         check_against_reference(self)
-        check_sight(self)
         if invariant is not False:
             multiple = measure_row_multiple(self)
             if self.static is not None and not agrees_with_dynamic(self, multiple):
@@ -66,6 +65,7 @@ class ModelRunner:
                 self.invariant, self.row_multiple = True, multiple
             elif invariant:
                 raise refuse(loaded)
+        check_sight(self)  # as prompts will be read, padded with invariant numerics
 
     @property
     def vocab_size(self) -> int:

@@ -7,9 +7,9 @@
 
 With invariant numerics every row has the bits that it has in two passes. Attention is computed part by part, by the
 very calls of the two passes; what is left are operations row by row, the matrix products among them, and whether those
-give a row the same bits at all these row counts is measured when the first decoder is made. Where they do not,
-prompts are read as ever, and the first round takes a pass of its own. Prompts are padded alike whatever was measured, so
-that every decoder on a runner reads them in the same shapes.
+give a row the same bits at all these row counts is measured when the first decoder is made. Where they do not, prompts
+are read as ever, and the first round takes a pass of its own. Prompts are padded alike whatever was measured, so that
+every decoder on a runner reads them in the same shapes.
 """
 
 from collections.abc import Sequence

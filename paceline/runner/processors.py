@@ -1,5 +1,6 @@
 """Loads the processor of a vision-language model: tokenizer, chat template, and what makes pixels of pictures."""
 
+import re
 from functools import cache
 from typing import cast
 
@@ -31,7 +32,8 @@ def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def load_processor(name_or_path: str, config: PretrainedConfig, trust_remote_code: bool = False) -> ProcessorMixin:
-    """The processor of a checkpoint, for pictures. Raises `ConfigError` for files or packages that are missing."""
+    """The processor of a checkpoint, for pictures. Raises `ConfigError` for files that are missing or
+    broken, and for packages that it needs."""
     try:
         kind = cast("type[ProcessorMixin] | None", PROCESSOR_MAPPING.get(type(config), None))
         if kind is None or trust_remote_code or is_torchvision_available() or _VIDEO not in kind.get_attributes():
@@ -43,7 +45,14 @@ def load_processor(name_or_path: str, config: PretrainedConfig, trust_remote_cod
         options.pop(_VIDEO, None)
         parts = [AutoImageProcessor.from_pretrained(name_or_path), AutoTokenizer.from_pretrained(name_or_path), None]
         return cast(ProcessorMixin, without_video(kind).from_args_and_dict(parts, options))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except ImportError as error:  # SmolVLM's asks for num2words, though it is for videos alone
+        told = re.search(r"pip install (?:-U |--upgrade )?[`'\"]?([\w.-]+)", str(error))
+        package = told[1].rstrip(".") if told else (error.name or "").partition(".")[0]
+        raise ConfigError(
+            f"the processor of {name_or_path!r} needs a package that is not here", got=str(error).partition("\n")[0],
+            fix=f"pip install {package}" if package else "install what it names",
+        ) from error  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ConfigError(
             f"{name_or_path!r} has no usable processor for images",

@@ -5,7 +5,7 @@ what the untouched model says. Left out where the untouched model would take lon
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,12 +30,15 @@ _SKIPPED = ("text_replacement_offsets", "labels", "return_metadata")
 
 @dataclass(eq=False)
 class Sight:
-    """What the untouched model says after a chat with a picture: logits [V]. checked: a runner agreed."""
+    """What the untouched model says after a chat with a picture: logits [V].
+
+    checked: for each kind of numerics, invariant or not, whether a runner agreed; they read prompts differently.
+    """
 
     token_ids: Sequence[int]
     prompt: VisionPrompt
     logits: Tensor
-    checked: bool = False
+    checked: set[bool] = field(default_factory=set[bool])
 
 
 @torch.inference_mode()
@@ -64,7 +67,7 @@ def plain_sight(model: PreTrainedModel, vision: Vision) -> Sight | None:
 def check_sight(runner: "ModelRunner") -> None:
     """Raise `IncompatibleModels` if the runner does not say what the untouched model said of the picture."""
     sight, loaded = runner.loaded.sight, runner.loaded
-    if sight is None or sight.checked or len(sight.token_ids) >= runner.max_length:
+    if sight is None or runner.invariant in sight.checked or len(sight.token_ids) >= runner.max_length:
         return
     slot = runner.admit(sight.token_ids, sight.prompt)
     try:
@@ -82,4 +85,4 @@ def check_sight(runner: "ModelRunner") -> None:
             expected=f"at most {tolerance(loaded.dtype)}",
             fix="this model cannot be decoded here; decode it with plain transformers",
         )
-    sight.checked = True
+    sight.checked.add(runner.invariant)

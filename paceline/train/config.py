@@ -102,7 +102,8 @@ class EvalSection:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole run. prompts: JSON lines with "prompt" and, for `prepare.mix`, "source". out: the run's folder.
+    """A whole run. prompts: JSON lines with "prompt" or "messages" (a chat, whose pictures `qat` and `distill` read)
+    and, for `prepare.mix`, "source". out: the run's folder.
     start: a head to go on from, whose shape and draft vocabulary stay; None: a fresh one of the shape `head` asks for.
 
     answers: folders that `prepare` wrote elsewhere; empty: the run's own. head: shape of what is trained. base_model,

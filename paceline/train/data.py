@@ -8,6 +8,7 @@ answer across, and the smaller of two limits takes a part of the larger.
 """
 
 import hashlib
+import json
 import random
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -21,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ..errors import ConfigError
+from .pictures import PicturedChat
 from .prepare import written
 from .recipe import Batch
 
@@ -30,7 +32,7 @@ _POOL = 256
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: where its states are, and its text. file: None where no states were kept."""
+    """One answer: where its states are, and its text. file: None where no states were kept. chat: with pictures."""
 
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
@@ -38,16 +40,22 @@ class Answer:
     temperature: float
     index: int
     file: Path | None
+    chat: PicturedChat | None = None
 
     @property
     def length(self) -> int:
         """Tokens of prompt and answer."""
         return len(self.prompt_ids) + len(self.answer_ids)
 
+    @property
+    def images(self) -> tuple[str, ...]:
+        """What is in each picture of the prompt."""
+        return () if self.chat is None else self.chat.images
+
     @cached_property
     def place(self) -> int:
-        """A number from 0 to 2^64 - 1 that depends on the prompt alone."""
-        text = ",".join(map(str, self.prompt_ids)).encode()
+        """A number from 0 to 2^64 - 1 that depends on the prompt and its pictures alone."""
+        text = ",".join([*map(str, self.prompt_ids), *self.images]).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
@@ -80,6 +88,7 @@ class Answers:
                         float(line["temperature"]),
                         int(line["index"]),
                         None if shard is None else folder / str(shard),
+                        PicturedChat(json.dumps(line["messages"]), tuple(line["images"])) if "images" in line else None,
                     )
                 )
         return cls(found)
@@ -101,7 +110,7 @@ class Answers:
         """SHA-256 over every token."""
         digest = hashlib.sha256()
         for one in self.all:
-            digest.update(repr((one.prompt_ids, one.answer_ids)).encode())
+            digest.update(repr((one.prompt_ids, one.answer_ids, *one.images)).encode())
         return digest.hexdigest()
 
     def split(self, held_out: float) -> "tuple[Answers, Answers]":
@@ -157,9 +166,16 @@ class Answers:
             ids = torch.tensor((one.prompt_ids + one.answer_ids)[:width])
             token_ids[row, : len(ids)] = ids
             is_answer[row, len(one.prompt_ids) : len(ids)] = True
+        chats = tuple(one.chat for one in chosen) if self.has_pictures else ()
         if not self.has_states:
-            return Batch(token_ids, {}, is_answer)
-        return Batch(token_ids, {layer: _side_by_side(chosen, layer, width) for layer in layers}, is_answer)
+            return Batch(token_ids, {}, is_answer, chats)
+        states = {layer: _side_by_side(chosen, layer, width) for layer in layers}
+        return Batch(token_ids, states, is_answer, chats)
+
+    @cached_property
+    def has_pictures(self) -> bool:
+        """True where some prompt has pictures."""
+        return any(one.chat is not None for one in self.all)
 
     @cached_property
     def has_states(self) -> bool:

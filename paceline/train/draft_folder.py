@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
+from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError
 from ..heads.card import measured, told_facts
@@ -24,8 +25,14 @@ _LIMITS = (
 )
 
 
-def save_draft(place: Path, model: PreTrainedModel, target: LoadedModel, record: Mapping[str, object]) -> None:
-    """Write model (in bfloat16), tokenizer, record and card into a new folder, whole or not at all.
+def save_draft(
+    place: Path,
+    model: PreTrainedModel,
+    target: LoadedModel,
+    record: Mapping[str, object],
+    processor: ProcessorMixin | None = None,
+) -> None:
+    """Write model (in bfloat16), tokenizer or processor, record and card into a new folder, whole or not at all.
 
     Raises `ConfigError` for a folder that is there already and for weights that are not finite.
     """
@@ -43,12 +50,14 @@ def save_draft(place: Path, model: PreTrainedModel, target: LoadedModel, record:
         dtype = model.dtype
         cast("Any", model).to(torch.bfloat16).save_pretrained(made, max_shard_size="100GB")
         cast("Any", model).to(dtype)
-        if target.tokenizer is not None:
+        if processor is not None:
+            processor.save_pretrained(made)
+        elif target.tokenizer is not None:
             target.tokenizer.save_pretrained(made)
         trained_for = {"name": target.name, "fingerprint": target.fingerprint, "vocab_size": target.vocab_size}
         size = sum(p.numel() for p in model.parameters())
         full = {
-            "method": METHOD, "target": trained_for, "parameters": size, **record,
+            "method": METHOD, "target": trained_for, "parameters": size, "sees": processor is not None, **record,
             "weights_sha256": sha256_of(made / WEIGHTS),
         }  # fmt: skip
         (made / RECORD).write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
@@ -71,7 +80,8 @@ def draft_card(name: str, record: Mapping[str, object]) -> str:
     for key, given in (("base_model", record.get("base_model")), ("license", record.get("licence"))):
         if given is not None:
             front.append(f"{key}: {json.dumps(given)}")
-    front += ["pipeline_tag: text-generation", "tags:", "- speculative-decoding", "- draft-model", "---"]
+    kind = "image-text-to-text" if record.get("sees") else "text-generation"
+    front += [f"pipeline_tag: {kind}", "tags:", "- speculative-decoding", "- draft-model", "---"]
     facts = {
         "method": "a draft model distilled from its target (arXiv 2310.08461)",
         "target": trained_for["name"],

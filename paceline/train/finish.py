@@ -16,6 +16,7 @@ from ..checks.prompt_files import read_prompts
 from ..checks.trials import Trial, run_trial, trials_of
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
+from ..errors import ConfigError
 from ..heads import head_info, load_head, model_card, read_record, save_head
 from ..heads.kinds import method_of
 from ..llm import LLM
@@ -58,13 +59,14 @@ def save_trained(
         "licence": config.licence,
         "data": data,
         "training": training,
+        "trained_for": target.fingerprint,  # of a full SPACE run not the model that its head drafts for
         "provenance": {**provenance(), "command": [_unplaced(word) for word in sys.argv]},
         "config": asked_for(config),
         "log": evaluated,
     }
     module, drafted_for = recipe.result(target, model_beside(place))
     if isinstance(module, PreTrainedModel):
-        save_draft(place, module, target, record)
+        save_draft(place, module, target, record, recipe.processor)
         return {"data": data, "training": training}
     if drafted_for is not target:
         record["fine_tuned"] = {"of": record["base_model"], "folder": model_beside(place).name, "head": place.name}
@@ -147,7 +149,13 @@ def _suites(config: EvalSection) -> Iterator[tuple[str, list[str] | None]]:
         yield "built-in prompts", None
     for path in config.prompts:
         found = read_prompts(path, config.limit)
-        yield Path(path).name.split(".")[0], [one if isinstance(one, str) else one[-1]["content"] for one in found]
+        texts = [one if isinstance(one, str) else one[-1]["content"] for one in found]
+        if not all(isinstance(text, str) for text in texts):  # what is told of the head must be the same everywhere
+            raise ConfigError(
+                f"eval.prompts are texts ({path})", got="a chat with parts",
+                fix="leave them out: the built-in prompts are taken; of pictures the held-out answers tell",
+            )  # fmt: skip
+        yield Path(path).name.split(".")[0], texts
 
 
 def recorded(head: Path) -> list[Trial]:

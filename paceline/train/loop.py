@@ -1,7 +1,6 @@
 """The training loop: one generator of events for every recipe, on one device or many, which a kill cannot harm.
 
-    for event in train(recipe, answers, TrainConfig(), folder):
-        ...                       Started, then Stepped, Evaluated and Saved as they happen, then Finished
+    for event in train(recipe, answers, TrainConfig(), folder):   Started; Stepped, Evaluated and Saved; Finished
 
 A step is `accumulate` batches on each device; its gradient is that of the mean over all answer tokens of the step,
 however they are spread. Everything that happens is a function of (recipe, answers, config, devices), so a run that
@@ -69,6 +68,7 @@ class _Run:
             )
         if states_of is None and not self.answers.has_states:
             raise ConfigError("these answers were prepared without states", fix="pass states_of")
+        recipe.check_sees(answers.has_pictures or held_out.has_pictures)
         self.parameters = [p for p in recipe.module.parameters() if p.requires_grad]
         self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
         self.accelerator = _accelerator(self.device)
@@ -141,7 +141,7 @@ class _Run:
             assert self.states_of is not None
             batch = self.states_of(batch, self.recipe.states)
         states = {layer: state.to(self.device, self.dtype) for layer, state in batch.states.items()}
-        ready = Batch(batch.token_ids.to(self.device), states, batch.is_answer.to(self.device))
+        ready = Batch(batch.token_ids.to(self.device), states, batch.is_answer.to(self.device), batch.chats)
         with self.accelerator.autocast():
             return self.recipe.loss(ready)
 

@@ -4,7 +4,8 @@ A head learns to foresee one model, so that model's own answers are its lesson. 
 the target to compute, and here they are computed anyway.
 
     folder/prepare.json             what was asked of which model
-    folder/answers.jsonl            one answer a line: prompt_ids, answer_ids, temperature, seed
+    folder/answers.jsonl            one answer a line: prompt_ids, answer_ids, temperature, seed; of a chat with
+                                    pictures also messages and images, see `pictures`
     folder/states-000000.safetensors   "17.30": states 30 of answer 17, [its tokens - 1, E]
 
 An answer counts as written once its line stands in answers.jsonl, after its states: a kill at any moment loses at most
@@ -17,6 +18,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, final
 
@@ -29,14 +31,19 @@ from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
+from ..core.vision import VisionPrompt
 from ..decoding import SpeculativeDecoder, generate
 from ..errors import ConfigError
 from ..policy import Fixed
 from ..runner import ModelRunner
+from ..runner.hf_pictures import text_prompt
 from ..verify import Coupled
+from .pictures import Asked, PicturedChat, read_again
 
 _SHARD = 32
 """Answers whose states share a file."""
+_HELD = 128
+"""Prompts with pictures whose pixels are in memory together."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class PrepareConfig:
     part: tuple[int, int] = (0, 1)
 
 
-def ordered(prompts: Seq[Mapping[str, str]], config: PrepareConfig) -> list[Mapping[str, str]]:
+def ordered(prompts: Seq[Mapping[str, object]], config: PrepareConfig) -> list[Mapping[str, object]]:
     """The prompts to answer, shuffled by the seed, sources interleaved by their weights. Raises `ConfigError`."""
     chance = random.Random(config.seed)
     shuffled = list(prompts)
@@ -129,14 +136,14 @@ def written(folder: Path) -> list[dict[str, object]]:
 
 def prepare(
     runner: ModelRunner,
-    prompts: Iterable[tuple[str, list[int]]],
+    prompts: Iterable[Asked],
     eos_ids: frozenset[int],
     config: PrepareConfig,
     folder: Path,
 ) -> Iterator[Written]:
     """Write the answers that are still missing, yielding after each round.
 
-    prompts: (source, token ids) in the order of `ordered`. Raises `ConfigError` where the folder holds answers to
+    prompts: in the order of `ordered`. Raises `ConfigError` where the folder holds answers to
     other prompts, or was prepared in another way; only `limit` may change.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,33 +154,49 @@ def prepare(
         whole = answers.read_bytes()
         with answers.open("r+b") as file:
             file.truncate(whole.rfind(b"\n") + 1)
-    known = {int(str(line["index"])): line["prompt_ids"] for line in done}
+    known = {int(str(line["index"])): (line["prompt_ids"], line.get("images")) for line in done}
     recorder = _Recorder(config.layers)
     decoder = SpeculativeDecoder(runner, recorder, Coupled(), Fixed(0))
-    waiting: dict[int, tuple[int, str]] = {}
-    seqs: list[Sequence] = []
-    for index, (source, ids) in enumerate(prompts):
-        if known.get(index, ids) != ids:
+    waiting: dict[int, tuple[int, Asked]] = {}
+    missing: list[tuple[int, Asked]] = []
+    for index, one in enumerate(prompts):
+        now = one.token_ids, None if one.chat is None else list(one.chat.images)
+        if known.get(index, now) != now:
             raise ConfigError(
                 f"{str(folder)!r} holds answers to other prompts",
                 got=f"another prompt {index}",
                 fix="name a new folder",
             )
         if index % config.part[1] == config.part[0] and index not in known:
-            temperature = config.temperatures[index // config.part[1] % len(config.temperatures)]
-            params = SamplingParams(temperature=temperature, max_tokens=config.max_tokens)
-            seqs.append(Sequence(ids, params, config.seed * 1_000_003 + index, eos_ids, runner.max_length))
-            waiting[id(seqs[-1])] = index, source
-    finished: list[Sequence] = []
-    stand = len(done)
-    for took_part in generate(decoder, seqs):
-        finished += [seq for seq in took_part if seq.is_finished]
-        if len(finished) >= _SHARD:
-            _write(folder, finished, waiting, recorder)
-            stand, finished = stand + len(finished), []
-        yield Written(len(took_part), stand)
+            missing.append((index, one))
+
+    def sequence(index: int, one: Asked) -> Sequence:
+        temperature = config.temperatures[index // config.part[1] % len(config.temperatures)]
+        params, seed = SamplingParams(temperature=temperature, max_tokens=config.max_tokens), config.seed * 1_000_003
+        vision = prompt_vision(runner, one.token_ids, one.chat)
+        return Sequence(one.token_ids, params, seed + index, eos_ids, runner.max_length, vision=vision)
+
+    most = _HELD if any(one.chat is not None for _, one in missing) else None
+    todo, finished, stand = iter(missing), list[Sequence](), len(done)
+    while group := list(islice(todo, most)):
+        seqs = [sequence(index, one) for index, one in group]
+        waiting |= {id(seq): asked for seq, asked in zip(seqs, group, strict=True)}
+        for took_part in generate(decoder, seqs):
+            finished += [seq for seq in took_part if seq.is_finished]
+            if len(finished) >= _SHARD:
+                _write(folder, finished, waiting, recorder)
+                stand, finished = stand + len(finished), []
+            yield Written(len(took_part), stand)
     _write(folder, finished, waiting, recorder)
     yield Written(0, stand + len(finished))
+
+
+def prompt_vision(runner: ModelRunner, token_ids: Seq[int], chat: PicturedChat | None) -> VisionPrompt | None:
+    """What the pictures of a prompt are to the model, or what text alone is to one that sees. Errors: `read_again`."""
+    half = runner.loaded.vision
+    if chat is not None:
+        return read_again(runner, token_ids, chat)
+    return None if half is None else text_prompt(half, len(token_ids))
 
 
 def _check_same(folder: Path, runner: ModelRunner, config: PrepareConfig) -> None:
@@ -193,7 +216,7 @@ def _check_same(folder: Path, runner: ModelRunner, config: PrepareConfig) -> Non
         path.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
 
 
-def _write(folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, str]], recorder: _Recorder) -> None:
+def _write(folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, Asked]], recorder: _Recorder) -> None:
     """States first, then the lines that vouch for them."""
     if not seqs:
         return
@@ -211,10 +234,10 @@ def _write(folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, str
         part.replace(folder / shard)
     with (folder / "answers.jsonl").open("a") as file:
         for seq in seqs:
-            index, source = indices[id(seq)]
-            line = {
+            index, one = indices[id(seq)]
+            line: dict[str, object] = {
                 "index": index,
-                "source": source,
+                "source": one.source,
                 "temperature": seq.params.temperature,
                 "seed": seq.seed,
                 "finish_reason": seq.finish_reason,
@@ -222,6 +245,8 @@ def _write(folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, str
                 "answer_ids": seq.output_ids,
                 "states": shard if tensors else None,
             }
+            if one.chat is not None:
+                line |= {"messages": one.chat.messages, "images": one.chat.images}
             file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from transformers.processing_utils import ProcessorMixin
 
+from ..errors import ConfigError
 from ..runner import LoadedModel
+from .pictures import PicturedChat
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,14 @@ class Batch:
 
     token_ids: 0 where padded. states: of the target by layer; the state of column t was computed from tokens 0 to t;
     zero where padded, and at each answer's last token, which the target never read. is_answer: True where the token
-    was written by the target: losses are for these tokens only.
+    was written by the target: losses are for these tokens only. chats: of each answer whose prompt has pictures, else
+    None; empty where none has.
     """
 
     token_ids: Int[Tensor, "B T"]
     states: Mapping[int, Float[Tensor, "B T E"]]
     is_answer: Bool[Tensor, "B T"]
+    chats: tuple[PicturedChat | None, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -52,10 +57,22 @@ class Recipe(ABC):
     """Hidden states of the target that `loss` reads."""
     identity: str = ""
     """What else must be the same for a run to go on: nothing that shapes, settings and answers tell already."""
+    sees: bool = False
+    """Whether `loss` reads the pictures of a prompt; data that has some is refused otherwise."""
+    processor: ProcessorMixin | None = None
+    """Written beside a trained model that sees."""
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """What drafts, and for which target. A recipe that changes the target writes it to the folder `model`."""
         return self.module, target
+
+    def check_sees(self, has_pictures: bool) -> None:
+        """Raise `ConfigError` for data with pictures whose placeholders would be read as words."""
+        if has_pictures and not self.sees:
+            raise ConfigError(
+                f"{type(self).__name__} does not read pictures", got="answers to prompts with pictures",
+                fix="train qat or distill on them, or leave these answers out",
+            )  # fmt: skip
 
     @abstractmethod
     def loss(self, batch: Batch) -> Losses:

@@ -13,18 +13,18 @@ Stages yield what happens; the command line draws it.
 
 import json
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import torch
 
+from ..chats import has_images
 from ..checks.acceptance import Progress
 from ..checks.trials import Trial
-from ..errors import ConfigError, IncompatibleModels
+from ..errors import CacheFull, ConfigError, IncompatibleModels
 from ..heads import head_info, read_record
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
@@ -33,12 +33,14 @@ from .config import RunConfig
 from .curve import draw
 from .data import Answers
 from .draft_folder import is_draft
-from .finish import asked_for, evaluate, model_beside, record_acceptance, recorded, replace_text, save_trained
+from .finish import evaluate, model_beside, record_acceptance, recorded, replace_text, save_trained
 from .log import Event, Finished
 from .loop import train
 from .online import OnlineStates
+from .pictures import Asked, asked, chat_of, row_of
 from .prepare import PrepareConfig, ordered, prepare
 from .recipes import layers_of, recipe_for
+from .same_run import check_same_run
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,9 @@ class Stages:
             raise ConfigError("prepare.part is out of range", got=c.part, expected="[i, n] with 0 <= i < n")
         layers = layers_of(self.method, self.config, self.target) if c.states == "store" else ()
         how = PrepareConfig(c.limit, c.max_tokens, c.temperatures, c.mix, layers, c.seed, (index, parts))
-        rows = [(str(row.get("source", "")), self._encoded(row["prompt"])) for row in ordered(self._prompts(), how)]
+        rows = [self._asked(row) for row in ordered(self._prompts(), how)]
         longest = min(c.prompt_tokens, self.llm.runner.max_length - 1)
-        kept = [(source, ids) for source, ids in rows if len(ids) <= longest]
+        kept = [one for one in rows if one is not None and len(one.token_ids) <= longest]
         skipped, total, tokens = len(rows) - len(kept), len(kept[index::parts]), 0
         if not total:
             raise ConfigError(
@@ -132,8 +134,8 @@ class Stages:
             yield Preparing(written.answers, total, tokens, skipped)
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
 
-    def _prompts(self) -> list[dict[str, str]]:
-        rows: list[dict[str, str]] = []
+    def _prompts(self) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = []
         for path in self.config.prompts:
             for number, line in enumerate(_read(path).split("\n"), start=1):
                 if not line.strip():
@@ -142,22 +144,27 @@ class Stages:
                     row = json.loads(line)
                 except json.JSONDecodeError as error:
                     raise ConfigError(f"not JSON ({path}, line {number})", got=error.msg) from error
-                if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
-                    raise ConfigError(f'no "prompt" ({path}, line {number})', expected='{"prompt": ..., "source": ...}')
-                rows.append(row)
+                rows.append(row_of(row, Path(path).parent, f"{path}, line {number}"))
         if not rows:
             raise ConfigError(
                 "there are no prompts to answer", fix="name files in the configuration, as prompts: [a.jsonl]"
             )
         return rows
 
-    def _encoded(self, text: str) -> list[int]:
-        """As a user's message where the model has a template for one; heads are served the same way."""
-        tokenizer = self.llm.tokenizer
-        if not getattr(tokenizer, "chat_template", None):
-            return list(tokenizer.encode(text))
-        chat = [{"role": "user", "content": text}]
-        return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))  # type: ignore[arg-type]
+    def _asked(self, row: Mapping[str, object]) -> Asked | None:
+        """A text as a user's message where the model has a template for one; heads are served the same way.
+
+        None for what fills the context. Raises `ConfigError` for pictures that this method does not read.
+        """
+        source, chat = str(row.get("source", "")), chat_of(row)
+        if has_images(chat) and self.method not in ("qat", "distill"):
+            raise ConfigError(f"{self.method} does not learn from pictures", fix="take prompts without them")
+        if "prompt" in row and self.target.vision is None and not getattr(self.llm.tokenizer, "chat_template", None):
+            return Asked(source, list(self.llm.tokenizer.encode(str(row["prompt"]))))
+        try:
+            return asked(self.llm.runner, source, chat)
+        except CacheFull:
+            return None
 
     # train
 
@@ -166,7 +173,7 @@ class Stages:
         config = self.config.train
         for fraction in sorted(set(config.fractions)):
             if (self.head_folder(fraction) / "config.json").exists():
-                self._same_run(self.head_folder(fraction))
+                check_same_run(self.head_folder(fraction), self.config, self.target.fingerprint)
                 yield Done("train", self.head_folder(fraction), {"fraction": fraction}, was_there=True)
                 continue
             folder = self.out / ("train" if fraction == 1.0 else f"train-{fraction:g}")
@@ -185,24 +192,6 @@ class Stages:
                     yield Done("train", place, {"fraction": fraction, **result})
         if is_main():
             draw(self.out)
-
-    def _same_run(self, head: Path) -> None:
-        """Raise `ConfigError` where the head that is there was asked for otherwise."""
-        asked, kept = json.loads(json.dumps(asked_for(self.config))), read_record(head).get("config")
-        then: dict[str, Any] = kept if isinstance(kept, dict) else asked
-        changed = [
-            f"{part}.{key}"
-            for part in ("head", "train")
-            for key in {**asked[part], **then.get(part, {})}
-            if asked[part].get(key) != then.get(part, {}).get(key)
-        ]
-        if changed:
-            folders = [re.sub("^(head|draft)", "train", head.name), model_beside(head).name]
-            beside = " and ".join(f"`{name}`" for name in folders if (head.parent / name).exists())
-            raise ConfigError(
-                f"{str(head)!r} was trained with other settings", got=", ".join(changed),
-                fix=f"choose another out, or remove this head and {beside or 'what is'} beside it to begin again",
-            )  # fmt: skip
 
     def _answers(self, folder: Path) -> Answers:
         """The answers, those of a run that goes on being the ones it began with."""
@@ -242,8 +231,11 @@ class Stages:
             if not (head / "config.json").exists():
                 raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
             done, trials = recorded(head), list[Trial]()
-            target = self._target_of(head)
-            for trial in evaluate(head, self.method, target, self.config.eval, done, report):
+            target, how = self._target_of(head), self.config.eval
+            sight = self.config.head.get("vision", "auto") if self.method == "distill" else "auto"
+            if sight != "auto":
+                how = replace(how, drafter={"vision": sight, **how.drafter})
+            for trial in evaluate(head, self.method, target, how, done, report):
                 trials.append(trial)
                 if trial not in done:
                     record_acceptance(head, target, [*trials, *(t for t in done if t not in trials)])

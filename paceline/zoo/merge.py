@@ -8,8 +8,9 @@ eyes.safetensors       vision_tower.*, multi_modal_projector.*
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..checkpoint_hash import hash_checkpoint
 from ..errors import ConfigError
 from ..provenance import sha256_of
 from .fetch import Progress, silent
@@ -28,7 +29,7 @@ def merge_vlm(
     """Write the merged model into the existing `folder`. dtype: of its weights, None: the packaged one.
 
     base: folder of the base model, as transformers has it, its tokenizer included. Sums are float32, rounded once.
-    Raises `ConfigError` for parts that are damaged or do not fit the base, `OSError` when the disk refuses.
+    Raises `ConfigError` for parts that are damaged, or for another base, `OSError` when the disk refuses.
     """
     import torch
 
@@ -62,10 +63,13 @@ def language_weights(model: PackagedVlm, base: Path, progress: Progress = silent
     used: set[tuple[int, str]] = set()
     place = {layer: i for i, layer in enumerate(model.layers)}
     weights: dict[str, Tensor] = {}
-    files = sorted(base.glob("*.safetensors"))
-    if not files:
-        raise ConfigError(f"the base model in {str(base)!r} has no weights", expected="*.safetensors")
-    plain = {name: value for file in files for name, value in _open(file).items()}
+    plain = _base_weights(base)
+    if (found := _fingerprint(base, plain)) != model.base_fingerprint:
+        raise ConfigError(
+            f"{model.name} was trained on another base model", got=f"{str(base)!r}, fingerprint {found[:12]}",
+            expected=f"{model.base}, fingerprint {model.base_fingerprint[:12]}",
+            fix=f"merge it with {model.base} itself, no fine-tune of it",
+        )  # fmt: skip
     for done, (name, weight) in enumerate(plain.items(), start=1):
         if (found := _LAYER.fullmatch(name)) is None:
             weights[name] = weight
@@ -92,6 +96,32 @@ def language_weights(model: PackagedVlm, base: Path, progress: Progress = silent
     if missing:
         raise _unfit(model, "no layer " + ", ".join(missing), f"the layers {model.layers}")
     return weights
+
+
+def base_fingerprint(base: Path) -> str:
+    """What a packaged model records of the folder of its base. Raises `ConfigError` where there are no weights."""
+    return _fingerprint(base, _base_weights(base))
+
+
+def _fingerprint(base: Path, weights: "dict[str, Tensor]") -> str:
+    """`hash_checkpoint` of a causal language model that is not loaded."""
+    from transformers import AutoConfig
+
+    try:
+        config: Any = AutoConfig.from_pretrained(base)
+    except (OSError, ValueError) as error:
+        told = str(error).splitlines()[0]
+        raise ConfigError(f"{str(base)!r} is no base model", got=told, expected="a usable config.json") from error
+    if config.tie_word_embeddings:
+        weights = {"lm_head.weight": weights["model.embed_tokens.weight"], **weights}  # files hold one of the two
+    return hash_checkpoint(config, weights)
+
+
+def _base_weights(base: Path) -> "dict[str, Tensor]":
+    files = sorted(base.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"the base model in {str(base)!r} has no weights", expected="*.safetensors")
+    return {name: value for file in files for name, value in _open(file).items()}
 
 
 def _write_model_files(model: PackagedVlm, folder: Path, dtype: str) -> None:

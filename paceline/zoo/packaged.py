@@ -42,6 +42,7 @@ class Adapter:
 class PackagedVlm:
     """One packaged model. base: a model of the zoo; layers: those of its decoder layers that are kept, in order.
 
+    base_fingerprint: of the checkpoint it was trained on, see `checkpoint_hash`; no other is merged with it.
     adapters: added one after the other. dtype: of the pulled folder's weights. parameters: of the whole model.
     """
 
@@ -50,6 +51,7 @@ class PackagedVlm:
     description: str
     licence: str
     base: str
+    base_fingerprint: str
     layers: tuple[int, ...]
     eyes: Part
     adapters: tuple[Adapter, ...]
@@ -77,9 +79,16 @@ class PackagedVlm:
 
 def read_vlm(folder: Path) -> PackagedVlm:
     """The packaged model in a folder; its weights are not opened. Raises `ConfigError` for a damaged one."""
-    path = folder / ABOUT
     try:
-        text = path.read_bytes()
+        text = (folder / ABOUT).read_bytes()
+    except OSError as error:
+        raise _damaged(folder, error) from error
+    return parse_vlm(folder, text)
+
+
+def parse_vlm(folder: Path, text: bytes) -> PackagedVlm:
+    """The packaged model that the folder is, or will be once `text` is its vlm.json. Raises `ConfigError`."""
+    try:
         about: dict[str, Any] = json.loads(text)
         if about["paceline_vlm"] != FORMAT:
             raise ValueError(f"format {about['paceline_vlm']!r}")
@@ -89,6 +98,7 @@ def read_vlm(folder: Path) -> PackagedVlm:
             description=str(about["description"]),
             licence=str(about["licence"]),
             base=str(about["base"]),
+            base_fingerprint=str(about["base_fingerprint"]),
             layers=tuple(map(int, about["layers"])),
             eyes=Part(**about["eyes"]),
             adapters=tuple(
@@ -100,11 +110,8 @@ def read_vlm(folder: Path) -> PackagedVlm:
             model_files={str(name): str(sha256) for name, sha256 in about["model"].items()},
             sha256=hashlib.sha256(text).hexdigest(),
         )
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"the packaged model {folder.name!r} is damaged", got=repr(error), expected=f"a whole {ABOUT}",
-            fix="install Paceline again",
-        ) from error  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(folder, error) from error
 
 
 def vlm_folders(artefacts: Path) -> dict[str, Path]:
@@ -115,3 +122,10 @@ def vlm_folders(artefacts: Path) -> dict[str, Path]:
 def packaged_vlms(artefacts: Path) -> dict[str, PackagedVlm]:
     """Every packaged model of a folder, by name. Raises `ConfigError` for a damaged one."""
     return {name: read_vlm(folder) for name, folder in vlm_folders(artefacts).items()}
+
+
+def _damaged(folder: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the packaged model {folder.name!r} is damaged", got=repr(error), expected=f"a whole {ABOUT}",
+        fix="install Paceline again, or package it again",
+    )  # fmt: skip

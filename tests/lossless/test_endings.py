@@ -165,5 +165,5 @@ def test_origins_of_a_cut_round():
     end = next(t for i, t in enumerate(answer) if i >= 2 and t not in answer[:i])
     where = answer.index(end)
     seq = decode(REPEATING, SAMPLED, frozenset({end}))
-    assert seq.rounds[-1].num_emitted == where % (DEPTH + 1) + 1
+    assert seq.rounds[-1].num_emitted == (where - 1) % (DEPTH + 1) + 1  # the first token came with the prompt
     assert seq.origins[-1] in (Origin.DRAFTED, Origin.BONUS)

@@ -16,7 +16,6 @@ from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
 from tests.policy.growing import Branching, Foreseen, Grown
 
-
 END = 9  # of an answer
 
 

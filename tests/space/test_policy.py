@@ -71,7 +71,7 @@ def test_a_record_tells_the_rows_that_were_run():
     """Two rows: one candidate with a mask below it and below the root; a plain row, padded."""
     probes = [[False, False, True, True], [False]]
     tree = TokenTree.from_lists([[7, 8, 100, 100], [7]], [[-1, 0, 0, 1], [-1]], probes=probes)
-    space_row, plain_row = records_of(Draft(tree), [[1], []], [2, 1], (0.0, 0.0, 0.0))
+    space_row, plain_row = records_of(Draft(tree), [[1], []], [2, 1], [False, False], (0.0, 0.0, 0.0))
     assert (space_row.num_nodes, space_row.num_rows) == (1, 4)
     assert (plain_row.num_nodes, plain_row.num_rows) == (0, 4)
 

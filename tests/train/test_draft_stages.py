@@ -120,6 +120,26 @@ def test_prepared_answers_take_the_place_of_the_first_stage(base, made, tmp_path
     assert "written by another model" in other
 
 
+def test_a_finished_draft_is_done_for_the_same_run_alone(base, made, tmp_path):
+    """Not for other settings, another target under whatever name, or other answers."""
+    method, out, _, _ = made
+    (tmp_path / "run.yaml").write_text(RUN.format(base=base, out=out))
+    other = tmp_path / "tiny"
+    save(other, tiny_model("llama", seed=1))
+
+    def again(*changes: str):
+        config = read_config(tmp_path / "run.yaml", [METHODS[method], *changes])
+        return [event.was_there for event in Stages(method, config).train() if isinstance(event, Done)]
+
+    assert again() == again("eval.limit=2") == [True]
+    assert again(f"answers=[{out / 'answers-0'}]") == [True]
+    for change, named in {
+        "train.epochs=2": r"train\.epochs", f"model={other}": "model", f"answers=[{tmp_path}]": "answers",
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"other settings(.|\n)*Got: {named}(.|\n)*another out"):
+            again(change)
+
+
 def test_what_a_method_does_not_know_is_refused(base, made):
     method, out, _, _ = made
     for key in ("head.rank=3", "train.loss.rows=1", "head.start=none", "start=somewhere"):

@@ -183,6 +183,6 @@ def test_losses_agree_with_their_definitions():
     torch.testing.assert_close(lk(target, head), -torch.minimum(p, q).sum(-1).log().mean())
     assert float(kl(target, target)) == pytest.approx(0, abs=1e-12)
     assert float(regression(target, target)) == 0
-    assert set(LOSSES) == {"ce", "kl", "tv", "lk"}
+    assert set(LOSSES) == {"ce", "kl", "tv", "lk", "lk_hybrid"}
     with pytest.raises(ValueError, match="unknown loss"):
         loss_named("mse")

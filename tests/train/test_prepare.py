@@ -6,6 +6,7 @@ import pytest
 
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
+from paceline.train.pictures import Asked
 from paceline.train.prepare import PrepareConfig, ordered, prepare, written
 from tests.helpers import NO_EOS, loaded, oracle, prompt, runner
 from tests.train.toy import write_answers
@@ -47,7 +48,7 @@ def test_parts_make_the_whole(whole, tmp_path):
 
 def test_progress(tmp_path):
     config = PrepareConfig(limit=3, max_tokens=4)
-    prompts = [("", prompt(4, seed=i)) for i in range(3)]
+    prompts = [Asked("", prompt(4, seed=i)) for i in range(3)]
     steps = list(prepare(runner(loaded()), prompts, NO_EOS, config, tmp_path))
     assert sum(step.tokens for step in steps) == 12
     assert steps[-1].answers == 3
@@ -60,7 +61,7 @@ def test_other_prompts_or_another_way_are_refused(tmp_path):
         write_answers(tmp_path, count=4, seed=1)
     config = PrepareConfig(limit=4, max_tokens=12, layers=(1, 2))
     with pytest.raises(ConfigError, match="other prompts"):
-        list(prepare(runner(loaded()), [("a", prompt(5, seed=0))], NO_EOS, config, tmp_path))
+        list(prepare(runner(loaded()), [Asked("a", prompt(5, seed=0))], NO_EOS, config, tmp_path))
 
 
 def test_order_and_mix():

@@ -5,21 +5,24 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from paceline.errors import ConfigError
+from paceline.runner import load_model
 from paceline.scenes import make_scene, render
 from paceline.train.log import Saved, read_log
 from paceline.train.stages import Done
+from paceline.train.vlm import package
 from paceline.train.vlm.course import Begun
 from paceline.train.vlm.eyes import GRID
 from paceline.train.vlm.lessons import scene_picture
 from paceline.train.vlm.package import Eyes, Trained, package_vlm
+from paceline.train.vlm.shape import TowerShape
 from paceline.train.vlm.stages import VlmStages
 from paceline.train.vlm.talk import answer_logits, collate
 from paceline.train.vlm.tasks import TalkTask
-from paceline.zoo.merge import merge_vlm
+from paceline.zoo.merge import base_fingerprint, merge_vlm
 from paceline.zoo.packaged import read_vlm
 from tests.train.vlm_toy import config_of, write_easy_vqa, write_language_model
 
@@ -141,6 +144,67 @@ def test_another_run_in_the_same_folder_is_refused(base, tmp_path):
         list(VlmStages(config_of(base, tmp_path, "eyes.steps=9")).run("eyes"))
     with pytest.raises(ConfigError, match="other batch"):
         list(VlmStages(config_of(base, tmp_path, "eyes.batch=6")).run("eyes"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "named"),
+    [
+        ("eyes", "eyes.steps=9", "eyes.steps"),
+        ("eyes", "tower.width=32", "tower.width"),
+        ("talk", "seed=5", "seed"),
+        ("talk", "talk.rank=3", "talk.rank"),
+        ("talk", "easy_vqa=null", "easy_vqa"),
+        ("distill", "distill.loss=tv", "distill.loss"),
+    ],
+)
+def test_a_finished_stage_is_not_done_for_another_run(stage, change, named, finished, base, easy):
+    out, _ = finished
+    again = VlmStages(config_of(base, out, f"easy_vqa={easy}", change))
+    with pytest.raises(ConfigError, match=f"made with other settings(.|\n)*{named}(.|\n)*another out"):
+        list(again.run(stage))
+
+
+def test_a_finished_stage_is_done_for_the_same_run_alone(finished, base, easy, tmp_path):
+    """What says how a run is done, and not what, may change; the files it rests on may not."""
+    out, _ = finished
+    harmless = ("eyes.micro_batch=4", "log_every=2", "checkpoint_seconds=1", "held_out=2", f"easy_vqa={easy}")
+    for stage in ("eyes", "talk", "distill"):
+        assert [event.was_there for event in VlmStages(config_of(base, out, *harmless)).run(stage)] == [True]
+    other = shutil.copytree(base, tmp_path / "fine-tune")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: value * 1.01 for name, value in weights.items()}, other / "model.safetensors")
+    run = shutil.copytree(out, tmp_path / "run")
+    for stage in ("eyes", "talk", "distill"):
+        with pytest.raises(ConfigError, match="model"):
+            list(VlmStages(config_of(other, run, f"easy_vqa={easy}")).run(stage))
+    eyes = load_file(run / "eyes" / "eyes.safetensors")
+    save_file({name: value + 1 for name, value in eyes.items()}, run / "eyes" / "eyes.safetensors")
+    with pytest.raises(ConfigError, match="eyes"):
+        list(VlmStages(config_of(base, run, f"easy_vqa={easy}")).run("talk"))
+    about = json.loads((run / "tiny-vlm" / "vlm.json").read_text())
+    (run / "tiny-vlm" / "vlm.json").write_text(json.dumps({**about, "description": "another"}))
+    with pytest.raises(ConfigError, match=r"distill\.teacher"):
+        list(VlmStages(config_of(base, run, f"easy_vqa={easy}")).run("distill"))
+    (run / "eyes" / "settings.json").unlink()
+    with pytest.raises(ConfigError, match="nobody knows"):
+        list(VlmStages(config_of(base, run, f"easy_vqa={easy}")).run("eyes"))
+
+
+@pytest.mark.parametrize("step", ["save_file", "vlm_card", "provenance"])
+def test_a_half_written_package_does_not_look_whole(base, tmp_path, monkeypatch, step):
+    out, trained = tmp_path / "own", Trained({}, Eyes({"one": torch.ones(1)}, {}), tower=TowerShape(16, 1, 2))
+    package_vlm(trained, out, base)
+    assert read_vlm(out).base_fingerprint == base_fingerprint(base) == load_model(str(base)).fingerprint
+
+    def stopped(*_):
+        raise OSError("the power went")
+
+    monkeypatch.setattr(package, step, stopped)
+    with pytest.raises(OSError, match="power"):
+        package_vlm(trained, out, base)
+    assert not (out / "vlm.json").exists()
+    with pytest.raises(ConfigError, match="damaged"):
+        read_vlm(out)
 
 
 @pytest.mark.parametrize(("stage", "fix"), [("talk", "eyes"), ("distill", "talk"), ("eval", "talk")])

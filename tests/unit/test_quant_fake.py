@@ -106,7 +106,7 @@ def test_what_is_learnt_lowers_the_error_of_a_product():
             error.backward()
             optimizer.step()
             errors.append(float(error.detach()))
-        assert errors[-1] < (0.6 if trains_weight else 0.9) * errors[0]
+        assert errors[-1] < (0.75 if trains_weight else 0.9) * errors[0]
         assert (made.levels.grad is not None) == trains_weight
         assert torch.equal(made.rounded(), dequantize_int4(*made.packable(), 32))
 

@@ -11,17 +11,19 @@ from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError
 from paceline.provenance import sha256_of
+from paceline.runner.fingerprint import fingerprint
 from paceline.zoo import ZOO, installed, pull, verify
 from paceline.zoo.heads import ARTEFACTS, packaged_heads
+from paceline.zoo.merge import merge_vlm
 from paceline.zoo.packaged import packaged_vlms, read_vlm
 from paceline.zoo.pull import PullSteps
 from paceline.zoo.registry import Zoo, lookup
-from tests.unit.zoo_helpers import HIDDEN, LAYERS
+from tests.unit.zoo_helpers import HIDDEN, LAYERS, tiny_llama
 
 SCALE = 2.0
 
 
-def write_packaged(folder: Path, layers=tuple(range(LAYERS)), eyes: str | None = None) -> Path:
+def write_packaged(folder: Path, layers=tuple(range(LAYERS)), eyes: str | None = None, trained_on: str = "") -> Path:
     """One low-rank pair in each layer's o_proj, and an eye of one number."""
     (folder / "model").mkdir(parents=True)
     torch.manual_seed(len(layers))
@@ -37,7 +39,8 @@ def write_packaged(folder: Path, layers=tuple(range(LAYERS)), eyes: str | None =
     (folder / "model" / "chat_template.jinja").write_text("pictures")
     file = eyes or "eyes.safetensors"
     about = {
-        "paceline_vlm": 1, "description": "for tests", "licence": "Apache-2.0", "base": "tiny", "layers": list(layers),
+        "paceline_vlm": 1, "description": "for tests", "licence": "Apache-2.0", "base": "tiny",
+        "base_fingerprint": trained_on, "layers": list(layers),
         "eyes": {"file": file, "sha256": sha256_of(folder / file)},
         "adapters": [{"file": "lora.safetensors", "sha256": sha256_of(folder / "lora.safetensors"), "scale": SCALE,
                       "layers": list(range(len(layers)))}],
@@ -48,10 +51,18 @@ def write_packaged(folder: Path, layers=tuple(range(LAYERS)), eyes: str | None =
     return folder
 
 
+@pytest.fixture(scope="module")
+def trained_on():
+    """Fingerprint of the base, as everything else computes it: of the model, not of its files."""
+    return fingerprint(tiny_llama())
+
+
 @pytest.fixture
-def registry(world, tmp_path):
-    write_packaged(tmp_path / "artefacts" / "tiny-vlm")
-    write_packaged(tmp_path / "artefacts" / "tiny-vlm-small", (1,), "../tiny-vlm/eyes.safetensors")
+def registry(world, tmp_path, trained_on):
+    write_packaged(tmp_path / "artefacts" / "tiny-vlm", trained_on=trained_on)
+    write_packaged(
+        tmp_path / "artefacts" / "tiny-vlm-small", (1,), "../tiny-vlm/eyes.safetensors", trained_on=trained_on
+    )
     return {"tiny": world.model, **packaged_vlms(tmp_path / "artefacts")}
 
 
@@ -123,11 +134,33 @@ def test_a_base_of_another_shape_is_refused(world, pulled, registry):
         pulled("tiny-vlm")
 
 
-def test_newly_packaged_weights_are_merged_anew(world, pulled, registry):
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+def test_another_base_of_the_same_shape_is_refused(world, pulled, registry, name, tmp_path):
+    """A fine-tune, say, whose files fit: the sum would be a model that nobody trained."""
+    pulled("tiny-vlm")
+    base, out = world.cache / "models" / "tiny", tmp_path / "merged"
+    other = shutil.copytree(base, tmp_path / "fine-tune")
+    out.mkdir()
+    merge_vlm(registry["tiny-vlm"], other, out)
+    assert (out / "model.safetensors").exists()
+    weights = load_file(base / "model.safetensors")
+    weights[name] = weights[name] * 1.01
+    save_file(weights, other / "model.safetensors")
+    for model in (registry["tiny-vlm"], registry["tiny-vlm-small"]):
+        with pytest.raises(ConfigError, match="trained on another base model"):
+            merge_vlm(model, other, out)
+
+
+def test_packaged_models_know_the_base_that_heads_were_trained_for():
+    models, heads = packaged_vlms(ARTEFACTS).values(), packaged_heads()
+    assert {one.base_fingerprint for one in models} == {h.fingerprint for h in heads if h.target_name == "smollm2-135m"}
+
+
+def test_newly_packaged_weights_are_merged_anew(world, pulled, registry, trained_on):
     folder = pulled("tiny-vlm")
     before = (folder / "model.safetensors").read_bytes()
     shutil.rmtree(registry["tiny-vlm"].folder)
-    packaged = write_packaged(registry["tiny-vlm"].folder)
+    packaged = write_packaged(registry["tiny-vlm"].folder, trained_on=trained_on)
     about = json.loads((packaged / "vlm.json").read_text()) | {"description": "another"}
     about["adapters"][0]["scale"] = 1.0
     (packaged / "vlm.json").write_text(json.dumps(about))

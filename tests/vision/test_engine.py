@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
 from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
-from paceline.runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, load_model, model_runner, with_weights, wrap_model
 from paceline.runner.fused import FusedLayer
 from tests.vision.families import assistant, make, picture, plain_answer, user
 
@@ -193,7 +193,7 @@ def test_placeholders_without_a_picture_are_refused(prompt):
 
 def test_quantised_weights_are_asked_about_a_picture_first():
     taken = loaded()
-    long = dataclasses.replace(taken.sight, checked=False, token_ids=[*[7] * 80, *taken.sight.token_ids])
+    long = dataclasses.replace(taken.sight, checked=set(), token_ids=[*[7] * 80, *taken.sight.token_ids])
     with pytest.raises(IncompatibleModels, match="picture"):  # not left out for its length
         with_weights(dataclasses.replace(taken, sight=long), "int8")
 
@@ -212,12 +212,31 @@ class _Blind:
 def test_load_time_check_catches_a_blind_tower():
     taken = loaded()
     assert taken.sight is not None
-    fresh = dataclasses.replace(taken.sight, checked=False)
+    fresh = dataclasses.replace(taken.sight, checked=set())
     ModelRunner(dataclasses.replace(taken, sight=fresh), 1)
-    assert fresh.checked
-    blind = dataclasses.replace(taken, sight=dataclasses.replace(fresh, checked=False), vision=_Wrapped(taken.vision))
+    assert fresh.checked == {False}
+    blind = dataclasses.replace(taken, sight=dataclasses.replace(fresh, checked=set()), vision=_Wrapped(taken.vision))
     with pytest.raises(IncompatibleModels, match="picture"):
         ModelRunner(blind, 1)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_load_time_check_reads_as_the_runner_will(before, monkeypatch):
+    """Invariant numerics read in a way of their own: what is wrong there alone is found, also behind a fast runner."""
+    taken, real = loaded(), model_runner.padded_prefill
+
+    def blind(runner, slot, chunk, rows=None):
+        if runner.invariant and rows is not None:
+            rows = dataclasses.replace(rows, embeds=torch.zeros_like(rows.embeds))
+        return real(runner, slot, chunk, rows)
+
+    monkeypatch.setattr(model_runner, "padded_prefill", blind)
+    fresh = dataclasses.replace(taken, sight=dataclasses.replace(taken.sight, checked=set()))
+    for _ in range(before):
+        ModelRunner(fresh, 1, invariant=False)
+    with pytest.raises(IncompatibleModels, match="picture"):
+        ModelRunner(fresh, 1, invariant=True)
+    assert len(fresh.sight.checked) == before
 
 
 class _Wrapped(_Blind):

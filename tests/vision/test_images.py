@@ -7,6 +7,7 @@ import struct
 import time
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ def bomb(side: int) -> bytes:
     return PNG[:8] + chunk + PNG[33:]
 
 
+HERE = ImageLimits(allow_private=True)  # the tests' server is on this machine
 WANTED = picture(1, 40, 24)
 PNG = saved(WANTED)
 
@@ -63,8 +65,8 @@ def test_home_folder_is_understood(tmp_path, monkeypatch):
 
 def test_urls_and_redirects():
     with serving({"/a.png": PNG, "/moved": (302, "/a.png")}) as base:
-        assert same(open_image(base + "/a.png"), WANTED)
-        assert same(open_image(base + "/moved"), WANTED)
+        assert same(open_image(base + "/a.png", HERE), WANTED)
+        assert same(open_image(base + "/moved", HERE), WANTED)
 
 
 def test_a_redirect_never_leaves_the_web(tmp_path):
@@ -74,7 +76,7 @@ def test_a_redirect_never_leaves_the_web(tmp_path):
             serving({"/to": (302, target)}) as base,
             pytest.raises(ConfigError, match=r"points elsewhere|is not allowed"),
         ):
-            open_image(base + "/to")
+            open_image(base + "/to", HERE)
 
 
 def test_what_a_server_can_do_wrong():
@@ -82,26 +84,26 @@ def test_what_a_server_can_do_wrong():
     with serving({"/page": page, "/short": (200, PNG, len(PNG) + 9), "/loop": (302, "/loop")}) as base:
         for path, words in {"/none": "status 404", "/page": "a web page", "/loop": "gave no image"}.items():
             with pytest.raises(ConfigError, match=words):
-                open_image(base + path)
+                open_image(base + path, HERE)
         with pytest.raises(ConfigError, match="cannot be fetched"):
-            open_image(base + "/short")
+            open_image(base + "/short", HERE)
         with pytest.raises(ConfigError, match="too large"):
-            open_image(base + "/short", ImageLimits(max_bytes=50))
+            open_image(base + "/short", replace(HERE, max_bytes=50))
     with pytest.raises(ConfigError, match="cannot be fetched"):
-        open_image(base + "/gone")  # nobody listens there any more
+        open_image(base + "/gone", HERE)  # nobody listens there any more
     for url in ("http://", "http://127.0.0.1:notaport/a", "https://[broken"):
         with pytest.raises(ConfigError):
-            open_image(url)
+            open_image(url, HERE)
 
 
 def test_a_server_that_never_ends_is_left_in_time_and_at_the_limit():
     with serving({"/drip": "drip", "/flood": "flood"}) as base:
         begin = time.monotonic()
         with pytest.raises(ConfigError, match="not whole after"):
-            open_image(base + "/drip", ImageLimits(timeout_s=0.5))
+            open_image(base + "/drip", replace(HERE, timeout_s=0.5))
         assert time.monotonic() - begin < 5
         with pytest.raises(ConfigError, match="too large"):
-            open_image(base + "/flood", ImageLimits(max_bytes=100_000))
+            open_image(base + "/flood", replace(HERE, max_bytes=100_000))
 
 
 def test_orientation_is_applied():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Answer = bytes | tuple[int, str] | tuple[int, bytes, int] | str
-"""A body; a redirect; a body that is shorter than it is said to be; "drip" and "flood" never end."""
+"""A body; a redirect; a body shorter than it is said to be; "drip", "flood" and, in its head, "crawl" never end."""
 
 
 @contextmanager
@@ -41,6 +41,11 @@ def serving(pages: dict[str, Answer]) -> Iterator[str]:
             self.wfile.write(body)
 
         def _send_for_ever(self, how):
+            if how == "crawl":
+                self.wfile.write(b"HTTP/1.0 200 OK\r\n")
+            while how == "crawl" and not ended.is_set():
+                self.wfile.write(b"X")
+                time.sleep(0.05)
             self.send_response(200)
             self.end_headers()
             while not ended.is_set():

@@ -4,6 +4,9 @@ Teacher and student are one model; the student's linear layers are `FakeInt4Line
 reads the target's keys and values of the committed text and only its own of the tokens of the round (`rounds`), so
 that it learns what the shared cache leaves it to do. context="own" trains it as a model by itself instead.
 
+Of a target that sees, its text half is trained, on the features that its tower makes of each prompt's pictures: they
+are in the cache that the student reads, as when it drafts.
+
 The lesson is the target's whole law after each answer token (`losses`: 1 - TV is the share of drafts that stand), or
 the token that the target wrote ("token": training by labels). What is written is the rounded draft, not the weights
 that were trained: codes and grids, 4.5 bits a weight with 4 bits in groups of 32 (`modules.int4_draft`).
@@ -28,8 +31,8 @@ from ..losses import Loss, compared, loss_named
 from ..recipe import Batch, Losses, Recipe
 from .rounds import Rounds, read_rounds, read_text, rounds_of
 from .shapes import QatLoss, QatShape
-from .shared import shifted
-from .space_model import layers_of_model, linears_of, plain_model, windows_of
+from .sighted import Read, Reader, plain_halves
+from .space_model import layers_of_model, linears_of, windows_of
 
 
 @final
@@ -58,7 +61,8 @@ class QatRecipe(Recipe):
     """Train fake-quantised layers of `student` against `plain`.
 
     window: tokens of a round; in training rounds begin at random places. loss: between the target's law and the
-    draft's; None: cross entropy with the token that followed, which `label_weight` adds to any other loss.
+    draft's; None: cross entropy with the token that followed, which `label_weight` adds to any other loss. reader: of
+    a target that sees.
     """
 
     states = ()
@@ -73,13 +77,14 @@ class QatRecipe(Recipe):
         window: int = 4,
         context: Literal["target", "own"] = "target",
         identity: str = "",
+        reader: Reader | None = None,
     ):
         if window < 1:
             raise ConfigError("a round drafts nothing", got=f"window {window}", expected=">= 1")
         self.module, self._plain, self._student = fakes, plain, student
         self._loss, self.label_weight, self.window, self.context = loss, label_weight, window, context
         self._windows = windows_of(plain)
-        self.identity = identity
+        self.identity, self._reader, self.sees = identity, reader, reader is not None
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The rounded draft."""
@@ -87,20 +92,19 @@ class QatRecipe(Recipe):
 
     def loss(self, batch: Batch) -> Losses:
         """Mean over the answer tokens; agreement by their place in a round."""
-        ids = batch.token_ids
-        feeds = shifted(batch.is_answer, 1)
-        first = int(feeds.any(0).nonzero()[0])
+        read = Read(batch.token_ids, batch.is_answer) if self._reader is None else self._reader.target(batch)
+        ids, first, windows = read.ids, read.first, self._windows
         with torch.no_grad():
-            taught, cache = read_text(self._plain, ids, first)
+            taught, cache = read_text(self._plain, ids, first, read.rows, windows)
         phases = torch.zeros(len(ids), dtype=torch.long)
         if self.module.training:
             phases = torch.randint(self.window, (len(ids),))
         rounds = rounds_of(batch.is_answer, self.window, phases)
         if self.context == "target":
             fed = ids.gather(1, rounds.column.clamp_min(0))
-            said = read_rounds(self._student, fed, rounds, cache, self._windows)[rounds.counts]
+            said = read_rounds(self._student, fed, rounds, cache, windows, read.offsets)[rounds.counts]
         else:
-            said = rounds.take(read_text(self._student, ids, first)[0], -first)
+            said = rounds.take(read_text(self._student, ids, first, read.rows, windows)[0], -first)
         return lessons(said, rounds.take(taught, -first), ids, rounds, self._loss, self.label_weight, self.window)
 
 
@@ -130,11 +134,12 @@ def qat_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
     shape, how = build(QatShape, config.head, "head."), build(QatLoss, config.train.loss, "train.loss.")
     if config.start is not None:
         raise ConfigError("QAT begins from the target's weights", got=f"start {config.start!r}", fix="leave it out")
-    plain = plain_model(resolve(config.model), target.device)
+    plain, _ = plain_halves(resolve(config.model), target.device)
+    reader = None if target.vision is None else Reader(target)
     student, fakes = faked(plain, shape)
     loss = None if how.name == "token" else loss_named(how.name)
     identity = f"{shape} {how}"
-    return QatRecipe(plain, student, fakes, loss, how.label_weight, how.window, how.context, identity)
+    return QatRecipe(plain, student, fakes, loss, how.label_weight, how.window, how.context, identity, reader)
 
 
 def faked(plain: PreTrainedModel, shape: QatShape) -> tuple[nn.Module, Fakes]:

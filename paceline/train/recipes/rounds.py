@@ -11,13 +11,17 @@ Rows of all rounds share a pass over the keys of the text, so that it costs what
 """
 
 from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
 from .shared import shifted
+from .sighted import Rows
+
+Windows: TypeAlias = dict[str, int | None]
+"""Columns that each kind of layer sees; None: all."""
 
 
 @final
@@ -46,6 +50,14 @@ class Rounds:
         text = torch.arange(width, device=self.column.device) < self.start[:, :, None]
         same = self.start[:, :, None] == self.start[:, None, :]
         return torch.cat([text, same & (self.column[:, None, :] <= self.column[:, :, None])], -1)
+
+    def moved(self, by: Tensor) -> "Rounds":
+        """The same rounds of texts whose columns lie `by` [B] further on."""
+        there = self.counts
+        return Rounds(
+            torch.where(there, self.column + by[:, None], self.column),
+            torch.where(there, self.start + by[:, None], self.start),
+        )
 
     def take(self, x: Tensor, by: int = 0) -> Tensor:
         """Values [B, T, ...] at the rows' columns + by, for those that count. [M, ...]."""
@@ -85,31 +97,57 @@ def drawn_rounds(is_answer: Tensor, window: int, count: int) -> Rounds:
     return Rounds(column, torch.where(column >= 0, start, alone))
 
 
-def read_text(model: nn.Module, ids: Tensor, first: int) -> tuple[Tensor, DynamicCache]:
-    """Logits [B, T - first, V] of the columns from `first` on, and the keys and values of all."""
+def read_text(
+    model: nn.Module, ids: Tensor, first: int, rows: Rows | None = None, windows: Windows | None = None
+) -> tuple[Tensor, DynamicCache]:
+    """Logits [B, T - first, V] of the columns from `first` on, and the keys and values of all.
+
+    rows: what is read in the place of `ids` where prompts may hold pictures, for which `windows` must be given.
+    """
     cache = DynamicCache()
-    kept = ids.shape[1] - first
-    out = cast("Any", model)(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=kept)
-    return out.logits, cache
+    options: dict[str, object] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": ids.shape[1] - first}
+    if rows is None:
+        return cast("Any", model)(input_ids=ids, **options).logits, cache
+    assert windows is not None
+    columns = torch.arange(ids.shape[1], device=ids.device)
+    back, both = columns[:, None] - columns, rows.both_ways
+    seen = (back >= 0).expand(len(ids), -1, -1)
+    if not rows.cross_window:
+        seen = seen | both
+    masks = _masks(model, seen, back.expand_as(seen), windows, both if rows.cross_window else None)
+    return cast("Any", model)(attention_mask=masks, **rows.inputs(model, ids), **options).logits, cache
 
 
 def read_rounds(
-    model: nn.Module, ids: Tensor, rounds: Rounds, cache: DynamicCache, windows: dict[str, int | None]
+    model: nn.Module, ids: Tensor, rounds: Rounds, cache: DynamicCache, windows: Windows, offsets: Tensor | None = None
 ) -> Tensor:
     """Logits [B, R, V] of tokens [B, R] fed in rounds over a text's keys and values, to which theirs are appended.
 
-    windows: how far each kind of layer sees, see `space_model.windows_of`.
+    windows: how far each kind of layer sees, see `space_model.windows_of`. offsets: of each text [B], what is added to
+    a column to get a position.
     """
     width, places = int(cache.get_seq_length()), rounds.column.clamp_min(0)
-    seen, dtype = rounds.visible(width), cast("Any", model).dtype
     text = torch.arange(width, device=places.device).expand(len(places), -1)
     back = places[:, :, None] - torch.cat([text, places], -1)[:, None]  # [B, R, width + R]
-    zero, least = torch.zeros((), dtype=dtype, device=places.device), torch.finfo(dtype).min
-    masks = {
-        kind: torch.where(seen if window is None else seen & (back < window), zero, least)[:, None]
-        for kind, window in windows.items()
-    }
+    masks = _masks(model, rounds.visible(width), back, windows)
+    positions = places if offsets is None else places + offsets[:, None]
     out = cast("Any", model)(
-        input_ids=ids, attention_mask=masks.get("", masks), position_ids=places, past_key_values=cache, use_cache=True
+        input_ids=ids, attention_mask=masks, position_ids=positions, past_key_values=cache, use_cache=True
     )
     return out.logits
+
+
+def _masks(
+    model: nn.Module, seen: Tensor, back: Tensor, windows: Windows, always: Tensor | None = None
+) -> Tensor | dict[str, Tensor]:
+    """Additive masks [B, 1, N, S] as transformers takes them: one, or one for each kind of layer.
+
+    back: how many columns a seen one lies behind. always: what is seen whatever the window.
+    """
+    dtype = cast("Any", model).dtype
+    zero, least = torch.zeros((), dtype=dtype, device=seen.device), torch.finfo(dtype).min
+    masks = dict[str, Tensor]()
+    for kind, window in windows.items():
+        open_ = seen if window is None else seen & (back < window)
+        masks[kind] = torch.where(open_ if always is None else open_ | always, zero, least)[:, None]
+    return masks.get("", masks)

@@ -132,13 +132,15 @@ class QatLoss:
 class DistillShape:
     """The small model. model: a folder or name to begin from; None: `num_layers` of the target's own layers.
 
-    layers: which ones, "spaced" from the first to the last, or the "first" ones. embeddings: train them too.
+    layers: which ones, "spaced" from the first to the last, or the "first" ones. embeddings: train them too. vision:
+    what it sees of pictures, as `DraftModel`'s; auto: "shared" for layers of the target's own, else as there.
     """
 
     model: str | None = None
     num_layers: int | None = None
     layers: Literal["spaced", "first"] = "spaced"
     embeddings: bool = False
+    vision: Literal["auto", "own", "shared", "none"] = "auto"
 
 
 @dataclass(frozen=True)

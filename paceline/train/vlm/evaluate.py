@@ -123,3 +123,13 @@ def _nlvr(folder: Path, limit: int | None) -> list[Asked]:
         text = f"{row['sentence'].strip().rstrip('.')}. Is that true?"
         asked.append(Asked(picture, text[0].upper() + text[1:], "yes" if row["label"] == "true" else "no"))
     return asked
+
+
+def table_of(results: dict[str, Any]) -> dict[str, float]:
+    """Rows of the card's table."""
+    rows: dict[str, float] = {}
+    for suite, result in results.items():
+        rows[f"{suite}, {result['questions']} questions"] = result["right"]
+        if "every shape named" in result:
+            rows[f"{suite}, every shape named"] = result["every shape named"]
+    return rows

@@ -19,7 +19,9 @@ from torch import Tensor
 from ...errors import ConfigError
 from ...provenance import provenance, sha256_of
 from ...zoo import DEFAULT_MODEL
-from ...zoo.packaged import ABOUT, FORMAT, read_vlm
+from ...zoo.merge import base_fingerprint
+from ...zoo.packaged import ABOUT, FORMAT, PackagedVlm, parse_vlm, read_vlm
+from ..finish import replace_text
 from .card import vlm_card
 from .shape import TowerShape, kept_layers, make_model, make_processor
 
@@ -39,6 +41,15 @@ class Eyes:
         """As the model names them."""
         named = {f"vision_tower.{name}": value for name, value in self.tower.items()}
         return named | {f"multi_modal_projector.{name}": value for name, value in self.projector.items()}
+
+    @classmethod
+    def of(cls, named: Mapping[str, Tensor]) -> "Eyes":
+        """From what `named` gave, in float32."""
+        tower, projector = (
+            {name.removeprefix(part): value.float() for name, value in named.items() if name.startswith(part)}
+            for part in ("vision_tower.", "multi_modal_projector.")
+        )
+        return cls(tower, projector)
 
 
 @dataclass(frozen=True)
@@ -66,8 +77,9 @@ def package_vlm(
     beside: Path | None = None,
     dtype: str = "bfloat16",
 ) -> Path:
-    """Write the folder `out`, its card included. base: name or folder that `pull` or `merge_vlm` will be given.
+    """Write the folder `out`, its card included, vlm.json last.
 
+    base: name or folder that `pull` or `merge_vlm` will be given; base_folder: the same model here.
     beside: the packaged model whose tower and projector this one shares; its folder must lie beside `out`.
     Raises `ConfigError` where the eyes are not those of `beside`, or a name is none of peft's.
     """
@@ -76,20 +88,19 @@ def package_vlm(
     if trained.over and beside is None:
         raise ConfigError("low-rank layers over those of another model need that model", fix="name it as beside=")
     out.mkdir(parents=True, exist_ok=True)
-    parameters = _write_model_files(out / "model", base_folder, trained)
-    kept = kept_layers(base_folder, trained.layers)
+    kept, lora = kept_layers(base_folder, trained.layers), short_names(trained.lora)
     own = {} if trained.eyes is None else trained.eyes.named()
     eyes = {name: value.detach().to("cpu", KEPT).contiguous() for name, value in own.items()}
+    eyes_file = "eyes.safetensors" if beside is None else f"../{beside.name}/eyes.safetensors"
+    if beside is None and not eyes:
+        raise ConfigError("a model needs eyes of its own, or a model beside it", fix="name it as beside=")
+    if beside is not None and eyes:
+        _same(eyes, load_file(out / eyes_file), beside.name)
+    (out / ABOUT).unlink(missing_ok=True)  # with it a folder counts as whole
+    parameters = _write_model_files(out / "model", base_folder, trained)
     if beside is None:
-        if not eyes:
-            raise ConfigError("a model needs eyes of its own, or a model beside it", fix="name it as beside=")
-        save_file(eyes, out / "eyes.safetensors")
-        eyes_file = "eyes.safetensors"
-    else:
-        eyes_file = f"../{beside.name}/eyes.safetensors"
-        if eyes:
-            _same(eyes, load_file(out / eyes_file), beside.name)
-    save_file(short_names(trained.lora), out / "lora.safetensors")
+        save_file(eyes, out / eyes_file)
+    save_file(lora, out / "lora.safetensors")
     adapters = [_part(out, "lora.safetensors") | {"scale": trained.scale, "layers": list(range(len(kept)))}]
     if trained.over:
         assert beside is not None
@@ -101,6 +112,7 @@ def package_vlm(
         "description": _description(base, len(kept), trained.layers, beside),
         "licence": trained.record.get("licence", "Apache-2.0"),
         "base": base,
+        "base_fingerprint": base_fingerprint(base_folder),
         "layers": kept,
         "eyes": _part(out, eyes_file),
         "adapters": adapters,
@@ -108,8 +120,9 @@ def package_vlm(
         "parameters": parameters,
         "model": {name: sha256_of(out / "model" / name) for name in _MODEL_FILES},
     }
-    (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    write_record(out, {"provenance": provenance(), **trained.record})
+    text = json.dumps(about, indent=2) + "\n"
+    _write_record(parse_vlm(out, text.encode()), {"provenance": provenance(), **trained.record})
+    replace_text(out / ABOUT, text)
     return out
 
 
@@ -150,9 +163,12 @@ def write_record(out: Path, changes: Mapping[str, Any]) -> None:
     """Put these into the folder's training.json, and write its card anew."""
     path = out / "training.json"
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    record |= changes
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    (out / "README.md").write_text(vlm_card(read_vlm(out), record), encoding="utf-8")
+    _write_record(read_vlm(out), {**record, **changes})
+
+
+def _write_record(model: PackagedVlm, record: Mapping[str, Any]) -> None:
+    replace_text(model.folder / "training.json", json.dumps(record, indent=2) + "\n")
+    replace_text(model.folder / "README.md", vlm_card(model, record))
 
 
 def short_names(lora: Mapping[str, Tensor]) -> dict[str, Tensor]:

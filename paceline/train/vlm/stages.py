@@ -23,10 +23,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ...errors import ConfigError
+from ...provenance import sha256_of
 from ...runner.placement import device_of
 from ...scenes.easy_vqa import EasyVqa, load_easy_vqa
 from ...zoo import ZOO, resolve
-from ...zoo.merge import merge_vlm
+from ...zoo.merge import base_fingerprint, merge_vlm
 from ...zoo.packaged import ABOUT, PackagedVlm, read_vlm
 from ..finish import replace_text
 from ..log import Finished, read_log
@@ -34,6 +35,8 @@ from ..stages import Done, is_main
 from .config import DistillSection, EyesSection, TalkSection, VlmConfig
 from .course import CourseEvent, Schedule, Task, follow
 from .package import Eyes, Trained, package_vlm, write_record
+from .settled import check_settings, note_settings, settings_of
+from .tasks import hash_easy
 
 STAGES = ("eyes", "talk", "distill", "eval")
 _EYES, _OF = "eyes.safetensors", "merged-from.txt"
@@ -98,30 +101,34 @@ class VlmStages:
         from .tasks import EyesTask
 
         place = self.out / "eyes" / _EYES
-        if place.exists():
+        if self._is_done("eyes", place):
             yield Done("eyes", place, {}, was_there=True)
             return
         task = EyesTask(self.language_model, self.config, self.device)
         yield from self._followed("eyes", task, self.config.eyes)
         if is_main():
             state = Eyes(task.eyes.tower.state_dict(), task.eyes.projector.state_dict())
-            save_file({name: value.cpu() for name, value in state.named().items()}, place)
+            self._note("eyes")
+            part = place.with_suffix(".part")
+            save_file({name: value.cpu() for name, value in state.named().items()}, part)
+            part.replace(place)
             yield Done("eyes", place, self._told("eyes"))
 
     def talk(self) -> Iterator[VlmEvent]:
         """The language model learns to speak of what they see; then everything is packaged and merged."""
         from .tasks import TalkTask
 
-        if (self.packaged / ABOUT).exists():
+        if self._is_done("talk", self.packaged / ABOUT):
             yield Done("talk", self.packaged, {}, was_there=True)
             return
         seen = self.out / "eyes" / _EYES
         if not seen.exists():
             raise ConfigError(f"there are no eyes in {str(self.out)!r}", fix="run the stage `eyes` first")
         easy, test = self._easy
-        task = TalkTask(self.language_model, _eyes(load_file(seen)), self.config, self.device, easy, test)
+        task = TalkTask(self.language_model, Eyes.of(load_file(seen)), self.config, self.device, easy, test)
         yield from self._followed("talk", task, self.config.talk)
         if is_main():
+            self._note("talk")
             trained = Trained(task.lora, task.eyes, tower=self.config.tower, record=self._record("talk"))
             package_vlm(trained, self.packaged, self.language_model, self._base)
             self._merge(self.packaged, self.out / "model")
@@ -131,16 +138,13 @@ class VlmStages:
         """A sibling with fewer layers learns the trained model's law."""
         from .distill import DistillTask
 
-        if (self.packaged_small / ABOUT).exists():
+        if self._is_done("distill", self.packaged_small / ABOUT):
             yield Done("distill", self.packaged_small, {}, was_there=True)
             return
-        beside = self.packaged if self.config.distill.teacher is None else Path(self.config.distill.teacher)
-        if not (beside / ABOUT).exists():
-            raise ConfigError(f"there is no packaged model in {str(beside)!r}", fix="run the stage `talk` first")
-        teacher = read_vlm(beside)
+        teacher = self._teacher
         if is_main():
             self._put_beside(teacher)
-            self._merge(beside, self.out / "model")
+            self._merge(teacher.folder, self.out / "model")
         self._wait()
         easy, test = self._easy
         task = DistillTask(
@@ -148,6 +152,7 @@ class VlmStages:
         )  # fmt: skip
         yield from self._followed("distill", task, self.config.distill)
         if is_main():
+            self._note("distill")
             how = self.config.distill
             record = self._record("distill")
             trained = Trained(task.lora, None, layers=how.layers, over=how.over, tower=self.config.tower, record=record)
@@ -157,7 +162,7 @@ class VlmStages:
 
     def eval(self) -> Iterator[VlmEvent]:
         """Ask the packaged models of this run, as they are once merged, and put the results on their cards."""
-        from .evaluate import evaluate, suites
+        from .evaluate import evaluate, suites, table_of
 
         found = [place for place in (self.packaged, self.packaged_small) if (place / ABOUT).exists()]
         if not found:
@@ -174,12 +179,39 @@ class VlmStages:
                 results[suite] = result
                 yield Asking(place.name, suite, done, len(asked[suite]), result["right"])
             told[place.name] = results
-            write_record(place, {"evaluation": _flat(results), "evaluated": asdict(self.config.eval)})
+            write_record(place, {"evaluation": table_of(results), "evaluated": asdict(self.config.eval)})
         path = self.out / "eval.json"
         replace_text(path, json.dumps(told, indent=1) + "\n")
         yield Done("eval", path, told)
 
     # Inside
+
+    def _is_done(self, stage: str, result: Path) -> bool:
+        """Whether it is finished. Raises `ConfigError` where that was another run."""
+        if not result.exists():
+            return False
+        check_settings(self.out / stage, self._settings(stage), result if stage == "eyes" else result.parent)
+        return True
+
+    def _note(self, stage: str) -> None:
+        note_settings(self.out / stage, self._settings(stage))
+
+    def _settings(self, stage: str) -> dict[str, object]:
+        """What the result depends on; of files a hash."""
+        seen, eyes = None, self.out / "eyes" / _EYES
+        if stage == "distill":
+            seen = self._teacher.sha256
+        elif stage == "talk" and eyes.exists():
+            seen = sha256_of(eyes)
+        return settings_of(self.config, stage, base_fingerprint(self.language_model), hash_easy(self._easy[0]), seen)
+
+    @property
+    def _teacher(self) -> PackagedVlm:
+        """Of the sibling."""
+        beside = self.packaged if self.config.distill.teacher is None else Path(self.config.distill.teacher)
+        if not (beside / ABOUT).exists():
+            raise ConfigError(f"there is no packaged model in {str(beside)!r}", fix="run the stage `talk` first")
+        return read_vlm(beside)
 
     @cached_property
     def _easy(self) -> tuple[list[EasyVqa], list[EasyVqa]]:
@@ -261,21 +293,3 @@ class VlmStages:
         note.unlink(missing_ok=True)
         merge_vlm(model, self.language_model, folder)
         replace_text(note, model.sha256)
-
-
-def _eyes(named: dict[str, torch.Tensor]) -> Eyes:
-    parts = {
-        prefix: {name.removeprefix(prefix): value.float() for name, value in named.items() if name.startswith(prefix)}
-        for prefix in ("vision_tower.", "multi_modal_projector.")
-    }
-    return Eyes(*parts.values())
-
-
-def _flat(results: dict[str, Any]) -> dict[str, float]:
-    """Rows of the card's table."""
-    rows: dict[str, float] = {}
-    for suite, result in results.items():
-        rows[f"{suite}, {result['questions']} questions"] = result["right"]
-        if "every shape named" in result:
-            rows[f"{suite}, every shape named"] = result["every shape named"]
-    return rows

@@ -1,0 +1,54 @@
+"""Which checkpoint is this? A hash of its architecture and weights that survives a change of dtype."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_FACTS = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "layer_types",
+    "rope_parameters",
+)
+_SAMPLE = 256
+_SMALLEST = 2.0**-14  # of the normal numbers of float16; below it a copy in float16 has other bits
+
+
+def hash_checkpoint(config: Any, tensors: "Mapping[str, Tensor]") -> str:
+    """sha256, in hexadecimal, over the facts of the architecture and at most 256 values of every weight, as bfloat16.
+
+    config: of transformers; tensors: as `state_dict` names them, tied ones under each of their names. A checkpoint in
+    bfloat16 or float16 has one hash in whatever dtype it is loaded; one in float32 has another when it is loaded as
+    float16, which rounds twice.
+    """
+    config = config.get_text_config()
+    facts = {name: getattr(config, name, None) for name in _FACTS}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
+        digest.update(_sample(tensors[name]))
+    return digest.hexdigest()
+
+
+def _sample(tensor: "Tensor") -> bytes:
+    import torch
+
+    flat = tensor.detach().reshape(-1)
+    stride = flat.numel() // _SAMPLE | 1  # odd, so that it does not walk along one column of a matrix
+    taken = flat[::stride][:_SAMPLE]
+    if not tensor.is_floating_point():
+        return taken.cpu().to(torch.int64).numpy().tobytes()
+    rounded = taken.to(torch.bfloat16)
+    rounded = torch.where(rounded.abs() < _SMALLEST, 0.0, rounded)
+    return rounded.cpu().view(torch.int16).numpy().tobytes()

@@ -1,0 +1,272 @@
+"""QAT and distillation on prompts with pictures: every lesson is what the engine's own target and draft say there."""
+
+import json
+
+import pytest
+import torch
+
+from paceline import LLM, Fixed, Ratio, SamplingParams, SelfQuantized
+from paceline.core.interfaces import DraftBudget
+from paceline.core.tree import TokenTree
+from paceline.drafters.draft_model import DraftModel
+from paceline.errors import ConfigError
+from paceline.runner import ModelRunner, wrap_model
+from paceline.runner.hf_vision import text_half
+from paceline.train.losses import loss_named
+from paceline.train.pictures import PicturedChat, asked
+from paceline.train.recipe import Batch
+from paceline.train.recipes import sighted
+from paceline.train.recipes.distill import DistillRecipe, fewer_layers, fewer_layers_of_whole
+from paceline.train.recipes.qat import QatRecipe, faked
+from paceline.train.recipes.shapes import QatShape
+from paceline.train.recipes.sighted import Reader
+from tests.vision.families import make, picture
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+WINDOW = 3
+ANSWERS = ([20, 31, 42, 25, 36], [50, 41, 32], [22, 24, 26, 28])
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Two pictures of one size, and a third."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for index, size in ((1, (32, 32)), (2, (32, 32)), (3, (60, 24))):
+        picture(index, *size).save(folder / f"{index}.png")
+    return folder
+
+
+def chats(files):
+    def part(index):
+        return {"type": "image", "image": str(files / f"{index}.png")}
+
+    def text(words):
+        return {"type": "text", "text": words}
+
+    contents = (
+        [part(1), text("what is it")],
+        [text("see "), part(2), text(" or "), part(3), text("?")],
+        [text("hello")],
+    )
+    return [[{"role": "user", "content": list(content)}] for content in contents]
+
+
+def batch_of(runner, files) -> Batch:
+    prompts = [asked(runner, "", chat) for chat in chats(files)]
+    texts = [one.token_ids + answer for one, answer in zip(prompts, ANSWERS, strict=True)]
+    ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
+    is_answer = torch.zeros_like(ids, dtype=torch.bool)
+    for row, (one, text) in enumerate(zip(prompts, texts, strict=True)):
+        ids[row, : len(text)] = torch.tensor(text)
+        is_answer[row, len(one.token_ids) : len(text)] = True
+    return Batch(ids, {}, is_answer, tuple(one.chat for one in prompts))
+
+
+class Kept:
+    """A loss that keeps the laws [M, V] it was given."""
+
+    def __call__(self, taught, said):
+        self.taught, self.said = taught.detach().softmax(-1), said.detach().softmax(-1)
+        return loss_named("kl")(taught, said)
+
+
+def target_laws(llm: LLM, files) -> torch.Tensor:
+    """After each part of each answer, the text read anew by the engine."""
+    laws = []
+    for chat, answer in zip(chats(files), ANSWERS, strict=True):
+        (seq,), _ = llm._sequences(chat, SAMPLED)
+        for count in range(len(answer)):
+            ids = seq.prompt_ids + answer[:count]
+            llm.runner.reader.forget()
+            slot = llm.runner.admit(ids, seq.vision)
+            llm.runner.read(slot, ids, seq.vision)
+            laws.append(llm.runner.forward([slot], TokenTree.chain([[ids[-1]]])).logits[0, 0].softmax(-1))
+            llm.runner.cache.release(slot)
+    return torch.stack(laws)
+
+
+def draft_laws(llm: LLM, files) -> torch.Tensor:
+    """What the bound drafter says first at each place, the target having read all before it."""
+    laws = []
+    for chat, answer in zip(chats(files), ANSWERS, strict=True):
+        for count in range(len(answer)):
+            (seq,), _ = llm._sequences(chat, SAMPLED)
+            seq.token_ids += answer[:count]
+            llm.runner.reader.forget()
+            seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
+            llm.runner.read(seq.slot, seq.token_ids, seq.vision)
+            drafted = llm.decoder.drafter.propose([seq], [DraftBudget(1, 1)])
+            laws.append(drafted.q[0, 0])
+            llm.decoder.drafter.release([seq.slot])
+            llm.runner.cache.release(seq.slot)
+    return torch.stack(laws)
+
+
+def drawable(laws: torch.Tensor, never: frozenset[int]) -> torch.Tensor:
+    """Without the tokens that stand for pictures, which no drafter draws."""
+    laws = laws.clone()
+    laws[:, sorted(never)] = 0
+    return laws / laws.sum(-1, keepdim=True)
+
+
+def halves(name: str):
+    whole, processor = make(name)
+    return whole, wrap_model(whole, processor=processor)
+
+
+def qat(name: str, window: int = 1, bits: int = 4, **how):
+    whole, target = halves(name)
+    plain = text_half(whole)
+    student, fakes = faked(plain, QatShape(bits=bits))
+    kept = Kept()
+    made = QatRecipe(plain, student, fakes, kept, window=window, reader=Reader(target), **how)
+    made.module.eval()
+    return made, kept, target
+
+
+FAMILIES = ["llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "gemma3", "paligemma", "idefics3"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_the_teacher_is_what_the_engine_says(name, files):
+    made, kept, target = qat(name)
+    llm = LLM(target, numerics="fast", max_batch_size=2, max_model_len=400)
+    made.loss(batch_of(llm.runner, files))
+    assert float((kept.taught - target_laws(llm, files)).abs().sum(-1).max()) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "paligemma"])
+@torch.no_grad()
+def test_the_student_is_the_self_draft(name, files):
+    """In rounds of one token a lesson is the drafter's first token; its kernels multiply in bfloat16."""
+    made, kept, target = qat(name)
+    drafter = SelfQuantized(weights=made.result(target, files)[0], lm_head="shared")
+    llm = LLM(target, drafter=drafter, policy=Fixed(1), verifier=Ratio(), numerics="fast", max_model_len=400)
+    made.loss(batch_of(llm.runner, files))
+    apart = (drawable(kept.said, llm.runner.undraftable) - draft_laws(llm, files)).abs().sum(-1)
+    assert float(apart.max()) < 0.05 < 0.1 < float((kept.taught - kept.said).abs().sum(-1).mean())
+
+
+@pytest.mark.parametrize("mutant", ["another picture", "no features", "column for position", "one way"])
+@torch.no_grad()
+def test_mutants_of_the_reading_are_caught(monkeypatch, mutant, files):
+    made, kept, target = qat({"column for position": "qwen2_5_vl", "one way": "gemma3"}.get(mutant, "llava"))
+    llm = LLM(target, numerics="fast", max_batch_size=2, max_model_len=400)
+    batch, true = batch_of(llm.runner, files), sighted.Rows.inputs
+
+    def inputs(rows, model, ids):
+        if mutant == "another picture":
+            object.__setattr__(rows, "features", rows.features.roll(int(rows.is_image[0].sum()), 0))
+        elif mutant == "no features":
+            object.__setattr__(rows, "features", torch.zeros_like(rows.features))
+        given = true(rows, model, ids)
+        if mutant == "column for position":
+            given["position_ids"] = torch.arange(ids.shape[1]).expand_as(given["position_ids"])
+        return given
+
+    monkeypatch.setattr(sighted.Rows, "inputs", inputs)
+    if mutant == "one way":
+        made_rows = sighted._rows
+
+        def without(*args):
+            rows = made_rows(*args)
+            rows.both_ways.zero_()
+            return rows
+
+        monkeypatch.setattr(sighted, "_rows", without)
+    made.loss(batch)
+    assert float((kept.taught - target_laws(llm, files)).abs().sum(-1).max()) > 1e-2
+
+
+def distill(name: str, sight: str | None, **how):
+    whole, target = halves(name)
+    plain = text_half(whole)
+    if sight == "none":
+        draft, drafted = fewer_layers(plain, 1, "first"), None
+    else:
+        draft, drafted = fewer_layers_of_whole(whole, 1, "first")
+        assert drafted.config.text_config.num_hidden_layers == 1 < whole.config.text_config.num_hidden_layers
+    processor = None if drafted is None else target.vision.processor
+    loaded = wrap_model(drafted or draft, target.tokenizer, processor=processor)
+    kept = Kept()
+    made = DistillRecipe(plain, draft.requires_grad_(True), kept, reader=Reader(target, loaded, sight), whole=drafted,
+                         window=WINDOW, rounds=2, **how)  # fmt: skip
+    made.module.eval()
+    return made, kept, target, loaded
+
+
+@pytest.mark.parametrize(
+    ("name", "sight"),
+    [("llava", "shared"), ("llava", "own"), ("llava", "none"), ("qwen2_5_vl", "own"), ("qwen2_5_vl", "none"),
+     ("gemma3", "shared")],
+)  # fmt: skip
+@torch.no_grad()
+def test_a_small_draft_reads_what_it_will_read(name, sight, files):
+    made, kept, target, loaded = distill(name, sight)
+    drafter = DraftModel(loaded, vision=sight)
+    llm = LLM(target, drafter=drafter, policy=Fixed(1), verifier=Ratio(), numerics="fast", max_model_len=400)
+    made.loss(batch_of(llm.runner, files))
+    assert float((kept.taught - target_laws(llm, files)).abs().sum(-1).max()) < 1e-3
+    said = drawable(kept.said, llm.runner.undraftable | drafter.runner.undraftable)
+    assert float((said - draft_laws(llm, files)).abs().sum(-1).max()) < 1e-3
+    assert float((kept.taught - kept.said).abs().sum(-1).mean()) > 0.2
+
+
+@pytest.mark.parametrize("sight", ["shared", "none"])
+@torch.no_grad()
+def test_drawn_rounds_stand_at_the_drafts_own_columns(monkeypatch, sight, files):
+    """With the likeliest token for a sample, a round is what the engine's draft says greedily."""
+    made, _, target, loaded = distill("llava", sight, on_policy=1.0)
+    made.module.train()
+    monkeypatch.setattr(torch, "multinomial", lambda law, count: law.argmax(-1, keepdim=True))
+    drafter = DraftModel(loaded, vision=sight)
+    llm = LLM(target, drafter=drafter, policy=Fixed(WINDOW), verifier=Ratio(), numerics="fast", max_model_len=400)
+    found, true = {}, DistillRecipe._draw
+
+    def draw(recipe, read, drawn, cache):
+        found["fed"], found["drawn"], found["read"] = true(recipe, read, drawn, cache), drawn, read
+        return found["fed"]
+
+    monkeypatch.setattr(DistillRecipe, "_draw", draw)
+    made.loss(batch_of(llm.runner, files))
+    for row, (chat, answer) in enumerate(zip(chats(files), ANSWERS, strict=True)):
+        drawn, begin = found["drawn"], int(found["read"].begins[row])
+        for root in sorted({int(s) for s in drawn.start[row] if s >= 0}):
+            (seq,), _ = llm._sequences(chat, SamplingParams(max_tokens=64))
+            seq.token_ids += answer[: root - begin + 1]
+            seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
+            llm.runner.read(seq.slot, seq.token_ids, seq.vision)
+            drafted = drafter.propose([seq], [DraftBudget(WINDOW - 1, WINDOW - 1)])
+            drafter.release([seq.slot])
+            llm.runner.cache.release(seq.slot)
+            assert found["fed"][row][drawn.start[row] == root].tolist() == drafted.tree.token_ids[0].tolist()
+
+
+@pytest.mark.parametrize("method", ["qat", "distill"])
+def test_training_with_pictures_makes_more_drafts_stand(method, files):
+    torch.manual_seed(0)
+    made, _, target = qat("llava", WINDOW, 2) if method == "qat" else distill("llava", "shared")[:3]
+    made.module.train()
+    batch = batch_of(ModelRunner(target, 1), files)
+    frozen = [p.clone() for p in made._plain.parameters()]
+    optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=1e-2)
+    told = []
+    for _ in range(12):
+        told.append(made.loss(batch))
+        optimizer.zero_grad()
+        told[-1].total.backward()
+        optimizer.step()
+    assert float(told[-1].parts["acceptance"]) > float(told[0].parts["acceptance"]) + 0.05
+    assert all(torch.equal(x, y) for x, y in zip(frozen, made._plain.parameters(), strict=True))
+
+
+def test_a_picture_that_was_changed_is_refused(files):
+    made, _, target = qat("llava")
+    batch = batch_of(ModelRunner(target, 1), files)
+    (first, *others) = batch.chats
+    swapped = json.loads(first.text.replace("1.png", "2.png"))
+    wrong = Batch(batch.token_ids, {}, batch.is_answer, (PicturedChat(json.dumps(swapped), first.images), *others))
+    with pytest.raises(ConfigError, match="no longer those that were answered"):
+        made.loss(wrong)

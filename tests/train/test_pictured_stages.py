@@ -1,0 +1,127 @@
+"""A run on prompts with pictures, from their file to a draft that is used; what is kept of a picture, and refused."""
+
+import json
+
+import pytest
+
+from paceline import LLM, SamplingParams, SelfQuantized
+from paceline.drafters.draft_model import DraftModel
+from paceline.errors import ConfigError
+from paceline.heads import read_record
+from paceline.runner import load_model
+from paceline.train.config import read_config
+from paceline.train.data import Answers
+from paceline.train.prepare import written
+from paceline.train.stages import Done, Stages
+from tests.vision.families import make, picture
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+RUN = """
+model: {base}/model
+prompts: [{base}/data/prompts.jsonl]
+out: {out}
+dtype: float32
+prepare: {{max_tokens: 5, limit: 8, prompt_tokens: 200, temperatures: [0]}}
+train: {{max_tokens: 300, epochs: 1, held_out: 0.3, loss: {{window: 2}}}}
+eval: {{prompts: [{base}/texts.jsonl], limit: 1, max_tokens: 2, temperatures: [0]}}
+"""
+METHODS = {"qat": ["head.bits=3"], "distill": ["head.num_layers=1", "head.vision=shared"]}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A model with eyes, and prompts beside their pictures, some of the same words."""
+    base = tmp_path_factory.mktemp("pictured")
+    model, processor = make("llava")
+    model.save_pretrained(base / "model")
+    processor.save_pretrained(base / "model")
+    (base / "data" / "images").mkdir(parents=True)
+    rows: list[dict] = [{"prompt": "hello"}, {"prompt": "and you"}]
+    for index in range(6):
+        picture(index).save(base / "data" / "images" / f"{index}.png")
+        parts = [{"type": "image", "image": f"images/{index}.png"}, {"type": "text", "text": "what is it?"}]
+        rows.append({"messages": [{"role": "user", "content": parts}], "source": "drawn"})
+    (base / "data" / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (base / "texts.jsonl").write_text(json.dumps({"prompt": "hello"}) + "\n")
+    return base
+
+
+def stages(base, out, method, *more) -> Stages:
+    (base / "run.yaml").write_text(RUN.format(base=base, out=out))
+    return Stages(method, read_config(base / "run.yaml", [*METHODS.get(method, []), *more]))
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def made(base, tmp_path_factory, request):
+    """A run of each method."""
+    out = tmp_path_factory.mktemp(request.param)
+    run = stages(base, out, request.param)
+    done = [event for name in ("prepare", "train", "eval") for event in getattr(run, name)() if isinstance(event, Done)]
+    return request.param, out, run, done
+
+
+def test_answers_are_those_about_the_picture(base, made):
+    _, out, run, _ = made
+    lines = written(out / "answers-0")
+    pictured = [line for line in lines if "images" in line]
+    assert (len(lines), len(pictured)) == (8, 6)
+    params = SamplingParams(max_tokens=5)
+    for line in pictured:
+        assert line["messages"][0]["content"][0]["image"].startswith(str(base / "data" / "images"))
+        assert run.llm.generate(line["messages"], params)[0].token_ids == line["answer_ids"]
+    assert len({tuple(line["prompt_ids"]) for line in pictured}) == 1, "the words are the same"
+    assert len({tuple(line["answer_ids"]) for line in pictured}) > 1, "the answers are not"
+    assert len({one.place for one in Answers.read(out / "answers-0").all}) == 8, "pictures are held out one by one"
+
+
+def test_running_again_changes_nothing(base, made):
+    method, out, _, _ = made
+    before = (out / "answers-0" / "answers.jsonl").read_text()
+    again = stages(base, out, method)
+    assert [event.result["answers"] for event in again.prepare() if isinstance(event, Done)] == [8]
+    assert (out / "answers-0" / "answers.jsonl").read_text() == before
+
+
+def test_the_draft_is_written_and_used(base, made):
+    method, out, _, done = made
+    assert [one.path.name for one in done] == ["answers-0", "draft", "eval.json"]
+    assert 0 < read_record(out / "draft")["training"]["held-out 1 - TV"] <= 1
+    if method == "qat":
+        drafter = SelfQuantized(weights=out / "draft")
+    else:
+        drafter = DraftModel(str(out / "draft"), vision="shared")
+        assert load_model(str(out / "draft")).vision is not None
+        assert "image-text-to-text" in (out / "draft" / "README.md").read_text()
+    llm = LLM(str(base / "model"), dtype="float32", drafter=drafter)
+    chat = written(out / "answers-0")[-1]["messages"]
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    drafted, plain = llm.generate(chat, params)[0], llm.plain().generate(chat, params)[0]
+    assert drafted.token_ids == plain.token_ids
+
+
+def test_a_text_draft_learns_to_draft_for_a_target_that_sees(base, made, tmp_path):
+    method, out, _, _ = made
+    if method != "distill":
+        return
+    run = stages(base, tmp_path, method, "head.vision=none", f"answers=[{out / 'answers-0'}]")
+    assert [event.path.name for event in run.train() if isinstance(event, Done)] == ["draft"]
+    assert load_model(str(tmp_path / "draft")).vision is None
+    llm = LLM(str(base / "model"), dtype="float32", drafter=DraftModel(str(tmp_path / "draft"), vision="none"))
+    assert llm.generate(written(out / "answers-0")[-1]["messages"], SamplingParams(max_tokens=4))[0].token_ids
+
+
+def test_what_cannot_be_read_is_refused(base, made, tmp_path):
+    _, out, _, _ = made
+    with pytest.raises(ConfigError, match="does not learn from pictures"):
+        list(stages(base, tmp_path, "eagle").prepare())
+    with pytest.raises(ConfigError, match="does not read pictures"):
+        list(stages(base, tmp_path, "eagle", "train.loss={name: ce}", f"answers=[{out / 'answers-0'}]").train())
+    lines = [
+        '{"messages": []}',
+        '{"messages": "hi"}',
+        '{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}',
+    ]
+    for line in lines:
+        (tmp_path / "wrong.jsonl").write_text(line + "\n")
+        with pytest.raises(ConfigError, match=r"wrong.jsonl, line 1"):
+            list(stages(base, tmp_path, "qat", f"prompts=[{tmp_path / 'wrong.jsonl'}]").prepare())

@@ -1,0 +1,132 @@
+"""Pixels of prompts that were answered, or wait for a slot, are not held: many chats of one call fit into memory."""
+
+import weakref
+
+import pytest
+
+import paceline.llm as front
+from paceline import LLM, DraftModel, SamplingParams
+from paceline.core.vision import PromptImage
+from paceline.decoding import SpeculativeDecoder
+from paceline.drafters import draft_sight
+from paceline.errors import CacheFull, ConfigError
+from paceline.policy import Fixed
+from paceline.runner import hf_pictures, wrap_model
+from tests.vision.families import make, picture, user
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
+CHATS = [[user("see ", picture(index, 40, 24), "what is it")] for index in range(6)]
+
+
+def engine(drafter=None, **options) -> LLM:
+    model, processor = make("llava")
+    loaded = wrap_model(model, processor=processor)
+    return LLM(loaded, drafter=drafter, policy=Fixed(2) if drafter else None, max_batch_size=2, **options)
+
+
+def draft() -> DraftModel:
+    model, processor = make("llava", 1)
+    return DraftModel(wrap_model(model, processor=processor), vision="own")
+
+
+class Alive:
+    """How many pictures had pixels in memory whenever a prompt was admitted."""
+
+    def __init__(self):
+        self.made, self.counts = list[weakref.ref[object]](), list[int]()
+
+    def clear(self):
+        """Forget what was made so far, as for the check at load."""
+        self.made.clear()
+        self.counts.clear()
+
+
+@pytest.fixture
+def alive(monkeypatch):
+    found = Alive()
+    real, admit = hf_pictures.PromptImage, SpeculativeDecoder.admit
+
+    def counted(key, places, inputs, source=None):
+        found.made.append(weakref.ref(inputs["pixel_values"]))
+        return real(key, places, inputs, source)
+
+    def admitting(self, seq):
+        found.counts.append(sum(one() is not None for one in found.made))
+        admit(self, seq)
+
+    monkeypatch.setattr(hf_pictures, "PromptImage", counted)
+    monkeypatch.setattr(SpeculativeDecoder, "admit", admitting)
+    return found
+
+
+def answers(llm: LLM, chats=CHATS, params=GREEDY) -> list[list[list[int]]]:
+    return [[one.token_ids for one in result.outputs] for result in llm.generate(chats, params)]
+
+
+@pytest.mark.parametrize("drafter", [None, draft])
+def test_at_most_a_batch_has_pixels(alive, monkeypatch, drafter):
+    monkeypatch.setattr(draft_sight, "_KEPT", 0)  # the bounded cache of what the draft's own processor made
+    most = 4 if drafter else 2  # two slots, for each of which the draft has pixels of its own
+    llm = engine(drafter and drafter())
+    alive.clear()
+    expected = answers(llm)
+    assert alive.counts[0] == len(CHATS)  # they are few: all are opened before the first is answered
+    assert alive.counts[-1] <= most  # what was answered is gone
+    assert answers(llm) == expected
+    monkeypatch.setattr(front, "PIXEL_BYTES", 0)
+    llm = engine(drafter and drafter())
+    alive.clear()
+    assert answers(llm) == expected
+    assert max(alive.counts) <= most
+    assert [one[0].outputs[0].num_images for one in (llm.generate(chat, GREEDY) for chat in CHATS)] == [1] * len(CHATS)
+
+
+def test_several_answers_share_one_opening(alive, monkeypatch):
+    params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=4, ignore_eos=True)
+    expected = answers(engine(), CHATS[:3], params)
+    monkeypatch.setattr(front, "PIXEL_BYTES", 0)
+    llm = engine()
+    alive.clear()
+    assert answers(llm, CHATS[:3], params) == expected
+    assert max(alive.counts) <= 2
+
+
+def test_prompts_are_judged_before_any_is_answered(alive, monkeypatch):
+    monkeypatch.setattr(front, "PIXEL_BYTES", 0)
+    llm = engine(max_model_len=60)
+    alive.clear()
+    for bad, error in (([user(picture(1), "x" * 60)], CacheFull), ([user("<image>", picture(1))], ConfigError)):
+        with pytest.raises(error):
+            llm.generate([*CHATS, bad], GREEDY)
+    assert not alive.counts
+    assert answers(llm, CHATS[:1])
+
+
+def test_picture_that_changes_while_it_waits_is_refused(monkeypatch, tmp_path):
+    path = tmp_path / "picture.png"
+    picture(1).save(path)
+    chat = [{"role": "user", "content": [{"type": "image", "image": str(path)}, {"type": "text", "text": "what"}]}]
+    monkeypatch.setattr(front, "PIXEL_BYTES", 0)
+    real = SpeculativeDecoder.admit
+
+    def admitting(self, seq):
+        picture(2).save(path)
+        real(self, seq)
+
+    monkeypatch.setattr(SpeculativeDecoder, "admit", admitting)
+    llm = engine()
+    with pytest.raises(ConfigError, match="changed"):
+        llm.generate([*CHATS[:2], chat], GREEDY)
+    assert llm.runner.cache.num_free == 2
+
+
+def test_without_pixels_is_all_but_the_pixels():
+    llm = engine()
+    ((seq, *_), _) = llm._sequences(CHATS[0], GREEDY)
+    bare = seq.vision.without_pixels()
+    assert (bare.keys, bare.num_tokens, bare.edge) == (seq.vision.keys, seq.vision.num_tokens, seq.vision.edge)
+    assert all(isinstance(one, PromptImage) and not one.inputs and one.source is None for one in bare.images)
+    image = seq.vision.images[0]
+    assert hf_pictures.pixel_bytes(seq.vision) == image.inputs["pixel_values"].nbytes + 40 * 24 * 3
+    assert hf_pictures.pixel_bytes(bare) == 0

@@ -1,4 +1,6 @@
-"""One thread, so that timings and bits do not depend on who else uses the machine."""
+"""One thread for each process, so that timings and bits do not depend on who else uses the machine."""
+
+import os
 
 import jaxtyping
 import pytest
@@ -6,6 +8,7 @@ import torch
 
 
 def pytest_configure() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"  # of commands that tests run
     torch.set_num_threads(1)
 
 

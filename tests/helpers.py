@@ -92,6 +92,12 @@ def run(
     return seqs
 
 
+def reading_apart(on: ModelRunner) -> ModelRunner:
+    """The runner, reading prompts before the first round: for tests that look at drafts from that round on."""
+    on._joins = False
+    return on
+
+
 def all_free(on: ModelRunner) -> bool:
     return sorted(on.cache._free) == list(range(on.cache.num_slots)) and not any(on.cache.lengths)
 

@@ -16,7 +16,7 @@ from paceline.decoding import SpeculativeDecoder
 from paceline.modules import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead, MtpConfig, MtpHead
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
-from tests.helpers import NO_EOS
+from tests.helpers import NO_EOS, reading_apart
 from tests.tiny import tiny_model
 
 SOME = torch.arange(0, 97, 2)  # a draft vocabulary: the even tokens
@@ -134,7 +134,9 @@ def watched(
         return made
 
     drafter.propose = propose
-    decoder = SpeculativeDecoder(ModelRunner(target, 3), drafter, Accepts(counts), policy or Fixed(depth, 12))
+    decoder = SpeculativeDecoder(
+        reading_apart(ModelRunner(target, 3)), drafter, Accepts(counts), policy or Fixed(depth, 12)
+    )
     params = SamplingParams(temperature=temperature, max_tokens=200, ignore_eos=True)
     seqs = [Sequence(list(ids), params, 5 + n, NO_EOS, 250) for n, ids in enumerate(prompts)]
     for seq in seqs:

@@ -49,7 +49,9 @@ def decode(drafter, policy, seqs, slots=3, verifier=None):
     return seqs
 
 
-@pytest.mark.parametrize("policy", [lambda: Rotating(5), Fixed, Dynamic, CostModel], ids=["rotating", "fixed", "dynamic", "cost model"])
+@pytest.mark.parametrize(
+    "policy", [lambda: Rotating(5), Fixed, Dynamic, CostModel], ids=["rotating", "fixed", "dynamic", "cost model"]
+)
 def test_answers_are_those_of_plain_decoding(policy):
     """Mixed arms, ragged depths, rows that finish at different times, a queue behind three slots."""
     requests = [

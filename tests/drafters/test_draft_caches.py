@@ -8,7 +8,7 @@ from paceline.decoding import SpeculativeDecoder
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
 from tests.cache.common import agree, held, prefilled
-from tests.helpers import REPEATING, loaded, prompt, sequence
+from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
 from tests.lossless.drafters import small_draft, twin
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=20)
@@ -17,7 +17,7 @@ PARAMS = SamplingParams(temperature=1.0, max_tokens=20)
 def steps(drafter, ids, params=PARAMS, rounds=8, depth=4, verifier=None, target=None):
     """The decoder and the sequence after each of the rounds, released at the end."""
     target = target or loaded()
-    decoder = SpeculativeDecoder(ModelRunner(target, 2), drafter, verifier or Coupled(), Fixed(depth))
+    decoder = SpeculativeDecoder(reading_apart(ModelRunner(target, 2)), drafter, verifier or Coupled(), Fixed(depth))
     seq = sequence(target, ids, params)
     decoder.admit(seq)
     for _ in range(rounds):

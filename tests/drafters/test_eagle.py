@@ -15,7 +15,7 @@ from paceline.errors import ConfigError, IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
 from tests.eagle_heads import law_after, random_head, states_of
-from tests.helpers import REPEATING, loaded, prompt, sequence
+from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
 from tests.tiny import tiny_model
 
 TARGET = "llama"
@@ -32,7 +32,7 @@ def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE,
     The second sequence joins late and now and then sits out a round; between any two nothing is drafted once.
     """
     model = tiny_model(TARGET, torch.float64)
-    decoder = SpeculativeDecoder(ModelRunner(target(), 3), drafter, verifier or Coupled(), Fixed(4, 14))
+    decoder = SpeculativeDecoder(reading_apart(ModelRunner(target(), 3)), drafter, verifier or Coupled(), Fixed(4, 14))
     head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     params = SamplingParams(temperature=temperature, max_tokens=60)
     seqs = [sequence(target(), prompt(length, length), params, seed=length) for length in lengths]

@@ -62,16 +62,17 @@ def test_fields_of_an_answer(llm):
 
 
 def test_origins_tell_each_kind():
-    """By script: all of two accepted, none, then nothing proposed because one token is left."""
-    model, params = tiny_model("llama"), SamplingParams(max_tokens=5, ignore_eos=True)
+    """By script: one with the prompt, all of two accepted, none, then nothing proposed because one token is left."""
+    model, params = tiny_model("llama"), SamplingParams(max_tokens=6, ignore_eos=True)
     prompt = [5, 6, 7]
     whole = LLM(model).generate(prompt, params)[0]
     future = {tuple(prompt): [*prompt, *whole.token_ids]}
-    answer = LLM(model, drafter=Scripted(future, [None, 0]), policy=Fixed(2)).generate(prompt, params)[0]
-    assert whole.origins == [Origin.PLAIN] * 5
+    answer = LLM(model, drafter=Scripted(future, [None, None, 0]), policy=Fixed(2)).generate(prompt, params)[0]
+    assert whole.origins == [Origin.PLAIN] * 6
     drafted = [Origin.DRAFTED, Origin.DRAFTED, Origin.BONUS]
-    assert answer.origins == [*drafted, Origin.RECOVERED, Origin.PLAIN]
-    assert [(r.num_drafted, r.num_accepted, r.num_emitted) for r in answer.rounds] == [(2, 2, 3), (1, 0, 1), (0, 0, 1)]
+    assert answer.origins == [Origin.PLAIN, *drafted, Origin.RECOVERED, Origin.PLAIN]
+    counts = [(r.num_drafted, r.num_accepted, r.num_emitted) for r in answer.rounds]
+    assert counts == [(0, 0, 1), (2, 2, 3), (1, 0, 1), (0, 0, 1)]
 
 
 @pytest.mark.parametrize("drafter", [None, PromptLookup(), RandomTrees()])

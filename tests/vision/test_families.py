@@ -31,7 +31,7 @@ def test_speculation_changes_nothing(name):
         results = drafting(llm, drafter).generate(list(CHATS.values()), GREEDY)
         assert same(results, expected), kind
         if kind == "scripted":
-            assert min(one.outputs[0].num_accepted for one in results) >= 3  # 5, less a placeholder
+            assert min(one.outputs[0].num_accepted for one in results) >= 2  # 5, less the first and a placeholder
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -188,9 +188,9 @@ def plain_halves(folder: str, device: torch.device) -> tuple[PreTrainedModel, Pr
 
     Raises `ConfigError`.
     """
-    if not is_vlm(AutoConfig.from_pretrained(folder)):
-        return plain_model(folder, device), None
     try:
+        if not is_vlm(AutoConfig.from_pretrained(folder)):
+            return plain_model(folder, device), None
         whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model {folder!r} cannot be read for training", got=str(error)) from error

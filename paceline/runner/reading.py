@@ -43,6 +43,11 @@ class Prefix:
     states: dict[int, Tensor]
 
     @property
+    def num_columns(self) -> int:
+        """S: one less than the edge where the prompt ended there, its last token being the root."""
+        return self.layers[0][0].shape[-2]
+
+    @property
     def num_bytes(self) -> int:
         """Of all tensors."""
         return sum(t.nbytes for pair in self.layers for t in pair) + sum(t.nbytes for t in self.states.values())
@@ -67,7 +72,7 @@ class PromptReader:
         key, seconds = prefix_key(token_ids, prompt), 0.0
         found = self.prefixes.get(key)
         watched = runner.asked() or {}
-        if found is not None and set(watched) <= set(found.states):
+        if found is not None and found.num_columns == kept and set(watched) <= set(found.states):
             runner.cache.restore(slot, found.layers)
             if watched:
                 given = {layer: found.states[layer][None] for layer in watched}

@@ -105,6 +105,21 @@ def test_hit_has_the_bits_of_a_miss(name, chunk):
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
+    """PaliGemma's prompt is one block: its last token is the root first, and part of the prefix of what follows it."""
+    llm = engine("paligemma")
+    (seq,), _ = llm._sequences([user(picture(1), "what is it")], GREEDY)
+    assert seq.vision.edge == len(seq.token_ids)
+    lengths = []
+    for token_ids in (seq.token_ids, [*seq.token_ids, 5, 6], [*seq.token_ids, 5, 6]):
+        slot = llm.runner.admit(token_ids, seq.vision)
+        llm.runner.read(slot, token_ids, seq.vision)
+        lengths.append(llm.runner.cache.lengths[slot] - (len(token_ids) - 1))
+        llm.runner.cache.release(slot)
+    assert lengths == [0, 0, 0]
+    assert llm.runner.reader.prefixes.hits == 2
+
+
 def test_prefix_without_the_states_asked_for_is_read_again():
     llm = engine()
     (seq,), _ = llm._sequences([user("a", picture(1), "b")], GREEDY)

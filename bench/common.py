@@ -128,7 +128,7 @@ def take_turns(
         }
         for label, tally in tallies.items():
             made = results[label]
-            tally.seconds.append(made[0].timings.decode / sum(len(one.token_ids) for one in made))
+            tally.seconds.append(made[0].timings.decode / sum(one.outputs[0].num_decoded for one in made))
             for one, result, plain in zip(group, made, results["plain"], strict=True):
                 tally.rounds += result.rounds
                 tally.lengths[one.suite] += [r.num_emitted for r in result.rounds]

@@ -105,13 +105,13 @@ def totals(pairs: Seq[Pair]) -> Totals:
         for runs in ([pair.plain for pair in pairs], [pair.speculative for pair in pairs])
     ]
     answers = [pair.speculative.completion for pair in pairs]
-    passes = sum(len(answer.rounds) for answer in answers)
+    passes = sum(len(answer.decoding) for answer in answers)
     identical = sum(pair.identical for pair in pairs)
     return Totals(
         plain_tokens_per_s=speeds[0],
         speculative_tokens_per_s=speeds[1],
         speedup=speeds[1] / speeds[0] if speeds[0] else 0.0,
-        mean_acceptance_length=sum(len(answer.token_ids) for answer in answers) / passes if passes else 0.0,
+        mean_acceptance_length=sum(answer.num_decoded for answer in answers) / passes if passes else 0.0,
         identical=identical == len(pairs),
         num_identical=identical,
     )

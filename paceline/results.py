@@ -44,9 +44,19 @@ class Completion:
         return sum(origin is Origin.DRAFTED for origin in self.origins)
 
     @cached_property
+    def decoding(self) -> list[Round]:
+        """The rounds after the pass that read the prompt."""
+        return [r for r in self.rounds if not r.with_prompt]
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens of these rounds: all but the first, and what was drafted and verified while the prompt was read."""
+        return sum(r.num_emitted for r in self.decoding)
+
+    @cached_property
     def mean_acceptance_length(self) -> float:
-        """Tokens per target pass, the target's own token included (vLLM's meaning); 0 without rounds."""
-        return len(self.token_ids) / len(self.rounds) if self.rounds else 0.0
+        """Tokens per target pass after the prompt was read, the target's own included (vLLM's meaning); 0 without."""
+        return self.num_decoded / len(self.decoding) if self.decoding else 0.0
 
 
 @dataclass(frozen=True)

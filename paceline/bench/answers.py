@@ -39,7 +39,8 @@ class Ask:
 class Answer:
     """One side's answer to one `Ask`.
 
-    seconds: of decoding, after the prompt was read; among the requests of a batch each round's time is shared out.
+    num_tokens: those that came after the pass that read the prompt, which gives the first and may give more.
+    seconds: of decoding, after that pass; among the requests of a batch each round's time is shared out.
     prefill_s: of reading the prompt. passes: of the model, likewise shared out; None where a peer does not tell.
     token_ids: None where a peer does not tell. verdict, reason: how it compares with the plain answer.
     """
@@ -62,7 +63,7 @@ class Answer:
 
     @property
     def length(self) -> int:
-        """Tokens of the whole answer; a peer's `num_tokens` leave out the one that ended its prefill."""
+        """Tokens of the whole answer; a peer ends its prefill with one."""
         return self.num_tokens + 1 if self.token_ids is None else len(self.token_ids)
 
     def as_dict(self) -> dict[str, object]:

@@ -45,7 +45,7 @@ def speculative_summary(answers: Seq[Answer], side: str, seed: int) -> dict[str,
     found = _comparison(answers, side, seed)
     categories = dict.fromkeys(one.ask.category for one in answers)
     mine = [one for one in answers if one.side == side]
-    rounds = [r for one in mine for r in one.rounds]
+    rounds = [r for one in mine for r in one.rounds if r.num_drafted or not r.with_prompt]
     positions = acceptance_by_position([(r.num_drafted, r.num_accepted) for r in rounds])
     drafting = [r for r in rounds if r.num_drafted]
     with_prefill = _versus(answers, PLAIN, side, seed, with_prefill=True)
@@ -140,7 +140,7 @@ def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]
     plain = [one for one in answers if one.side == PLAIN]
     mine = [one for one in answers if one.side == side]
     counts = Counter(one.verdict for one in mine)
-    passes = sum(len(one.rounds) for one in mine)
+    passes = sum(not r.with_prompt for one in mine for r in one.rounds)
     return {
         **_told(_versus(answers, PLAIN, side, seed)),
         "prompts": len(_costs(mine)),
@@ -148,7 +148,7 @@ def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]
         "tokens": sum(one.length for one in mine),
         "plain_tokens_per_s": pooled(list(_costs(plain).values())),
         "speculative_tokens_per_s": pooled(list(_costs(mine).values())),
-        "mean_acceptance_length": sum(one.length for one in mine) / passes if passes else 0.0,
+        "mean_acceptance_length": sum(one.num_tokens for one in mine) / passes if passes else 0.0,
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
         "not_compared": counts[None],
     }

@@ -101,10 +101,10 @@ class Acceptance:
 
 
 def counts_of(answer: Completion) -> AnswerCounts:
-    """Count the rounds of an answer."""
-    stood = [record.num_accepted for record in answer.rounds]
+    """Count the rounds of an answer, after the prompt was read."""
+    stood = [record.num_accepted for record in answer.decoding]
     accepted = tuple(sum(n > position for n in stood) for position in range(max(stood, default=0)))
-    return AnswerCounts(len(answer.token_ids), len(answer.rounds), accepted)
+    return AnswerCounts(answer.num_decoded, len(answer.decoding), accepted)
 
 
 def measure_acceptance(

@@ -54,7 +54,7 @@ def print_answers(
     if screen.json:
         answers = [_as_dict(answer) for answer in result.outputs]
         seconds = result.timings.decode
-        tokens = sum(len(answer.token_ids) for answer in result.outputs)
+        tokens = sum(answer.num_decoded for answer in result.outputs)
         screen.put_json(
             {
                 "model": options.model,
@@ -90,7 +90,7 @@ def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: boo
     if color:
         screen.err.print(legend(answer.origins), soft_wrap=True)
     count = len(answer.token_ids)
-    pace = f"{count / timings.decode:.1f} tok/s, " if timings.decode else ""
+    pace = f"{answer.num_decoded / timings.decode:.1f} tok/s, " if timings.decode and answer.num_decoded else ""
     promise = f"exact, numerics {answer.numerics}" if answer.exact else "same law" if answer.lossless else "lossy"
     told = f"{count} tokens, {pace}{answer.mean_acceptance_length:.2f} tokens a pass, {promise}"
     if answer.finish_reason == "length":

@@ -101,11 +101,13 @@ def test_both_sides_answer_everything(engine, measure, questions, batch):
     assert sorted(keys) == sorted((i, r, s) for i in range(4) for r in range(2) for s in (PLAIN, "lookup"))
     assert {one.verdict for one in run.answers if one.side == "lookup"} == {"identical"}
     for one in run.answers:
-        assert len(one.token_ids) == sum(r.num_emitted for r in one.rounds) == one.num_tokens
+        decoding = [r for r in one.rounds if not r.with_prompt]
+        assert len(one.token_ids) == sum(r.num_emitted for r in one.rounds) == one.length
+        assert one.num_tokens == sum(r.num_emitted for r in decoding) < one.length
         # The time of a shared round is divided; only what no round records, such as learning, comes on top.
         own = sum(r.seconds / r.batch for r in one.rounds)
         assert own <= one.seconds < 3 * own + 0.05
-        assert one.passes == pytest.approx(sum(1 / r.batch for r in one.rounds))
+        assert one.passes == pytest.approx(sum(1 / r.batch for r in decoding))
     assert max(r.batch for one in run.answers for r in one.rounds) == batch
     assert len(run.floor.samples) == 3
 
@@ -121,8 +123,8 @@ def test_summary(engine, measure, questions):
     assert found["verdicts"] == {"identical": 4, "near_tie": 0, "bug": 0}
     assert found["categories"].keys() == {"a", "b"}
     assert sum(one["tokens"] for one in found["categories"].values()) == found["tokens"]
-    passes = sum(len(one.rounds) for one in fast)
-    assert found["mean_acceptance_length"] == pytest.approx(found["tokens"] / passes)
+    passes = sum(one.passes for one in fast)
+    assert found["mean_acceptance_length"] == pytest.approx(sum(one.num_tokens for one in fast) / passes)
     accepted = sum(one.origins.count("drafted") for one in fast)
     assert found["sources"][fast[0].rounds[0].source]["accepted"] == accepted > 0
     by_position = zip(found["acceptance_by_position"], found["rounds_by_position"], strict=True)

@@ -53,7 +53,9 @@ def test_fields_of_an_answer(llm):
     assert sum(r.num_emitted for r in answer.rounds) == 20
     assert answer.num_accepted == answer.origins.count(Origin.DRAFTED)
     assert answer.num_drafted == sum(r.num_nodes for r in answer.rounds)
-    assert answer.mean_acceptance_length == 20 / len(answer.rounds)
+    alone = [r.num_emitted for r in answer.rounds if not r.with_prompt]
+    assert answer.mean_acceptance_length == sum(alone) / len(alone)
+    assert (answer.num_decoded, len(alone)) == (20 - answer.rounds[0].num_emitted, len(answer.rounds) - 1)
     for origin, source in zip(answer.origins, answer.sources, strict=True):
         assert source == ("lookup" if origin is Origin.DRAFTED else "")
     assert result.timings.rounds == len(answer.rounds)

@@ -116,7 +116,7 @@ def rounds(loaded: LoadedModel, context: int, clock: Clock, tokens: int) -> dict
         return draft
 
     def marked_forward(*args):
-        begun.append(clock.mark())
+        begun.append((drafted[-1], clock.mark()))  # the first draft's round is read with the prompt
         out = forward(*args)
         done.append(clock.mark())
         return out
@@ -124,12 +124,14 @@ def rounds(loaded: LoadedModel, context: int, clock: Clock, tokens: int) -> dict
     prompt, params = [3] * context, SamplingParams(max_tokens=tokens, ignore_eos=True)
     llm.generate(prompt, params)  # warms up
     llm.decoder.drafter.propose, llm.runner.forward = marked_propose, marked_forward
+    for marks in (drafted, begun, done):
+        marks.clear()
     timings = llm.generate(prompt, params)[0].timings
     found = {
-        "round": timings.decode / timings.rounds,  # it ends with tokens on the host: nothing is left to wait for
-        "draft": timings.draft / timings.rounds,
-        "gap": statistics.median(map(clock.between, drafted, begun)),
-        "verify": statistics.median(map(clock.between, begun, done)),
+        "round": timings.decode / len(done),  # it ends with tokens on the host: nothing is left to wait for
+        "draft": timings.draft / len(done),
+        "gap": statistics.median(clock.between(*marks) for marks in begun),
+        "verify": statistics.median(clock.between(mark, end) for (_, mark), end in zip(begun, done, strict=True)),
     }
     return {name: seconds * 1e3 for name, seconds in found.items()}
 

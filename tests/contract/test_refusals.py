@@ -145,6 +145,9 @@ class Breaks(Adversary):
     def propose(self, seqs, budgets):
         return self.draft()
 
+    def drafts_unread(self, arm=None):
+        return True
+
     def nodes(self, seq, budget):
         return chain([])
 

@@ -164,7 +164,7 @@ def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verif
     params = [SamplingParams(temperature=temperature, max_tokens=31)] * 2
     prompts = [prompt(length, length) for length in (3, 30)]
     made = decode(ModelRunner(target, 2), drafter, Constant(4, nodes), prompts, params, verifier)
-    counts = [record.num_accepted for seq in made for record in seq.rounds[:-1]]
+    counts = [record.num_accepted for seq in made for record in seq.rounds[1:-1]]  # the first came with the prompt
     return sum(counts) / len(counts)
 
 
@@ -201,6 +201,6 @@ def test_a_tree_finds_more_than_a_chain():
     knowing = knowing_head(memoryless())
     torch.manual_seed(0)
     with torch.no_grad():
-        knowing.fc.weight[:, :32] += 0.05 * torch.randn(32, 32)
+        knowing.fc.weight[:, :32] += 0.07 * torch.randn(32, 32)
     chain, tree = (accepted(Eagle(knowing, shape), 0.0, 20) for shape in ("chain", "dynamic"))
     assert 0.3 < chain < tree

@@ -33,6 +33,7 @@ Message = dict[str, object]
 
 
 @cache
+@torch.inference_mode(False)  # whoever asks first: others train it
 def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, ProcessorMixin]:
     """A float32 model of the named family and its processor; made once. Skips what this transformers lacks."""
     family = FAMILIES[name]

@@ -1,6 +1,7 @@
 """How long answers get, learnt from those that ended: what a drafter reads for an answer must pay before its end."""
 
 from collections import deque
+from itertools import pairwise
 from typing import final
 
 REMEMBERED = 64
@@ -31,6 +32,17 @@ class Lengths:
         weight = (1 + len(longer)) ** -2
         mean = (sum(longer) + weight * limit / 2) / (len(longer) + weight)
         return max(1.0, min(mean, limit))
+
+    def goes_on(self, emitted: int, depth: int) -> list[float]:
+        """For each drafted token the chance that it can count, if those before it did: the answer is so long. [depth].
+
+        Token i (from 0) of a draft counts where i + 2 tokens are still to come, the target's own being one of them:
+        P(L - t >= i + 2 | L - t >= i + 1). The guess of `left` is an answer that never ends.
+        """
+        longer = [tokens - emitted for tokens in self._seen if tokens > emitted]
+        weight = (1 + len(longer)) ** -2
+        reach = [weight + sum(left > i for left in longer) for i in range(depth + 1)]
+        return [after / before for before, after in pairwise(reach)]
 
     def had_better_wait(self, emitted: int, gain: float, price: float) -> bool:
         """Whether reading some tokens later is worth more: many answers may have ended by then.

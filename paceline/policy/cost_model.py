@@ -206,7 +206,8 @@ class CostModel(DraftPolicy):
             for option in options
             if option is not self._plan[row].option
             and (option.masks or seq.slot not in self._hung)  # what masks were hung for comes first
-            and (option.pending <= FEW or (option.source not in reader and could_pay(option, turn, self.estimates)))
+            and (option.pending <= FEW or option.source not in reader)
+            and could_pay(option, turn, self.estimates)
             and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
         ]
         read_by_others = 0.0

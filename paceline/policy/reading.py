@@ -37,7 +37,7 @@ def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates)
 
 
 def could_pay(option: Option, turn: TurnSeconds, known: Estimates) -> bool:
-    """Whether what must be read would pay before the answer ends, and now rather than later, if every token stood."""
+    """Whether drafting would pay before the answer ends, reading included, and now rather than later, if all stood."""
     longest = min(len(option.accept), max(0, round(option.horizon) - 1))
     saved = _saved(option, turn, known, range(1 + longest))
     if known.lengths.had_better_wait(option.emitted, saved, option.reading):

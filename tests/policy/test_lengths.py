@@ -56,7 +56,7 @@ def test_a_good_draft_of_a_short_answer_is_left_alone():
             lambda clock: CostModel(clock=clock), [member], requests=150, tokens=128, length=lambda request: 1
         ).speed
 
-    assert speed() > 0.96
+    assert speed() > 0.985
 
 
 def best_wait(seen: list[int], emitted: int, gain: float, price: float) -> int:

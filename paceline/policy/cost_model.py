@@ -118,9 +118,8 @@ class CostModel(DraftPolicy):
             self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
             return plain
         credit = [self.ledger.available(seq.slot) for seq in seqs]
-        allowed = [
-            [o for o in row if may_join(o, own, turn, self.estimates)] for row, own in zip(rows, credit, strict=True)
-        ]
+        known = self.estimates
+        allowed = [[o for o in row if may_join(o, own, turn, known)] for row, own in zip(rows, credit, strict=True)]
         max_nodes = 1 if turn.tries_trees else self.max_nodes
         choice = choose(allowed, turn, self.estimates.costs, max(credit), max_nodes)
         for row, option in enumerate(choice.options):

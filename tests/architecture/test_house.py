@@ -166,3 +166,11 @@ def test_backward_import_is_noticed(mutant):
 )  # fmt: skip
 def test_foreign_assignment_is_noticed(source):
     assert foreign_assignments(ast.parse(source))
+
+
+def test_packaged_records_name_no_machine_paths():
+    """What a run records of its command line must not travel with the package."""
+    for file in sorted((PACKAGE / "zoo" / "artefacts").rglob("*")):
+        if file.suffix in (".json", ".md") and file.parent.name != "model":
+            found = re.search(r"(?<![\w.])/(home|root|opt|work|tmp)/", file.read_text(encoding="utf-8"))
+            assert found is None, f"{file}: {found and found[0]}"

@@ -128,7 +128,10 @@ WeightsOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        "--dtype", help="bfloat16, float16, float32 or float64; default: the checkpoint's.", rich_help_panel=_MODEL
+        "--dtype",
+        help="bfloat16, float16, float32 or float64; default: the checkpoint's, or float32 on a CPU that lacks "
+        "instructions for its 16 bits.",
+        rich_help_panel=_MODEL,
     ),
 ]
 DeviceOption = Annotated[

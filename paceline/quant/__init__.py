@@ -3,7 +3,7 @@
 from .fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
 from .int4 import Int4Linear, dequantize_int4, quantize_int4, round_to_bits
 from .int8 import Int8Linear, dequantize_int8, quantize_int8
-from .linears import QuantReport, Weights, check_weights, quantize_head, quantize_linears, quantize_target
+from .linears import Quantized, QuantReport, Weights, check_weights, quantize_head, quantize_linears, quantize_target
 from .packed import PackedLinear, pack_linears
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Int8Linear",
     "PackedLinear",
     "QuantReport",
+    "Quantized",
     "Weights",
     "check_weights",
     "dequantize_fp8",

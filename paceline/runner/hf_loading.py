@@ -25,7 +25,7 @@ from .hf_adapter import LoadedModel
 from .hf_vision import family_of, is_vlm, text_half, vision_half
 from .kv_cache import SlotCache
 from .layout import PassLayout
-from .placement import device_of, dtype_of
+from .placement import device_of, dtype_of, usual_dtype
 from .processors import load_processor
 from .selftest import plain_reference
 from .sight import plain_sight
@@ -42,8 +42,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a model folder or hub id. Weights come from safetensors only.
 
-    dtype: None keeps the checkpoint's. device: None takes CUDA where there is one. A vision-language model comes with
-    its processor. Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is
+    dtype: None and "auto" keep the checkpoint's, except on a CPU without instructions for its 16 bits, where it is
+    float32. device: None takes CUDA where there is one. A vision-language model comes with its
+    processor. Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is
     neither a causal LM nor a vision-language model of a known family.
     """
     place, kind = device_of(device), dtype_of(dtype)
@@ -67,7 +68,7 @@ def load_model(
         model, loaded = auto.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
             name_or_path,
             config=config,
-            dtype=kind or "auto",
+            dtype=kind or usual_dtype(config, place) or "auto",
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,

@@ -1,6 +1,7 @@
 """Which device and dtype a user means."""
 
 import torch
+from transformers import PretrainedConfig
 
 from ..errors import ConfigError
 
@@ -22,8 +23,27 @@ def device_of(device: str | torch.device | None) -> torch.device:
     return place
 
 
+def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
+    """False iff the device is a CPU without instructions for products in this dtype of 16 bits, which are then slow."""
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+        return True
+    if not torch.backends.mkldnn.is_available():
+        return False
+    which = "bf16" if dtype is torch.bfloat16 else "fp16"
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{which}_supported")())
+
+
+def usual_dtype(config: PretrainedConfig, device: torch.device) -> torch.dtype | None:
+    """What a model is loaded in when nobody says: None, the checkpoint's, or float32 where the CPU lacks that.
+
+    On two AVX2 cores `generate` with SmolLM2-135M took 55 s in the bfloat16 it is stored in, and 21 s in float32.
+    """
+    stored = config.dtype or config.get_text_config().dtype
+    return None if not isinstance(stored, torch.dtype) or multiplies(stored, device) else torch.float32
+
+
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """None and "auto" keep the checkpoint's. Raises `ConfigError` for an unknown name."""
+    """None for None and "auto": see `usual_dtype`. Raises `ConfigError` for an unknown name."""
     if dtype is None or isinstance(dtype, torch.dtype):
         return dtype
     if dtype in ("auto", *_DTYPES):

@@ -78,11 +78,11 @@ def check_sight(runner: "ModelRunner") -> None:
         runner.cache.release(slot)
         runner.reader.forget()
     error = (logits - sight.logits).abs().max() / sight.logits.std().clamp(min=1e-6)
-    if not error <= tolerance(loaded.dtype):  # a NaN fails too
+    if not error <= (most := tolerance(loaded)):  # a NaN fails too
         raise IncompatibleModels(
             f"{loaded.name} does not say of a picture what plain transformers says",
             got=f"a difference of {float(error):.3g} standard deviations",
-            expected=f"at most {tolerance(loaded.dtype)}",
+            expected=f"at most {most}",
             fix="this model cannot be decoded here; decode it with plain transformers",
         )
     sight.checked.add(runner.invariant)

@@ -5,7 +5,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError
-from paceline.runner import load_model, wrap_model
+from paceline.runner import load_model, placement, wrap_model
+from paceline.runner.selftest import tolerance
+from paceline.runner.weights import with_weights
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 
@@ -47,3 +49,31 @@ def test_a_model_that_the_caller_loaded_stays_as_it_is():
     assert model.config._attn_implementation == attention
     assert model.training
     assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("asked", [None, "auto"])
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("has_16_bits", [True, False])
+def test_the_usual_dtype_is_the_stored_one_or_float32_where_the_processor_lacks_it(
+    tmp_path, monkeypatch, asked, stored, has_16_bits
+):
+    monkeypatch.setattr(placement, "multiplies", lambda dtype, device: has_16_bits or dtype is torch.float32)
+    tiny_model("llama", stored).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), asked, "cpu")
+    assert loaded.dtype is (stored if has_16_bits else torch.float32)
+    assert load_model(str(tmp_path), "bfloat16", "cpu").dtype is torch.bfloat16  # what is asked for is what is got
+
+
+def test_a_gpu_is_never_said_to_lack_16_bits():
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert placement.multiplies(dtype, torch.device("cuda"))
+    assert placement.multiplies(torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_layers_of_few_bits_are_held_to_what_16_bits_can_promise(weights):
+    """They round their inputs, so two float32 passes that differ in the last bit come out a level apart."""
+    plain = wrap_model(tiny_model("llama", hidden_size=64, intermediate_size=64))
+    rounded, _ = with_weights(plain, weights)
+    assert tolerance(plain) == 0.02 < tolerance(rounded) == 0.35

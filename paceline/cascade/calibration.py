@@ -186,6 +186,15 @@ def sampling_of(params: SamplingParams) -> dict[str, object]:
     return told
 
 
+def params_of(made: "Calibration", max_tokens: int, seed: int = 0) -> SamplingParams:
+    """What `sampling_of` told, for answers of at most `max_tokens`."""
+    sampling = dict(made.sampling)
+    bias = sampling.get("logit_bias")
+    if isinstance(bias, dict):
+        sampling["logit_bias"] = {int(token): value for token, value in bias.items()}
+    return SamplingParams.from_dict({**sampling, "max_tokens": max_tokens, "seed": seed})
+
+
 def load_calibration(path: Path | str) -> Calibration:
     """Read such a file. Raises `ConfigError` for anything else, another version, or one that was changed since."""
     try:

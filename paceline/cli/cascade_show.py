@@ -14,7 +14,6 @@ from .screen import Screen
 if TYPE_CHECKING:
     from ..cascade import Calibration, Cascade
     from ..cascade.cases import Case, Found
-    from ..core.request import SamplingParams
     from ..llm import LLM
 
 
@@ -36,6 +35,7 @@ def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
     """Write the page. Raises `ConfigError` and `IncompatibleModels`, for other models than those calibrated."""
     with screen.spinner("starting"):
         from ..cascade import Cascade, load_calibration
+        from ..cascade.calibration import params_of
         from ..cascade.cases import find_cases
         from ..cascade.page import page
         from ..cascade.prompt_file import read_prompt_file
@@ -45,7 +45,7 @@ def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
     if not out.parent.is_dir():
         raise ConfigError("there is no such folder", got=str(out.parent), fix="make it, or give another --out")
     small, large = _models(made, options, screen)
-    params = _params(made, options.max_tokens)
+    params = params_of(made, options.max_tokens)
     with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade, screen.stages() as progress:
         found = find_cases(cascade, prompts, params, progress)
         text = page(cascade, found, len(prompts))
@@ -70,16 +70,6 @@ def _models(made: "Calibration", options: CascadeOptions, screen: Screen) -> "tu
     length = made.prompts.get("max_model_len")
     length = length if isinstance(length, int) else None
     return open_pair(*pair, None, dtype, options.device, length, options.threads, False, screen)
-
-
-def _params(made: "Calibration", max_tokens: int) -> "SamplingParams":
-    from ..core.request import SamplingParams
-
-    sampling = dict(made.sampling)
-    bias = sampling.get("logit_bias")
-    if isinstance(bias, dict):
-        sampling["logit_bias"] = {int(token): value for token, value in bias.items()}
-    return SamplingParams.from_dict({**sampling, "max_tokens": max_tokens, "seed": 0})
 
 
 def _tell(cascade: "Cascade", found: "dict[Case, Found | None]", out: Path, text: str, screen: Screen) -> None:

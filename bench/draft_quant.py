@@ -7,7 +7,8 @@ Rounding: `nearest` (least and largest weight of a group), `fitted` (least squar
 --draft: trained weights (`paceline train qat`). --weights: a safetensors file of weights as another library left them,
 dequantised, by transformers' names; they are put into our format through the grid that they lie on. --layers: draft
 models of so many of the target's own layers, untrained; --model: trained ones (`paceline train distill`). Draft models
-read the text themselves, all other rows the target's own keys and values.
+read the text themselves, all other rows the target's own keys and values. Of a target that sees, answers about pictures
+are read as the engine reads them; its draft models are `vlm_drafters.py`'s.
 
 Everything is measured on held-out answers of the target (`--held-out`, the share that `train.held_out` kept), in rounds
 of four tokens, as the draft runs:
@@ -34,13 +35,15 @@ from transformers import PreTrainedModel
 from paceline import LLM, Fixed, SamplingParams, SelfQuantized
 from paceline.heads import load_head
 from paceline.modules.int4_draft import Int4Draft, Int4DraftConfig
-from paceline.quant import dequantize_int4, dequantize_int8, quantize_int8
+from paceline.quant import Int4Linear, dequantize_int4, dequantize_int8, quantize_int8
 from paceline.quant.fake import torchao_modules
 from paceline.quant.int4 import codes_on, fitted_grid, grid_of, params_of
+from paceline.runner import load_model
 from paceline.train.data import Answer, Answers
 from paceline.train.losses import compared, kl
 from paceline.train.recipes.distill import detached, fewer_layers
 from paceline.train.recipes.rounds import Rounds, read_rounds, read_text, rounds_of
+from paceline.train.recipes.sighted import Read, Reader, plain_halves
 from paceline.train.recipes.space_model import layers_of_model, linears_of, plain_model, windows_of
 from paceline.zoo import resolve
 
@@ -80,23 +83,24 @@ GRIDS: dict[str, Grid] = {"nearest": grid_of, "fitted": fitted_grid, "hqq": hqq_
 
 @dataclass
 class Text:
-    """A held-out answer with the target's logits [M, V] at its rows, and its keys and values."""
+    """A held-out answer with the target's logits [M, V] at its rows, and its keys and values. read: with pictures."""
 
     answer: Answer
-    ids: Tensor
+    read: Read
     rounds: Rounds
     taught: Tensor
     cache: object
 
 
-def read_answers(plain: nn.Module, answers: Answers, most: int) -> list[Text]:
-    """One by one, cut to `most` tokens."""
+def read_answers(plain: PreTrainedModel, answers: Answers, most: int, reader: Reader | None) -> list[Text]:
+    """One by one, cut to `most` tokens. reader: of a target that sees."""
     texts = list[Text]()
     for index, answer in enumerate(answers.all):
         batch = answers.batch([index], (), most)
-        logits, cache = read_text(plain, batch.token_ids, 0)
+        read = Read(batch.token_ids, batch.is_answer) if reader is None else reader.target(batch)
+        logits, cache = read_text(plain, read.ids, 0, read.rows, windows_of(plain))
         rounds = rounds_of(batch.is_answer, WINDOW, torch.zeros(1, dtype=torch.long))
-        texts.append(Text(answer, batch.token_ids, rounds, rounds.take(logits), cache))
+        texts.append(Text(answer, read, rounds, rounds.take(logits), cache))
     return texts
 
 
@@ -106,10 +110,10 @@ def measure(student: nn.Module, texts: list[Text], windows: dict[str, int | None
     stands, same, apart, sampled, greedy = [], [], [], [], []
     for text in texts:
         if alone:
-            said = text.rounds.take(read_text(student, text.ids, 0)[0])
+            said = text.rounds.take(read_text(student, text.read.ids, 0, text.read.rows, windows)[0])
         else:
-            fed = text.ids.gather(1, text.rounds.column.clamp_min(0))
-            said = read_rounds(student, fed, text.rounds, detached(text.cache), windows)[text.rounds.counts]
+            fed, cache = text.read.ids.gather(1, text.rounds.column.clamp_min(0)), detached(text.cache)
+            said = read_rounds(student, fed, text.rounds, cache, windows, text.read.offsets)[text.rounds.counts]
         stood, agrees = compared(text.taught, said)
         stands.append(stood)
         same.append(agrees.float())
@@ -132,9 +136,11 @@ def rounded(
     plain: nn.Module, bits: int, group_size: int, grid: Grid, found: dict[str, Tensor] | None = None
 ) -> Int4Draft:
     """The draft of these grids; found: weights of another library in the place of the model's own."""
-    names, shapes = linears_of(plain, ())
     layers = layers_of_model(plain)
-    draft = Int4Draft(Int4DraftConfig(bits, group_size, len(layers), names, shapes))
+    known = zip(*linears_of(plain, ()), strict=True)
+    fits = [(name, size) for name, size in known if Int4Linear.fits(layers[0].get_submodule(name), group_size)]
+    names = tuple(name for name, _ in fits)
+    draft = Int4Draft(Int4DraftConfig(bits, group_size, len(layers), names, tuple(size for _, size in fits)))
     for index, layer in enumerate(layers):
         for name in names:
             weight = layer.get_submodule(name).weight if found is None else found[f"model.layers.{index}.{name}.weight"]
@@ -148,7 +154,7 @@ def student_of(plain: nn.Module, draft: Int4Draft | None) -> nn.Module:
     shared = {id(p): p for p in plain.parameters()}
     model = copy.deepcopy(plain, shared)
     for index, layer in enumerate(layers_of_model(model)):
-        for name in linears_of(plain, ())[0]:
+        for name in linears_of(plain, ())[0] if draft is None else draft.config.linears:
             old = layer.get_submodule(name)
             made = nn.Linear(old.in_features, old.out_features, bias=False, device="meta")
             if draft is None:
@@ -163,7 +169,8 @@ def student_of(plain: nn.Module, draft: Int4Draft | None) -> nn.Module:
 def decoded(llm: LLM, texts: list[Text], count: int) -> float:
     """Tokens a pass of real greedy decoding."""
     params = SamplingParams(max_tokens=32, ignore_eos=True)
-    rounds = [r for text in texts[:count] for r in llm.generate(list(text.answer.prompt_ids), params)[0].rounds]
+    asked = [one.chat.messages if one.chat else list(one.prompt_ids) for one in (text.answer for text in texts[:count])]
+    rounds = [r for prompt in asked for r in llm.generate([prompt], params)[0].rounds]
     return sum(r.num_emitted for r in rounds) / len(rounds)
 
 
@@ -202,7 +209,7 @@ def show(about: dict[str, object], told: dict[str, float]) -> None:
     print(json.dumps({**about, **{key: round(value, 3) for key, value in told.items()}}), flush=True)
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     """Measure every row on the same answers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
@@ -219,19 +226,20 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=384, help="an answer and its prompt are cut there")
     parser.add_argument("--own", action="store_true")
     parser.add_argument("--decode", type=int, default=0, metavar="N")
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     folder = resolve(args.model)
-    plain = plain_model(folder, torch.device("cpu"))
+    plain, whole = plain_halves(folder, torch.device("cpu"))
+    reader = None if whole is None else Reader(load_model(folder, "float32", "cpu"))
     held_out = Answers.read(args.prepared).split(args.held_out)[1].fitting(args.tokens // 2).limited(args.answers)
     with torch.no_grad():
-        texts = read_answers(plain, held_out, args.tokens)
+        texts = read_answers(plain, held_out, args.tokens, reader)
     about = {"answers": len(texts), "tokens": sum(len(text.taught) for text in texts), "sha256": held_out.hash()[:16]}
     print(json.dumps(about), flush=True)
     for name, bits, group_size, draft in settings(args, plain):
         student = student_of(plain, draft)
         told = measure(student, texts, windows_of(plain), alone=False)
         if args.own:
-            told["own context"] = measure(student, texts, {}, alone=True)["1 - TV"]
+            told["own context"] = measure(student, texts, windows_of(plain), alone=True)["1 - TV"]
         if args.decode and draft is not None:
             drafter = SelfQuantized(weights=draft, lm_head="shared")
             llm = LLM(
@@ -240,7 +248,9 @@ def main() -> None:
             told["decoded"] = decoded(llm, texts, args.decode)
         show({"name": name, "bits": bits, "group_size": group_size}, told)
     for name, small in small_models(args, plain):
-        show({"name": name, "layers": len(layers_of_model(small))}, measure(small, texts, {}, alone=True))
+        show(
+            {"name": name, "layers": len(layers_of_model(small))}, measure(small, texts, windows_of(small), alone=True)
+        )
 
 
 if __name__ == "__main__":

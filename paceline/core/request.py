@@ -154,6 +154,12 @@ class Sequence:
         """How many tokens may still be emitted."""
         return min(self.params.max_tokens - self.num_output, self.max_length - len(self.token_ids))
 
+    def would_end(self, token: int, ahead: int) -> bool:
+        """Whether `token` ends the answer if it is the `ahead`-th from here, from 1: no draft behind it can count."""
+        if self.num_output + ahead < self.params.min_tokens:
+            return False
+        return (token in self.eos_ids and not self.params.ignore_eos) or token in self.params.stop_token_ids
+
     def append(self, token: int, origin: Origin, source: str, logprob: TokenLogprob | None = None) -> bool:
         """Take one token, then test every reason to stop, in the order of the text. True: finished."""
         self.token_ids.append(token)

@@ -28,7 +28,8 @@ def draft_chains(
     pending: tokens of each row that the runner has not cached yet; the last is the root. All but the last drafted
     token are cached at the end, so a fully accepted draft leaves two tokens pending.
 
-    Where a budget has `goes_on` the draft's confidences are noted, and a row ends with the token that stops it.
+    Where a budget has `goes_on` the draft's confidences are noted, and a row ends with the token that stops it. It also
+    ends with a token that would end the answer.
 
         pending r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
     """
@@ -54,7 +55,7 @@ def draft_chains(
             feed[b] = [token]
             if q is not None:
                 laws[b].append(q[i])
-        active = [b for b in active if len(drafted[b]) < budgets[b].depth and _goes_on(budgets[b], sure[b])]
+        active = [b for b in active if _goes_on(seqs[b], drafted[b], budgets[b], sure[b])]
     tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
     weighed = _padded(sure, tree.num_nodes) if weighs else None
     if not any(laws):
@@ -67,7 +68,9 @@ def draft_chains(
     return Draft(tree, Law.IID, q, source, confidence=weighed)
 
 
-def _goes_on(budget: DraftBudget, sure: list[float]) -> bool:
+def _goes_on(seq: Sequence, drafted: list[int], budget: DraftBudget, sure: list[float]) -> bool:
+    if len(drafted) >= budget.depth or seq.would_end(drafted[-1], len(drafted)):
+        return False
     return budget.goes_on is None or budget.goes_on(sure)
 
 

@@ -75,7 +75,8 @@ class PromptLookup(Drafter):
         for seq, budget in zip(seqs, budgets, strict=True):
             found = self._match(seq) if budget.depth else None
             copied = _continuation(seq.token_ids, found[0], budget.depth) if found else []
-            rows.append([seq.token_ids[-1], *before_undraftable(copied, self._undraftable)])
+            copied = _up_to_end(seq, before_undraftable(copied, self._undraftable))
+            rows.append([seq.token_ids[-1], *copied])
             hints.append(found[1] if found else -1)
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
@@ -121,3 +122,9 @@ def _continuation(tokens: list[int], end: int, depth: int) -> list[int]:
     for source in range(end + 1, end + 1 + depth):
         drafted.append(tokens[source] if source < len(tokens) else drafted[source - len(tokens)])
     return drafted
+
+
+def _up_to_end(seq: Sequence, tokens: list[int]) -> list[int]:
+    """What is copied from beyond the end of an answer, as of an earlier turn, could not be emitted."""
+    ends = (place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place))
+    return tokens[: next(ends, len(tokens))]

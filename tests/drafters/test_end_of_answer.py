@@ -45,6 +45,14 @@ def test_a_drafter_that_knows_the_end_stops_there():
     assert ignored >= WINDOW
 
 
+def test_the_token_that_ends_a_draft_is_kept():
+    """Dropping it, because of what it is, would make q another law (docs/lossless.md, lemma 4)."""
+    seq = sequence(TARGET, REPEATING, GREEDY, eos_ids=ended())
+    run(reading_apart(runner(TARGET)), DRAFTERS["the model itself"](), [seq], WINDOW)
+    assert seq.token_ids[-1] in ended()
+    assert seq.origins[-1] is Origin.DRAFTED
+
+
 def test_a_stop_token_of_the_request_ends_a_draft_too():
     stop = SamplingParams(max_tokens=24, stop_token_ids=tuple(ended()))
     count, answer, _ = drafted("the model itself", frozenset(), stop)

@@ -140,6 +140,7 @@ class CostModel(DraftPolicy):
         self._hung.difference_update(slots)
         for slot in slots:
             self.estimates.acceptance.release(slot)
+            self.estimates.lengths.release(slot)
             self._probing.release(slot)
             self.ledger.release(slot)
 
@@ -242,7 +243,7 @@ class CostModel(DraftPolicy):
         reads = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
         for seq, _ in seen:
             if seq.is_finished:
-                self.estimates.lengths.add(len(seq.token_ids) - len(seq.prompt_ids))
+                self.estimates.lengths.add(seq)
         if not any(row.option for row in self._plan):
             if not reads:
                 self._since_plain = 0

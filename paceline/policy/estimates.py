@@ -114,12 +114,13 @@ class Estimates:
         """What may be expected of one drafter for one row, up to `limit` tokens deep."""
         limit = min(limit, look.masks or limit)
         accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
-        emitted = len(seq.token_ids) - len(seq.prompt_ids)
-        accept = [a * goes_on for a, goes_on in zip(accept, self.lengths.goes_on(emitted, len(accept)), strict=True)]
+        emitted = seq.num_output
+        ends = self.lengths.of(seq)
+        accept = [a * goes_on for a, goes_on in zip(accept, ends.goes_on(emitted, len(accept)), strict=True)]
         reading = self.cost(look.source).pending.value * look.pending
         gains = Option.gains_of(accept)
-        left = self.lengths.left(emitted, seq.remaining)
-        option = Option(arm, look.source, look.hint, look.pending, reading, emitted, left, accept, gains)
+        left = ends.left(emitted, seq.remaining)
+        option = Option(arm, look.source, look.hint, look.pending, reading, emitted, ends, left, accept, gains)
         if look.branches == 1 and not look.masks:
             return option
         usual = Option.gains_of(self.acceptance.of_source(look.source))

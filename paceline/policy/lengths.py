@@ -1,37 +1,61 @@
-"""How long answers get, learnt from those that ended: what a drafter reads for an answer must pay before its end."""
+"""How long an answer will get, learnt from those that ended: what a drafter reads for it must pay before its end.
 
+    prompt's last tokens, first token  ->  the answers most like it  ->  their lengths, as a law of this answer's
+
+A yes among captions is told from them by its question ("Is there ...?") and by its first token ("yes"). In traffic of
+both, the mean length would make each yes pay for a draft that only a caption needs.
+"""
+
+from bisect import bisect_right
 from collections import deque
-from itertools import pairwise
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import final
 
-REMEMBERED = 64
+from ..core.request import Sequence
+
+REMEMBERED = 128
 """Answers."""
+TAIL = 32
+"""Tokens of a prompt's end by which it is known: the question, where there is one."""
+NEAREST = 4
+"""Answers that speak for a new one, and those as like it as the last of them."""
+OTHERS = 0.05
+"""What all the others count together, in answers: they speak where this one has outlived those most like it."""
+UNSETTLED = 8
+"""Up to so many known answers each new one counts at once; later an answer is looked up at its first two tokens."""
 ENOUGH = 4
 """Longer answers that must be known before it is asked whether waiting is better."""
 LONGEST_WAIT = 16  # tokens
 
 
 @final
-class Lengths:
-    """Tokens of the last answers."""
+class Ends:
+    """The law of an answer's length: weights of answers that ended, of each length as many as there were.
 
-    def __init__(self) -> None:
-        self._seen = deque[int](maxlen=REMEMBERED)
+    Everything that is asked is about those beyond some length, so sums from each length on are kept.
+    """
 
-    def add(self, tokens: int) -> None:
-        """An answer ended with so many tokens."""
-        self._seen.append(tokens)
+    def __init__(self, known: Iterable[tuple[float, int]] = ()):
+        """known: (weight, tokens) of each answer; only how weights compare matters."""
+        ordered = sorted(known, key=itemgetter(1))
+        self._ends = [tokens for _, tokens in ordered]
+        self._weights = _sums_from([weight for weight, _ in ordered])
+        self._tokens = _sums_from([weight * tokens for weight, tokens in ordered])
 
     def left(self, emitted: int, limit: int) -> float:
         """Expected further tokens of an answer that has `emitted` ones; at most `limit` more may come.
 
-        The mean of L - t over answers with L > t. A guess, half of what may come, stands in while few are known: it
-        counts for 1 / (1 + n)^2 of an answer where n are.
+        The weighted mean of L - t over answers with L > t. A guess, half of what may come, stands in while few are
+        known: it counts for 1 / (1 + n)^2 of an answer where n are.
         """
-        longer = [tokens - emitted for tokens in self._seen if tokens > emitted]
-        weight = (1 + len(longer)) ** -2
-        mean = (sum(longer) + weight * limit / 2) / (len(longer) + weight)
-        return max(1.0, min(mean, limit))
+        weight, tokens, count = self._beyond(emitted)
+        guess = (1 + count) ** -2
+        mean = (count * (tokens / weight - emitted) if count else 0.0) + guess * limit / 2
+        return max(1.0, min(mean / (count + guess), limit))
 
     def goes_on(self, emitted: int, depth: int) -> list[float]:
         """For each drafted token the chance that it can count, if those before it did: the answer is so long. [depth].
@@ -39,9 +63,9 @@ class Lengths:
         Token i (from 0) of a draft counts where i + 2 tokens are still to come, the target's own being one of them:
         P(L - t >= i + 2 | L - t >= i + 1). The guess of `left` is an answer that never ends.
         """
-        longer = [tokens - emitted for tokens in self._seen if tokens > emitted]
-        weight = (1 + len(longer)) ** -2
-        reach = [weight + sum(left > i for left in longer) for i in range(depth + 1)]
+        weight, _, count = self._beyond(emitted)
+        share, guess = (count / weight if count else 0.0), (1 + count) ** -2
+        reach = [guess + share * self._beyond(emitted + i)[0] for i in range(depth + 1)]
         return [after / before for before, after in pairwise(reach)]
 
     def had_better_wait(self, emitted: int, gain: float, price: float) -> bool:
@@ -51,12 +75,72 @@ class Lengths:
 
         gain: seconds that each token saves once it was read. price: seconds of reading.
         """
-        longer = [tokens - emitted for tokens in self._seen if tokens > emitted]
-        if len(longer) < ENOUGH:
+        if self._beyond(emitted)[2] < ENOUGH:
             return False
 
         def value(wait: int) -> float:
-            return sum(gain * (tokens - wait) - price for tokens in longer if tokens > wait)
+            weight, tokens, _ = self._beyond(emitted + wait)
+            return gain * (tokens - weight * (emitted + wait)) - price * weight
 
         now = value(0)
         return any(value(wait) > now for wait in range(1, LONGEST_WAIT + 1))
+
+    def _beyond(self, emitted: int) -> tuple[float, float, int]:
+        """Of the answers with more tokens than that: their weights, weights times tokens, and how many they are."""
+        first = bisect_right(self._ends, emitted)
+        return self._weights[first], self._tokens[first], len(self._ends) - first
+
+
+def _sums_from(values: Seq[float]) -> list[float]:
+    """Of all from each place on, and 0 behind the last."""
+    return [*accumulate(reversed(values), initial=0.0)][::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """One that ended."""
+
+    asked: frozenset[int]
+    first: list[int]  # token, or none of an answer without any
+    tokens: int
+
+
+@final
+class Lengths:
+    """The last answers, and which of them are most like one in the making."""
+
+    def __init__(self) -> None:
+        self._seen = deque[_Answer](maxlen=REMEMBERED)
+        self._found: dict[int, tuple[tuple[int, bool], Ends]] = {}  # by slot, with what it was looked up by
+
+    def add(self, seq: Sequence) -> None:
+        """Learn from an answer that ended."""
+        self._seen.append(_Answer(_asked(seq), seq.output_ids[:1], seq.num_output))
+
+    def of(self, seq: Sequence) -> Ends:
+        """What may be expected of this answer."""
+        key = min(len(self._seen), UNSETTLED), seq.num_output > 0
+        if seq.slot not in self._found or self._found[seq.slot][0] != key:
+            self._found[seq.slot] = key, self._look(seq)
+        return self._found[seq.slot][1]
+
+    def release(self, slot: int) -> None:
+        """Forget the request in this slot."""
+        self._found.pop(slot, None)
+
+    def _look(self, seq: Sequence) -> Ends:
+        asked, first, seen = _asked(seq), seq.output_ids[:1], self._seen
+        template = asked.intersection(*(one.asked for one in seen))
+        like = [_likeness(asked - template, one.asked - template) + (one.first == first) for one in seen]
+        least = sorted(like, reverse=True)[:NEAREST][-1:]
+        weights = [(alike >= least[0]) + OTHERS / len(like) for alike in like]
+        return Ends((weight, one.tokens) for weight, one in zip(weights, seen, strict=True))
+
+
+def _asked(seq: Sequence) -> frozenset[int]:
+    return frozenset(seq.prompt_ids[-TAIL:])
+
+
+def _likeness(one: frozenset[int], other: frozenset[int]) -> float:
+    """The share of their tokens that both hold (Jaccard)."""
+    return len(one & other) / max(1, len(one | other))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from .lengths import Ends
 from .tree_gains import Cell
 
 MARGIN = 1.05
@@ -42,6 +43,7 @@ class Option:
     pending: int
     reading: float  # seconds to read what is pending
     emitted: int  # tokens of the answer so far
+    ends: Ends  # where it may end
     horizon: float  # tokens that are expected still: over these an investment must pay
     accept: list[float]
     gains: list[float]

@@ -31,7 +31,7 @@ def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates)
     if known.acceptance.tries(option.source) < PROVEN:
         return False
     saved = _saved(option, turn, known, option.gains)
-    if known.lengths.had_better_wait(option.emitted, saved, option.reading):
+    if option.ends.had_better_wait(option.emitted, saved, option.reading):
         return False
     return option.reading <= (credit + LOAN * option.horizon) * turn.seconds(0)
 
@@ -40,7 +40,7 @@ def could_pay(option: Option, turn: TurnSeconds, known: Estimates) -> bool:
     """Whether drafting would pay before the answer ends, reading included, and now rather than later, if all stood."""
     longest = min(len(option.accept), max(0, round(option.horizon) - 1))
     saved = _saved(option, turn, known, range(1 + longest))
-    if known.lengths.had_better_wait(option.emitted, saved, option.reading):
+    if option.ends.had_better_wait(option.emitted, saved, option.reading):
         return False
     return saved * option.horizon > option.reading
 

@@ -137,6 +137,8 @@ class Outcome:
     seconds: float = 0.0
     plain: float = 0.0
     rounds: list[tuple[int, Round]] = field(default_factory=list)
+    by_request: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Seconds of its own rounds, and plain ones, where requests come one by one."""
 
     @property
     def speed(self) -> float:
@@ -154,8 +156,12 @@ def simulate(
     machine: Machine | None = None,
     seed: int = 0,
     length: Callable[[int], int] | None = None,
+    asks: Callable[[int], list[int]] | None = None,
 ) -> Outcome:
-    """Decode `requests` answers, `batch` side by side. length: tokens of each, where it ends before `tokens`."""
+    """Decode `requests` answers, `batch` side by side.
+
+    length: tokens of each, where it ends before `tokens`. asks: the question behind each prompt, in tokens.
+    """
     machine, rng, clock, outcome = machine or Machine(cpu), random.Random(seed), Clock(), Outcome()
     policy, drafter = policy_of(clock), SimDrafter(members)
 
@@ -170,7 +176,8 @@ def simulate(
         while waiting and len(running) < batch:
             slot = min(set(range(batch)) - {seq.slot for seq in running})
             ends = length(waiting[-1]) if length else 0
-            seq = Sequence([1] * prompt, SamplingParams(max_tokens=tokens), ends, frozenset({END}), 10**6, slot=slot)
+            text = [1] * prompt + (asks(waiting[-1]) if asks else [])
+            seq = Sequence(text, SamplingParams(max_tokens=tokens), ends, frozenset({END}), 10**6, slot=slot)
             drafter.requests[slot] = waiting.pop()
             running.append(seq)
         begin = clock.now
@@ -184,7 +191,11 @@ def simulate(
         clock.now += sum(seen) - planning
         outcome.seconds += sum(parts)
         emitted = sum(record.num_emitted for record in records)
-        outcome.plain += emitted / len(running) * (machine.curve(len(running)) + machine.rest)
+        plain = emitted / len(running) * (machine.curve(len(running)) + machine.rest)
+        outcome.plain += plain
+        for seq in running:
+            spent, would = outcome.by_request.get(drafter.requests[seq.slot], (0.0, 0.0))
+            outcome.by_request[drafter.requests[seq.slot]] = spent + sum(parts), would + plain
         for seq, record in zip(list(running), records, strict=True):
             timed = Round(**{**record.__dict__, "draft_s": seen[0], "verify_s": seen[1], "rest_s": seen[2]})
             outcome.rounds.append((drafter.requests[seq.slot], timed))

@@ -4,15 +4,31 @@ import random
 
 import pytest
 
-from paceline import CostModel
-from paceline.policy.lengths import ENOUGH, LONGEST_WAIT, REMEMBERED, Lengths
+from paceline import CostModel, SamplingParams
+from paceline.core.outputs import Origin
+from paceline.core.request import Sequence
+from paceline.policy.lengths import ENOUGH, LONGEST_WAIT, NEAREST, REMEMBERED, Ends, Lengths
 from tests.policy.simulator import Member, simulate
 
 
-def known(*tokens: int) -> Lengths:
+def known(*tokens: int) -> Ends:
+    return Ends((1.0, one) for one in tokens)
+
+
+def answer(asked: list[int], said: list[int], slot: int = 0) -> Sequence:
+    seq = Sequence([1, 1, *asked], SamplingParams(max_tokens=1000), 0, frozenset(), 10**6, slot=slot)
+    for token in said:
+        seq.append(token, Origin.DRAFTED, "")
+    return seq
+
+
+IS_THERE, DESCRIBE = [10, 11], [20, 21, 22]
+
+
+def taught(*pairs: tuple[list[int], list[int]]) -> Lengths:
     made = Lengths()
-    for one in tokens:
-        made.add(one)
+    for asked, said in pairs:
+        made.add(answer(asked, said))
     return made
 
 
@@ -35,7 +51,69 @@ def test_what_is_left_depends_on_what_was_said():
 
 
 def test_only_the_last_ones_count():
-    assert known(*[900] * 50, *[3] * REMEMBERED).left(0, 2000) < 4
+    lengths = taught(*[(DESCRIBE, [5] * 90)] * 50, *[(DESCRIBE, [5] * 3)] * REMEMBERED)
+    assert lengths.of(answer(DESCRIBE, [])).left(0, 2000) < 4
+
+
+def test_weights_are_shares():
+    """Sums from each length on are what summing over every answer gives, and weights count as they compare."""
+    rng = random.Random(1)
+    for _ in range(200):
+        answers = [(rng.choice((0.1, 1.0, 3.0)), rng.randint(0, 12)) for _ in range(rng.randint(0, 9))]
+        emitted, limit, ends = rng.randint(0, 12), rng.randint(1, 60), Ends(answers)
+        longer = [(weight, tokens - emitted) for weight, tokens in answers if tokens > emitted]
+        total, n = sum(weight for weight, _ in longer), len(longer)
+        guess = 1 / (1 + n) ** 2
+        mean = sum(n * weight / total * left for weight, left in longer) + guess * limit / 2
+        assert ends.left(emitted, limit) == pytest.approx(max(1.0, min(mean / (n + guess), limit)))
+        reach = [guess + sum(n * weight / total for weight, left in longer if left > i) for i in range(5)]
+        assert ends.goes_on(emitted, 4) == pytest.approx([reach[i + 1] / reach[i] for i in range(4)])
+        tripled = Ends((3 * weight, tokens) for weight, tokens in answers)
+        assert tripled.left(emitted, limit) == pytest.approx(ends.left(emitted, limit))
+
+
+BOTH = [(IS_THERE, [7, 2]), (DESCRIBE, [8] * 30)] * 6
+
+
+def test_a_question_tells_the_length():
+    lengths = taught(*BOTH)
+    assert lengths.of(answer([10, 12], [])).left(0, 1000) < 4
+    assert lengths.of(answer([20, 21, 29], [], slot=1)).left(0, 1000) > 25
+    assert 10 < lengths.of(answer([90, 91], [], slot=2)).left(0, 1000) < 20  # like none: all speak
+
+
+def test_a_first_token_tells_the_length():
+    """The same question, answered in one word or in thirty: the first token shows which."""
+    lengths = taught(*[(DESCRIBE, [7, 2]), (DESCRIBE, [8] * 30)] * 6)
+    seq = answer(DESCRIBE, [])
+    assert lengths.of(seq).left(0, 1000) > 10
+    seq.append(7, Origin.DRAFTED, "")
+    assert lengths.of(seq).left(1, 1000) < 3
+
+
+def test_who_outlives_those_like_it_is_like_the_others():
+    lengths = taught(*BOTH)
+    assert lengths.of(answer(IS_THERE, [8])).left(2, 1000) == pytest.approx(28, abs=2)
+
+
+def test_while_few_are_known_each_new_one_counts():
+    lengths, seq = taught((IS_THERE, [7, 2])), answer(IS_THERE, [])
+    before = lengths.of(seq).left(0, 1000)
+    lengths.add(answer(IS_THERE, [7, 2]))
+    assert lengths.of(seq).left(0, 1000) < before
+
+
+def test_a_slot_is_forgotten():
+    lengths = taught(*BOTH)
+    assert lengths.of(answer(IS_THERE, [])).left(0, 1000) < 4
+    lengths.release(0)
+    assert lengths.of(answer(DESCRIBE, [])).left(0, 1000) > 25
+
+
+def test_as_like_as_the_last_of_the_nearest_counts_too():
+    """Of one prompt all answers speak, not the last few."""
+    lengths = taught(*[(DESCRIBE, [8] * 40)] * 30, *[(DESCRIBE, [8] * 2)] * NEAREST)
+    assert lengths.of(answer(DESCRIBE, [])).left(0, 1000) > 30
 
 
 def test_drafted_tokens_behind_the_end_do_not_count():
@@ -114,10 +192,36 @@ def test_short_answers_are_left_alone(kinds, chance, least):
     assert speeds[2] >= least, speeds
 
 
+MIXED = (2, 24, 53)
+
+
+def speeds_by_kind(asks) -> list[float]:
+    """Yes, captions and steps in turns, after twelve to learn from; reading a prompt takes 1.6 passes."""
+    told = simulate(
+        lambda clock: CostModel(clock=clock),
+        [Member("m", lambda *_: 0.85, 0.0015, 0.016 / 100, reads=True)],
+        requests=72,
+        tokens=128,
+        length=lambda request: MIXED[request % 3],
+        asks=asks,
+    )
+    mine = [[told.by_request[request] for request in range(12 + kind, 72, 3)] for kind in range(3)]
+    return [sum(plain for _, plain in kind) / sum(spent for spent, _ in kind) for kind in mine]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_yes_among_captions_is_left_alone_and_the_mutant_that_reads_no_question_pays_for_it():
+    rng = random.Random(3)
+    speeds = speeds_by_kind(lambda request: [100 * (request % 3) + rng.randint(2, 9) for _ in range(6)])
+    least = [0.99, 1.2, 1.4]
+    assert all(speed > bound for speed, bound in zip(speeds, least, strict=True)), speeds
+    assert speeds_by_kind(lambda request: [])[0] < 0.95
+
+
 @pytest.mark.usefixtures("unchecked_types")
 def test_without_lengths_short_answers_pay(monkeypatch):
     """The mutant: half of the limit, as long as an answer may be, is what reading is spread over."""
-    monkeypatch.setattr(Lengths, "left", lambda self, emitted, limit: max(1.0, limit / 2))
-    monkeypatch.setattr(Lengths, "had_better_wait", lambda *_: False)
+    monkeypatch.setattr(Ends, "left", lambda self, emitted, limit: max(1.0, limit / 2))
+    monkeypatch.setattr(Ends, "had_better_wait", lambda *_: False)
     kinds, chance, least = CASES[0]
     assert max(short_answers(kinds, chance, seed) for seed in range(5)) < least

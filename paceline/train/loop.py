@@ -68,7 +68,8 @@ class _Run:
             )
         if states_of is None and not self.answers.has_states:
             raise ConfigError("these answers were prepared without states", fix="pass states_of")
-        recipe.check_sees(answers.has_pictures or held_out.has_pictures)
+        both = answers, held_out
+        recipe.check_sees(any(one.has_pictures for one in both), all(one.has_states for one in both))
         self.parameters = [p for p in recipe.module.parameters() if p.requires_grad]
         self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
         self.accelerator = _accelerator(self.device)

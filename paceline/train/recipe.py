@@ -58,7 +58,7 @@ class Recipe(ABC):
     identity: str = ""
     """What else must be the same for a run to go on: nothing that shapes, settings and answers tell already."""
     sees: bool = False
-    """Whether `loss` reads the pictures of a prompt; data that has some is refused otherwise."""
+    """Whether `loss` reads the pictures of a prompt itself, and not through states of the target."""
     processor: ProcessorMixin | None = None
     """Written beside a trained model that sees."""
 
@@ -66,12 +66,15 @@ class Recipe(ABC):
         """What drafts, and for which target. A recipe that changes the target writes it to the folder `model`."""
         return self.module, target
 
-    def check_sees(self, has_pictures: bool) -> None:
-        """Raise `ConfigError` for data with pictures whose placeholders would be read as words."""
-        if has_pictures and not self.sees:
+    def check_sees(self, has_pictures: bool, has_states: bool) -> None:
+        """Raise `ConfigError` for data with pictures whose placeholders would be read as words.
+
+        has_states: stored ones, in which the target's look at the pictures is.
+        """
+        if has_pictures and not self.sees and not (self.states and has_states):
             raise ConfigError(
                 f"{type(self).__name__} does not read pictures", got="answers to prompts with pictures",
-                fix="train qat or distill on them, or leave these answers out",
+                fix="prepare them with prepare.states=store" if self.states else "leave these answers out",
             )  # fmt: skip
 
     @abstractmethod

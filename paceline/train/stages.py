@@ -120,7 +120,8 @@ class Stages:
             raise ConfigError("prepare.part is out of range", got=c.part, expected="[i, n] with 0 <= i < n")
         layers = layers_of(self.method, self.config, self.target) if c.states == "store" else ()
         how = PrepareConfig(c.limit, c.max_tokens, c.temperatures, c.mix, layers, c.seed, (index, parts))
-        rows = [self._asked(row) for row in ordered(self._prompts(), how)]
+        sees = self.method in ("qat", "distill") or bool(layers)  # states are computed while the target looks
+        rows = [self._asked(row, sees) for row in ordered(self._prompts(), how)]
         longest = min(c.prompt_tokens, self.llm.runner.max_length - 1)
         kept = [one for one in rows if one is not None and len(one.token_ids) <= longest]
         skipped, total, tokens = len(rows) - len(kept), len(kept[index::parts]), 0
@@ -151,14 +152,16 @@ class Stages:
             )
         return rows
 
-    def _asked(self, row: Mapping[str, object]) -> Asked | None:
+    def _asked(self, row: Mapping[str, object], sees: bool) -> Asked | None:
         """A text as a user's message where the model has a template for one; heads are served the same way.
 
         None for what fills the context. Raises `ConfigError` for pictures that this method does not read.
         """
         source, chat = str(row.get("source", "")), chat_of(row)
-        if has_images(chat) and self.method not in ("qat", "distill"):
-            raise ConfigError(f"{self.method} does not learn from pictures", fix="take prompts without them")
+        if has_images(chat) and not sees:
+            reads = layers_of(self.method, self.config, self.target)
+            fix = "prepare them with prepare.states=store" if reads else "take prompts without them"
+            raise ConfigError(f"{self.method} does not learn from pictures" + " read again" * bool(reads), fix=fix)
         if "prompt" in row and self.target.vision is None and not getattr(self.llm.tokenizer, "chat_template", None):
             return Asked(source, list(self.llm.tokenizer.encode(str(row["prompt"]))))
         try:

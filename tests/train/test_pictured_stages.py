@@ -2,18 +2,21 @@
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.eagle import Eagle, output_rows
 from paceline.errors import ConfigError
 from paceline.heads import read_record
 from paceline.runner import load_model
 from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.prepare import written
+from paceline.train.recipe import Batch
 from paceline.train.stages import Done, Stages
 from tests.vision.families import make, picture
 
@@ -28,7 +31,11 @@ prepare: {{max_tokens: 5, limit: 8, prompt_tokens: 200, temperatures: [0]}}
 train: {{max_tokens: 300, epochs: 1, held_out: 0.3, loss: {{window: 2}}}}
 eval: {{prompts: [{base}/texts.jsonl], limit: 1, max_tokens: 2, temperatures: [0]}}
 """
-METHODS = {"qat": ["head.bits=3"], "distill": ["head.num_layers=1", "head.vision=shared"]}
+METHODS = {
+    "qat": ["head.bits=3"],
+    "distill": ["head.num_layers=1", "head.vision=shared"],
+    "eagle": ["train.loss={name: ce}"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +94,14 @@ def test_running_again_changes_nothing(base, made):
 
 def test_the_draft_is_written_and_used(base, made):
     method, out, _, done = made
-    assert [one.path.name for one in done] == ["answers-0", "draft", "eval.json"]
-    assert 0 < read_record(out / "draft")["training"]["held-out 1 - TV"] <= 1
+    assert [one.path.name for one in done] == ["answers-0", "head" if method == "eagle" else "draft", "eval.json"]
+    if method == "eagle":
+        drafter = Eagle(out / "head")
+    else:
+        assert 0 < read_record(out / "draft")["training"]["held-out 1 - TV"] <= 1
     if method == "qat":
         drafter = SelfQuantized(weights=out / "draft")
-    else:
+    elif method == "distill":
         drafter = DraftModel(str(out / "draft"), vision="shared")
         assert load_model(str(out / "draft")).vision is not None
         assert "image-text-to-text" in (out / "draft" / "README.md").read_text()
@@ -129,10 +139,34 @@ def test_a_text_draft_learns_to_draft_for_a_target_that_sees(base, made, tmp_pat
     assert llm.generate(written(out / "answers-0")[-1]["messages"], SamplingParams(max_tokens=4))[0].token_ids
 
 
+def test_states_are_those_of_a_target_that_looked(base, made):
+    """From the last state before each answer token follows that token, though all prompts have the same words."""
+    method, out, run, _ = made
+    if method != "eagle":
+        return
+    rows, last, data = output_rows(run.target), run.target.num_layers, Answers.read(out / "answers-0")
+    pictured = [i for i, one in enumerate(data.all) if one.chat is not None]
+
+    def foretold(batch: Batch) -> float:
+        told = (batch.states[last].float() @ rows.T)[:, :-1].argmax(-1)
+        return float((told == batch.token_ids[:, 1:])[batch.is_answer[:, 1:]].float().mean())
+
+    batch = data.batch(pictured, [last], 300)
+    assert foretold(batch) == 1.0
+    words = replace(batch, states={last: batch.states[last][[0] * len(pictured)]})
+    assert foretold(words) < 1.0, "the test sees the states of another picture"
+
+
 def test_what_cannot_be_read_is_refused(base, made, tmp_path):
-    _, out, _, _ = made
-    with pytest.raises(ConfigError, match="does not learn from pictures"):
-        list(stages(base, tmp_path, "eagle").prepare())
+    method, out, _, _ = made
+    if method != "qat":
+        return
+    with pytest.raises(ConfigError, match="does not learn from pictures") as caught:
+        list(stages(base, tmp_path, "eagle", "prepare.states=online").prepare())
+    assert "prepare.states=store" in str(caught.value)
+    with pytest.raises(ConfigError, match="does not learn from pictures") as caught:
+        list(stages(base, tmp_path, "space").prepare())
+    assert "without them" in str(caught.value)
     with pytest.raises(ConfigError, match="does not read pictures"):
         list(stages(base, tmp_path, "eagle", "train.loss={name: ce}", f"answers=[{out / 'answers-0'}]").train())
     lines = [

@@ -130,13 +130,18 @@ class Estimates:
         return replace(option, tree=tree, scale=scale, masks=look.masks, ready=look.ready)
 
     def learn_drafting(self, depths: Mapping[str, int], pending: Mapping[str, int], batch: int, seconds: float) -> None:
-        """A draft of `depths` tokens by drafter took `seconds`, split as was expected."""
+        """A draft of `depths` tokens by drafter took `seconds`, split as was expected.
+
+        What reading takes is learnt where it is most of the draft: behind a deep one, errors about tokens would pass
+        for it.
+        """
         expected = {source: self.cost(source).of(depth, pending[source]) for source, depth in depths.items()}
         share = seconds / max(sum(expected.values()), 1e-9)
         for source, depth in depths.items():
             cost = self.costs[source]
             if pending[source] > FEW * batch:
-                cost.pending.add((expected[source] * share - depth * cost.token.value) / pending[source])
+                if depth * cost.token.value <= expected[source] / 2 or not cost.pending.count:
+                    cost.pending.add((expected[source] * share - depth * cost.token.value) / pending[source])
             elif depth:
                 cost.token.add(cost.token.value * share)
 

@@ -21,10 +21,10 @@ REMEMBERED = 128
 """Answers."""
 TAIL = 32
 """Tokens of a prompt's end by which it is known: the question, where there is one."""
-NEAREST = 4
-"""Answers that speak for a new one, and those as like it as the last of them."""
 OTHERS = 0.05
-"""What all the others count together, in answers: they speak where this one has outlived those most like it."""
+"""What all answers count, over what one of the nearest does: they speak where this one has outlived those."""
+SHARPNESS = 5
+"""Each of the nearest counts likeness to this power."""
 UNSETTLED = 8
 """Up to so many known answers each new one counts at once; later an answer is looked up at its first two tokens."""
 ENOUGH = 4
@@ -131,10 +131,17 @@ class Lengths:
     def _look(self, seq: Sequence) -> Ends:
         asked, first, seen = _asked(seq), seq.output_ids[:1], self._seen
         template = asked.intersection(*(one.asked for one in seen))
-        like = [_likeness(asked - template, one.asked - template) + (one.first == first) for one in seen]
-        least = sorted(like, reverse=True)[:NEAREST][-1:]
-        weights = [(alike >= least[0]) + OTHERS / len(like) for alike in like]
-        return Ends((weight, one.tokens) for weight, one in zip(weights, seen, strict=True))
+        like = [_likeness(asked - template, one.asked - template) for one in seen]
+        began = [i for i, one in enumerate(seen) if one.first == first] or range(len(seen))
+        ranked = sorted((like[i] for i in began), reverse=True)[: nearest(len(seen))]
+        near = {i: like[i] ** SHARPNESS for i in began if like[i] >= ranked[-1]}
+        others = OTHERS * sum(near.values()) / max(1, len(seen) * len(ranked))
+        return Ends((near.get(i, 0.0) + others, one.tokens) for i, one in enumerate(seen))
+
+
+def nearest(known: int) -> int:
+    """How many answers speak for a new one, where so many are known; besides, those as like it as the last of them."""
+    return max(1, round(known**0.5 / 2))
 
 
 def _asked(seq: Sequence) -> frozenset[int]:
@@ -142,5 +149,5 @@ def _asked(seq: Sequence) -> frozenset[int]:
 
 
 def _likeness(one: frozenset[int], other: frozenset[int]) -> float:
-    """The share of their tokens that both hold (Jaccard)."""
-    return len(one & other) / max(1, len(one | other))
+    """The share of their tokens that both hold (Jaccard), and a little more, so that strangers count alike."""
+    return 0.01 + len(one & other) / max(1, len(one | other))

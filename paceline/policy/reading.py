@@ -38,8 +38,7 @@ def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates)
 
 def could_pay(option: Option, turn: TurnSeconds, known: Estimates) -> bool:
     """Whether drafting would pay before the answer ends, reading included, and now rather than later, if all stood."""
-    longest = min(len(option.accept), max(0, round(option.horizon) - 1))
-    saved = _saved(option, turn, known, range(1 + longest))
+    saved = _saved(option, turn, known, Option.gains_of(option.ends.goes_on(option.emitted, len(option.accept))))
     if option.ends.had_better_wait(option.emitted, saved, option.reading):
         return False
     return saved * option.horizon > option.reading

@@ -7,7 +7,7 @@ import pytest
 from paceline import CostModel, SamplingParams
 from paceline.core.outputs import Origin
 from paceline.core.request import Sequence
-from paceline.policy.lengths import ENOUGH, LONGEST_WAIT, NEAREST, REMEMBERED, Ends, Lengths
+from paceline.policy.lengths import ENOUGH, LONGEST_WAIT, REMEMBERED, Ends, Lengths, nearest
 from tests.policy.simulator import Member, simulate
 
 
@@ -112,7 +112,7 @@ def test_a_slot_is_forgotten():
 
 def test_as_like_as_the_last_of_the_nearest_counts_too():
     """Of one prompt all answers speak, not the last few."""
-    lengths = taught(*[(DESCRIBE, [8] * 40)] * 30, *[(DESCRIBE, [8] * 2)] * NEAREST)
+    lengths = taught(*[(DESCRIBE, [8] * 40)] * 30, *[(DESCRIBE, [8] * 2)] * nearest(40))
     assert lengths.of(answer(DESCRIBE, [])).left(0, 1000) > 30
 
 
@@ -222,6 +222,7 @@ def test_a_yes_among_captions_is_left_alone_and_the_mutant_that_reads_no_questio
 def test_without_lengths_short_answers_pay(monkeypatch):
     """The mutant: half of the limit, as long as an answer may be, is what reading is spread over."""
     monkeypatch.setattr(Ends, "left", lambda self, emitted, limit: max(1.0, limit / 2))
+    monkeypatch.setattr(Ends, "goes_on", lambda self, emitted, depth: [1.0] * depth)
     monkeypatch.setattr(Ends, "had_better_wait", lambda *_: False)
     kinds, chance, least = CASES[0]
     assert max(short_answers(kinds, chance, seed) for seed in range(5)) < least

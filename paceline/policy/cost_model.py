@@ -139,8 +139,7 @@ class CostModel(DraftPolicy):
         """Forget these requests; what they taught about the drafters stays."""
         self._hung.difference_update(slots)
         for slot in slots:
-            self.estimates.acceptance.release(slot)
-            self.estimates.lengths.release(slot)
+            self.estimates.release(slot)
             self._probing.release(slot)
             self.ledger.release(slot)
 

@@ -158,6 +158,11 @@ class Estimates:
         if record.confidences or source in self.odds:
             self.odds.setdefault(source, TreeOdds()).observe(record, products, passed)
 
+    def release(self, slot: int) -> None:
+        """Forget the request in this slot; what it taught stays."""
+        self.acceptance.release(slot)
+        self.lengths.release(slot)
+
     def profile(self, model: str, dtype: str, threads: int) -> Profile:
         """As a file can hold it."""
         tables = dict[str, dict[str, Table]]()

@@ -68,8 +68,7 @@ class _Run:
             )
         if states_of is None and not self.answers.has_states:
             raise ConfigError("these answers were prepared without states", fix="pass states_of")
-        both = answers, held_out
-        recipe.check_sees(any(one.has_pictures for one in both), all(one.has_states for one in both))
+        recipe.check_sees(answers.has_pictures or held_out.has_pictures, answers.has_states and held_out.has_states)
         self.parameters = [p for p in recipe.module.parameters() if p.requires_grad]
         self.device, self.dtype = self.parameters[0].device, self.parameters[0].dtype
         self.accelerator = _accelerator(self.device)

@@ -157,6 +157,25 @@ def test_states_are_those_of_a_target_that_looked(base, made):
     assert foretold(words) < 1.0, "the test sees the states of another picture"
 
 
+@pytest.mark.parametrize("other", ["medusa", "blockwise", "mtp"])
+def test_other_heads_learn_from_the_same_states(base, made, tmp_path, other):
+    method, out, _, _ = made
+    if method != "eagle":
+        return
+    run = stages(base, tmp_path, other, f"answers=[{out / 'answers-0'}]", "train.loss={}")
+    assert [event.path.name for event in run.train() if isinstance(event, Done)] == ["head"]
+
+
+def test_three_states_of_a_pictured_prompt(base, made, tmp_path):
+    if made[0] != "eagle":
+        return
+    run = stages(base, tmp_path, "eagle3", "train.loss={}", "head.states=[0,1,2]")
+    assert [
+        event.path.name for name in ("prepare", "train") for event in getattr(run, name)() if isinstance(event, Done)
+    ]
+    assert (tmp_path / "head" / "config.json").exists()
+
+
 def test_what_cannot_be_read_is_refused(base, made, tmp_path):
     method, out, _, _ = made
     if method != "qat":

@@ -130,8 +130,8 @@ class Lengths:
 
     def _look(self, seq: Sequence) -> Ends:
         asked, first, seen = _asked(seq), seq.output_ids[:1], self._seen
-        template = asked.intersection(*(one.asked for one in seen))
-        like = [_likeness(asked - template, one.asked - template) for one in seen]
+        template = len(asked.intersection(*(one.asked for one in seen)))
+        like = [_likeness(asked, one.asked, template) for one in seen]
         began = [i for i, one in enumerate(seen) if one.first == first] or range(len(seen))
         ranked = sorted((like[i] for i in began), reverse=True)[: nearest(len(seen))]
         near = {i: like[i] ** SHARPNESS for i in began if like[i] >= ranked[-1]}
@@ -148,6 +148,10 @@ def _asked(seq: Sequence) -> frozenset[int]:
     return frozenset(seq.prompt_ids[-TAIL:])
 
 
-def _likeness(one: frozenset[int], other: frozenset[int]) -> float:
-    """The share of their tokens that both hold (Jaccard), and a little more, so that strangers count alike."""
-    return 0.01 + len(one & other) / max(1, len(one | other))
+def _likeness(one: frozenset[int], other: frozenset[int], template: int) -> float:
+    """The share of their tokens that both hold (Jaccard), and a little more, so that strangers count alike.
+
+    template: how many tokens all prompts hold; they say nothing.
+    """
+    both = len(one & other)
+    return 0.01 + (both - template) / max(1, len(one) + len(other) - both - template)

@@ -195,11 +195,15 @@ def test_short_answers_are_left_alone(kinds, chance, least):
 MIXED = (2, 24, 53)
 
 
-def speeds_by_kind(asks) -> list[float]:
-    """Yes, captions and steps in turns, after twelve to learn from; reading a prompt takes 1.6 passes."""
+READER = Member("reader", lambda *_: 0.85, 0.0015, 0.016 / 100, reads=True)  # of a prompt in 1.6 passes
+SELF_DRAFT = Member("self", lambda *_: 0.95, 0.0025)
+
+
+def speeds_by_kind(asks, member=READER) -> list[float]:
+    """Yes, captions and steps in turns, after twelve to learn from."""
     told = simulate(
         lambda clock: CostModel(clock=clock),
-        [Member("m", lambda *_: 0.85, 0.0015, 0.016 / 100, reads=True)],
+        [member],
         requests=72,
         tokens=128,
         length=lambda request: MIXED[request % 3],
@@ -209,13 +213,27 @@ def speeds_by_kind(asks) -> list[float]:
     return [sum(plain for _, plain in kind) / sum(spent for spent, _ in kind) for kind in mine]
 
 
+def three_questions(request: int) -> list[int]:
+    """Of one form for each kind, with words that differ."""
+    rng = random.Random(request)
+    return [100 * (request % 3) + rng.randint(2, 9) for _ in range(6)]
+
+
 @pytest.mark.usefixtures("unchecked_types")
 def test_a_yes_among_captions_is_left_alone_and_the_mutant_that_reads_no_question_pays_for_it():
-    rng = random.Random(3)
-    speeds = speeds_by_kind(lambda request: [100 * (request % 3) + rng.randint(2, 9) for _ in range(6)])
+    speeds = speeds_by_kind(three_questions)
     least = [0.99, 1.2, 1.4]
     assert all(speed > bound for speed, bound in zip(speeds, least, strict=True)), speeds
     assert speeds_by_kind(lambda request: [])[0] < 0.95
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_draft_that_needs_no_reading_is_not_tried_where_the_next_token_is_the_last(monkeypatch):
+    speeds = speeds_by_kind(three_questions, SELF_DRAFT)
+    least = [0.98, 1.2, 1.4]
+    assert all(speed > bound for speed, bound in zip(speeds, least, strict=True)), speeds
+    monkeypatch.setattr(Ends, "goes_on", lambda self, emitted, depth: [1.0] * depth)  # the mutant
+    assert speeds_by_kind(three_questions, SELF_DRAFT)[0] < 0.95
 
 
 @pytest.mark.usefixtures("unchecked_types")

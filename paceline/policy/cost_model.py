@@ -136,7 +136,7 @@ class CostModel(DraftPolicy):
             self._learn(self._seen)
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these requests; what they taught about the drafters stays."""
+        """Forget these requests; what they taught about drafters stays, and so do 128 questions with their lengths."""
         self._hung.difference_update(slots)
         for slot in slots:
             self.estimates.release(slot)

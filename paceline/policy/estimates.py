@@ -10,7 +10,7 @@ from ..core.interfaces import Outlook
 from ..core.outputs import Round
 from ..core.request import Sequence
 from .acceptance import HALF_LIFE, Acceptance, Calibration, Counts
-from .costs import DraftSeconds, Level, PassCurve, TurnSeconds
+from .costs import STEP, DraftSeconds, Level, PassCurve, TurnSeconds
 from .lengths import Lengths
 from .option import Option
 from .profile import Columns, Profile, Table
@@ -132,16 +132,18 @@ class Estimates:
     def learn_drafting(self, depths: Mapping[str, int], pending: Mapping[str, int], batch: int, seconds: float) -> None:
         """A draft of `depths` tokens by drafter took `seconds`, split as was expected.
 
-        What reading takes is learnt where it is most of the draft: behind a deep one, errors about tokens would pass
-        for it.
+        What reading takes is learnt where it is, or is held to be, most of the draft: behind a deep one, errors about
+        tokens would pass for it.
         """
         expected = {source: self.cost(source).of(depth, pending[source]) for source, depth in depths.items()}
         share = seconds / max(sum(expected.values()), 1e-9)
         for source, depth in depths.items():
             cost = self.costs[source]
             if pending[source] > FEW * batch:
-                if depth * cost.token.value <= expected[source] / 2 or not cost.pending.count:
-                    cost.pending.add((expected[source] * share - depth * cost.token.value) / pending[source])
+                believed, drafting = pending[source] * cost.pending.value, depth * cost.token.value
+                reading = expected[source] * share - drafting
+                if max(believed, reading) >= drafting:
+                    cost.pending.add(max(reading, believed / STEP) / pending[source])
             elif depth:
                 cost.token.add(cost.token.value * share)
 

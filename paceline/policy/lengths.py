@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from operator import itemgetter
 from typing import final
 
@@ -20,13 +20,15 @@ from ..core.request import Sequence
 REMEMBERED = 128
 """Answers."""
 TAIL = 32
-"""Tokens of a prompt's end by which it is known: the question, where there is one."""
+"""Tokens of a prompt's end by which it is known, runs of one token (a picture's placeholders) counting once."""
 OTHERS = 0.05
 """What all answers count, over what one of the nearest does: they speak where this one has outlived those."""
 SHARPNESS = 5
 """Each of the nearest counts likeness to this power."""
 UNSETTLED = 8
-"""Up to so many known answers each new one counts at once; later an answer is looked up at its first two tokens."""
+"""Up to so many known answers each new one counts at once, then whenever they have doubled."""
+CUT = 2
+"""An answer that its limit cut is taken for one so many times as long."""
 ENOUGH = 4
 """Longer answers that must be known before it is asked whether waiting is better."""
 LONGEST_WAIT = 16  # tokens
@@ -40,11 +42,16 @@ class Ends:
     """
 
     def __init__(self, known: Iterable[tuple[float, int]] = ()):
-        """known: (weight, tokens) of each answer; only how weights compare matters."""
-        ordered = sorted(known, key=itemgetter(1))
+        """known: (weight, tokens) of each answer; only how weights compare matters, and 0 is none."""
+        ordered = sorted((one for one in known if one[0] > 0), key=itemgetter(1))
         self._ends = [tokens for _, tokens in ordered]
         self._weights = _sums_from([weight for weight, _ in ordered])
         self._tokens = _sums_from([weight * tokens for weight, tokens in ordered])
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest; 0 where nothing is known."""
+        return self._ends[-1] if self._ends else 0
 
     def left(self, emitted: int, limit: int) -> float:
         """Expected further tokens of an answer that has `emitted` ones; at most `limit` more may come.
@@ -111,30 +118,36 @@ class Lengths:
 
     def __init__(self) -> None:
         self._seen = deque[_Answer](maxlen=REMEMBERED)
-        self._found: dict[int, tuple[tuple[int, bool], Ends]] = {}  # by slot, with what it was looked up by
+        self._added = 0
+        self._found: dict[int, tuple[tuple[int, bool], int, Ends]] = {}  # by slot: for what it was looked up, and when
 
     def add(self, seq: Sequence) -> None:
         """Learn from an answer that ended."""
-        self._seen.append(_Answer(_asked(seq), seq.output_ids[:1], seq.num_output))
+        tokens = seq.num_output * (CUT if seq.finish_reason == "length" else 1)
+        self._seen.append(_Answer(_asked(seq), seq.output_ids[:1], tokens))
+        self._added += 1
 
     def of(self, seq: Sequence) -> Ends:
-        """What may be expected of this answer."""
-        key = min(len(self._seen), UNSETTLED), seq.num_output > 0
-        if seq.slot not in self._found or self._found[seq.slot][0] != key:
-            self._found[seq.slot] = key, self._look(seq)
-        return self._found[seq.slot][1]
+        """What may be expected of this answer: looked up anew with its first token, and where it outlives what was."""
+        settled = max(0, self._added.bit_length() - UNSETTLED.bit_length())
+        key = min(self._added, UNSETTLED) + settled, seq.num_output > 0
+        then, added, ends = self._found.get(seq.slot, (None, 0, None))
+        if ends is None or then != key or (added < self._added and seq.num_output >= ends.longest):
+            ends = self._look(seq)
+            self._found[seq.slot] = key, self._added, ends
+        return ends
 
     def release(self, slot: int) -> None:
-        """Forget the request in this slot."""
+        """Forget the request in this slot; what its answer taught stays."""
         self._found.pop(slot, None)
 
     def _look(self, seq: Sequence) -> Ends:
         asked, first, seen = _asked(seq), seq.output_ids[:1], self._seen
         template = len(asked.intersection(*(one.asked for one in seen)))
-        like = [_likeness(asked, one.asked, template) for one in seen]
         began = [i for i, one in enumerate(seen) if one.first == first] or range(len(seen))
-        ranked = sorted((like[i] for i in began), reverse=True)[: nearest(len(seen))]
-        near = {i: like[i] ** SHARPNESS for i in began if like[i] >= ranked[-1]}
+        like = {i: _likeness(asked, seen[i].asked, template) for i in began}
+        ranked = sorted(like.values(), reverse=True)[: nearest(len(seen))]
+        near = {i: alike**SHARPNESS for i, alike in like.items() if alike >= ranked[-1]}
         others = OTHERS * sum(near.values()) / max(1, len(seen) * len(ranked))
         return Ends((near.get(i, 0.0) + others, one.tokens) for i, one in enumerate(seen))
 
@@ -145,7 +158,7 @@ def nearest(known: int) -> int:
 
 
 def _asked(seq: Sequence) -> frozenset[int]:
-    return frozenset(seq.prompt_ids[-TAIL:])
+    return frozenset(islice((token for token, _ in groupby(reversed(seq.prompt_ids))), TAIL))
 
 
 def _likeness(one: frozenset[int], other: frozenset[int], template: int) -> float:

@@ -13,6 +13,7 @@ from paceline.errors import ConfigError
 from paceline.policy import Profile
 from paceline.policy.acceptance import Acceptance, Calibration, Counts, judged
 from paceline.policy.costs import Level, PassCurve, TurnSeconds
+from paceline.policy.estimates import Estimates
 from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
 from paceline.policy.probing import LONGEST, Probing
 from tests.helpers import NO_EOS, REPEATING, loaded, oracle, result, run, runner, sequence
@@ -44,6 +45,30 @@ def learnt(rounds: int = 400) -> list[float]:
 
 def is_right(estimate: list[float]) -> bool:
     return all(abs(a - b) < 0.13 for a, b in zip(estimate, CHANCES, strict=True))
+
+
+def reading_learnt(believed: float, drafts: list[tuple[int, int]]) -> float:
+    """Seconds a read token, true 0.001, of a draft model whose tokens take 0.02 (held to be 0.024); (depth, read)."""
+    known = Estimates(16, Profile(pass_seconds={1: 0.1, 2: 0.1}, draft_seconds={"m": (0.024, believed)}))
+    for depth, read in drafts:
+        known.learn_drafting({"m": depth}, {"m": read}, 1, 0.02 * depth + 0.001 * read)
+    return known.cost("m").pending.value
+
+
+SHALLOW, DEEP, LONG = (1, 80), (16, 80), (8, 2000)
+
+
+def test_errors_about_tokens_are_not_errors_about_reading():
+    """The mutant, to take every draft's rest for reading, forgets it: behind 16 tokens nothing seems to be left."""
+    assert reading_learnt(0.001, [DEEP] * 40) == 0.001
+    assert reading_learnt(0.001, [SHALLOW, DEEP] * 20) == pytest.approx(0.00095, rel=0.03)
+
+
+def test_a_wrong_belief_about_reading_is_put_right():
+    """From ten times too low where reading is most of what is seen, from ten times too high where it is held to be."""
+    assert reading_learnt(0.0001, [LONG] * 60) == pytest.approx(0.00098, rel=0.03)
+    assert reading_learnt(0.01, [SHALLOW] * 60) == pytest.approx(0.00095, rel=0.03)
+    assert 0.0005 < reading_learnt(0.01, [DEEP] * 60) < 0.005
 
 
 def test_acceptance_is_conditional_on_the_walk():

@@ -91,9 +91,49 @@ def test_a_first_token_tells_the_length():
     assert lengths.of(seq).left(1, 1000) < 3
 
 
-def test_who_outlives_those_like_it_is_like_the_others():
-    lengths = taught(*BOTH)
-    assert lengths.of(answer(IS_THERE, [8])).left(2, 1000) == pytest.approx(28, abs=2)
+def test_who_outlives_those_like_it_is_like_the_others(monkeypatch):
+    seq = answer(IS_THERE, [7, 9])
+    assert taught(*BOTH).of(seq).left(2, 1000) == pytest.approx(28, abs=2)
+    monkeypatch.setattr("paceline.policy.lengths.OTHERS", 0.0)  # the mutant
+    assert taught(*BOTH).of(seq).left(2, 1000) == 500
+
+
+def test_who_outlives_all_that_was_known_is_looked_up_again():
+    lengths = taught(*[(DESCRIBE, [8, 2])] * 8)
+    seq = answer(DESCRIBE, [8] * 3)
+    assert lengths.of(seq).left(3, 1000) == 500
+    lengths.add(answer(DESCRIBE, [8] * 30))
+    assert lengths.of(seq).left(3, 1000) < 200
+
+
+def test_what_doubles_is_looked_up_again():
+    lengths = taught(*[(DESCRIBE, [8] * 90)] * 8)
+    seq = answer(DESCRIBE, [8])
+    assert lengths.of(seq).left(1, 1000) > 80
+    for _ in range(40):
+        lengths.add(answer(DESCRIBE, [8] * 20))
+    assert lengths.of(seq).left(1, 1000) < 60
+
+
+def test_a_question_before_its_picture_is_read():
+    """Placeholders behind it do not fill what is looked at."""
+    picture = [99] * 64 + [3]
+    lengths = taught(*[(asked + picture, said) for asked, said in BOTH])
+    assert lengths.of(answer(IS_THERE + picture, [])).left(0, 1000) < 4
+    assert lengths.of(answer(DESCRIBE + picture, [], slot=1)).left(0, 1000) > 25
+
+
+def test_an_answer_that_was_cut_might_have_gone_on():
+    lengths = Lengths()
+    for _ in range(20):
+        seq = Sequence(DESCRIBE, SamplingParams(max_tokens=16), 0, frozenset(), 10**6, slot=0)
+        while not seq.append(8, Origin.DRAFTED, ""):
+            pass
+        lengths.add(seq)
+    ends = lengths.of(answer(DESCRIBE, [8]))
+    assert ends.left(1, 1000) == pytest.approx(31, abs=1)
+    assert ends.left(1, 15) == 15
+    assert ends.goes_on(10, 8) == [1.0] * 8
 
 
 def test_while_few_are_known_each_new_one_counts():

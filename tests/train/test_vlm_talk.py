@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from paceline.errors import ConfigError
+from paceline.train.vlm.config import read_vlm_config
 from paceline.train.vlm.eyes import GRID
 from paceline.train.vlm.lessons import HELD_OUT, lesson, scene_picture
 from paceline.train.vlm.shape import TowerShape, make_model, make_processor
@@ -104,3 +106,13 @@ def test_lessons_are_functions_of_the_step_and_never_held_out():
     assert [p.branches for p in first] != [p.branches for p in other]
     assert len(first) == 3
     assert HELD_OUT > 1 << 40
+    asked = lesson(5, [], 2, 1, seed=3, asks={"caption": 1, "yes/no": 2})
+    assert all(1 <= len(picture.branches) <= 3 for picture in asked)
+    assert all(len(branch) == 1 for picture in asked for branch in picture.branches)
+
+
+@pytest.mark.parametrize("asks", ["{poem: 1}", "{caption: -1}", "{caption: 0}"])
+def test_questions_of_no_kind_are_refused(asks):
+    with pytest.raises(ConfigError, match=r"talk\.asks"):
+        read_vlm_config(None, ["model=m", "out=o", f"talk.asks={asks}"])
+    assert read_vlm_config(None, ["model=m", "out=o", "talk.asks={caption: 2}"]).talk.asks == {"caption": 2}

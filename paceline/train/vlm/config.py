@@ -7,12 +7,14 @@
 Everything else has a default.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ...errors import ConfigError
+from ...scenes import KINDS
 from ..config import build, read_mapping
 from .shape import TowerShape
 
@@ -37,6 +39,8 @@ class EyesSection:
 class TalkSection:
     """Second stage. scenes, easy: pictures a step; one picture is one pass, and they add up.
 
+    asks: questions of each kind about a scene, such as {short: 5, caption: 1}; empty: `lessons.PER_SCENE`, some of them
+    as conversations of two turns.
     rank: of the low-rank layers in every linear layer; lr: their peak; eyes_lr: that of the tower and projector.
     """
 
@@ -49,6 +53,7 @@ class TalkSection:
     eyes_lr: float = 2e-4
     warmup: int = 40
     weight_decay: float = 0.0
+    asks: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,7 @@ class VlmConfig:
             ("talk.scenes", self.talk.scenes + self.talk.easy >= 1, "with talk.easy at least 1"),
             ("distill.scenes", self.distill.scenes + self.distill.easy >= 1, "with distill.easy at least 1"),
             ("talk.rank", self.talk.rank >= 1, "at least 1"),
+            ("talk.asks", not self.talk.asks or _asks(self.talk.asks), f"a number of each of {', '.join(KINDS)}"),
             ("distill.rank", self.distill.rank >= 1, "at least 1"),
         ):
             if not holds:
@@ -136,6 +142,10 @@ class VlmConfig:
         for name, section in (("eyes", self.eyes), ("talk", self.talk), ("distill", self.distill)):
             if section.steps < 1 or section.lr <= 0 or (section.minutes is not None and section.minutes <= 0):
                 raise ConfigError(f"{name} needs steps, minutes and lr above 0", got=section)
+
+
+def _asks(asks: Mapping[str, int]) -> bool:
+    return set(asks) <= set(KINDS) and min(asks.values()) >= 0 and max(asks.values()) >= 1
 
 
 def read_vlm_config(path: Path | str | None, overrides: Seq[str] = ()) -> VlmConfig:

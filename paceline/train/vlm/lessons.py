@@ -1,5 +1,6 @@
 """What the second stage reads: scenes of our own and pictures of easy-VQA, in a fixed mixture by seed."""
 
+from collections.abc import Mapping
 from random import Random
 
 from ...scenes import HELD_OUT as HELD_OUT
@@ -10,18 +11,18 @@ from .talk import Picture
 PER_SCENE = {"yes/no": 2, "choice": 2, "short": 3, "caption": 1, "steps": 1}
 
 
-def scene_picture(seed: int, counts: dict[str, int] | None = None) -> Picture:
-    """A scene with questions of every kind; one in four conversations has two turns."""
+def scene_picture(seed: int, counts: Mapping[str, int] | None = None) -> Picture:
+    """A scene with questions of every kind; one in four conversations has two turns, where no `counts` are given."""
     rng, scene = Random(f"lesson {seed}"), make_scene(seed)
     asked: list[tuple[str, str]] = []
     for kind in KINDS:
-        for turn in range((counts or PER_SCENE)[kind]):
+        for turn in range((counts or PER_SCENE).get(kind, 0)):
             question = ask(scene, kind, seed * 8 + turn)
             if (question.text, question.answer) not in asked:
                 asked.append((question.text, question.answer))
     branches: list[tuple[tuple[str, str], ...]] = []
     for question in asked:
-        joins = branches and len(branches[-1]) == 1 and counts is None and rng.random() < 0.15
+        joins = branches and len(branches[-1]) == 1 and not counts and rng.random() < 0.15
         branches[-1:] = [(*branches[-1], question)] if joins else [*branches[-1:], (question,)]
     return Picture(render(scene), tuple(branches))
 
@@ -31,9 +32,16 @@ def easy_picture(example: EasyVqa) -> Picture:
     return Picture(example.image(), tuple((question,) for question in example.questions))
 
 
-def lesson(step: int, easy: list[EasyVqa], num_scenes: int = 2, num_easy: int = 1, seed: int = 0) -> list[Picture]:
-    """Pictures of one step; without easy-VQA as many scenes more."""
+def lesson(
+    step: int,
+    easy: list[EasyVqa],
+    num_scenes: int = 2,
+    num_easy: int = 1,
+    seed: int = 0,
+    asks: Mapping[str, int] | None = None,
+) -> list[Picture]:
+    """Pictures of one step; without easy-VQA as many scenes more. asks: questions of each kind about a scene."""
     rng = Random(f"{seed} {step}")
     count = num_scenes + (0 if easy else num_easy)
-    made = [scene_picture(rng.getrandbits(40)) for _ in range(count)]
+    made = [scene_picture(rng.getrandbits(40), asks) for _ in range(count)]
     return made + [easy_picture(rng.choice(easy)) for _ in range(num_easy if easy else 0)]

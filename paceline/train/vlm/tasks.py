@@ -100,7 +100,8 @@ class TalkTask(Task[Batch]):
         self._held_out = held_out(config.held_out, easy_test)
         self.identity = {
             "stage": "talk", "tower": asdict(config.tower), "seed": config.seed, "rank": self._how.rank,
-            "pictures": [self._how.scenes, self._how.easy], "easy_vqa": hash_easy(easy), "eyes": hash_of(eyes.named()),
+            "pictures": [self._how.scenes, self._how.easy, dict(self._how.asks)], "easy_vqa": hash_easy(easy),
+            "eyes": hash_of(eyes.named()),
         }  # fmt: skip
 
     @property
@@ -115,7 +116,7 @@ class TalkTask(Task[Batch]):
 
     def lessons(self, step: int) -> Seq[Picture]:
         """One picture is one micro-batch: what differs in length is not padded."""
-        return lesson(step, self._easy, self._how.scenes, self._how.easy, self._config.seed)
+        return lesson(step, self._easy, self._how.scenes, self._how.easy, self._config.seed, self._how.asks)
 
     def batch(self, lesson: Picture) -> Batch:
         """With all its questions side by side."""

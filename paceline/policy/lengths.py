@@ -57,10 +57,10 @@ class Ends:
         """Expected further tokens of an answer that has `emitted` ones; at most `limit` more may come.
 
         The weighted mean of L - t over answers with L > t. A guess, half of what may come, stands in while few are
-        known: it counts for 1 / (1 + n)^2 of an answer where n are.
+        known: it counts for 1 / (1 + n)^3 of an answer where n are.
         """
         weight, tokens, count = self._beyond(emitted)
-        guess = (1 + count) ** -2
+        guess = (1 + count) ** -3
         mean = (count * (tokens / weight - emitted) if count else 0.0) + guess * limit / 2
         return max(1.0, min(mean / (count + guess), limit))
 
@@ -71,7 +71,7 @@ class Ends:
         P(L - t >= i + 2 | L - t >= i + 1). The guess of `left` is an answer that never ends.
         """
         weight, _, count = self._beyond(emitted)
-        share, guess = (count / weight if count else 0.0), (1 + count) ** -2
+        share, guess = (count / weight if count else 0.0), (1 + count) ** -3
         reach = [guess + share * self._beyond(emitted + i)[0] for i in range(depth + 1)]
         return [after / before for before, after in pairwise(reach)]
 

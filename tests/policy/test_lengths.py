@@ -36,7 +36,7 @@ def test_a_guess_gives_way():
     """Half of the limit at first; after a few answers what they say."""
     expected = [known(*[2] * count).left(0, 128) for count in (0, 1, 2, 6)]
     assert expected[0] == 64
-    assert expected[1] == pytest.approx((2 + 0.25 * 64) / 1.25)
+    assert expected[1] == pytest.approx((2 + 64 / 8) / (1 + 1 / 8))
     assert expected == sorted(expected, reverse=True)
     assert expected[3] < 3.3
 
@@ -63,7 +63,7 @@ def test_weights_are_shares():
         emitted, limit, ends = rng.randint(0, 12), rng.randint(1, 60), Ends(answers)
         longer = [(weight, tokens - emitted) for weight, tokens in answers if tokens > emitted]
         total, n = sum(weight for weight, _ in longer), len(longer)
-        guess = 1 / (1 + n) ** 2
+        guess = 1 / (1 + n) ** 3
         mean = sum(n * weight / total * left for weight, left in longer) + guess * limit / 2
         assert ends.left(emitted, limit) == pytest.approx(max(1.0, min(mean / (n + guess), limit)))
         reach = [guess + sum(n * weight / total for weight, left in longer if left > i) for i in range(5)]

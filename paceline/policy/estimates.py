@@ -10,7 +10,7 @@ from ..core.interfaces import Outlook
 from ..core.outputs import Round
 from ..core.request import Sequence
 from .acceptance import HALF_LIFE, Acceptance, Calibration, Counts
-from .costs import STEP, DraftSeconds, Level, PassCurve, TurnSeconds
+from .costs import DraftSeconds, Level, PassCurve, TurnSeconds
 from .lengths import Lengths
 from .option import Option
 from .profile import Columns, Profile, Table
@@ -106,7 +106,7 @@ class Estimates:
             pending = Level(max(self.curve.seconds_per_row / 5, self.curve.seconds(1) / 200))
             if source in self._timed:
                 token, pending = (Level(max(seconds, 1e-9)) for seconds in self._timed[source])
-                pending.add(pending.value)  # not a guess
+                pending.count = 1  # not a guess
             self.costs[source] = DraftSeconds(token, pending)
         return self.costs[source]
 
@@ -133,7 +133,7 @@ class Estimates:
         """A draft of `depths` tokens by drafter took `seconds`, split as was expected.
 
         What reading takes is learnt where it is, or is held to be, most of the draft: behind a deep one, errors about
-        tokens would pass for it.
+        tokens would pass for it. The first time is better than a guess in any case.
         """
         expected = {source: self.cost(source).of(depth, pending[source]) for source, depth in depths.items()}
         share = seconds / max(sum(expected.values()), 1e-9)
@@ -142,8 +142,8 @@ class Estimates:
             if pending[source] > FEW * batch:
                 believed, drafting = pending[source] * cost.pending.value, depth * cost.token.value
                 reading = expected[source] * share - drafting
-                if max(believed, reading) >= drafting:
-                    cost.pending.add(max(reading, believed / STEP) / pending[source])
+                if max(believed, reading) >= drafting or not cost.pending.count:
+                    cost.pending.add(max(reading, believed / 8) / pending[source])
             elif depth:
                 cost.token.add(cost.token.value * share)
 

@@ -37,11 +37,15 @@ def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates)
 
 
 def could_pay(option: Option, turn: TurnSeconds, known: Estimates) -> bool:
-    """Whether drafting would pay before the answer ends, reading included, and now rather than later, if all stood."""
+    """Whether drafting would pay before the answer ends, reading included, and now rather than later, if all stood.
+
+    Of what reading took the first few times, which may disagree, it is nearer to the most.
+    """
+    reading = known.cost(option.source).pending.cautious * option.pending
     saved = _saved(option, turn, known, Option.gains_of(option.ends.goes_on(option.emitted, len(option.accept))))
-    if option.ends.had_better_wait(option.emitted, saved, option.reading):
+    if option.ends.had_better_wait(option.emitted, saved, reading):
         return False
-    return saved * option.horizon > option.reading
+    return saved * option.horizon > reading
 
 
 def _saved(option: Option, turn: TurnSeconds, known: Estimates, gains: Seq[float]) -> float:

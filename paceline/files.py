@@ -1,0 +1,101 @@
+"""Files that users name.
+
+They are read up to a limit, written whole or not at all, and replaced only where the same command wrote them.
+"""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from .errors import ConfigError
+
+MAX_BYTES = 1 << 30
+"""The largest text file that is read; more is a mistake, as an endless device is."""
+_HEAD = 1 << 16  # characters that tell who wrote a file
+
+
+def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file. Raises `ConfigError`, also for pipes and devices, which may never end."""
+    try:
+        # O_NONBLOCK: opening a pipe that nobody writes to returns at once
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            content = file.read(max_bytes + 1) if is_file else b""
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise ConfigError(
+            f"{what} {str(path)!r} cannot be read", got=getattr(error, "strerror", None) or error
+        ) from error
+    if not is_file:
+        raise ConfigError(f"{what} {str(path)!r} is not a regular file", fix="copy its content to a file")
+    if len(content) > max_bytes:
+        raise ConfigError(f"{what} {str(path)!r} is too large", expected=f"at most {max_bytes:,} bytes")
+    return content
+
+
+def read_text(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> str:
+    """The UTF-8 text of a regular file, without a byte order mark. Raises `ConfigError`."""
+    try:
+        return read_bytes(path, what, max_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} {str(path)!r} is not text", got=error, expected="UTF-8") from error
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """The value of a JSON text. Raises `ConfigError`, also for nesting below 200 levels and for lone surrogates."""
+    try:
+        return from_json(text, allow_inf_nan=True)
+    except ValueError as error:
+        raise ConfigError(f"{what} is not valid JSON", got=error) from error
+
+
+def read_json(path: Path | str, what: str = "the file") -> Any:
+    """The value in a JSON file. Raises `ConfigError`."""
+    return parse_json(read_text(path, what), f"{what} {str(path)!r}")
+
+
+def check_out(path: Path | str, is_ours: Callable[[str], bool] | None = None) -> None:
+    """Raise `ConfigError` where `write_text` would: asked before minutes of work.
+
+    is_ours: told the first characters of a file that is there, whether this command wrote it; None: never replace.
+    """
+    place = Path(os.path.realpath(path))
+    if place.is_dir() or (place.exists() and not place.is_file()):
+        raise ConfigError(f"{str(path)!r} cannot be replaced", got="no regular file", fix="give another --out")
+    if not place.exists():
+        if place.parent.is_dir() and not os.access(place.parent, os.W_OK):
+            raise ConfigError(f"the folder of {str(path)!r} cannot be written", fix="give another --out")
+        return
+    with place.open("rb") as file:
+        head = file.read(_HEAD).decode("utf-8", errors="replace")
+    if head and not (is_ours is not None and is_ours(head)):
+        raise ConfigError(
+            f"{str(path)!r} exists, and this command did not write it", fix="give another --out, or remove the file"
+        )
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Write a file so that it is always either the old one or the new one, whole and on the disk.
+
+    A symlink stays, and what it points to is replaced. Raises OSError; the half-written file is removed.
+    """
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(place)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """`write_bytes` of UTF-8 text."""
+    write_bytes(path, text.encode("utf-8"))

@@ -174,7 +174,7 @@ class LLM:
         sent = 0
         for _ in generate(self.decoder, [seq]):
             new = seq.output_ids[sent:]
-            if text is not None and seq.finds_stop is None:
+            if text is not None and seq.stops is None:
                 for token in new:
                     text.feed(token)
             done = self._completion(seq, text) if seq.is_finished else None
@@ -243,7 +243,7 @@ class LLM:
                     self.loaded.eos_ids,
                     self.runner.max_length,
                     self._bad_word_ids(params),
-                    text.feed if text is not None and params.stop else None,
+                    text if params.stop else None,
                     vision,
                 )
             )
@@ -258,7 +258,7 @@ class LLM:
     def _completion(self, seq: Sequence, text: Detokenizer | None):
         if text is None:
             string = ""
-        elif seq.finds_stop is not None:
+        elif seq.stops is not None:
             if seq.finish_reason != "stop":
                 text.decline()  # min_tokens, or the context, had the last word
             seq.stop_reason = seq.stop_reason if text.stop_hit is None else text.stop_hit

@@ -1,6 +1,6 @@
 """What the engine tests share: tiny models, the oracle's answers, and a short way to run the loop."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 from string import printable
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import Drafter, Verifier
-from paceline.core.request import Sequence
+from paceline.core.request import Sequence, StopStrings
 from paceline.decoding import SpeculativeDecoder, autoregressive, generate
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.tiny import tiny_model
@@ -39,11 +39,11 @@ def sequence(
     seed: int = SEED,
     eos_ids: frozenset[int] = NO_EOS,
     max_length: int | None = None,
-    finds_stop: Callable[[int], bool] | None = None,
+    stops: StopStrings | None = None,
 ) -> Sequence:
     """A request as the front door makes it."""
     words = tuple(tuple(tokenizer().encode(word, add_special_tokens=False)) for word in params.bad_words)
-    return Sequence(list(ids), params, seed, eos_ids, max_length or target.context, words, finds_stop)
+    return Sequence(list(ids), params, seed, eos_ids, max_length or target.context, words, stops)
 
 
 _ANSWERS: dict[tuple[object, ...], Sequence] = {}

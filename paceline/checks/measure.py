@@ -101,7 +101,7 @@ def _whole_text(runner: ModelRunner, seq: Sequence, count: int) -> Tensor:
 def _decision_scores(logits: Tensor, seq: Sequence) -> Tensor:
     """What the argmax is taken of: processed log-scores, plus the shared noise of this position if sampled. [V]."""
     tree = TokenTree.chain([[seq.token_ids[-1]]], logits.device)
-    scores = target_law(logits[None, None], [seq], tree).scores[0, 0].double()
+    scores = target_law(logits[None, None], [seq], tree).at([0], [0])[0].double()
     if seq.params.temperature == 0:
         return scores
     seed = torch.tensor([seq.seed], device=logits.device)

@@ -1,11 +1,14 @@
 """What the target said, what the verifier decided, and the record every round leaves."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from ..errors import NumericsError
 
 
 @dataclass(frozen=True)
@@ -19,15 +22,39 @@ class TargetOutput:
 class TargetLaw:
     """p, the law of the token after each node, once every processor has been applied on that node's path.
 
-    scores:    log-probabilities up to a constant per node; -inf where a token is forbidden.
-    is_greedy: rows at temperature 0, whose law is all on the argmax of `scores`: the limit of sampling.
+    Verifiers read it with `at`, node by node as they walk down the tree: a processor is never asked about a node that
+    plain decoding would not reach, where it might raise or forbid everything.
+
+    scores:    log-probabilities up to a constant per node, before `process`; -inf where a token is forbidden.
+    is_greedy: rows at temperature 0, whose law is all on the argmax of the scores: the limit of sampling.
+    process:   (scores [K, V], their rows, their nodes) -> processed scores [K, V]; None: `scores` are final.
+    errors:    what went wrong while `process` ran, by (row, node); such a node has no law.
     """
 
     scores: Float[Tensor, "B N V"]
     is_greedy: Bool[Tensor, " B"]
+    process: Callable[[Tensor, list[int], list[int]], Tensor] | None = None
+    errors: dict[tuple[int, int], Exception] = field(default_factory=dict[tuple[int, int], Exception])
+
+    def at(self, rows: list[int], nodes: list[int]) -> Float[Tensor, "K V"]:
+        """Processed scores after the K nodes (rows[k], nodes[k]); without a finite maximum where there is no law."""
+        width = self.scores.shape[1]
+        index = torch.tensor([row * width + node for row, node in zip(rows, nodes, strict=True)])
+        picked = self.scores.flatten(0, 1).index_select(0, index.to(self.scores.device))
+        return picked if self.process is None else self.process(picked, rows, nodes)
+
+    def error(self, row: int, node: int, position: int) -> Exception:
+        """Why this node has no law; position: of the token that it should have decided."""
+        return self.errors.get((row, node)) or NumericsError(
+            f"the target's scores give no law at row {row}, node {node}, position {position}",
+            got="NaN, +inf, or -inf for every token",
+            expected="at least one finite score and no NaN",
+            fix="check that the model's logits are finite and that the processors leave a token allowed",
+        )
 
     def probs(self) -> Float[Tensor, "B N V"]:
-        """float64 probabilities; each row sums to 1."""
+        """float64 probabilities, of scores that are final; each row sums to 1."""
+        assert self.process is None
         soft = torch.softmax(self.scores.double(), dim=-1)
         if not bool(self.is_greedy.any()):
             return soft
@@ -41,7 +68,8 @@ class VerifyOutput:
 
     path:         indices of the accepted nodes, root excluded, padded with -1.
     num_accepted: how many of them.
-    next_token:   the *recovered* token after a rejection, or the *bonus* token when a whole path was accepted.
+    next_token:   the *recovered* token after a rejection, or the *bonus* token when a whole path was accepted; -1
+                  where the path leads to a node without a law, which is an error unless the answer ends on the path.
     is_bonus:     True where nothing was rejected: the path ended at a leaf of the draft.
     """
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -101,6 +102,19 @@ class TokenLogprob:
     top: dict[int, float]
 
 
+@runtime_checkable
+class StopStrings(Protocol):
+    """Looks for stop strings in the text of an answer, token by token."""
+
+    def feed(self, token_id: int) -> bool:
+        """Take one token; True iff a stop string is complete now."""
+        ...
+
+    def would_stop(self, token_ids: list[int]) -> bool:
+        """Whether the last of these tokens would complete a stop string; nothing is taken."""
+        ...
+
+
 @dataclass
 class Sequence:
     """One answer in the making. Between rounds the cache holds `token_ids[:-1]`; the last token is fed next."""
@@ -112,7 +126,7 @@ class Sequence:
     eos_ids: frozenset[int]
     max_length: int  # prompt and answer together: the context
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    finds_stop: Callable[[int], bool] | None = None  # feeds one token to the stop-string matcher
+    stops: StopStrings | None = None  # what looks for stop strings in the text
     vision: VisionPrompt | None = None  # the pictures of the prompt
     slot: int = -1  # set by the runner
     is_unread: bool = False  # whether the end of the text is left to the first pass, see `decoding.first_pass`
@@ -160,6 +174,13 @@ class Sequence:
             return False
         return (token in self.eos_ids and not self.params.ignore_eos) or token in self.params.stop_token_ids
 
+    def ends_with(self, path: list[int]) -> bool:
+        """Whether the last token of a drafted path ends the answer, given that none before it does."""
+        if self.would_end(path[-1], len(path)):
+            return True
+        enough = self.num_output + len(path) >= self.params.min_tokens
+        return enough and self.stops is not None and self.stops.would_stop(path)
+
     def append(self, token: int, origin: Origin, source: str, logprob: TokenLogprob | None = None) -> bool:
         """Take one token, then test every reason to stop, in the order of the text. True: finished."""
         self.token_ids.append(token)
@@ -167,7 +188,7 @@ class Sequence:
         self.sources.append(source)
         if logprob is not None:
             self.logprobs.append(logprob)
-        found = self.finds_stop is not None and self.finds_stop(token)  # must see every token
+        found = self.stops is not None and self.stops.feed(token)  # must see every token
         if self.num_output >= self.params.min_tokens:
             if token in self.eos_ids and not self.params.ignore_eos:
                 self.finish_reason = "stop"

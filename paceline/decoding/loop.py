@@ -11,7 +11,7 @@ import torch
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
-from ..core.outputs import Origin, TargetOutput, Timings, VerifyOutput
+from ..core.outputs import Origin, TargetLaw, TargetOutput, Timings, VerifyOutput
 from ..core.request import Sequence
 from ..runner import ModelRunner
 from ..sampling import target_law, token_logprob
@@ -79,7 +79,7 @@ class SpeculativeDecoder:
         self.runner.commit(slots, paths)  # keep the accepted rows, forget the rest
         for seq in seqs:
             seq.is_unread = False
-        emitted = self._append(seqs, draft, out, verdict, paths)
+        emitted = self._append(seqs, draft, out, law, verdict, paths)
         seconds = (draft_s, verify_s, time.perf_counter() - t2)
         for seq, record in zip(seqs, records_of(draft, paths, emitted, with_prompt, seconds), strict=True):
             seq.rounds.append(record)
@@ -103,22 +103,34 @@ class SpeculativeDecoder:
         return replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 
     def _append(
-        self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput, paths: list[list[int]]
+        self,
+        seqs: Seq[Sequence],
+        draft: Draft,
+        out: TargetOutput,
+        law: TargetLaw,
+        verdict: VerifyOutput,
+        paths: list[list[int]],
     ) -> list[int]:
-        """Hand each sequence its accepted tokens and the target's own, cut where it ends; returns how many it took."""
+        """Hand each sequence its accepted tokens and the target's own, cut where it ends; returns how many it took.
+
+        Raises what went wrong behind the accepted tokens, where the answer goes on there.
+        """
         token_ids, probes = draft.tree.token_ids.tolist(), draft.tree.is_probe.tolist()
         counts = []
         for row, seq in enumerate(seqs):
             last = Origin.BONUS if bool(verdict.is_bonus[row]) else Origin.RECOVERED
             last = Origin.PLAIN if all(probes[row][1:]) else last
             emitted = [(token_ids[row][node], Origin.DRAFTED) for node in paths[row]]
-            emitted.append((int(verdict.next_token[row]), last))
-            count = 0
-            for parent, (token, origin) in zip([0, *paths[row]], emitted, strict=True):
+            if (token := int(verdict.next_token[row])) >= 0:
+                emitted.append((token, last))
+            nodes, count, position = [0, *paths[row]], 0, len(seq.token_ids) + len(paths[row])
+            for parent, (token, origin) in zip(nodes, emitted, strict=False):
                 k = seq.params.logprobs
                 logprob = None if k is None else token_logprob(out.logits[row, parent], token, k)
                 count += 1
                 if seq.append(token, origin, draft.source_of(row) if origin is Origin.DRAFTED else "", logprob):
                     break
+            if len(emitted) < len(nodes) and not seq.is_finished:
+                raise law.error(row, nodes[-1], position)
             counts.append(count)
         return counts

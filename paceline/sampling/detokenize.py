@@ -8,6 +8,7 @@ sequence apart. So each step decodes a short window twice, and what the new toke
     decode      [a b   c d   e]        the same and what c, d, e add; final unless a character is incomplete
 """
 
+import copy
 import re
 from typing import final
 
@@ -61,6 +62,12 @@ class Detokenizer:
         searched = len(self._final)
         self._decode(token_id)
         return bool(self._stop) and self._find_stop(max(0, searched - self._overlap))
+
+    def would_stop(self, token_ids: list[int]) -> bool:
+        """Whether the last of these tokens would complete a stop string; nothing is taken."""
+        ahead = copy.copy(self)
+        ahead._ids = list(self._ids)
+        return [ahead.feed(token) for token in token_ids][-1]
 
     def decline(self) -> None:
         """Take back a stop string that was found too early; without one, nothing happens."""

@@ -6,6 +6,8 @@ tree    t3 ── a ── b       token     t3 a  b  c  d
 """
 
 from collections.abc import Sequence as Seq
+from functools import cached_property
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -25,69 +27,86 @@ def target_law(
 ) -> TargetLaw:
     """The law of the token after each candidate, in the order that SamplingParams documents.
 
-    logits: raw, of every node. The scores are float32; where every row is greedy and no row has a processor they are
-    the logits themselves, unchecked. Some nodes keep their raw scores, because their law is never used: probes; nodes
-    without finite logits (a rejected draft may overflow; the verifier refuses one it has to visit); nodes below a
-    token that a processor forbade; nodes at or below a token that ends the answer (a processor of the user is thus
-    never shown a past that plain decoding could not reach).
+    logits: raw, of every node; never written to. Processed scores are float32; a greedy row without processors keeps
+    its logits as they are, in their dtype. Nothing is processed before a verifier asks for a node.
 
-    NumericsError: the root's logits are NaN or have no finite maximum; names the row and the position.
-    ConfigError: a processor that returns no scores or forbids every token.
+    Processors are thus called as in plain decoding: once for every token of the answer, in order, with the prompt and
+    the tokens so far; never behind a draft that was rejected, nor behind the end of the answer. What one raises, NaN,
+    or a token that it leaves none of, becomes the answer's error where plain decoding would have met it.
     """
-    greedy = [seq.params.temperature == 0 for seq in seqs]
-    is_greedy = torch.tensor(greedy, device=logits.device)
-    edited = [is_edited(seq) for seq in seqs]
-    if all(greedy) and not any(edited):
+    is_greedy = torch.tensor([seq.params.temperature == 0 for seq in seqs], device=logits.device)
+    if all(_is_raw(seq) for seq in seqs):
         return TargetLaw(logits, is_greedy)
-    skipped = _unused(logits, seqs, tree)
-    warped = [is_warped(seq.params) for seq in seqs]
-    # one private copy, unless nothing is to be written: the warpers leave their input as it is
-    in_place = any(edited) or (any(warped) and (not all(warped) or _any(skipped)))
-    scores = logits.to(torch.float32, copy=in_place)
-    for row, seq in enumerate(seqs):
-        if edited[row]:
-            _process_row(scores, seq, tree, row, skipped[row])
-    nodes = [
-        (row, node) for row in range(len(seqs)) if warped[row] for node, skip in enumerate(skipped[row]) if not skip
-    ]
-    if nodes:
-        scores = _warp_nodes(scores, seqs, nodes)
-    return TargetLaw(scores, is_greedy)
+    errors = dict[tuple[int, int], Exception]()
+    return TargetLaw(logits, is_greedy, _Processing(seqs, tree, errors), errors)
 
 
-def _any(flags: list[list[bool]]) -> bool:
-    return any(any(row) for row in flags)
+def _is_raw(seq: Sequence) -> bool:
+    """Whether the scores of this sequence are its logits."""
+    return seq.params.temperature == 0 and not is_edited(seq)
 
 
-def _warp_nodes(scores: Tensor, seqs: Seq[Sequence], nodes: list[tuple[int, int]]) -> Tensor:
-    """The scores with these (row, node) pairs warped; written in place unless the pairs are all there are."""
-    batch, width, vocab = scores.shape
-    params = [seqs[row].params for row, _ in nodes]
-    flat = scores.reshape(batch * width, vocab)
-    if len(nodes) == batch * width:
-        return warp(flat, params).view(batch, width, vocab)
-    index = torch.tensor([row * width + node for row, node in nodes], device=scores.device)
-    return flat.index_copy_(0, index, warp(flat[index], params)).view(batch, width, vocab)
+@final
+class _Processing:
+    """Processors and warpers of some nodes, each on the path that leads to it."""
 
+    def __init__(self, seqs: Seq[Sequence], tree: TokenTree, errors: dict[tuple[int, int], Exception]):
+        self.seqs, self.tree, self.errors = seqs, tree, errors
 
-def _process_row(scores: Tensor, seq: Sequence, tree: TokenTree, row: int, skipped: list[bool]) -> None:
-    """Apply the sequence's processors in place to each of its nodes that plain decoding could reach."""
-    tokens: list[int] = tree.token_ids[row].tolist()
-    parents: list[int] = tree.parents[row].tolist()
-    past = torch.tensor(seq.token_ids, device=scores.device)
-    drafted: dict[int, list[int]] = {}  # reachable node -> the drafted tokens of its path
-    endings = {*(() if seq.params.ignore_eos else seq.eos_ids), *seq.params.stop_token_ids}
-    for node, parent in enumerate(parents):
-        if node > 0:
-            if skipped[node] or parent not in drafted or tokens[node] in endings:
+    def __call__(self, logits: Tensor, rows: list[int], nodes: list[int]) -> Tensor:  # [K, V] -> [K, V]
+        """logits: a private copy. Rows without a law come back without a finite maximum."""
+        seqs = [self.seqs[row] for row in rows]
+        raw = [_is_raw(seq) for seq in seqs]
+        if all(raw):
+            return logits
+        scores = logits.float()
+        finite = scores.amax(-1).isfinite().tolist()  # a maximum is NaN as soon as one entry is
+        for k, (row, node, seq) in enumerate(zip(rows, nodes, seqs, strict=True)):
+            if raw[k]:
                 continue
-            if scores[row, parent, tokens[node]].item() == -torch.inf:
-                continue
-        drafted[node] = [*drafted[parent], tokens[node]] if node > 0 else []
-        path = torch.tensor(drafted[node], dtype=past.dtype, device=past.device)
-        ids = torch.cat([past, path]).unsqueeze(0)
-        scores[row, node] = process(scores[row, node].clone().unsqueeze(0), ids, seq)[0]
-        _check_allowed(scores[row, node], row, node, ids.shape[1])
+            try:
+                path = self._path(row, node)
+                position = len(seq.token_ids) + len(path)
+                if not finite[k]:
+                    raise _not_finite(row, node, position, logits[k])
+                if is_edited(seq):
+                    scores[k] = _processed(scores[k : k + 1], seq, path)
+                    _check_allowed(scores[k], row, node, position)
+            except Exception as error:  # a user's processor may raise anything; the answer may end before it counts
+                self.errors[row, node] = error
+                scores[k] = torch.nan
+        warped = [k for k, seq in enumerate(seqs) if is_warped(seq.params) and (rows[k], nodes[k]) not in self.errors]
+        if warped:
+            params = [seqs[k].params for k in warped]
+            if len(warped) == len(seqs):
+                scores = warp(scores, params)
+            else:
+                index = torch.tensor(warped, device=scores.device)
+                scores = scores.index_copy(0, index, warp(scores[index], params))
+        if any(raw):  # float64 logits stay what they are alone
+            scores = torch.where(torch.tensor(raw, device=scores.device).unsqueeze(1), logits, scores)
+        return scores
+
+    @cached_property
+    def _lists(self) -> tuple[Any, Any]:
+        return self.tree.token_ids.tolist(), self.tree.parents.tolist()
+
+    def _path(self, row: int, node: int) -> list[int]:
+        """The drafted tokens from below the root down to the node."""
+        tokens, parents = self._lists
+        path = list[int]()
+        while node > 0:
+            path.append(tokens[row][node])
+            node = parents[row][node]
+        return path[::-1]
+
+
+def _processed(scores: Tensor, seq: Sequence, path: list[int]) -> Tensor:  # [1, V] -> [V]
+    """Scores after a path of drafted tokens; NaN where the answer ends with it, since nothing comes after."""
+    if seq.params.logits_processors and path and seq.ends_with(path):
+        return torch.full_like(scores[0], torch.nan)
+    ids = torch.tensor([[*seq.token_ids, *path]], device=scores.device)
+    return process(scores, ids, seq)[0]
 
 
 def _check_allowed(scores: Tensor, row: int, node: int, position: int) -> None:
@@ -99,20 +118,9 @@ def _check_allowed(scores: Tensor, row: int, node: int, position: int) -> None:
         raise NumericsError(f"the processors made NaN or infinite scores ({where})", got=peak)
 
 
-def _unused(logits: Tensor, seqs: Seq[Sequence], tree: TokenTree) -> list[list[bool]]:
-    """Marks probes and candidates without finite logits; NumericsError where the root, always visited, has none.
-
-    A maximum is NaN as soon as one entry is.
-    """
-    peaks = logits.amax(-1)
-    finite = torch.isfinite(peaks)
-    if bool(finite.all()):
-        return tree.is_probe.tolist()
-    for row, seq in enumerate(seqs):
-        if not finite[row, 0]:
-            raise NumericsError(
-                f"the target's logits are not finite (row {row}, node 0, position {len(seq.token_ids)})",
-                got=f"a maximum of {peaks[row, 0].item()}",
-                fix="load the model in bfloat16 or float32; float16 overflows in many models",
-            )
-    return (tree.is_probe | ~finite).tolist()
+def _not_finite(row: int, node: int, position: int, logits: Tensor) -> NumericsError:
+    return NumericsError(
+        f"the target's logits are not finite (row {row}, node {node}, position {position})",
+        got=f"a maximum of {logits.amax().item()}",
+        fix="load the model in bfloat16 or float32; float16 overflows in many models",
+    )

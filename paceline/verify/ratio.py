@@ -26,7 +26,7 @@ class Ratio(Verifier):
     offered depends on earlier tokens and on q, never on that token's own value: keep a weak token and stop after it,
     or declare POINT_MASS, which has no such condition.
 
-    Errors: DraftError where q is missing, misshapen or not a law; NumericsError where the target's scores give no law.
+    Errors: DraftError where q is missing, misshapen or not a law.
     """
 
     name: ClassVar[str] = "ratio"
@@ -43,9 +43,10 @@ class Ratio(Verifier):
 
         def walk(row: int) -> Walk:
             def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
-                position = starts[row] + depth
-                chance = Keyed(seeds[row : row + 1], position, len(children))
-                p = p_at(law, row, node, position)
+                p = p_at(law, row, node)
+                if p is None:
+                    return None, -1
+                chance = Keyed(seeds[row : row + 1], starts[row] + depth, len(children))
                 index, owed = _offer(draft, row, node, p, [rows[row].tokens[child] for child in children], chance)
                 return index, -1 if index is not None else chance.draw(owed)
 

@@ -1,4 +1,4 @@
-"""p and q at one node, in float64 on the host, refused where they are not laws.
+"""p and q at one node, in float64 on the host.
 
 Only visited nodes are read: a rejected branch may lead where no token is allowed, and that is no fault.
 """
@@ -8,25 +8,15 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.outputs import TargetLaw
-from ..errors import DraftError, NumericsError
+from ..errors import DraftError
 
 
-def no_law(row: int, node: int, position: int) -> NumericsError:
-    """The error for scores that give no law."""
-    return NumericsError(
-        f"the target's scores give no law at row {row}, node {node}, position {position}",
-        got="NaN, +inf, or -inf for every token",
-        expected="at least one finite score and no NaN",
-        fix="check that the model's logits are finite and that the processors leave a token allowed",
-    )
-
-
-def p_at(law: TargetLaw, row: int, node: int, position: int) -> Float64[Tensor, " V"]:
-    """The target's law after a node; `position` is only named in the error. Errors: NumericsError."""
-    scores = law.scores[row : row + 1, node : node + 1]
+def p_at(law: TargetLaw, row: int, node: int) -> Float64[Tensor, " V"] | None:
+    """The target's law after a node; None where the scores give none."""
+    scores = law.at([row], [node])
     if not bool(scores.max().isfinite()):  # NaN passes through max
-        raise no_law(row, node, position)
-    return TargetLaw(scores, law.is_greedy[row : row + 1]).probs()[0, 0].cpu()
+        return None
+    return TargetLaw(scores.unsqueeze(0), law.is_greedy[row : row + 1]).probs()[0, 0].cpu()
 
 
 def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:

@@ -24,8 +24,7 @@ class Typical(Verifier):
     long; then a token is drawn from p. The answer does not follow the target's law, except in greedy rows, where only
     the argmax stands. The defaults are those of the Medusa code.
 
-    Errors: LossyNotAllowed without consent; ConfigError where a threshold is outside (0, 1); NumericsError where the
-    scores of a visited node give no law.
+    Errors: LossyNotAllowed without consent; ConfigError where a threshold is outside (0, 1).
     """
 
     name: ClassVar[str] = "typical"
@@ -57,13 +56,14 @@ class Typical(Verifier):
         starts: list[int] = to_list(positions)
         walks = list[Walk]()
         for row, branches in enumerate(rows):
-            path = self._longest(branches, law, row, starts[row])
+            path = self._longest(branches, law, row)
             node, position = path[-1] if path else 0, starts[row] + len(path)
-            token = Keyed(seeds[row : row + 1], position, 0).draw(p_at(law, row, node, position))
+            p = p_at(law, row, node)
+            token = -1 if p is None else Keyed(seeds[row : row + 1], position, 0).draw(p)
             walks.append(Walk(path, token, is_bonus=not branches.children[node]))
         return verdict(walks, law.scores.device)
 
-    def _longest(self, branches: Branches, law: TargetLaw, row: int, start: int) -> list[int]:
+    def _longest(self, branches: Branches, law: TargetLaw, row: int) -> list[int]:
         """The longest path of tokens that stand; of equally long ones the likeliest."""
         best, best_rank = list[int](), (0, 0.0)
         open_paths: list[tuple[list[int], float]] = [([], 0.0)]
@@ -72,9 +72,9 @@ class Typical(Verifier):
             node = path[-1] if path else 0
             if (len(path), logprob) > best_rank:
                 best, best_rank = path, (len(path), logprob)
-            if not branches.children[node]:
+            p = p_at(law, row, node) if branches.children[node] else None
+            if p is None:
                 continue
-            p = p_at(law, row, node, start + len(path))
             least = self.threshold(p)
             for child in branches.children[node]:
                 mass = float(probability(p, branches.tokens[child]))

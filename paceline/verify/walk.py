@@ -59,7 +59,7 @@ class Walk:
     """One row's way down: the accepted nodes, then the target's own token."""
 
     path: list[int]
-    next_token: int
+    next_token: int  # -1: the last node of the path has no law
     is_bonus: bool  # stopped where nothing more was drafted
 
 

@@ -141,8 +141,8 @@ def test_ratio_is_greedy_in_the_limit() -> None:
 def shifted(call):
     """Noise off by one position: in verification, not in plain decoding."""
 
-    def wrong(law, seeds, positions):
-        return call(law, seeds, positions + 1)
+    def wrong(law, is_greedy, seeds, places):
+        return call(law, is_greedy, seeds, [(row, node, position + 1) for row, node, position in places])
 
     return wrong
 
@@ -150,8 +150,8 @@ def shifted(call):
 def rowless(call):
     """Every row takes the first row's noise."""
 
-    def wrong(law, seeds, positions):
-        return call(law, seeds[:1].expand(len(seeds)), positions)
+    def wrong(law, is_greedy, seeds, places):
+        return call(law, is_greedy, seeds[:1].expand(len(seeds)), places)
 
     return wrong
 
@@ -160,9 +160,9 @@ def depthless(call):
     """The noise of the round's first position at every depth."""
     starts: dict[int, int] = {}
 
-    def wrong(law, seeds, positions):
-        held = [[starts.setdefault(int(seed), int(row[0]))] for seed, row in zip(seeds, positions, strict=True)]
-        return call(law, seeds, torch.tensor(held))
+    def wrong(law, is_greedy, seeds, places):
+        held = [(row, node, starts.setdefault(int(seeds[row]), position)) for row, node, position in places]
+        return call(law, is_greedy, seeds, held)
 
     return wrong
 
@@ -170,8 +170,8 @@ def depthless(call):
 def greedy_only(call):
     """Greedy verification while the user asked to sample."""
 
-    def wrong(law, seeds, positions):
-        return call(TargetLaw(law.scores, torch.ones_like(law.is_greedy)), seeds, positions)
+    def wrong(law, is_greedy, seeds, places):
+        return call(law, [True] * len(is_greedy), seeds, places)
 
     return wrong
 
@@ -179,8 +179,8 @@ def greedy_only(call):
 def other_stream(call):
     """Noise drawn afresh, by another purpose."""
 
-    def wrong(law, seeds, positions):
-        return call(law, seeds ^ 1, positions)
+    def wrong(law, is_greedy, seeds, places):
+        return call(law, is_greedy, seeds ^ 1, places)
 
     return wrong
 

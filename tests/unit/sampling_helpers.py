@@ -1,6 +1,7 @@
 """The oracles of the sampling tests: transformers' processors, and every law written out slowly and obviously."""
 
 from collections import Counter
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -18,6 +19,13 @@ BAD_WORDS = ((5,), (7, 8), (9, 10, 11))
 def sequence(params: SamplingParams, prompt: list[int], answer: list[int] | None = None, seed: int = 1) -> Sequence:
     bad = BAD_WORDS if params.bad_words else ()
     return Sequence(prompt, params, seed, frozenset([EOS]), 10_000, bad, token_ids=prompt + (answer or []))
+
+
+def every_score(law: TargetLaw) -> Tensor:
+    """Processed scores of every node, [B, N, V]."""
+    batch, width, vocab = law.scores.shape
+    rows, nodes = zip(*product(range(batch), range(width)), strict=True)
+    return law.at([*rows], [*nodes]).view(batch, width, vocab)
 
 
 def root_only(seq: Sequence) -> TokenTree:
@@ -135,7 +143,7 @@ def check_law(law: TargetLaw, logits: Tensor, seqs: list[Sequence], tree: TokenT
             if not reachable:
                 continue
             want = naive_warped(naive_processed(logits[b, i], past, seq), seq.params)
-            got = law.scores[b, i].double()
+            got = law.at([b], [i])[0].double()
             assert torch.equal(got == -torch.inf, want == -torch.inf), f"row {b}, node {i}: other tokens are forbidden"
             torch.testing.assert_close(torch.log_softmax(got, 0), torch.log_softmax(want, 0), atol=2e-5, rtol=1e-5)
             compared += 1

@@ -2,12 +2,15 @@
 
 import time
 
+import pytest
 import torch
 
+from paceline.core.draft import Draft
 from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.sampling import target_law
-from tests.unit.sampling_helpers import HISTORY, WARPS, V, sequence
+from paceline.verify import Coupled, choose
+from tests.unit.sampling_helpers import HISTORY, WARPS, V, every_score, sequence
 
 
 def test_a_row_is_bitwise_the_same_in_any_batch() -> None:
@@ -19,13 +22,13 @@ def test_a_row_is_bitwise_the_same_in_any_batch() -> None:
     rows = [[s.token_ids[-1], 10, 11] for s in seqs]
     logits = torch.randn(len(seqs), width, vocab, generator=g) * torch.rand(len(seqs), 1, 1, generator=g) * 6
     for dtype in (torch.float32, torch.bfloat16):
-        batch = target_law(logits.to(dtype), seqs, TokenTree.chain(rows))
+        batch = every_score(target_law(logits.to(dtype), seqs, TokenTree.chain(rows)))
         for b, seq in enumerate(seqs):
-            alone = target_law(logits[b : b + 1].to(dtype), [seq], TokenTree.chain([rows[b]]))
-            assert torch.equal(alone.scores[0].float(), batch.scores[b]), options[b]
+            alone = every_score(target_law(logits[b : b + 1].to(dtype), [seq], TokenTree.chain([rows[b]])))
+            assert torch.equal(alone[0].float(), batch[b]), options[b]
             if not seq.params.needs_history:  # nor does it matter how many nodes share the pass
                 one = target_law(logits[b : b + 1, :1].to(dtype), [seq], TokenTree.chain([rows[b][:1]]))
-                assert torch.equal(one.scores[0, 0].float(), batch.scores[b, 0]), options[b]
+                assert torch.equal(one.at([0], [0])[0].float(), batch[b, 0]), options[b]
 
 
 def test_all_greedy_returns_the_logits_themselves() -> None:
@@ -40,10 +43,23 @@ def test_a_mixed_batch_is_float32() -> None:
     logits = torch.randn(2, 1, V, dtype=torch.bfloat16)
     seqs = [sequence(SamplingParams(), [1]), sequence(SamplingParams(temperature=2.0), [1])]
     law = target_law(logits, seqs, TokenTree.chain([[1], [1]]))
-    assert law.scores.dtype == torch.float32
+    scores = law.at([0, 1], [0, 0])
+    assert scores.dtype == torch.float32
     assert law.is_greedy.tolist() == [True, False]
-    assert torch.equal(law.scores[0], logits[0].float())
-    torch.testing.assert_close(law.scores[1], logits[1].float() / 2)
+    assert torch.equal(scores[:1], logits[0].float())
+    torch.testing.assert_close(scores[1:], logits[1].float() / 2)
+
+
+@pytest.mark.parametrize("other", WARPS, ids=str)
+def test_a_greedy_row_keeps_its_float64_beside_any_other(other: str) -> None:
+    """Two scores that float32 cannot tell apart, the larger one second: alone, the row takes it."""
+    logits = torch.zeros(2, 1, V, dtype=torch.float64)
+    logits[:, 0, 4], logits[:, 0, 5] = 1.0, 1.0 + 1e-12
+    seqs = [sequence(SamplingParams(), [1]), sequence(SamplingParams(**WARPS[other]), [1])]
+    law = target_law(logits, seqs, TokenTree.chain([[1], [1]]))
+    assert int(choose(law, torch.tensor([1, 1]), torch.tensor([[1], [1]]))[0, 0]) == 5
+    draft = Draft(TokenTree.chain([[1], [1]]))
+    assert int(Coupled().verify(draft, law, torch.tensor([1, 1]), torch.tensor([1, 1])).next_token[0]) == 5
 
 
 def test_speed_is_printed() -> None:
@@ -54,6 +70,6 @@ def test_speed_is_printed() -> None:
             tree, times = TokenTree.chain([[3, 4, 5, 6, 7, 8]]), []
             for _ in range(7):
                 start = time.perf_counter()
-                target_law(logits, [seq], tree)
+                every_score(target_law(logits, [seq], tree))
                 times.append(time.perf_counter() - start)
             print(f"V={vocab} N=6 {options or 'greedy'}: {min(times) * 1e6:.0f} us")

@@ -28,7 +28,7 @@ def test_coupled_draws_are_the_targets_own_when_the_laws_agree() -> None:
     noise = gumbel(seeds, torch.full((len(seqs), 1), 3 + offset), Purpose.TARGET, V)[:, 0]
     noise[law.is_greedy] = 0
     assert q is None
-    assert torch.equal(tokens, (law.scores[:, 0] + noise).argmax(-1))
+    assert torch.equal(tokens, (law.at([*range(len(seqs))], [0] * len(seqs)) + noise).argmax(-1))
     assert DraftSampler(coupled=True).law is Law.POINT_MASS
 
 
@@ -39,7 +39,7 @@ def test_q_is_the_law_the_token_was_drawn_from() -> None:
     seqs = [sequence(params, [4, 5], [6], seed=i) for i in range(many)]
     tokens, q = DraftSampler(coupled=False).sample(logits, seqs, 1)
     assert q is not None
-    want = target_law(logits[:1, None], seqs[:1], TokenTree.chain([[6]])).probs()[0, 0]
+    want = target_law(logits[:1, None], seqs[:1], TokenTree.chain([[6]])).at([0], [0])[0].double().softmax(0)
     torch.testing.assert_close(q[0].double(), want, atol=1e-6, rtol=1e-5)
     counts = torch.bincount(tokens, minlength=V).double()
     assert float(counts[q[0] == 0].sum()) == 0

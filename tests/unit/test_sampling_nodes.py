@@ -11,7 +11,7 @@ from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
 from paceline.sampling import target_law
-from tests.unit.sampling_helpers import EOS, HISTORY, WARPS, V, check_law, edit_in_place, sequence
+from tests.unit.sampling_helpers import EOS, HISTORY, WARPS, V, check_law, edit_in_place, every_score, sequence
 
 
 def random_tree(generator: torch.Generator, roots: list[int], nodes: int, low: int = 0, high: int = 14) -> TokenTree:
@@ -51,7 +51,7 @@ def law_of_root_prefix(logits: Tensor, seqs: list[Sequence], tree: TokenTree) ->
     parts = [
         target_law(logits[:, i : i + 1], seqs, TokenTree.chain([[s.token_ids[-1]] for s in seqs])) for i in range(8)
     ]
-    return TargetLaw(torch.cat([p.scores for p in parts], 1), parts[0].is_greedy)
+    return TargetLaw(torch.cat([every_score(p) for p in parts], 1), parts[0].is_greedy)
 
 
 def law_of_rows_above(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetLaw:
@@ -78,35 +78,32 @@ def test_the_checker_catches_a_wrong_path(mutant: Callable[..., TargetLaw], name
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_bad_logits_are_named(value: float) -> None:
-    seq = sequence(SamplingParams(temperature=1.0), [1, 2, 3])
-    tree = TokenTree.from_lists([[3, 4, 5]], [[-1, 0, 1]])
-    logits = torch.zeros(1, 3, V)
-    logits[0, 0, 7] = value
-    with pytest.raises(NumericsError, match="row 0, node 0, position 3"):
-        target_law(logits, [seq], tree)
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_an_overflow_of_a_draft_is_left_to_the_verifier(value: float) -> None:
+@pytest.mark.parametrize("node", [0, 2])
+def test_bad_logits_are_named_where_the_walk_meets_them(value: float, node: int) -> None:
     seq = sequence(SamplingParams(temperature=0.5, top_k=3, repetition_penalty=1.3), [1, 2, 3])
-    logits = torch.randn(1, 3, V)
     tree = TokenTree.from_lists([[3, 4, 5]], [[-1, 0, 1]])
-    want = target_law(logits, [seq], tree).scores
-    logits[0, 2, 7] = value
-    got = target_law(logits, [seq], tree).scores
-    assert torch.equal(got[0, :2], want[0, :2])
-    assert torch.equal(got[0, 2], logits[0, 2]) or bool(got[0, 2].isnan().any())
+    logits = torch.randn(1, 3, V)
+    want = every_score(target_law(logits, [seq], tree))
+    logits[0, node, 7] = value
+    law = target_law(logits, [seq], tree)
+    got = every_score(law)
+    for other in range(3):
+        assert torch.equal(got[0, other], want[0, other]) == (other != node)
+    assert not bool(got[0, node].max().isfinite())
+    with pytest.raises(NumericsError, match=f"row 0, node {node}, position {3 + node}"):
+        raise law.error(0, node, 3 + node)
 
 
-def test_a_processor_never_sees_a_past_that_cannot_happen() -> None:
+def test_a_law_asks_no_processor_before_a_node_is_read() -> None:
     seen: list[list[int]] = []
 
     def record(ids: Tensor, scores: Tensor) -> Tensor:
         seen.append(ids[0].tolist())
-        return edit_in_place(ids, scores)  # no token twice in a row
+        return edit_in_place(ids, scores)
 
     seq = sequence(SamplingParams(logits_processors=(record,)), [1, 2])
     tree = TokenTree.from_lists([[2, 2, 9, EOS, 9, 4, 9]], [[-1, 0, 1, 0, 3, 0, 5]])
-    target_law(torch.randn(1, 7, V), [seq], tree)
-    assert seen == [[1, 2], [1, 2, 4], [1, 2, 4, 9]]
+    law = target_law(torch.randn(1, 7, V), [seq], tree)
+    assert seen == []
+    law.at([0, 0, 0], [0, 6, 3])
+    assert seen == [[1, 2], [1, 2, 4, 9]], "node 3 ends the answer: nothing comes after it"

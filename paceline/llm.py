@@ -146,45 +146,58 @@ class LLM:
 
         A chat's contents are texts, or lists of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
         Every prompt is read, and refused if it must be, before any is answered. Where pictures of many chats take more
-        than `PIXEL_BYTES`, the rest are read again in their turn, and must not have changed.
+        than `PIXEL_BYTES`, the rest are read again in their turn, and must not have changed. Calls from several threads
+        are answered one after the other.
         """
         many = as_list(prompts)
         each = [params] * len(many) if isinstance(params, SamplingParams | None) else list(params)
         if len(each) != len(many):
             raise ConfigError("params and prompts differ in number", got=len(each), expected=len(many))
-        requests = list(self._requests(many, [one or SamplingParams() for one in each]))
-        self.decoder.timings = timings = Timings()
-        for took_part in generate(self.decoder, self._in_turn(requests)):
-            for seq in took_part:
-                if seq.is_finished and seq.vision is not None:
-                    seq.vision = seq.vision.without_pixels()
-        results = []
-        for one in requests:
-            outputs = [self._completion(seq, text) for seq, text in zip(one.seqs, one.texts, strict=True)]
-            results.append(RequestOutput(list(one.seqs[0].prompt_ids), outputs, timings))
-        return results
+        with self.runner.lock:
+            requests = list(self._requests(many, [one or SamplingParams() for one in each]))
+            self.decoder.timings = timings = Timings()
+            for took_part in generate(self.decoder, self._in_turn(requests)):
+                for seq in took_part:
+                    if seq.is_finished and seq.vision is not None:
+                        seq.vision = seq.vision.without_pixels()
+            results = []
+            for one in requests:
+                outputs = [self._completion(seq, text) for seq, text in zip(one.seqs, one.texts, strict=True)]
+                results.append(RequestOutput(list(one.seqs[0].prompt_ids), outputs, timings))
+            return results
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
-        """Answer one prompt round by round. Abandoning the iterator leaves the engine usable."""
+        """Answer one prompt round by round. Abandoning the iterator leaves the engine usable.
+
+        It holds one of `max_batch_size` slots until it ends; other calls, from any thread, may come between its rounds.
+        """
         params = params or SamplingParams()
         if params.n != 1:
             raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
-        (seq,), (text,) = self._sequences(prompt, params)
+        with self.runner.lock:
+            (seq,), (text,) = self._sequences(prompt, params)
+        rounds, sent = generate(self.decoder, [seq]), 0
         self.decoder.timings = Timings()
-        sent = 0
-        for _ in generate(self.decoder, [seq]):
-            new = seq.output_ids[sent:]
-            if text is not None and seq.stops is None:
-                for token in new:
-                    text.feed(token)
-            done = self._completion(seq, text) if seq.is_finished else None
-            piece = "" if text is None else text.take() + (text.finish() if seq.is_finished else "")
-            yield StreamChunk(piece, new, seq.origins[sent:], seq.finish_reason, done)
-            sent += len(new)
+        try:
+            while not seq.is_finished:
+                with self.runner.lock:
+                    next(rounds)
+                    new = seq.output_ids[sent:]
+                    if text is not None and seq.stops is None:
+                        for token in new:
+                            text.feed(token)
+                    done = self._completion(seq, text) if seq.is_finished else None
+                    piece = "" if text is None else text.take() + (text.finish() if seq.is_finished else "")
+                yield StreamChunk(piece, new, seq.origins[sent:], seq.finish_reason, done)
+                sent += len(new)
+        finally:
+            with self.runner.lock:
+                rounds.close()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one."""
-        return read_prompt(self.runner, prompt)[0]
+        with self.runner.lock:
+            return read_prompt(self.runner, prompt)[0]
 
     # Helpers
 

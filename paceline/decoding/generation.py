@@ -1,24 +1,37 @@
 """Decode many sequences with few slots: a finished one makes room for the next at once."""
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import islice
 
 from ..core.request import Sequence
 from .loop import SpeculativeDecoder
 
+Rounds = Generator[list[Sequence], None, None]
 
-def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Iterator[list[Sequence]]:
+
+def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Rounds:
     """Run every sequence to its end, yielding after each round those that took part in it.
 
     One is taken from `seqs` when there is a slot for it, so that those to come need not be in memory yet. Closing the
-    iterator early, an interrupt or an error releases every slot, so the decoder stays usable.
+    iterator early, an interrupt or an error releases every slot. Where an interrupt comes in the middle of that, the
+    slots are known by their generator, which has ended, and the next call releases them.
     """
-    waiting, running = iter(seqs), list[Sequence]()
+    rounds = _rounds(decoder, seqs, lambda: (run := made()) is not None and getgeneratorstate(run) != GEN_CLOSED)
+    made = weakref.ref(rounds)
+    return rounds
+
+
+def _rounds(decoder: SpeculativeDecoder, seqs: Iterable[Sequence], is_used: Callable[[], bool]) -> Rounds:
+    waiting, running, cache = iter(seqs), list[Sequence](), decoder.runner.cache
+    cache.reclaim()
     try:
         while True:
-            for seq in islice(waiting, decoder.runner.cache.num_slots - len(running)):
+            # with none running one is taken in any case: where there is no slot, `admit` says so
+            for seq in islice(waiting, cache.num_free or int(not running)):
                 running.append(seq)
-                decoder.admit(seq)
+                decoder.admit(seq, is_used)
             if not running:
                 return
             decoder.step(running)

@@ -4,6 +4,7 @@ Every method of the field is a drafter in this loop; plain decoding is the draft
 """
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -26,32 +27,40 @@ class SpeculativeDecoder:
     def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, policy: DraftPolicy):
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
         self.timings = Timings()
-        drafter.bind(runner, verifier)
-        if runner.cache.num_free:
-            _ = runner.joins  # measured now rather than in an answer
-        policy.bind(drafter, runner.pass_seconds)
+        with runner.lock:
+            drafter.bind(runner, verifier)
+            if runner.cache.num_free:
+                _ = runner.joins  # measured now rather than in an answer
+            policy.bind(drafter, runner.pass_seconds)
 
-    def admit(self, seq: Sequence) -> None:
+    def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> None:
         """Give a sequence a slot and read its prompt, all but the last token, which is the first root.
 
         The last chunk is left to the first `step`, where one pass can take both, see `first_pass`.
+        is_used: as in `SlotCache.allocate`.
         """
         begin = time.perf_counter()
         self.runner.states.kept = self.drafter.reads_states
         leave = self.runner.joins  # may measure, while a slot is free
-        seq.slot = self.runner.admit(seq.token_ids, seq.vision)
+        seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
+        self._forget(seq.slot)  # what an interrupted release may have left behind
         seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, leave)
         seq.is_unread = self.runner.cache.lengths[seq.slot] < len(seq.token_ids) - 1
         self.timings.vision += seeing
         self.timings.prefill += time.perf_counter() - begin - seeing
 
     def release(self, seq: Sequence) -> None:
-        """Give the slot back; harmless when there is none."""
+        """Give the slot back, whatever the drafter does about it; harmless when there is none."""
         if seq.slot >= 0:
-            self.drafter.release([seq.slot])
-            self.policy.release([seq.slot])
-            self.runner.cache.release(seq.slot)
-            seq.slot = -1
+            slot, seq.slot = seq.slot, -1
+            self.runner.cache.release(slot)
+            self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        try:
+            self.drafter.release([slot])
+        finally:
+            self.policy.release([slot])
 
     @torch.inference_mode()
     def step(self, seqs: Seq[Sequence]) -> None:

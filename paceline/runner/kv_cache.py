@@ -9,10 +9,11 @@ costs nothing.
     after commit  0 ................ | L (root) .. L+a     | lengths[slot] = L + 1 + a   (a accepted)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import Cache
 
 from ..errors import CacheFull
@@ -46,15 +47,24 @@ class SlotCache(Cache):
         self._drafts, self._text, self._whole = False, 0, True
         self._written = [0] * num_slots  # columns that may hold something
         self._free = list(range(num_slots))
+        self._is_used: dict[int, Callable[[], bool] | None] = {}  # by slot, of those that were allocated with it
 
     # Slots
 
     @torch.inference_mode()
-    def allocate(self) -> int:
-        """Take the lowest free slot, empty. Raises `CacheFull` when none is left."""
+    def allocate(self, is_used: Callable[[], bool] | None = None) -> int:
+        """Take the lowest free slot, empty. Raises `CacheFull` when none is left.
+
+        is_used: tells `reclaim` whether whoever took it still runs; None: it is kept until `release`.
+        """
         if not self._free:
-            raise CacheFull("no cache slot is free", got=f"{self.num_slots} in use", fix="raise max_batch_size")
+            raise CacheFull(
+                "no cache slot is free",
+                got=f"{self.num_slots} in use",
+                fix="raise max_batch_size, or finish the streams that are open",
+            )
         slot = min(self._free)
+        self._is_used[slot] = is_used  # before it is taken: an interrupt between the two loses nothing
         self._free.remove(slot)
         # What overflowed for the last tenant must not outlive it: a masked column weighs 0, and 0 * NaN is NaN.
         for layer in (*self.keys, *self.values):
@@ -72,6 +82,13 @@ class SlotCache(Cache):
         if slot not in self._free:
             self._free.append(slot)
         self.lengths[slot] = self.offsets[slot] = 0
+        self._is_used.pop(slot, None)
+
+    def reclaim(self) -> None:
+        """Release the slots whose users ended without doing so, because an interrupt met them while they tried."""
+        for slot, is_used in list(self._is_used.items()):
+            if is_used is not None and not is_used():
+                self.release(slot)
 
     def truncate(self, slot: int, length: int) -> None:
         """Roll back to the first `length` tokens."""
@@ -100,9 +117,9 @@ class SlotCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write `[B, H, N, dim]` past the committed lengths; return what `begin` was asked for."""
-        while len(self.keys) <= layer_idx:
-            self.keys.append(self._empty(key_states))
-            self.values.append(self._empty(value_states))
+        for layers, states in ((self.keys, key_states), (self.values, value_states)):
+            while len(layers) <= layer_idx:  # each by itself: an interrupt may have come between the two
+                layers.append(self._empty(states))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]
         for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True)):
@@ -163,15 +180,15 @@ class SlotCache(Cache):
     def _ensure(self, length: int) -> None:
         if length <= self.capacity:
             return
-        limit = round_up(self.max_length)
-        while self.capacity < min(length, limit):
-            self.capacity = min(self.capacity * 2, limit)
-        self.capacity = max(self.capacity, round_up(length))  # padding may reach past the context
+        limit, capacity = round_up(self.max_length), self.capacity
+        while capacity < min(length, limit):
+            capacity = min(capacity * 2, limit)
+        capacity = max(capacity, round_up(length))  # padding may reach past the context
         for layers in (self.keys, self.values):
             for index, old in enumerate(layers):
-                grown = self._empty(old)
-                grown[:, :, : old.shape[2]] = old
-                layers[index] = grown
+                if old.shape[2] < capacity:
+                    layers[index] = functional.pad(old, (0, 0, 0, capacity - old.shape[2]))
+        self.capacity = capacity  # last: after an interrupt the rest grows with the next pass
 
     @property
     def num_bytes(self) -> int:

@@ -1,8 +1,9 @@
 """Runs one model over token trees and keeps its cache in step. Decides nothing about tokens."""
 
 import statistics
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -49,6 +50,7 @@ class ModelRunner:
         self.loaded = loaded
         self.max_length = min(loaded.context, max_length or loaded.context)
         self.cache = SlotCache(max_batch_size, self.max_length)
+        self.lock = threading.RLock()  # one thread at a time runs the model
         self.states = StateStore(max_batch_size)
         self.reader, self.chunk = PromptReader(), PREFILL_CHUNK
         self.invariant, self.row_multiple = False, 1
@@ -125,7 +127,7 @@ class ModelRunner:
     def sharing_cache(self, loaded: LoadedModel) -> "ModelRunner":
         """A runner of another model of the same shape on this runner's cache (the quantised self-draft)."""
         other = ModelRunner.__new__(ModelRunner)
-        other.loaded, other.max_length, other.cache = loaded, self.max_length, self.cache
+        other.loaded, other.max_length, other.cache, other.lock = loaded, self.max_length, self.cache, self.lock
         other.states = StateStore(self.cache.num_slots)
         other.reader, other.chunk = PromptReader(), self.chunk
         other.invariant, other.row_multiple, other._joins = False, 1, False
@@ -142,8 +144,13 @@ class ModelRunner:
         """Tokens that stand for pictures: never drafted."""
         return frozenset() if self.loaded.vision is None else self.loaded.vision.placeholder_ids
 
-    def admit(self, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> int:
-        """Take a slot for a sequence that does not fill the context yet."""
+    def admit(
+        self,
+        token_ids: Sequence[int],
+        vision: VisionPrompt | None = None,
+        is_used: Callable[[], bool] | None = None,
+    ) -> int:
+        """Take a slot for a sequence that does not fill the context yet; is_used: as in `SlotCache.allocate`."""
         if len(token_ids) >= self.max_length:
             images = "" if vision is None else f", {vision.num_tokens} of them image tokens"
             smaller = "" if vision is None else " or take fewer or smaller images,"
@@ -153,7 +160,7 @@ class ModelRunner:
                 expected=f"at most {self.max_length - 1}, one less than the context",
                 fix=f"shorten the prompt,{smaller} or raise max_model_len if the model allows it",
             )
-        slot = self.cache.allocate()
+        slot = self.cache.allocate(is_used)
         self.place(slot, vision)
         return slot
 

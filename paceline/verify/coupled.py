@@ -120,4 +120,3 @@ class Coupled(Verifier):
                 else:
                     paths[row].append(child)
         return verdict([walks[row] for row in range(len(rows))], device)
-

@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
+from weakref import ref
 
 from jaxtyping import Int
 from torch import Tensor
 
+from ..errors import ConfigError
 from .draft import Draft
 from .outputs import Round, TargetLaw, TargetOutput, VerifyOutput
 from .request import Sequence
@@ -75,6 +77,7 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
+    bound_to: "ref[Target] | None" = None  # set by `bind_once`
 
     def bind(self, target: Target, verifier: "Verifier") -> None:
         """Meet the target and the rule that will judge the drafts; refuse here what cannot work."""
@@ -118,6 +121,17 @@ class Drafter(ABC):
 
     def release(self, slots: Seq[int]) -> None:
         """Forget these slots; safe for slots never seen."""
+
+
+def bind_once(drafter: Drafter, target: Target, verifier: "Verifier") -> None:
+    """Bind a drafter. Raises `ConfigError` where it serves another target already: its state is keyed by slot."""
+    bound = drafter.bound_to
+    if bound is not None and bound() not in (None, target):
+        raise ConfigError(
+            f"the drafter {drafter.name!r} serves another LLM already", fix="make one drafter for each LLM"
+        )
+    drafter.bind(target, verifier)
+    drafter.bound_to = ref(target)
 
 
 class Verifier(ABC):

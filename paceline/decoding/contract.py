@@ -2,11 +2,31 @@
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget
+from ..core.interfaces import DraftBudget, Drafter
 from ..core.request import Sequence
-from ..errors import DraftError
+from ..core.tree import TokenTree
+from ..errors import DraftError, PacelineError
+
+
+@contextmanager
+def naming(drafter: Drafter, verb: str):
+    """What a drafter raises becomes a `DraftError` that names it, with its own error as the cause.
+
+    Paceline's errors and a lack of memory pass as they are.
+    """
+    try:
+        yield
+    except (PacelineError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+        raise DraftError(f"the drafter {_name(drafter)} failed in {verb}()", got=told) from error
 
 
 def check_draft(
@@ -16,23 +36,15 @@ def check_draft(
     vocab_size: int,
     num_masks: int = 0,
     undraftable: Collection[int] = (),
+    drafter: Drafter | None = None,
 ) -> None:
     """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law.
 
     num_masks: mask tokens that the target takes; mask j is a probe with token `vocab_size + j`, see `_check_mask`.
     undraftable: tokens that stand for pictures.
     """
+    _check_fields(draft, len(seqs), vocab_size, "a drafter" if drafter is None else _name(drafter))
     tree = draft.tree
-    if tree.token_ids.shape[0] != len(seqs):
-        raise DraftError(
-            f"{draft.source} drafted the wrong number of rows", got=tree.token_ids.shape[0], expected=len(seqs)
-        )
-    if not draft.has_law:
-        need = "no q" if draft.law is Law.POINT_MASS else "a q"
-        raise DraftError(f"{draft.source} handed over a {draft.law.value} draft", expected=need)
-    if draft.q is not None and draft.q.shape != (*tree.token_ids.shape, vocab_size):
-        expected = (*tree.token_ids.shape, vocab_size)
-        raise DraftError(f"{draft.source}: q has the wrong shape", got=tuple(draft.q.shape), expected=expected)
     ids, parents, probes = tree.token_ids.tolist(), tree.parents.tolist(), tree.is_probe.tolist()
     for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
         if ids[row][0] != seq.token_ids[-1] or parents[row][0] != -1 or probes[row][0]:
@@ -72,6 +84,40 @@ def check_draft(
                 raise DraftError(f"{draft.source}: candidate {node} hangs under a probe")
             if depth[node] > budget.depth:
                 raise DraftError(f"{draft.source} drafted too deep", got=depth[node], expected=f"<= {budget.depth}")
+
+
+def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: str) -> None:
+    """Types, dtypes and shapes of everything that a drafter hands over."""
+
+    def need(holds: bool, field: str, got: object, expected: str) -> None:
+        if not holds:
+            got = f"{got.dtype} {list(got.shape)}" if isinstance(got, Tensor) else f"{type(got).__name__} {got!r:.60}"
+            raise DraftError(f"the drafter {drafter} handed over a wrong {field}", got=got, expected=expected)
+
+    need(isinstance(draft, Draft), "draft", draft, "a Draft")
+    need(isinstance(draft.source, str), "source", draft.source, "text")
+    need(isinstance(draft.tree, TokenTree), "tree", draft.tree, "a TokenTree")
+    ids = draft.tree.token_ids
+    shape = f"int64 [{rows}, nodes], at least one node a row"
+    fits = isinstance(ids, Tensor) and ids.dtype == torch.long and ids.dim() == 2
+    need(fits and ids.shape[0] == rows and ids.shape[1] > 0, "tree.token_ids", ids, shape)
+    size = list(ids.shape)
+    for field, dtype in (("parents", torch.long), ("is_probe", torch.bool)):
+        got = getattr(draft.tree, field)
+        fits = isinstance(got, Tensor) and got.dtype == dtype and got.shape == ids.shape and got.device == ids.device
+        need(fits, f"tree.{field}", got, f"{dtype} {size} on {ids.device}")
+    need(isinstance(draft.law, Law), "law", draft.law, "a Law")
+    need(draft.has_law, "q", draft.q, f"{'no' if draft.law is Law.POINT_MASS else 'a'} q with {draft.law.name}")
+    for field, got, full in (("q", draft.q, [*size, vocab_size]), ("confidence", draft.confidence, size)):
+        fits = got is None or (isinstance(got, Tensor) and got.is_floating_point() and list(got.shape) == full)
+        need(fits, field, got, f"floating-point {full}")
+    for field, got, kind in (("sources", draft.sources, str), ("hints", draft.hints, int)):
+        fits = got is None or (isinstance(got, tuple) and len(got) == rows and all(isinstance(x, kind) for x in got))
+        need(fits, field, got, f"a tuple of {rows} {kind.__name__}")
+
+
+def _name(drafter: Drafter) -> str:
+    return repr(str(getattr(drafter, "name", type(drafter).__name__)))
 
 
 def _check_mask(source: str, ids: list[int], probes: list[bool], node: int, up: int, vocab_size: int) -> None:

@@ -11,13 +11,13 @@ from dataclasses import replace
 import torch
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
 from ..core.outputs import Origin, TargetLaw, TargetOutput, Timings, VerifyOutput
 from ..core.request import Sequence
 from ..runner import ModelRunner
 from ..sampling import target_law, token_logprob
 from . import first_pass
-from .contract import check_draft
+from .contract import check_draft, naming
 from .record import records_of
 
 
@@ -28,7 +28,7 @@ class SpeculativeDecoder:
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
         self.timings = Timings()
         with runner.lock:
-            drafter.bind(runner, verifier)
+            bind_once(drafter, runner, verifier)
             if runner.cache.num_free:
                 _ = runner.joins  # measured now rather than in an answer
             policy.bind(drafter, runner.pass_seconds)
@@ -69,10 +69,13 @@ class SpeculativeDecoder:
         self.runner.states.kept = self.drafter.reads_states  # decoders of several kinds may share the runner
         t0 = time.perf_counter()
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
-        draft = self.drafter.propose(seqs, budgets)
+        with naming(self.drafter, "propose"):
+            draft = self.drafter.propose(seqs, budgets)
         t1 = time.perf_counter()
         draft_s = t1 - t0
-        check_draft(draft, seqs, budgets, self.runner.vocab_size, self.runner.num_masks, self.runner.undraftable)
+        runner = self.runner
+        known = (runner.vocab_size, runner.num_masks, runner.undraftable)
+        check_draft(draft, seqs, budgets, *known, self.drafter)
         tree = draft.tree.to(self.runner.loaded.device)
         # one target pass over candidates and probes, and over the end of a prompt that is still unread
         out, with_prompt, reading = first_pass.forward(self.runner, seqs, tree)
@@ -93,7 +96,8 @@ class SpeculativeDecoder:
         for seq, record in zip(seqs, records_of(draft, paths, emitted, with_prompt, seconds), strict=True):
             seq.rounds.append(record)
             self.policy.observe(seq, record)
-        self.drafter.observe(seqs, draft, out, verdict)
+        with naming(self.drafter, "observe"):
+            self.drafter.observe(seqs, draft, out, verdict)
         t3 = time.perf_counter()
         self.timings.prefill += reading
         self.timings.draft += draft_s

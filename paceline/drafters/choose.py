@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier, bind_once
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
@@ -55,7 +55,7 @@ class Choose(Drafter):
         """Bind every member. Where one does not fit, the target is left as it was, and what that member raised."""
         with target.restored_on_error() if isinstance(target, ModelRunner) else nullcontext():
             for member in self.members:
-                member.bind(target, verifier)
+                bind_once(member, target, verifier)
 
     @property
     def branches(self) -> int:

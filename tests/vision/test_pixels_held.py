@@ -51,9 +51,9 @@ def alive(monkeypatch):
         found.made.append(weakref.ref(inputs["pixel_values"]))
         return real(key, places, inputs, source)
 
-    def admitting(self, seq):
+    def admitting(self, seq, *rest):
         found.counts.append(sum(one() is not None for one in found.made))
-        admit(self, seq)
+        admit(self, seq, *rest)
 
     monkeypatch.setattr(hf_pictures, "PromptImage", counted)
     monkeypatch.setattr(SpeculativeDecoder, "admit", admitting)
@@ -110,9 +110,9 @@ def test_picture_that_changes_while_it_waits_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(front, "PIXEL_BYTES", 0)
     real = SpeculativeDecoder.admit
 
-    def admitting(self, seq):
+    def admitting(self, seq, *rest):
         picture(2).save(path)
-        real(self, seq)
+        real(self, seq, *rest)
 
     monkeypatch.setattr(SpeculativeDecoder, "admit", admitting)
     llm = engine()

@@ -1,0 +1,122 @@
+"""Whatever a drafter hands over or raises: one `DraftError` that names it and the field, and an engine that goes on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline import LLM, Fixed, PromptLookup, SamplingParams
+from paceline.core.draft import Draft, Law
+from paceline.core.tree import TokenTree
+from paceline.drafters import Choose
+from paceline.errors import ConfigError, DraftError
+from tests.adversaries import Constant
+from tests.helpers import REPEATING, VOCAB, all_free, loaded
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+PARAMS = SamplingParams(max_tokens=8)
+
+
+class Broken(Constant):
+    """Drafts rightly, until `change` says otherwise."""
+
+    name = "broken"
+
+    def __init__(self, change=lambda draft: draft, verb="propose"):
+        super().__init__()
+        self.change, self.verb = change, verb
+
+    def propose(self, seqs, budgets):
+        draft = super().propose(seqs, budgets)
+        return self.change(draft) if self.verb == "propose" else draft
+
+    def observe(self, seqs, draft, out, verdict):
+        if self.verb == "observe":
+            self.change(draft)
+
+
+def tree(**fields):
+    return lambda draft: replace(draft, tree=replace(draft.tree, **{k: v(draft.tree) for k, v in fields.items()}))
+
+
+def field(**fields):
+    return lambda draft: replace(draft, **fields)
+
+
+CHANGES = {
+    "None": (lambda draft: None, "draft.*NoneType None.*a Draft"),
+    "a list": (lambda draft: [1, 2], "draft.*list"),
+    "law as text": (field(law="point_mass"), "law.*str 'point_mass'.*a Law"),
+    "tree None": (field(tree=None), "tree.*NoneType"),
+    "ids as floats": (tree(token_ids=lambda t: t.token_ids.float()), "tree.token_ids.*float32"),
+    "ids flat": (tree(token_ids=lambda t: t.token_ids[0]), "tree.token_ids"),
+    "ids as lists": (tree(token_ids=lambda t: t.token_ids.tolist()), "tree.token_ids.*list"),
+    "no nodes": (tree(token_ids=lambda t: t.token_ids[:, :0]), "tree.token_ids"),
+    "two rows": (lambda draft: replace(draft, tree=TokenTree.chain([[5], [6]])), r"tree.token_ids.*\[2, 1\]"),
+    "parents short": (tree(parents=lambda t: t.parents[:, :-1]), "tree.parents"),
+    "parents as floats": (tree(parents=lambda t: t.parents.double()), "tree.parents.*float64"),
+    "probes short": (tree(is_probe=lambda t: t.is_probe[:, :-1]), "tree.is_probe"),
+    "probes as numbers": (tree(is_probe=lambda t: t.is_probe.long()), "tree.is_probe.*int64"),
+    "elsewhere": (tree(parents=lambda t: t.parents.to("meta")), "tree.parents"),
+    "q without law": (field(q=torch.ones(1, 4, VOCAB)), "q.*no q with POINT_MASS"),
+    "law without q": (field(law=Law.IID), "q.*a q with IID"),
+    "q misshapen": (field(law=Law.IID, q=torch.ones(1, 4, 3)), "q.*floating-point"),
+    "q of integers": (field(law=Law.IID, q=torch.ones(1, 4, VOCAB, dtype=torch.long)), "q.*int64"),
+    "q as text": (field(law=Law.IID, q="flat"), "q.*str"),
+    "confidence misshapen": (field(confidence=torch.ones(1, 2)), "confidence.*floating-point"),
+    "confidence as list": (field(confidence=[0.5]), "confidence.*list"),
+    "hints short": (field(hints=()), "hints.*a tuple of 1 int"),
+    "hints as text": (field(hints=("x",)), "hints"),
+    "sources long": (field(sources=("a", "b")), "sources.*a tuple of 1 str"),
+    "source None": (field(source=None), "source.*NoneType"),
+}
+
+
+def engine(drafter) -> LLM:
+    return LLM(loaded(), drafter=drafter, policy=Fixed(3), max_batch_size=1)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_wrong_draft_names_drafter_and_field(change):
+    drafter = Broken(CHANGES[change][0])
+    llm = engine(drafter)
+    with pytest.raises(DraftError, match=f"'broken' handed over a wrong {CHANGES[change][1]}"):
+        llm.generate(REPEATING, PARAMS)
+    assert all_free(llm.runner)
+    drafter.change = lambda draft: draft
+    assert llm.generate(REPEATING, PARAMS)[0].token_ids == llm.plain().generate(REPEATING, PARAMS)[0].token_ids
+
+
+@pytest.mark.parametrize("verb", ["propose", "observe"])
+def test_what_a_drafter_raises_is_chained(verb):
+    drafter = Broken(lambda draft: 1 / 0, verb)
+    llm = engine(drafter)
+    with pytest.raises(DraftError, match=rf"'broken' failed in {verb}\(\).*ZeroDivisionError: division") as told:
+        llm.generate(REPEATING, PARAMS)
+    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert all_free(llm.runner)
+    drafter.change = lambda draft: draft
+    assert llm.generate(REPEATING, PARAMS)[0].token_ids == llm.plain().generate(REPEATING, PARAMS)[0].token_ids
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Choose([one, Constant()])], ids=["itself", "member"])
+def test_one_drafter_for_two_engines_is_refused(wrap):
+    lookup = PromptLookup()
+    llm = engine(wrap(lookup))
+    with pytest.raises(ConfigError, match=r"'lookup' serves another LLM already.*one drafter for each"):
+        engine(wrap(lookup))
+    want = llm.generate(REPEATING, PARAMS)[0].token_ids
+    del llm
+    assert engine(lookup).generate(REPEATING, PARAMS)[0].token_ids == want, "its engine is gone: it is free"
+
+
+def test_a_draft_that_is_right_is_taken():
+    full = field(
+        law=Law.IID, q=torch.full((1, 4, VOCAB), 1 / VOCAB), confidence=torch.ones(1, 4), hints=(3,), sources=("a",)
+    )
+
+    def whole(draft: Draft) -> Draft:
+        return full(draft) if draft.tree.num_nodes == 4 else draft
+
+    llm = engine(Broken(whole))
+    assert llm.generate(REPEATING, PARAMS)[0].token_ids == llm.plain().generate(REPEATING, PARAMS)[0].token_ids

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
-from weakref import ref
 
 from jaxtyping import Int
 from torch import Tensor
@@ -77,7 +76,7 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
-    bound_to: "ref[Target] | None" = None  # set by `bind_once`
+    bound_to: Target | None = None  # set by `bind_once`
 
     def bind(self, target: Target, verifier: "Verifier") -> None:
         """Meet the target and the rule that will judge the drafts; refuse here what cannot work."""
@@ -125,13 +124,12 @@ class Drafter(ABC):
 
 def bind_once(drafter: Drafter, target: Target, verifier: "Verifier") -> None:
     """Bind a drafter. Raises `ConfigError` where it serves another target already: its state is keyed by slot."""
-    bound = drafter.bound_to
-    if bound is not None and bound() not in (None, target):
+    if drafter.bound_to not in (None, target):
         raise ConfigError(
             f"the drafter {drafter.name!r} serves another LLM already", fix="make one drafter for each LLM"
         )
     drafter.bind(target, verifier)
-    drafter.bound_to = ref(target)
+    drafter.bound_to = target
 
 
 class Verifier(ABC):

@@ -131,14 +131,19 @@ BROKEN = {
     "parent negative": (lambda: raw([ROOT, 5], [-1, -1]), "precede"),
     "candidate under a probe": (lambda: raw([ROOT, 5, 6], [-1, 0, 1], [False, True, False]), "under a probe"),
     "too deep": (lambda: raw([ROOT, 5, 6, 7, 8], [-1, 0, 1, 2, 3]), "too deep"),
-    "too many rows": (lambda: Draft(TokenTree.chain([[ROOT], [ROOT]]), source="culprit"), "number of rows"),
-    "a law without q": (lambda: raw([ROOT, 5], [-1, 0], law=Law.IID), "iid"),
-    "q without a law": (lambda: raw([ROOT, 5], [-1, 0], q=FLAT), "point_mass"),
-    "q of another shape": (lambda: raw([ROOT, 5], [-1, 0], law=Law.IID, q=FLAT[..., :96]), "wrong shape"),
+    "too many rows": (
+        lambda: Draft(TokenTree.chain([[ROOT], [ROOT]]), source="culprit"),
+        r"wrong tree.token_ids.*\[2, 1\]",
+    ),
+    "a law without q": (lambda: raw([ROOT, 5], [-1, 0], law=Law.IID), "wrong q.*IID"),
+    "q without a law": (lambda: raw([ROOT, 5], [-1, 0], q=FLAT), "wrong q.*POINT_MASS"),
+    "q of another shape": (lambda: raw([ROOT, 5], [-1, 0], law=Law.IID, q=FLAT[..., :96]), "wrong q"),
 }
 
 
 class Breaks(Adversary):
+    name = "culprit"
+
     def __init__(self, draft):
         self.draft = draft
 

@@ -102,12 +102,9 @@ def test_what_a_drafter_raises_is_chained(verb):
 @pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Choose([one, Constant()])], ids=["itself", "member"])
 def test_one_drafter_for_two_engines_is_refused(wrap):
     lookup = PromptLookup()
-    llm = engine(wrap(lookup))
+    engine(wrap(lookup))
     with pytest.raises(ConfigError, match=r"'lookup' serves another LLM already.*one drafter for each"):
         engine(wrap(lookup))
-    want = llm.generate(REPEATING, PARAMS)[0].token_ids
-    del llm
-    assert engine(lookup).generate(REPEATING, PARAMS)[0].token_ids == want, "its engine is gone: it is free"
 
 
 def test_a_draft_that_is_right_is_taken():

@@ -5,6 +5,7 @@ import torch
 
 from paceline import Coupled, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.decoding import SpeculativeDecoder
+from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
 from tests.cache.common import agree, held, prefilled
@@ -185,7 +186,7 @@ def test_a_self_draft_that_fails_rolls_back():
     for decoder, seq in steps(drafter, REPEATING, rounds=1):
         length = decoder.runner.cache.lengths[seq.slot]
         drafter._sampler = None
-        with pytest.raises(AttributeError):
+        with pytest.raises(DraftError, match="AttributeError"):
             decoder.step([seq])
         assert decoder.runner.cache.lengths[seq.slot] == length == seq.num_cached
 

@@ -39,8 +39,8 @@ class Decreed(ModelRunner):
     says: Says
     prompts: dict[int, tuple[int, ...]]
 
-    def admit(self, token_ids, vision=None):
-        slot = super().admit(token_ids, vision)
+    def admit(self, token_ids, vision=None, is_used=None):
+        slot = super().admit(token_ids, vision, is_used)
         self.prompts[slot] = tuple(token_ids)
         return slot
 

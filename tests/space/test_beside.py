@@ -19,7 +19,7 @@ from paceline.verify import Coupled
 from tests.heads.common import new_head, saved
 from tests.helpers import NO_EOS, REPEATING, SEED, VOCAB, assert_sound, loaded, oracle, prompt, result, sequence
 from tests.space.common import adapter, hung
-from tests.space.foresight import KNOWN, SAMPLED, Budgets, decode, decreed, future, knows, overfitted
+from tests.space.foresight import KNOWN, SAMPLED, Budgets, decode, decreed, future, overfitted
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -118,33 +118,6 @@ def test_a_choice_that_is_refused_leaves_nothing_on(second, error, worn):
     seq = sequence(loaded(), REPEATING, SAMPLED)
     decode(on, Space(other), [seq], Fixed(3))
     assert seq.token_ids == future()
-
-
-def test_one_drafter_for_two_targets():
-    """Answers in turns, of other lengths and numbers of slots: nobody reads what the other's masks said."""
-    drafter = Space(adapter(num_masks=3), 1)
-    sizes = [(3, None), (1, 40)]
-    runners = [decreed(loaded(), knows, slots, max_length=length) for slots, length in sizes]
-    policy = Budgets(depth=2, nodes=2)
-    decoders = [SpeculativeDecoder(on, drafter, Coupled(), policy) for on in runners]
-    seqs = [
-        [sequence(loaded(), REPEATING, SAMPLED, SEED, NO_EOS, length) for _ in range(slots)] for slots, length in sizes
-    ]
-    for decoder, own in zip(decoders, seqs, strict=True):
-        for seq in own:
-            decoder.admit(seq)
-    while live := [(d, [s for s in own if not s.is_finished]) for d, own in zip(decoders, seqs, strict=True)]:
-        if not any(own for _, own in live):
-            break
-        for decoder, own in live:
-            if own:
-                decoder.step(own)
-    for own in seqs:
-        for seq in own:
-            assert seq.token_ids == future()[: len(seq.token_ids)]
-            assert all(r.num_accepted == r.num_drafted for r in seq.rounds)
-    alone = [r for r in seqs[0][2].rounds if r.num_drafted]
-    assert len(alone) > 5  # nobody else had its slot
 
 
 def test_a_target_of_another_size_is_refused_and_changes_nothing():

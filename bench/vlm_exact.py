@@ -6,10 +6,11 @@
 
 Every question is answered plainly and with every drafter, a fixed number of tokens drafted each round, so that drafts
 are made whether they pay or not; sampled answers have a seed of their own. A difference is measured as `paceline check`
-does: near tie, where rounding decided between tokens closer than it moves them, or bug. Photographs and conversations
-of several turns are MMSpec's (`--mmspec`, left out without it, and said so); scenes are drawn. `--reference` holds our
-plain decoding against the greedy `generate` of transformers on so many first turns. FOLDER gets runs.jsonl, which a
-later run goes on from, result.json and result.md. Exits with 1 after a bug, with 2 for what cannot be run.
+does: near tie, where rounding decided between tokens closer than it moves them (fast numerics only), or bug.
+Photographs and conversations of several turns are MMSpec's (`--mmspec`, left out without it, and said so); scenes are
+drawn. `--reference` holds our plain decoding against the greedy `generate` of transformers on so many first turns.
+FOLDER gets runs.jsonl, which a later run goes on from, result.json and result.md. Exits with 1 after a bug, with 2 for
+what cannot be run.
 """
 
 import argparse

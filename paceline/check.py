@@ -5,24 +5,29 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 
+from .checks.judge import judge
 from .checks.law_test import LawTest, law_test
-from .checks.measure import measure
-from .checks.verdict import Measured, Verdict, classify, first_difference
-from .core.request import SamplingParams, Sequence
+from .checks.reference import NUM_TOP, Decoded
+from .checks.verdict import Measured, Verdict
+from .core.request import SamplingParams
 from .errors import ConfigError
 from .llm import LLM
-from .prompts_of import Prompt, read_prompt
+from .prompts_of import Prompt
 from .results import Completion
 
 Progress = Callable[[str, int, int], None]
 """progress(what, done, total)."""
+
+NUM_REFERENCES = 4
+"""Answers that are held against the independent reference whether they differ or not."""
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One prompt at one temperature.
 
-    position: index in the answer of the first token that differs. gap, noise: see `checks.verdict.Measured`.
+    position: index in the answer of the first token that differs. measured: what the independent reference says, of
+    answers that differ and of the first `num_references`.
     """
 
     prompt: int
@@ -39,9 +44,9 @@ class Comparison:
     def as_dict(self) -> dict[str, object]:
         """As JSON can hold it."""
         flat: dict[str, object] = asdict(self)
-        del flat["measured"]
-        scores = {"gap": None, "noise": None, "rounding": None} if self.measured is None else asdict(self.measured)
-        return {**flat, **scores, "verdict": self.verdict.value}
+        measured = flat.pop("measured")
+        gap, noise = (None, None) if self.measured is None else (self.measured.gap, self.measured.noise)
+        return {**flat, "gap": gap, "noise": noise, "reference": measured, "verdict": self.verdict.value}
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,11 @@ class CheckReport:
         return self.verdicts["bug"] == 0 and (self.law_test is None or self.law_test.passed)
 
     @property
+    def num_references(self) -> int:
+        """How many comparisons were held against the independent reference."""
+        return sum(c.measured is not None for c in self.comparisons)
+
+    @property
     def mean_acceptance_length(self) -> float:
         """Mean over the comparisons, weighted by their tokens' passes."""
         tokens = sum(c.num_tokens for c in self.comparisons)
@@ -86,9 +96,15 @@ def check(
     temperatures: Seq[float] = (0.0, 0.8),
     seed: int = 0,
     with_law_test: bool = True,
+    num_references: int = NUM_REFERENCES,
     progress: Progress = lambda what, done, total: None,
 ) -> CheckReport:
     """Compare plain and speculative decoding of `llm`, prompt by prompt, with the same seeds.
+
+    Plain decoding uses the same cache and, with invariant numerics, passes of several rows too: a fault could change
+    both sides alike. So the first `num_references` answers, and all that differ, are held against the independent
+    reference as well, see `checks.reference`. With invariant numerics both sides' log-probabilities are compared bit
+    for bit in every answer.
 
     Raises `ConfigError` where there is nothing to compare.
     """
@@ -102,10 +118,11 @@ def check(
     total = len(prompts) * len(compared)
     for index, prompt in enumerate(prompts):
         for temperature in compared:
-            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + index)
+            params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + index, logprobs=NUM_TOP)
             one = plain.generate([prompt], params)[0].outputs[0]
             other = llm.generate([prompt], params)[0].outputs[0]
-            comparisons.append(compare(llm, prompt, params, one, other, index))
+            with_reference = len(comparisons) < num_references
+            comparisons.append(compare(llm, prompt, params, one, other, index, with_reference))
             progress("comparing answers", len(comparisons), total)
     law = None
     if with_law_test:
@@ -115,39 +132,29 @@ def check(
 
 
 def compare(
-    llm: LLM, prompt: Prompt, params: SamplingParams, one: Completion, other: Completion, index: int = 0
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams,
+    one: Completion,
+    other: Completion,
+    index: int = 0,
+    with_reference: bool = False,
 ) -> Comparison:
-    """The plain answer `one` and the speculative answer `other` of `llm` to a prompt; a difference is measured."""
-    divergence = first_difference(one.token_ids, other.token_ids)
-    measured = None
-    if divergence is not None and None not in (divergence.plain_token, divergence.speculative_token):
-        measured = measure(llm, _sequence(llm, prompt, params, other), other.rounds, divergence)
-    verdict, reason = classify(divergence, measured)
-    if divergence is None and one.finish_reason != other.finish_reason:
-        verdict, reason = (
-            Verdict.BUG,
-            f"plain decoding ended by {one.finish_reason}, speculation by {other.finish_reason}",
-        )
+    """The plain answer `one` and the speculative answer `other` of `llm` to a prompt, see `judge`."""
+    sides = [Decoded(side.token_ids, side.finish_reason, side.logprobs) for side in (one, other)]
+    found = judge(llm, prompt, params, other.seed, *sides, with_reference=with_reference)
+    parted = found.divergence
     return Comparison(
         index,
         params.temperature,
-        verdict,
-        reason,
+        found.verdict,
+        found.reason,
         len(other.token_ids),
         other.mean_acceptance_length,
-        None if divergence is None else divergence.position,
-        None if divergence is None else _text(llm, divergence.plain_token),
-        None if divergence is None else _text(llm, divergence.speculative_token),
-        measured,
-    )
-
-
-def _sequence(llm: LLM, prompt: Prompt, params: SamplingParams, answer: Completion) -> Sequence:
-    """The finished answer as the engine holds it."""
-    ids, vision = read_prompt(llm.runner, prompt)
-    token_ids = [*ids, *answer.token_ids]
-    return Sequence(
-        ids, params, answer.seed, llm.loaded.eos_ids, llm.runner.max_length, vision=vision, token_ids=token_ids
+        None if parted is None else parted.position,
+        None if parted is None else _text(llm, parted.plain_token),
+        None if parted is None else _text(llm, parted.speculative_token),
+        found.measured,
     )
 
 

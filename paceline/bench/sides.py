@@ -5,12 +5,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from ..checks.measure import measure
-from ..checks.verdict import Verdict, classify, first_difference
-from ..core.request import SamplingParams, Sequence
+from ..checks.judge import judge
+from ..checks.reference import Decoded
+from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..llm import LLM
-from ..prompts_of import read_prompt
 from .answers import Answer, Ask
 
 if TYPE_CHECKING:
@@ -88,27 +87,10 @@ class EngineSide(Side):
             return mine
         assert plain.token_ids is not None
         assert mine.token_ids is not None
-        divergence = first_difference(plain.token_ids, mine.token_ids)
-        measured = None
-        if divergence is not None and None not in (divergence.plain_token, divergence.speculative_token):
-            measured = measure(self.llm, self._finished(mine, options), mine.rounds, divergence)
-            if options.batch > 1 and self.llm.numerics == "fast":
-                # Passes shared with other requests cannot be replayed; what rounding can do stands in for their noise.
-                measured = replace(measured, noise=max(measured.noise, measured.rounding / 2))
-        verdict, reason = classify(divergence, measured)
-        if divergence is None and plain.finish_reason != mine.finish_reason:
-            verdict = Verdict.BUG
-            reason = f"plain decoding ended by {plain.finish_reason}, speculation by {mine.finish_reason}"
-        return replace(mine, verdict=verdict.value, reason=reason)
-
-    def _finished(self, mine: Answer, options: BenchOptions) -> Sequence:
-        """The finished answer as the engine holds it."""
-        llm = self.llm
-        ids, vision = read_prompt(llm.runner, mine.ask.prompt)
         assert mine.seed is not None
-        text = [*ids, *(mine.token_ids or ())]
-        params, length = options.params(mine.ask), llm.runner.max_length
-        return Sequence(ids, params, mine.seed, llm.loaded.eos_ids, length, vision=vision, token_ids=text)
+        sides = Decoded(plain.token_ids, plain.finish_reason), Decoded(mine.token_ids, mine.finish_reason)
+        found = judge(self.llm, mine.ask.prompt, options.params(mine.ask), mine.seed, *sides)
+        return replace(mine, verdict=found.verdict.value, reason=found.reason)
 
 
 class PeerSide(Side):

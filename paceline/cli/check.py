@@ -72,7 +72,8 @@ def check(
 ) -> None:
     """Prove on your machine that speculation leaves the answers alone, or learn where it does not.
 
-    Every prompt is decoded both ways; a difference is a near-tie, which rounding explains, or a bug.
+    Every prompt is decoded both ways. With invariant numerics a difference is a bug; with fast ones it is a near-tie if
+    rounding explains it. Some answers, and all that differ, are held against an independent pass over the whole text.
     Then the rule that judges drafts is sampled on a tiny model and held against its exact law.
     Exit status 1 means a bug or a failed law test.
 
@@ -128,12 +129,24 @@ def check(
 
 
 def _print(options: EngineOptions, report: "CheckReport", screen: Screen) -> None:
+    from ..checks.verdict import TYPICAL
+
     out = screen.out
     for one in report.comparisons:
         out.print(_line(one), soft_wrap=not out.is_terminal)
     if report.skipped:
         skipped = ", ".join(f"{t:g}" for t in report.skipped)
         out.print(f"[dim]temperature {skipped}: not compared, the rule promises the law of the answers only[/dim]")
+    measured = [one.measured for one in report.comparisons if one.measured is not None]
+    held = [side for one in measured for side in (one.plain, one.speculative)]
+    if held:
+        mark = "[green]✓[/green]" if all(side.is_rounding for side in held) else "[red]✗[/red]"
+        most = max(side.typical or 0.0 for side in held)
+        out.print(
+            f"{mark} independent reference: {len(measured)} answers, scores off by up to {most:.2f} of what rounding "
+            f"moves them [dim](fails above {TYPICAL:g})[/dim]",
+            soft_wrap=not out.is_terminal,
+        )
     law = report.law_test
     if law is not None:
         mark = "[green]✓[/green]" if law.passed else "[red]✗[/red]"
@@ -164,7 +177,7 @@ def _line(one: "Comparison") -> str:
         )
     told = f"[bold]{one.verdict.value.replace('_', '-')}[/bold] at token {one.position + 1}: "
     told += escape(f"plain {one.plain_token}, speculative {one.speculative_token}; {one.reason}")
-    if one.measured is not None:
+    if one.measured is not None and one.measured.gap is not None:
         told += f" [dim](gap {one.measured.gap:.3g}, noise {one.measured.noise:.3g})[/dim]"
     return head + told
 
@@ -181,6 +194,7 @@ def _as_json(options: EngineOptions, report: "CheckReport") -> dict[str, object]
         "passed": report.passed,
         "verdicts": report.verdicts,
         "mean_acceptance_length": report.mean_acceptance_length,
+        "num_references": report.num_references,
         "numerics": report.numerics,
         "lossless": report.lossless,
         "exact": report.exact,

@@ -4,14 +4,12 @@ It shares the law of a token with the fast path and nothing else; tests hold the
 """
 
 import torch
-from torch import nn
 
 from ..core.outputs import Origin
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..runner import LoadedModel, SlotCache
-from ..runner.layout import PassLayout
-from ..runner.reading import prompt_rows
+from ..runner import LoadedModel
+from ..runner.whole_text import look, whole_text
 from ..sampling import target_law
 from ..verify import choose
 
@@ -19,19 +17,9 @@ from ..verify import choose
 @torch.inference_mode()
 def autoregressive(loaded: LoadedModel, seq: Sequence) -> Sequence:
     """Run `seq` to its end, one token at a time; the tower sees each of its pictures once more."""
-    vision, half = seq.vision, loaded.vision
-    assert vision is None or half is not None, "pictures for a model that takes text alone"
-    features = [half.features(image) for image in vision.images] if vision and half else []
-    offset = vision.position_delta if vision else half.family.text_offset if half else 0
-    embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
+    features = look(loaded, seq.vision)
     while not seq.is_finished:
-        cache = SlotCache(1, len(seq.token_ids))
-        starts = cache.begin([cache.allocate()], len(seq.token_ids))
-        layout = PassLayout(starts, len(seq.token_ids), None, False, device=loaded.device, offsets=[offset])
-        if vision:
-            layout.rows = prompt_rows(embeddings, seq.token_ids, 0, vision, features)
-        ids = torch.tensor([seq.token_ids], device=loaded.device)
-        logits = loaded.forward(ids, layout, cache)[:, -1:]
+        logits = whole_text(loaded, seq.token_ids, vision=seq.vision, features=features)[None]
         law = target_law(logits, [seq], TokenTree.chain([[seq.token_ids[-1]]], loaded.device))
         seeds = torch.tensor([seq.seed], device=loaded.device)
         token = choose(law, seeds, torch.tensor([[len(seq.token_ids)]], device=loaded.device))

@@ -1,5 +1,7 @@
 """The run is fair, keeps what it measured, and calls a planted bug a bug."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from paceline.bench.answers import Answer
 from paceline.bench.metrics import Cost, speedup
 from paceline.bench.peers.base import Peer, PeerAnswer, PeerFailed
 from paceline.bench.run import fitting, flips
-from paceline.bench.sides import PLAIN, BenchOptions, PeerSide, Side
+from paceline.bench.sides import PLAIN, BenchOptions, EngineSide, PeerSide, Side
 from paceline.bench.suites import Question
 from paceline.bench.summary import summarise
 from paceline.core.interfaces import Verifier
@@ -145,6 +147,19 @@ def test_a_planted_bug_is_called_a_bug(engine, measure, questions):
     found = summarise(run, ["lookup"], BenchOptions(), {})
     assert found["verdicts"]["bug"] == len(wrong)
     assert [one["id"] for one in found["differences"] if one["verdict"] == "bug"] == wrong
+
+
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+def test_a_tie_is_a_bug_where_bits_count(engine, measure, questions, numerics):
+    """Verdicts are those of `check`: with invariant numerics nothing is a near-tie."""
+    llm = engine(numerics=numerics)
+    with torch.no_grad():
+        llm.loaded.model.lm_head.weight[48:96] = llm.loaded.model.lm_head.weight[:48]  # tokens in pairs, twins
+    plain = measure(llm, questions[:1]).answers[0]
+    place = next(index for index, token in enumerate(plain.token_ids) if token < 48)
+    twin = [*plain.token_ids[:place], plain.token_ids[place] + 48, *plain.token_ids[place + 1 :]]
+    told = EngineSide("lookup", llm).judge(plain, replace(plain, token_ids=twin), BenchOptions(12))
+    assert told.verdict == ("near_tie" if numerics == "fast" else "bug")
 
 
 def test_a_promise_of_the_law_alone_is_not_compared_when_sampling(engine, measure, questions):

@@ -100,12 +100,14 @@ def test_check_json(model, tmp_path):
     assert (got["passed"], got["lossless"], got["drafter"]) == (True, True, "lookup")
     assert {"numerics", "model", "mean_acceptance_length", "provenance"} <= got.keys()
     assert {"verdict", "temperature", "position", "gap", "noise"} <= got["prompts"][0].keys()
+    assert got["num_references"] == sum(one["reference"] is not None for one in got["prompts"]) == 4
+    assert got["prompts"][0]["reference"]["speculative"]["typical"] < 2
 
 
 def test_check_fails_with_status_1(model, monkeypatch):
     from paceline.checks.verdict import Verdict
 
-    monkeypatch.setattr("paceline.check.classify", lambda divergence, measured: (Verdict.BUG, "planted"))
+    monkeypatch.setattr("paceline.checks.judge.classify", lambda *given: (Verdict.BUG, "planted"))
     options = ("--num-prompts", "1", "--max-tokens", "4", "--no-law-test", "-t", "0")
     got = answer("check", model, *options, code=1)
     assert got["verdicts"] == {"identical": 0, "near_tie": 0, "bug": 1}

@@ -1,0 +1,110 @@
+"""An independent reference for answers, and how far rounding alone moves its scores.
+
+What is checked are passes over cached columns, many rows wide, plain decoding among them: with invariant numerics its
+passes are padded to several rows, and it keeps its columns in the same cache. The reference shares neither with them:
+
+    reference   [prompt a b c]      the whole text in one pass, see `runner.whole_text`
+    noise       [prompt a b c]'     the same, every number that enters the first layer moved by its last bit
+
+Nothing was cached before such a pass, and it has no tree, no commit, no padding. So a fault in caching, masking,
+moving or rolling back columns cannot reach it, and cannot excuse itself by adding to the noise. What it does share are
+the weights, the kernels and the layers, which loading a model holds against plain transformers (`runner.selftest`):
+transformers' own layers are replaced then, and would have to be loaded a second time to be asked again.
+
+After a few layers of 16 bits the moved last bits have changed every rounding behind them, which is what another order
+of sums does, too: the scores of sound engines lie about as far from the reference as the moved ones do (0.7 to 1.4
+times, SmolLM2 in bfloat16 and float32; up to 1.3 times, tiny models of all architectures). With fast numerics a fault
+that moves scores by less than twice that is told from rounding only where it turns a token with a wider gap. To see
+more, check in float32, whose rounding is 10,000 times smaller, or with invariant numerics, where bits count.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..core.request import Sequence, TokenLogprob
+from ..core.rng import Purpose, gumbel
+from ..core.tree import TokenTree
+from ..runner import LoadedModel
+from ..runner.whole_text import look, whole_text
+from ..sampling import target_law
+from .verdict import Deviation, Measured
+
+NUM_TOP = 20
+"""Tokens of a position, the likeliest, whose scores are compared."""
+_DITHERS = (1, 2)
+_MOST_ROWS = 64
+"""Positions that are compared, the last ones: the logits of a long answer would fill the memory."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One side's answer. logprobs: of its tokens and the `NUM_TOP` likeliest, None where it was not asked for them."""
+
+    token_ids: Seq[int]
+    finish_reason: str | None
+    logprobs: Seq[TokenLogprob] | None = None
+
+
+@torch.inference_mode()
+def measure(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculative: Decoded, count: int) -> Measured:
+    """Hold the first `count` tokens of two answers to the prompt of `seq` against the reference.
+
+    All but the last of these tokens are the same on both sides. count: at least 1.
+    """
+    text, rows = [*seq.prompt_ids, *plain.token_ids[: count - 1]], min(count, _MOST_ROWS)
+    features = look(loaded, seq.vision)
+    logits, *moved = [whole_text(loaded, text, rows, seq.vision, features, dither) for dither in (None, *_DITHERS)]
+    exact = _log_softmax(logits)
+    best = exact.topk(min(NUM_TOP, exact.shape[-1])).indices
+    noise = _rms(torch.stack([(_log_softmax(one) - exact).gather(-1, best) for one in moved], -1).flatten(1))
+    noise = noise.clamp(min=max(float(_rms(noise)), 1e-30))  # a position where it came out small by chance
+    first = count - rows
+    scores = [
+        _decision_scores(row, replace(seq, token_ids=text[: len(seq.prompt_ids) + first + index], slot=-1))
+        for index, row in enumerate(logits)
+    ]
+    unit = noise.double() / (seq.params.temperature or 1.0)  # [rows], of the scores that decide
+
+    def deviation(answer: Decoded) -> Deviation:
+        taken = answer.token_ids[first:count]
+        regrets = [(row.max() - row[token]) / one for row, token, one in zip(scores, taken, unit, strict=True)]
+        regret = float(torch.stack(regrets).max())
+        if answer.logprobs is None:
+            return Deviation(None, None, regret)
+        given = answer.logprobs[first:count]
+        off = torch.stack([_rms(_off(one, row)) for one, row in zip(given, exact, strict=True)])
+        return Deviation(float(_rms(off) / _rms(noise)), float(off.max() / noise.max()), regret)
+
+    one, other = plain.token_ids[count - 1], speculative.token_ids[count - 1]
+    gap = None if one == other else float(scores[-1][one] - scores[-1][other])
+    return Measured(float(unit[-1]), gap, deviation(plain), deviation(speculative))
+
+
+def _off(given: TokenLogprob, exact: Tensor) -> Tensor:
+    """By how much the log-probabilities of one position are off; exact [V]."""
+    tokens = torch.tensor(list(given.top), device=exact.device)
+    return torch.tensor(list(given.top.values()), dtype=exact.dtype, device=exact.device) - exact[tokens]
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """As log-probabilities are told (`token_logprob`)."""
+    return torch.log_softmax(logits.float(), -1)
+
+
+def _rms(values: Tensor) -> Tensor:
+    """Root mean square over the last dimension."""
+    return values.square().mean(-1).sqrt()
+
+
+def _decision_scores(logits: Tensor, seq: Sequence) -> Tensor:
+    """What the argmax is taken of: processed log-scores, plus the shared noise of this position if sampled. [V]."""
+    tree = TokenTree.chain([[seq.token_ids[-1]]], logits.device)
+    scores = target_law(logits[None, None], [seq], tree).at([0], [0])[0].double()
+    if seq.params.temperature == 0:
+        return scores
+    seed = torch.tensor([seq.seed], device=logits.device)
+    position = torch.tensor([[len(seq.token_ids)]], device=logits.device)
+    return scores + gumbel(seed, position, Purpose.TARGET, scores.shape[0])[0, 0]

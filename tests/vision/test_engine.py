@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
+from paceline.check import check
 from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
 from paceline.runner import LoadedModel, ModelRunner, load_model, model_runner, with_weights, wrap_model
@@ -61,6 +62,14 @@ def test_drafts_change_nothing(drafter, temperature):
     for chat, answer in zip(chats, plain, strict=True):
         (seq,), _ = llm()._sequences(chat, params)
         assert autoregressive(llm().loaded, seq).output_ids == ids_of(answer)
+
+
+@pytest.mark.parametrize("numerics", ["fast", "invariant"])
+def test_the_reference_of_check_sees_the_pictures(numerics):
+    report = check(llm(numerics, PromptLookup), [CHATS["two images"]], max_tokens=8, with_law_test=False)
+    assert report.passed
+    assert report.num_references == 2
+    assert all(0 <= one.measured.plain.typical < 2 for one in report.comparisons)
 
 
 def test_prompts_without_pictures():

@@ -59,7 +59,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(source, local_files_only=True)
+        return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library raises kinds of many modules
         raise ConfigError(
             "there is no tokenizer here", got=f"{source}: {str(error).splitlines()[0]}", expected="a model's folder"

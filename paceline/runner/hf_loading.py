@@ -17,9 +17,11 @@ from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError, IncompatibleModels
 from ..quant import pack_linears
+from ..weight_files import WEIGHTS, read_headers, weight_files
 from .adapter import share_copy
 from .attention import NAME
 from .fingerprint import fingerprint, remember
+from .folder import CONFIG, check_folder, check_layers, local_folder, refused
 from .fused import FusedDecoder, fuse, is_fused
 from .hf_adapter import LoadedModel
 from .hf_vision import family_of, is_vlm, text_half, vision_half
@@ -29,6 +31,7 @@ from .placement import device_of, dtype_of, usual_dtype
 from .processors import load_processor
 from .selftest import plain_reference
 from .sight import plain_sight
+from .whole import check_config, check_sizes, check_weights
 
 _LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -47,62 +50,58 @@ def load_model(
     processor. Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is
     neither a causal LM nor a vision-language model of a known family.
     """
-    place, kind = device_of(device), dtype_of(dtype)
-    try:
-        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"no model at {name_or_path!r}",
-            got=_first_line(error),
-            expected="a folder with config.json, a hub id, or a name that `paceline models` lists",
-        ) from error
-    sees = is_vlm(config)
+    place, kind, folder = device_of(device), dtype_of(dtype), local_folder(name_or_path)
+    name = Path(name_or_path).name
+    check_folder(folder)
+    files = weight_files(folder)
+    stored = read_headers(files)
+    check_layers(folder, len(stored))
+    own = {"trust_remote_code": trust_remote_code}
+    with refused(f"{CONFIG} of {name_or_path!r} cannot be used", fix="fetch the model again"):
+        config = AutoConfig.from_pretrained(folder, **own)
+        # A checkpoint may name kernels of a hub, which are code; passes are routed through ours anyway.
+        config._attn_implementation = config._experts_implementation = None
+        sees, is_pair = is_vlm(config), bool(config.is_encoder_decoder)
     known = sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if config.is_encoder_decoder or not known:
+    if is_pair or not known:
         raise _not_causal(name_or_path, config)
+    check_config(name_or_path, config)
     if sees:
         family_of(config)
     _refuse_state(config)
+    if not files:
+        raise ConfigError(
+            f"{name_or_path!r} has no weights that are opened",
+            got=", ".join(sorted(one.name for one in folder.iterdir())[:8]),
+            expected=f"{WEIGHTS}, or {WEIGHTS}.index.json and what it names: other formats can run code when read",
+        )
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    try:
+    check_sizes(name_or_path, auto, config, trust_remote_code, stored)
+    with refused(
+        f"the weights of {name_or_path!r} cannot be read",
+        "complete *.safetensors files that match config.json",
+        "fetch the model again",
+    ):
         model, loaded = auto.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
-            name_or_path,
+            folder,
             config=config,
             dtype=kind or usual_dtype(config, place) or "auto",
             use_safetensors=True,
-            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,  # they are told of below, by name
             output_loading_info=True,
+            **own,
         )
-    except Exception as error:  # every reader of weight files raises its own kind
-        raise ConfigError(
-            f"the weights of {name_or_path!r} cannot be read",
-            got=_first_line(error),
-            expected="complete *.safetensors files that match config.json",
-            fix="fetch the model again",
-        ) from error
-    # transformers fills what is missing with random numbers and goes on
-    for what, keys in (("lacks", loaded["missing_keys"]), ("has misshapen", loaded["mismatched_keys"])):
-        if keys:
-            example = sorted(map(str, keys))[0]
-            raise ConfigError(
-                f"{name_or_path!r} {what} weights",
-                got=f"{len(keys)} of them, for example {example}",
-                expected="every tensor of the architecture in config.json",
-                fix="fetch the model again, or name the right folder",
-            )
-    model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
+    check_weights(name_or_path, model, loaded, stored)
+    with refused(f"{name_or_path!r} does not fit on {place}", fix="use another device"):
+        model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
     if sees:
-        processor = load_processor(name_or_path, config, trust_remote_code)
-        return _prepare_vlm(model, processor, None, Path(name_or_path).name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"{name_or_path!r} has no usable tokenizer",
-            got=_first_line(error),
-            fix="put its tokenizer files in that folder, or pass a loaded model with tokenizer=...",
-        ) from error
-    return _prepare(model, tokenizer, Path(name_or_path).name)
+        return _prepare_vlm(model, load_processor(folder, config, trust_remote_code), None, name)
+    with refused(
+        f"{name_or_path!r} has no usable tokenizer",
+        fix="put its tokenizer files in that folder, or pass a loaded model with tokenizer=...",
+    ):
+        tokenizer = AutoTokenizer.from_pretrained(folder, **own)
+    return _prepare(model, tokenizer, name)
 
 
 def wrap_model(
@@ -128,8 +127,10 @@ def _prepare_vlm(
 ) -> LoadedModel:
     """A model in two halves: what decodes, and what sees."""
     model.eval()
+    check_config(name or model.config.model_type, model.config, getattr(model, "generation_config", None))
     vision = vision_half(model, processor)
-    text, sight = text_half(model), plain_sight(model, vision)
+    with refused(f"{name or model.config.model_type} cannot be run by transformers", kind=IncompatibleModels):
+        text, sight = text_half(model), plain_sight(model, vision)
     if vision.family.blocks == "prompt":
         text.set_attn_implementation("eager")  # with others the reference below would see both ways for want of a mask
     tokenizer = tokenizer or getattr(processor, "tokenizer", None)
@@ -149,6 +150,7 @@ def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, 
     if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
         raise _not_causal(name or type(model).__name__, model.config)
     config = model.config.get_text_config()
+    check_config(name or config.model_type, config, getattr(model, "generation_config", None))
     _refuse_state(config)
     if model.config._attn_implementation == NAME:  # wrapped before: the reference needs an attention of its own again
         model.set_attn_implementation("eager")
@@ -163,7 +165,8 @@ def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, 
     model.eval()
     which = fingerprint(model)
     remember(model, which)
-    reference = plain_reference(model)
+    with refused(f"{name or config.model_type} cannot be run by plain transformers", kind=IncompatibleModels):
+        reference = plain_reference(model)
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
@@ -240,8 +243,3 @@ def _context(config) -> int:
             original = original or getattr(config, "original_max_position_embeddings", None) or context
             context = min(context, int(original))
     return int(context)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

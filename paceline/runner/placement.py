@@ -14,12 +14,17 @@ def device_of(device: str | torch.device | None) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"unknown device {device!r}", expected="for example cpu, cuda or cuda:1") from error
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"there is no device {device!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
         )
+    try:
+        torch.zeros(1, device=place).item()  # also tells the devices that hold shapes and no numbers
+    except Exception as error:  # every kind of device raises its own
+        told = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"the device {device!r} cannot be used here", got=told, fix="use cpu") from error
     return place
 
 
@@ -44,8 +49,9 @@ def usual_dtype(config: PretrainedConfig, device: torch.device) -> torch.dtype |
 
 def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """None for None and "auto": see `usual_dtype`. Raises `ConfigError` for an unknown name."""
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype in ("auto", *_DTYPES):
-        return _DTYPES.get(dtype)
+    if dtype is None or dtype == "auto":
+        return None
+    for name, known in _DTYPES.items():
+        if dtype in (name, known):
+            return known
     raise ConfigError(f"unknown dtype {dtype!r}", expected="auto, " + ", ".join(_DTYPES))

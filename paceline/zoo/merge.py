@@ -108,7 +108,7 @@ def _fingerprint(base: Path, weights: "dict[str, Tensor]") -> str:
     from transformers import AutoConfig
 
     try:
-        config: Any = AutoConfig.from_pretrained(base)
+        config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError) as error:
         told = str(error).splitlines()[0]
         raise ConfigError(f"{str(base)!r} is no base model", got=told, expected="a usable config.json") from error

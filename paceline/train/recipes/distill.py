@@ -185,7 +185,7 @@ def distill_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
 def _tokenizer(folder: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(resolve(folder))
+    return AutoTokenizer.from_pretrained(resolve(folder), trust_remote_code=False)
 
 
 def fewer_layers(plain: PreTrainedModel, count: int | None, which: str) -> PreTrainedModel:

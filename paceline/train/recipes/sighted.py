@@ -189,9 +189,11 @@ def plain_halves(folder: str, device: torch.device) -> tuple[PreTrainedModel, Pr
     Raises `ConfigError`.
     """
     try:
-        if not is_vlm(AutoConfig.from_pretrained(folder)):
+        if not is_vlm(AutoConfig.from_pretrained(folder, trust_remote_code=False)):
             return plain_model(folder, device), None
-        whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        whole = AutoModelForImageTextToText.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model {folder!r} cannot be read for training", got=str(error)) from error
     whole = cast("Any", whole).to(device).eval().requires_grad_(False)

@@ -35,7 +35,9 @@ class Trained:
 def plain_model(folder: str, device: torch.device) -> PreTrainedModel:
     """The target in float32 as transformers has it, frozen. Raises `ConfigError`."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model {folder!r} cannot be read for training", got=str(error)) from error
     return cast("Any", model).to(device).eval().requires_grad_(False)

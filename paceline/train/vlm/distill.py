@@ -45,7 +45,9 @@ class DistillTask(Task[Batch]):
     ):  # fmt: skip
         self._config, self._how, self._device, self._easy = config, config.distill, device, list(easy)
         self.processor = make_processor(language_model)
-        big: Any = AutoModelForImageTextToText.from_pretrained(teacher_folder, dtype=torch.float32)
+        big: Any = AutoModelForImageTextToText.from_pretrained(
+            teacher_folder, dtype=torch.float32, trust_remote_code=False
+        )
         self._teacher = big.to(device).eval().requires_grad_(False)
         kept = evenly_spaced(len(teacher.layers), self._how.layers)
         model = make_model(language_model, self._how.layers, tower=config.tower)

@@ -92,8 +92,8 @@ def _paceline(folder: Path, config: EvalSection, device: str | None):
 
 
 def _transformers(folder: Path, config: EvalSection, device: str | None):
-    processor = AutoProcessor.from_pretrained(folder)
-    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=config.dtype)
+    processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=config.dtype, trust_remote_code=False)
     model = model.to(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))).eval()
 
     def one_by_one(some: Seq[Asked]) -> list[str]:

@@ -43,7 +43,7 @@ def make_processor(language_model: Path) -> LlavaProcessor:
     )
     return LlavaProcessor(
         images,
-        AutoTokenizer.from_pretrained(language_model),
+        AutoTokenizer.from_pretrained(language_model, trust_remote_code=False),
         patch_size=PATCH,
         vision_feature_select_strategy="full",
         chat_template=TEMPLATE,
@@ -71,7 +71,7 @@ def make_model(
     Raises `ConfigError` where the vocabulary has no token for pictures.
     """
     tower = tower or TowerShape()
-    language = AutoModelForCausalLM.from_pretrained(language_model, dtype=torch.float32)
+    language = AutoModelForCausalLM.from_pretrained(language_model, dtype=torch.float32, trust_remote_code=False)
     text = language.config
     if num_layers is not None:
         kept = evenly_spaced(text.num_hidden_layers, num_layers)
@@ -116,12 +116,12 @@ def evenly_spaced(count: int, num_layers: int) -> list[int]:
 
 def kept_layers(language_model: Path, num_layers: int | None) -> list[int]:
     """Decoder layers of the language model that `make_model` keeps."""
-    count = int(AutoConfig.from_pretrained(language_model).num_hidden_layers)
+    count = int(AutoConfig.from_pretrained(language_model, trust_remote_code=False).num_hidden_layers)
     return list(range(count)) if num_layers is None else evenly_spaced(count, num_layers)
 
 
 def _image_token(language_model: Path) -> int:
-    known = AutoTokenizer.from_pretrained(language_model).get_vocab()
+    known = AutoTokenizer.from_pretrained(language_model, trust_remote_code=False).get_vocab()
     if IMAGE_TOKEN not in known:
         raise ConfigError(
             "the language model has no unused token to stand for pictures", got=f"no {IMAGE_TOKEN} in its vocabulary",

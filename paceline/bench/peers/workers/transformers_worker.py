@@ -38,7 +38,7 @@ class Worker:
         dtype = getattr(self.torch, settings["dtype"])
 
         def load(path: str) -> Any:
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False).eval()
             ends = model.generation_config.eos_token_id
             pad = ends[0] if isinstance(ends, list) else ends
             # A checkpoint may ship penalties and top-p; every system is asked for the same law.
@@ -46,7 +46,7 @@ class Worker:
             return model
 
         self.model = load(settings["model"])
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(settings["model"])
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(settings["model"], trust_remote_code=False)
         self.draft = load(settings["draft_model"]) if settings["draft_model"] else None
         if self.draft is not None and self.budget:
             self.draft.generation_config.num_assistant_tokens = self.budget

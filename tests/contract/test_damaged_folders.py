@@ -1,0 +1,228 @@
+"""A model folder, damaged in every way we know, is refused with one error of ours before it takes memory or time."""
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline import LLM
+from paceline.errors import PacelineError
+from tests.helpers import tokenizer
+from tests.tiny import tiny_model
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    tiny_model("llama").save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def config(**changes):
+    """config.json with these values."""
+    return edited("config.json", **changes)
+
+
+def edited(name, **changes):
+    def damage(folder):
+        value = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(value | changes))
+
+    return damage
+
+
+def text(name, content):
+    return lambda folder: (folder / name).write_text(content)
+
+
+def tensors(change):
+    def damage(folder):
+        state = load_file(folder / WEIGHTS)
+        change(state)
+        save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return damage
+
+
+def retyped(name, dtype):
+    return tensors(lambda state: state.update({name: state[name].to(dtype)}))
+
+
+def sharded(part):
+    """The weights in a file of that name, told by an index."""
+
+    def damage(folder):
+        names = dict.fromkeys(load_file(folder / WEIGHTS), part)
+        place = folder / part
+        place.parent.mkdir(exist_ok=True)
+        (folder / WEIGHTS).rename(place)
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+    return damage
+
+
+def pickled(folder):
+    torch.save(load_file(folder / WEIGHTS), folder / "part.bin")
+    sharded("part.bin")(folder)
+
+
+def cut(length):
+    return lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:length])
+
+
+def header(change):
+    """The header of the safetensors file, changed; the numbers behind it stay."""
+
+    def damage(folder):
+        data = (folder / WEIGHTS).read_bytes()
+        size = struct.unpack("<Q", data[:8])[0]
+        value = json.loads(data[8 : 8 + size])
+        change(value)
+        told = json.dumps(value).encode()
+        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(told)) + told + data[8 + size :])
+
+    return damage
+
+
+NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
+NESTED = '{"model_type": ' * 1000 + "1" + "}" * 1000
+DAMAGES = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no model at"),
+    "config cut": (text("config.json", '{"model_type": "lla'), "not valid JSON"),
+    "config a list": (text("config.json", "[]"), "not a JSON object"),
+    "config deep": (text("config.json", NESTED), "not valid JSON"),
+    "config empty": (text("config.json", ""), "not valid JSON"),
+    "config no text": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"), "not text"),
+    "no model_type": (text("config.json", "{}"), "cannot be used"),
+    "model_type unknown": (config(model_type="lama9"), "cannot be used"),
+    "model_type a number": (config(model_type=3), "cannot be used"),
+    "model_type a list": (config(model_type=["llama"]), "cannot be used"),
+    "model_type of pictures": (config(model_type="vit"), "causal"),
+    "dtype unknown": (config(dtype="float99"), ""),
+    "dtype of integers": (config(dtype="int8"), ""),
+    "dtype complex": (config(dtype="complex64"), ""),
+    "dtype a number": (config(dtype=3), ""),
+    "context a text": (config(max_position_embeddings="x"), "max_position_embeddings"),
+    "context negative": (config(max_position_embeddings=-5), "max_position_embeddings"),
+    "vocab negative": (config(vocab_size=-1), "vocab_size"),
+    "vocab huge": (config(vocab_size=10**12), "larger model"),
+    "vocab beyond sizes": (config(vocab_size=10**30), "vocab_size"),
+    "vocab a text": (config(vocab_size="97"), "vocab_size"),
+    "vocab null": (config(vocab_size=None), "vocab_size"),
+    "vocab too small": (config(vocab_size=96), "misshapen"),
+    "end a text": (config(eos_token_id="x"), "eos_token_id"),
+    "end outside": (edited("generation_config.json", eos_token_id=10**9), "eos_token_id"),
+    "end a list of texts": (config(eos_token_id=["x"]), "eos_token_id"),
+    "layer_types long": (config(layer_types=["full_attention"] * 3), "layer_types"),
+    "layer_types unknown": (config(layer_types=["x", "y"]), "layer"),
+    "layer_types a number": (config(layer_types=3), "layer_types"),
+    "no heads": (config(num_attention_heads=0), ""),
+    "heads negative": (config(num_attention_heads=-4), ""),
+    "heads that do not divide": (config(num_attention_heads=5), "attention heads"),
+    "key heads that do not divide": (config(num_key_value_heads=3), "k_proj"),
+    "no key heads": (config(num_key_value_heads=0), ""),
+    "heads huge": (config(num_attention_heads=10**9), ""),
+    "head_dim a text": (config(head_dim="8"), "head_dim"),
+    "head_dim odd": (config(head_dim=7), ""),
+    "layers fewer": (config(num_hidden_layers=1), "holds other weights"),
+    "layers more": (config(num_hidden_layers=3), "lacks weights"),
+    "layers a million": (config(num_hidden_layers=10**6), "more layers"),
+    "layers a billion": (config(num_hidden_layers=10**9), "more layers"),
+    "no layers": (config(num_hidden_layers=0), ""),
+    "layers a float": (config(num_hidden_layers=2.5), "num_hidden_layers"),
+    "hidden huge": (config(hidden_size=10**9), ""),
+    "hidden a text": (config(hidden_size="32"), "hidden_size"),
+    "hidden zero": (config(hidden_size=0), "hidden_size"),
+    "intermediate huge": (config(intermediate_size=10**9), "larger model"),
+    "intermediate negative": (config(intermediate_size=-1), ""),
+    "activation unknown": (config(hidden_act="gelu99"), "gelu99"),
+    "rope a list": (config(rope_parameters=[1]), ""),
+    "rope theta a text": (config(rope_parameters={"rope_type": "default", "rope_theta": "x"}), ""),
+    "rope type unknown": (config(rope_parameters={"rope_type": "odd", "rope_theta": 1.0}), ""),
+    "norm a text": (config(rms_norm_eps="x"), "rms_norm_eps"),
+    "quantisation unknown": (
+        lambda folder: [config(quantization_config={"quant_method": "odd"})(folder), retyped(DOWN, torch.int8)(folder)],
+        "unusable kind",
+    ),
+    "quantisation a text": (config(quantization_config="odd"), ""),
+    "other weights named": (config(transformers_weights="odd.safetensors"), "transformers_weights"),
+    "generation cut": (text("generation_config.json", "{"), "generation_config.json"),
+    "generation a list": (text("generation_config.json", "[1]"), "not a JSON object"),
+    "generation of a text": (edited("generation_config.json", eos_token_id="x"), "eos_token_id"),
+    "tokenizer cut": (text("tokenizer.json", '{"version": "1.0", '), "no usable tokenizer"),
+    "tokenizer empty": (text("tokenizer.json", "{}"), "no usable tokenizer"),
+    "tokenizer a list": (text("tokenizer.json", "[]"), "no usable tokenizer"),
+    "tokenizer deep": (text("tokenizer.json", NESTED), "no usable tokenizer"),
+    "tokenizer without model": (text("tokenizer.json", '{"version": "1.0", "model": null}'), "no usable tokenizer"),
+    "tokenizer_config cut": (text("tokenizer_config.json", "{"), "tokenizer_config.json"),
+    "tokenizer_config a list": (text("tokenizer_config.json", "[]"), "not a JSON object"),
+    "tokenizer class a number": (edited("tokenizer_config.json", tokenizer_class=3), "no usable tokenizer"),
+    "tokenizer missing": (
+        lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
+        "no usable tokenizer",
+    ),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no weights"),
+    "weights empty": (cut(0), "cannot be read"),
+    "weights cut": (cut(5000), "cannot be read"),
+    "weights cut at the end": (cut(-1), "cannot be read"),
+    "weights no safetensors": (lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 64), "cannot be read"),
+    "weights a folder": (lambda folder: [(folder / WEIGHTS).unlink(), (folder / WEIGHTS).mkdir()], "no weights"),
+    "header of another shape": (header(lambda h: h[NORM].update(shape=[33])), "cannot be read"),
+    "header of another dtype": (header(lambda h: h[NORM].update(dtype="F64")), "cannot be read"),
+    "header of unknown dtype": (header(lambda h: h[NORM].update(dtype="X9")), "cannot be read"),
+    "header huge": (header(lambda h: h[NORM].update(shape=[1 << 40, 1 << 40])), "cannot be read"),
+    "header behind the end": (header(lambda h: h[NORM].update(data_offsets=[0, 1 << 50])), "cannot be read"),
+    "tensor missing": (tensors(lambda state: state.pop(DOWN)), "lacks weights"),
+    "tensor too many": (tensors(lambda state: state.update(odd=torch.ones(3))), "holds other weights"),
+    "tensor of another shape": (tensors(lambda state: state.update({NORM: torch.ones(31)})), NORM),
+    "tensor complex": (retyped(DOWN, torch.complex64), "unusable kind"),
+    "tensor of integers": (retyped(DOWN, torch.int8), "unusable kind"),
+    "tensor of booleans": (retyped(DOWN, torch.bool), "unusable kind"),
+    "adapter": (text("adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "x"}'), "merge"),
+    "adapter alone": (
+        lambda folder: [(folder / "config.json").rename(folder / "adapter_config.json")],
+        "merge",
+    ),
+    "index to pickles": (pickled, "names a file that is not opened"),
+    "index upwards": (sharded("../part.safetensors"), "names a file that is not opened"),
+    "index downwards": (sharded("sub/part.safetensors"), "names a file that is not opened"),
+    "index cut": (lambda folder: [sharded("part.safetensors")(folder), text(INDEX, "{")(folder)], "not valid JSON"),
+    "index a list": (lambda folder: [sharded("part.safetensors")(folder), text(INDEX, "[]")(folder)], "weight_map"),
+    "index of numbers": (
+        lambda folder: [sharded("part.safetensors")(folder), text(INDEX, '{"weight_map": {"a": 3}}')(folder)],
+        "weight_map",
+    ),
+    "index of nothing": (
+        lambda folder: [sharded("part.safetensors")(folder), text(INDEX, '{"weight_map": {}}')(folder)],
+        "names no files",
+    ),
+    "index without its file": (
+        lambda folder: [sharded("part.safetensors")(folder), (folder / "part.safetensors").unlink()],
+        "is missing",
+    ),
+    "distributed": (text("shard-00001-model-00001-of-00002.safetensors", ""), "distributed"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_it_is_refused(whole, tmp_path, name):
+    folder = shutil.copytree(whole, tmp_path / "model")
+    damage, words = DAMAGES[name]
+    damage(folder)
+    with pytest.raises(PacelineError) as caught:
+        LLM(str(folder), device="cpu")
+    assert words in str(caught.value)
+
+
+def test_the_untouched_one_and_one_in_parts_are_read(whole, tmp_path):
+    assert LLM(str(whole), device="cpu").loaded.num_layers == 2
+    folder = shutil.copytree(whole, tmp_path / "model")
+    sharded("part.safetensors")(folder)
+    config(_attn_implementation="odd/kernel", experts_implementation="odd/kernel")(folder)  # code of a hub: not asked for
+    assert LLM(str(folder), device="cpu").loaded.num_layers == 2

@@ -224,5 +224,7 @@ def test_the_untouched_one_and_one_in_parts_are_read(whole, tmp_path):
     assert LLM(str(whole), device="cpu").loaded.num_layers == 2
     folder = shutil.copytree(whole, tmp_path / "model")
     sharded("part.safetensors")(folder)
-    config(_attn_implementation="odd/kernel", experts_implementation="odd/kernel")(folder)  # code of a hub: not asked for
+    config(_attn_implementation="odd/kernel", experts_implementation="odd/kernel")(
+        folder
+    )  # code of a hub: not asked for
     assert LLM(str(folder), device="cpu").loaded.num_layers == 2

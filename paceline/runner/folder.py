@@ -61,30 +61,30 @@ def local_folder(name_or_path: str) -> Path:
     The hub is asked once, for a few seconds; without an answer the snapshot that was fetched last is taken.
     Raises `ConfigError` for what is neither, `DownloadError` for one that could not be fetched whole.
     """
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
     from transformers.utils.hub import is_offline_mode
 
     missing = f"no model at {name_or_path!r}"
     expected = f"a folder with {CONFIG}, a hub id, or a name that `paceline models` lists"
-    if not name_or_path.strip():
-        raise ConfigError(missing, got="an empty name", expected=expected)
-    with refused(missing, expected):
-        if Path(name_or_path).is_dir():
+    try:
+        if name_or_path.strip() and Path(name_or_path).is_dir():
             return Path(name_or_path)
         validate_repo_id(name_or_path)
+    except (HFValidationError, OSError, ValueError) as error:  # also for a name that no file can have
+        raise ConfigError(missing, got="no such folder, and no hub id", expected=expected) from error
     try:
         if is_offline_mode():
             raise ConnectionError("not asked, since HF_HUB_OFFLINE is set")
         names = [one.rfilename for one in HfApi().model_info(name_or_path, timeout=_SECONDS).siblings or ()]
     except Exception as error:  # every transport raises its own kind
-        try:
-            return Path(snapshot_download(name_or_path, local_files_only=True))
-        except Exception:
-            raise ConfigError(
-                missing, got=f"no such folder, nothing in the hub's cache, and from the hub: {one_line(error)}",
-                expected=expected, fix="check the name and the network, or fetch the folder where there is one",
-            ) from error  # fmt: skip
+        cached = try_to_load_from_cache(name_or_path, CONFIG)
+        if isinstance(cached, str):
+            return Path(cached).parent
+        raise ConfigError(
+            missing, got=f"no such folder, nothing in the hub's cache, and from the hub: {one_line(error)}",
+            expected=expected, fix="check the name and the network, or fetch the folder where there is one",
+        ) from error  # fmt: skip
     with refused(f"{name_or_path!r} could not be fetched", fix="check the network and the disk", kind=DownloadError):
         return Path(snapshot_download(name_or_path, allow_patterns=wanted(names)))
 

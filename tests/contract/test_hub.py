@@ -1,0 +1,113 @@
+"""Models of a hub: asked once, fetched into its cache, and read from there as any folder."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.runner.folder import local_folder, wanted
+from tests.helpers import tokenizer
+from tests.tiny import tiny_model
+
+COMMIT = "0123456789" * 4
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """One repository, of the folder that the server was given."""
+
+    def _answer(self, with_body: bool) -> None:
+        folder: Path = self.server.folder  # type: ignore[attr-defined]
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        files = sorted(folder.iterdir())
+        if self.path.startswith("/api/models/some/model/tree/"):
+            sizes = [(path.name, path.stat().st_size) for path in files]
+            tree = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes]
+            body = json.dumps(tree).encode()
+        elif self.path.startswith("/api/models/some/model"):
+            siblings = [{"rfilename": path.name} for path in files]
+            body = json.dumps({"id": "some/model", "sha": COMMIT, "siblings": siblings}).encode()
+        elif self.path.startswith("/some/model/resolve/"):
+            body = (folder / self.path.rpartition("/")[2]).read_bytes()
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self._answer(True)
+
+    def do_HEAD(self) -> None:
+        self._answer(False)
+
+    def log_message(self, *told: object) -> None:
+        pass
+
+
+LOAD = """
+from paceline.runner import load_model
+loaded = load_model("some/model", device="cpu")
+print(loaded.name, loaded.num_layers)
+"""
+
+
+def test_a_model_is_fetched_once_and_then_found_without_the_hub(tmp_path):
+    folder = tmp_path / "repository"
+    tiny_model("llama").save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"a pickle")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    server.folder, server.asked = folder, []  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+
+    def load() -> str:
+        return subprocess.run([sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True).stdout
+
+    assert load() == "model 2\n"
+    assert any("model.safetensors" in path for path in server.asked)
+    assert not any(".bin" in path for path in server.asked)
+    server.shutdown()
+    server.server_close()
+    assert load() == "model 2\n"
+
+
+def test_weights_are_fetched_once_and_in_safetensors():
+    texts = ["config.json", "tokenizer.json", "vocab.txt", "chat_template.jinja", "own.py"]
+    others = ["pytorch_model.bin", "consolidated.safetensors", "README.md", "onnx/model.onnx", "sub/config.json"]
+    parts = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    assert wanted([*texts, *others, *parts]) == [*texts, *parts]
+    assert wanted([*texts, *others, "model.safetensors", "model.fp16.safetensors"]) == [*texts, "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["/no/such", "./such", "a/b/c", "", " ", "\0", "-x-", "x" * 5000])
+def test_what_is_neither_a_folder_nor_an_id(name):
+    with pytest.raises(ConfigError, match="no such folder, and no hub id"):
+        local_folder(name)
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path, offline):
+    asked = []
+
+    def fails(self, name, **options):
+        asked.append((name, options["timeout"]))
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", fails)
+    monkeypatch.setattr("transformers.utils.hub.is_offline_mode", lambda: offline)
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE" if offline else "no route"):
+        local_folder("nosuch/model-of-this-name")
+    assert asked == ([] if offline else [("nosuch/model-of-this-name", 5.0)])

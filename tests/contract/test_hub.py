@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.runner import load_model
 from paceline.runner.folder import local_folder, wanted
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
@@ -56,14 +54,7 @@ class _Hub(BaseHTTPRequestHandler):
         pass
 
 
-LOAD = """
-from paceline.runner import load_model
-loaded = load_model("some/model", device="cpu")
-print(loaded.name, loaded.num_layers)
-"""
-
-
-def test_a_model_is_fetched_once_and_then_found_without_the_hub(tmp_path):
+def test_a_model_is_fetched_once_and_then_found_without_the_hub(tmp_path, monkeypatch):
     folder = tmp_path / "repository"
     tiny_model("llama").save_pretrained(folder)
     tokenizer().save_pretrained(folder)
@@ -71,17 +62,18 @@ def test_a_model_is_fetched_once_and_then_found_without_the_hub(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     server.folder, server.asked = folder, []  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    environment = os.environ | {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
-
-    def load() -> str:
-        return subprocess.run([sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True).stdout
-
-    assert load() == "model 2\n"
-    assert any("model.safetensors" in path for path in server.asked)
-    assert not any(".bin" in path for path in server.asked)
+    place = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", place)
+    template = place + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    loaded = load_model("some/model", device="cpu")
+    assert (loaded.name, loaded.num_layers) == ("model", 2)
+    assert any("model.safetensors" in path for path in server.asked)  # type: ignore[attr-defined]
+    assert not any(".bin" in path for path in server.asked)  # type: ignore[attr-defined]
     server.shutdown()
     server.server_close()
-    assert load() == "model 2\n"
+    assert load_model("some/model", device="cpu").fingerprint == loaded.fingerprint
 
 
 def test_weights_are_fetched_once_and_in_safetensors():

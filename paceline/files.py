@@ -18,6 +18,14 @@ MAX_BYTES = 1 << 30
 _HEAD = 1 << 16  # characters that tell who wrote a file
 
 
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; False also for a name that none can have."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file. Raises `ConfigError`, also for pipes and devices, which may never end."""
     try:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,8 +22,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import ConfigError, IncompatibleModels
+from ..files import exists, read_json
+from ..modules.sizes import Count, Size, Vocabulary
 from ..provenance import sha256_of
 from ..runner import LoadedModel
+from ..schema import checked, validate
+from ..weight_files import read_headers
 from ..zoo.heads import head_folder
 from .foreign import read_foreign
 from .kinds import Head, check_method, config_from_json, config_to_json, method_of, new_head
@@ -32,6 +36,36 @@ FORMAT = 1
 CONFIG, WEIGHTS, CARD, RECORD = "config.json", "model.safetensors", "README.md", "training.json"
 _SIZES = ("hidden_size", "num_layers", "vocab_size")
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+
+@checked
+class _Target:
+    """The target in config.json of a head."""
+
+    name: str
+    fingerprint: str
+    hidden_size: Size
+    num_layers: Count
+    vocab_size: Vocabulary
+
+
+@checked
+class _File:
+    """config.json of a head; `head` holds the fields of its module's configuration."""
+
+    paceline_head: int
+    method: str
+    target: _Target
+    head: dict[str, Any]
+
+
+@checked
+class _DraftTarget:
+    """The target in training.json of a draft model."""
+
+    name: str
+    fingerprint: str
+    vocab_size: Vocabulary
 
 
 @dataclass(frozen=True)
@@ -96,19 +130,12 @@ def head_info(folder: str | os.PathLike[str]) -> HeadInfo:
             got=f'"paceline_head": {given.get("paceline_head")!r}',
             expected=f'"paceline_head": {FORMAT}',
         )
-    _only_keys(place, given, ("paceline_head", "method", "target", "head"))
-    method = check_method(given["method"])
-    target = given["target"]
-    if not isinstance(target, dict):
-        raise ConfigError(f'"target" in {place / CONFIG} is not an object', got=type(target).__name__)
-    facts = cast("dict[str, object]", target)
-    _only_keys(place, facts, ("name", "fingerprint", *_SIZES))
-    for key, value in facts.items():
-        if type(value) is not (int if key in _SIZES else str):
-            raise ConfigError(f"target {key!r} in {place / CONFIG} has the wrong type", got=repr(value))
-    sizes = {size: cast("int", facts[size]) for size in _SIZES}
-    config = config_from_json(method, given["head"])
-    return HeadInfo(place, method, str(facts["name"]), str(facts["fingerprint"]), config=config, **sizes)
+    check_method(given.get("method"))
+    file = validate(_File, given, str(place / CONFIG))
+    config = config_from_json(file.method, file.head)
+    target = file.target
+    sizes = {size: getattr(target, size) for size in _SIZES}
+    return HeadInfo(place, file.method, target.name, target.fingerprint, config=config, **sizes)
 
 
 def trained_info(folder: str | os.PathLike[str]) -> HeadInfo:
@@ -116,12 +143,10 @@ def trained_info(folder: str | os.PathLike[str]) -> HeadInfo:
     place = _place_of(folder)
     record = _json_object(place / RECORD) if (place / RECORD).is_file() else {}
     facts = record.get("target")
-    if record.get("method") != "draft_model" or not isinstance(facts, dict):
+    if record.get("method") != "draft_model" or facts is None:
         return head_info(folder)
-    told = cast("dict[str, object]", facts)
-    _only_keys(place, told, ("name", "fingerprint", "vocab_size"))
-    size = cast("int", told["vocab_size"])
-    return HeadInfo(place, "draft_model", str(told["name"]), str(told["fingerprint"]), 0, 0, size, None)
+    told = validate(_DraftTarget, facts, f'"target" of {place / RECORD}')
+    return HeadInfo(place, "draft_model", told.name, told.fingerprint, 0, 0, told.vocab_size, None)
 
 
 def read_record(folder: str | os.PathLike[str]) -> dict[str, object]:
@@ -206,8 +231,8 @@ def _read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Ten
             expected="safetensors only: other formats can run code when they are read" if others else WEIGHTS,
         )
     try:
+        shapes = {name: one.shape for name, one in read_headers([path]).items()}
         with safe_open(path, framework="pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
             problems = [f"missing {name}" for name in sorted(expected) if name not in shapes]
             problems += [f"unexpected {name}" for name in sorted(shapes) if name not in expected]
             problems += [
@@ -242,23 +267,13 @@ def _check_draft_ids(info: HeadInfo, ids: Tensor | None) -> None:
 
 
 def _json_object(path: Path) -> dict[str, object]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
+    if not exists(path):
         raise ConfigError(
             f"no head at {str(path.parent)!r}",
-            got=f"{path.name}: {error.strerror}",
+            got=f"no {path.name}",
             expected=f"a folder with {CONFIG}, {WEIGHTS}, {CARD} and {RECORD}, or a name that `paceline models` lists",
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON", got=str(error)) from error
+        )
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object", got=type(value).__name__)
     return cast("dict[str, object]", value)
-
-
-def _only_keys(folder: Path, given: Mapping[str, object], known: tuple[str, ...]) -> None:
-    problems = [f"missing {key!r}" for key in known if key not in given]
-    problems += [f"unknown {key!r}" for key in given if key not in known]
-    if problems:
-        raise ConfigError(f"{folder / CONFIG} is wrong", got=", ".join(problems), expected=", ".join(known))

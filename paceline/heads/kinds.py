@@ -11,15 +11,14 @@ self_int4    modules.int4_draft.Int4Draft  Int4DraftConfig
 """
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from importlib import import_module
-from types import UnionType
-from typing import Any, Literal, Protocol, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, TypeAlias, cast
 
 from torch import nn
 
 from ..errors import ConfigError
+from ..schema import validate
 
 _KINDS = {  # file of `modules`, class of the head, class of its configuration
     "eagle": ("eagle", "EagleHead", "EagleConfig"),
@@ -53,8 +52,8 @@ def method_of(head: Head) -> str:
 
 def check_method(method: object) -> str:
     """The method itself. Raises `ConfigError` that lists the known ones."""
-    if method in _KINDS:
-        return cast("str", method)
+    if isinstance(method, str) and method in _KINDS:
+        return method
     close = difflib.get_close_matches(str(method), METHODS, n=1)
     fix = f"did you mean {close[0]!r}?" if close else None
     raise ConfigError("unknown method of a head", got=repr(method), expected="one of " + ", ".join(METHODS), fix=fix)
@@ -73,46 +72,10 @@ def config_to_json(head: Head) -> dict[str, object]:
 
 
 def config_from_json(method: str, given: object) -> object:
-    """The configuration of this method. Raises `ConfigError` for an unknown, missing or misfitting key."""
+    """The configuration of this method, from JSON. Raises `ConfigError` for an unknown, missing or misfitting key."""
     file, _, name = _KINDS[method]
     kind: Any = getattr(import_module(f"..modules.{file}", __package__), name)
-    if not isinstance(given, Mapping):
-        raise ConfigError('"head" is not an object', got=type(given).__name__, expected=f"the fields of {name}")
-    values = cast("Mapping[str, object]", given)
-    known, hints = {field.name: field for field in fields(kind)}, get_type_hints(kind)
-    unknown = sorted(set(values) - set(known))
-    missing = sorted(
-        key
-        for key, field in known.items()
-        if field.default is MISSING and field.default_factory is MISSING and key not in values
-    )
-    for what, keys in (("has unknown keys", unknown), ("lacks keys", missing)):
-        if keys:
-            raise ConfigError(f"the head's configuration {what}", got=", ".join(keys), expected=", ".join(known))
-    config = kind(**{key: _fitted(key, value, hints[key]) for key, value in values.items()})
+    config: object = validate(kind, given, f'"head" of method {method!r}')
     if getattr(config, "version", None) != _VERSIONS.get(method, getattr(config, "version", None)):
         raise ConfigError(f'"version" does not fit the method {method!r}', expected=f"{_VERSIONS[method]}")
     return config
-
-
-def _fitted(key: str, value: object, hint: Any) -> object:
-    """The value as this type; lists become tuples. Raises `ConfigError`."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        if value is None and type(None) in inner:
-            return None
-        return _fitted(key, value, next(one for one in inner if one is not type(None)))
-    if origin is tuple and isinstance(value, list | tuple):
-        each = cast("list[object]", value)
-        kinds = [inner[0]] * len(each) if inner[-1] is Ellipsis else list(inner)
-        if len(kinds) == len(each):
-            return tuple(_fitted(key, one, kind) for one, kind in zip(each, kinds, strict=True))
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    elif hint is int and isinstance(value, int) and not isinstance(value, bool):
-        if value < 0:
-            raise ConfigError(f"{key!r} of the head's configuration is negative", got=value, expected=">= 0")
-        return value
-    elif (hint in (bool, str) and type(value) is hint) or (origin is Literal and value in inner):
-        return value
-    raise ConfigError(f"{key!r} of the head's configuration has the wrong type", got=repr(value), expected=str(hint))

@@ -15,16 +15,18 @@ EAGLE-3   g = fc[f_low; f_mid; f_high]   h is free to be anything; later steps p
           h = layer([norm emb; norm g])  attention reads 2E, the residual stream is g; logits = lm_head(norm h)
 """
 
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..schema import checked
 from .decoder import Attend, Attention, Mlp
 from .rotary import rotation
+from .sizes import Positive, Size, States, Vocabulary, check_heads, check_vocabulary
 
 
-@dataclass(frozen=True)
+@checked
 class EagleConfig:
     """Shape of a head. version: 1 (also EAGLE-2) or 3.
 
@@ -34,23 +36,27 @@ class EagleConfig:
     own_embeddings: it brings its own table [V, E], as some published heads do.
     """
 
-    version: int
-    hidden_size: int
-    target_hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    states: tuple[int, ...]
-    draft_vocab_size: int
-    vocab_size: int
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
+    version: Literal[1, 3]
+    hidden_size: Size
+    target_hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_dim: Size
+    states: States
+    draft_vocab_size: Vocabulary
+    vocab_size: Vocabulary
+    rms_norm_eps: Positive = 1e-5
+    rope_theta: Positive = 10000.0
     own_lm_head: bool = False
     fc_bias: bool = False
     attention_bias: bool = False
     norm_before_residual: bool = False
     own_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
 
 class _Layer(nn.Module):

@@ -16,14 +16,16 @@ Example: text [A, B, C], so T = 3 and C is the root: head 0 at f_1 (the state of
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Self, final
 
 import torch
 from torch import Tensor, nn
 
+from ..schema import checked
+from .sizes import Count, Size, States, Vocabulary, check_vocabulary
 
-@dataclass(frozen=True)
+
+@checked
 class MedusaConfig:
     """Shape of Medusa heads.
 
@@ -33,27 +35,33 @@ class MedusaConfig:
     those rows of the target's.
     """
 
-    hidden_size: int
-    num_heads: int
-    states: tuple[int, ...]
-    draft_vocab_size: int
-    vocab_size: int
-    num_layers: int = 1
+    hidden_size: Size
+    num_heads: Count
+    states: States
+    draft_vocab_size: Vocabulary
+    vocab_size: Vocabulary
+    num_layers: Count = 1
     bias: bool = False
     own_lm_head: bool = False
 
+    def __post_init__(self) -> None:
+        check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
-@dataclass(frozen=True)
+
+@checked
 class BlockwiseConfig:
     """Shape of blockwise heads: intermediate_size is the width of a head's hidden layer; the rest as in Medusa's."""
 
-    hidden_size: int
-    num_heads: int
-    intermediate_size: int
-    states: tuple[int, ...]
-    draft_vocab_size: int
-    vocab_size: int
+    hidden_size: Size
+    num_heads: Count
+    intermediate_size: Size
+    states: States
+    draft_vocab_size: Vocabulary
+    vocab_size: Vocabulary
     bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
 
 class ParallelHeads(nn.Module, ABC):

@@ -3,7 +3,6 @@
 Everything else of the draft (embeddings, norms, output head, KV cache) is the target's, which it is drafted for.
 """
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -12,9 +11,11 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..quant.int4 import BITS, GROUP_SIZES
 from ..quant.planes import from_planes, to_planes
+from ..schema import checked
+from .sizes import Count, Linears, Shapes
 
 
-@dataclass(frozen=True)
+@checked
 class Int4DraftConfig:
     """Shape of a trained self-draft.
 
@@ -23,9 +24,9 @@ class Int4DraftConfig:
 
     bits: int
     group_size: int
-    num_layers: int
-    linears: tuple[str, ...]
-    shapes: tuple[tuple[int, int], ...]
+    num_layers: Count
+    linears: Linears
+    shapes: Shapes
 
     def __post_init__(self) -> None:
         if self.bits not in BITS or self.group_size not in GROUP_SIZES:
@@ -33,7 +34,7 @@ class Int4DraftConfig:
                 "this self-draft has no kernel", got=f"{self.bits} bits in groups of {self.group_size}",
                 expected=f"bits of {BITS}, groups of {GROUP_SIZES}",
             )  # fmt: skip
-        wrong = [shape for shape in self.shapes if len(shape) != 2 or shape[1] % self.group_size or shape[1] == 0]
+        wrong = [shape for shape in self.shapes if shape[1] % self.group_size]
         if len(self.linears) != len(self.shapes) or not self.linears or wrong:
             raise ConfigError(
                 "the linear layers of this self-draft are not told clearly", got=wrong or len(self.shapes),

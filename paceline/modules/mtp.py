@@ -19,36 +19,41 @@ further it stands at position t+m and reads h of the step before in the place of
     step K+1          reads h^K_t and x_{t+K+1}         -> law of x_{t+K+2},   at position t+1, over module K's keys
 """
 
-from dataclasses import dataclass
 from typing import cast, final
 
 import torch
 from torch import Tensor, nn
 
+from ..schema import checked
 from .decoder import Attend, Attention, Mlp
 from .heads import draft_rows
 from .rotary import rotation
+from .sizes import Count, Positive, Size, States, Vocabulary, check_heads, check_vocabulary
 
 
-@dataclass(frozen=True)
+@checked
 class MtpConfig:
     """Shape of MTP modules.
 
     num_modules: K. states: the last hidden state of the target: one index. draft_vocab_size: Vd, tokens they can draft.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    states: tuple[int, ...]
-    draft_vocab_size: int
-    vocab_size: int
-    num_modules: int = 1
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_dim: Size
+    states: States
+    draft_vocab_size: Vocabulary
+    vocab_size: Vocabulary
+    num_modules: Count = 1
+    rms_norm_eps: Positive = 1e-5
+    rope_theta: Positive = 10000.0
     attention_bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
 
 class _MtpModule(nn.Module):

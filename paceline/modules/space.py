@@ -14,16 +14,17 @@ What a mask does not know, the token before the one it foresees, is known when d
 vector made from that token shifts the mask's logits: logits_j + rows @ out(silu(in(embedding of the token before))).
 """
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..schema import checked
+from .sizes import Count, Linears, Rank, Shapes, Size, Vocabulary
 
 
-@dataclass(frozen=True)
+@checked
 class SpaceConfig:
     """Shape of a SPACE adapter.
 
@@ -32,22 +33,17 @@ class SpaceConfig:
     shapes: (outputs, inputs) of each. transition_rank: 0 without a transition, as in the paper.
     """
 
-    hidden_size: int
-    num_layers: int
-    vocab_size: int
-    num_masks: int
+    hidden_size: Size
+    num_layers: Count
+    vocab_size: Vocabulary
+    num_masks: Count
     shared_mask: bool = False
-    rank: int = 0
-    linears: tuple[str, ...] = ()
-    shapes: tuple[tuple[int, int], ...] = ()
-    transition_rank: int = 0
+    rank: Rank = 0
+    linears: Linears = ()
+    shapes: Shapes = ()
+    transition_rank: Rank = 0
 
     def __post_init__(self) -> None:
-        if self.num_masks < 1:
-            raise ConfigError("a SPACE adapter needs mask tokens", got=f"num_masks {self.num_masks}", expected=">= 1")
-        for name, value in (("rank", self.rank), ("transition_rank", self.transition_rank)):
-            if value < 0:
-                raise ConfigError(f"{name} of a SPACE adapter is out of range", got=value, expected=">= 0")
         if len(self.linears) != len(self.shapes) or (self.rank > 0) != bool(self.linears):
             raise ConfigError(
                 "the factors of a SPACE adapter are not told clearly",

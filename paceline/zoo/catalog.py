@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import exists
 from .fetch import Progress, silent
 from .pull import DEFAULT_STEPS, PullSteps, models_dir, problem_of, pull
 from .registry import ZOO, ZooEntry, lookup, nearest
@@ -36,21 +37,14 @@ def resolve(
     ConfigError for a misspelt zoo name, which would otherwise fail later as an unknown hub id.
     """
     name = str(name_or_path)
-    if isinstance(name_or_path, Path) or _exists(Path(name) / "config.json"):
+    if isinstance(name_or_path, Path) or exists(Path(name) / "config.json"):
         return name
     if name in registry:
         return str(pull(name, cache_dir, progress, registry=registry, steps=steps))
-    is_bare = not any(mark in name for mark in "/\\") and not _exists(Path(name))
+    is_bare = not any(mark in name for mark in "/\\") and not exists(Path(name))
     if is_bare and nearest(name, registry, cutoff=0.8) is not None:
         lookup(name, registry)  # raises, with the name that was meant
     return name
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
 
 
 def installed(cache_dir: Path | str | None = None, *, registry: Mapping[str, ZooEntry] = ZOO) -> list[Installed]:

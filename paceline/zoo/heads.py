@@ -4,12 +4,12 @@ A folder artefacts/NAME is the head that `--drafter head:NAME` names.
 """
 
 import difflib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError
+from ..files import exists, read_json
 
 ARTEFACTS = Path(__file__).parent / "artefacts"
 _CONFIG, _RECORD = "config.json", "training.json"
@@ -50,7 +50,7 @@ def best_head(fingerprint: str, artefacts: Path = ARTEFACTS) -> PackagedHead | N
 def head_folder(name_or_path: str | Path, artefacts: Path = ARTEFACTS) -> Path:
     """The folder of a head; a local folder wins over a packaged name. Raises `ConfigError` that lists the names."""
     path = Path(name_or_path)
-    if isinstance(name_or_path, Path) or (path / _CONFIG).is_file():
+    if isinstance(name_or_path, Path) or exists(path / _CONFIG):
         return path
     names = sorted(folder.parent.name for folder in artefacts.glob(f"*/{_CONFIG}"))
     if name_or_path in names:
@@ -62,7 +62,7 @@ def head_folder(name_or_path: str | Path, artefacts: Path = ARTEFACTS) -> Path:
         fix = "`paceline models` lists the packaged ones; `paceline train` makes one"
     raise ConfigError(
         f"no head at {name_or_path!r}",
-        got="a folder without config.json" if path.is_dir() else "neither a folder nor a packaged head",
+        got="a folder without config.json" if exists(path) else "neither a folder nor a packaged head",
         expected="a folder with config.json" + (", or one of " + ", ".join(names) if names else ""),
         fix=fix,
     )
@@ -110,10 +110,7 @@ def _read(folder: Path) -> PackagedHead:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read", got=str(error), expected="a JSON object") from error
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object", got=type(value).__name__)
     return cast("dict[str, Any]", value)

@@ -21,7 +21,7 @@ RANK = {
     "hardware": 1,
     "schema": 1,
     "threads": 1,
-    "zoo": 1,
+    "zoo": 2,
     "core": 1,
     "web": 1,
     "weight_files": 2,

@@ -75,7 +75,7 @@ def test_wrong_values(head, change, words):
 def test_a_truncated_file(head, keep):
     whole = (head / "model.safetensors").read_bytes()
     (head / "model.safetensors").write_bytes(whole[:keep])
-    _refused(head, "cannot be read", "fetch the head again")
+    _refused(head, "cannot be read", "fetch it again")
 
 
 def test_a_pickle_is_never_opened(head):
@@ -94,22 +94,39 @@ def test_a_pickle_is_never_opened(head):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c.pop("target"), ["missing 'target'"]),
-        (lambda c: c.update(extra=1), ["unknown 'extra'"]),
+        (lambda c: c.pop("target"), ["no 'target'"]),
+        (lambda c: c.update(extra=1), ["unknown key 'extra'"]),
         (lambda c: c.update(paceline_head=2), ["no head that this Paceline reads", "2"]),
         (lambda c: c.update(method="eagel"), ["unknown method", "did you mean 'eagle'"]),
         (lambda c: c.update(method="eagle"), ['"version" does not fit', "1"]),
-        (lambda c: c.update(method="medusa"), ["unknown keys", "head_dim"]),
-        (lambda c: c["target"].update(vocab_size="97"), ["'vocab_size'", "wrong type"]),
-        (lambda c: c["target"].pop("fingerprint"), ["missing 'fingerprint'"]),
-        (lambda c: c["head"].update(hiden_size=3), ["unknown keys", "hiden_size"]),
-        (lambda c: c["head"].pop("states"), ["lacks keys", "states"]),
-        (lambda c: c["head"].update(states=[0, "1"]), ["'states'", "wrong type"]),
-        (lambda c: c["head"].update(head_dim=8.0), ["'head_dim'", "wrong type"]),
-        (lambda c: c["head"].update(head_dim=-8), ["'head_dim'", "negative"]),
-        (lambda c: c["head"].update(fc_bias=1), ["'fc_bias'", "wrong type"]),
-        (lambda c: c["head"].update(intermediate_size=10**9), ["midlayer.mlp.up_proj.weight is", "instead of"]),
-        (lambda c: c.update(head=[1]), ['"head" is not an object']),
+        (lambda c: c.update(method="medusa"), ["no 'num_heads'"]),
+        (lambda c: c["target"].update(vocab_size="97"), ["target.vocab_size", "'97'", "integer"]),
+        (lambda c: c["target"].pop("fingerprint"), ["no 'target.fingerprint'"]),
+        (lambda c: c["head"].update(hiden_size=3), ["unknown key 'hiden_size'", "did you mean 'hidden_size'"]),
+        (lambda c: c["head"].pop("states"), ["no 'states'"]),
+        (lambda c: c["head"].update(states=[0, "1"]), ["states.1", "integer"]),
+        (lambda c: c["head"].update(head_dim=8.0), ["head_dim", "8.0", "integer"]),
+        (lambda c: c["head"].update(head_dim=-8), ["head_dim", "-8", "greater"]),
+        (lambda c: c["head"].update(head_dim=0), ["head_dim"]),
+        (lambda c: c["head"].update(fc_bias=1), ["fc_bias", "boolean"]),
+        (lambda c: c["head"].update(intermediate_size=10**9), ["intermediate_size"]),
+        (lambda c: c["head"].update(intermediate_size=10**6), ["midlayer.mlp.up_proj.weight is", "instead of"]),
+        (lambda c: c["head"].update(num_attention_heads=5), ["5 heads of 8 over 2"]),
+        (lambda c: c["head"].update(num_key_value_heads=0), ["num_key_value_heads"]),
+        (lambda c: c["head"].update(num_attention_heads=10**9), ["num_attention_heads"]),
+        (lambda c: c["head"].update(draft_vocab_size=0), ["draft_vocab_size"]),
+        (lambda c: c["head"].update(draft_vocab_size=-1), ["draft_vocab_size"]),
+        (lambda c: c["head"].update(draft_vocab_size=10**12), ["draft_vocab_size"]),
+        (lambda c: c["head"].update(draft_vocab_size=98), ["draft_vocab_size is larger"]),
+        (lambda c: c["head"].update(vocab_size=10**12), ["vocab_size"]),
+        (lambda c: c["head"].update(rms_norm_eps="x"), ["rms_norm_eps", "number"]),
+        (lambda c: c["head"].update(rope_theta=0), ["rope_theta"]),
+        (lambda c: c["head"].update(states=[]), ["states"]),
+        (lambda c: c["head"].update(states=[-1]), ["states.0"]),
+        (lambda c: c["head"].update(version=2), ["version"]),
+        (lambda c: c.update(method=["eagle"]), ["unknown method"]),
+        (lambda c: c.pop("method"), ["unknown method"]),
+        (lambda c: c.update(head=[1]), ["head has a wrong value", "[1]"]),
     ],
 )
 def test_a_wrong_config(head, change, words):
@@ -134,3 +151,29 @@ def test_sizes_of_the_target_are_checked_before_the_fingerprint(head):
     edit(head / "config.json", lambda c: c["target"].update(num_layers=30))
     _refused(head, "does not fit llama", "num_layers 2", "num_layers 30", kind=IncompatibleModels)
     assert json.loads((head / "config.json").read_text())["target"]["num_layers"] == 30
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("medusa", {"num_heads": 10**9}),
+        ("medusa", {"num_heads": 0}),
+        ("medusa", {"num_layers": 10**9}),
+        ("blockwise", {"num_heads": 10**9}),
+        ("blockwise", {"intermediate_size": 10**9}),
+        ("mtp", {"num_modules": 10**9}),
+        ("mtp", {"num_modules": "2"}),
+        ("space", {"num_layers": 10**9}),
+        ("space", {"num_masks": 10**9}),
+        ("space", {"rank": 10**9}),
+        ("space", {"shapes": [[32, -1]]}),
+        ("space", {"shapes": [[32]]}),
+        ("self_int4", {"num_layers": 10**9}),
+        ("self_int4", {"shapes": [[10**9, 10**9]]}),
+        ("self_int4", {"group_size": 0}),
+    ],
+)
+def test_sizes_that_would_take_endless_time_or_memory(tmp_path, method, change):
+    head = saved(tmp_path / "head", method)
+    edit(head / "config.json", lambda config: config["head"].update(change))
+    _refused(head)

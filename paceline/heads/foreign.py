@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import ConfigError, IncompatibleModels
 from ..runner import LoadedModel
+from ..runner.folder import refused
 from .foreign_eagle import read_eagle, read_eagle3
 from .foreign_files import Published, Target, read_published
 from .foreign_medusa import read_medusa
@@ -37,7 +38,9 @@ def read_foreign(folder: Path | str, target: LoadedModel | None = None) -> nn.Mo
 def read_for(folder: Path, target: Target | None, engine: str | None = None) -> nn.Module:
     """`read_foreign` for a target known only by its sizes. engine: whose count of layers is to be taken, if known."""
     with torch.random.fork_rng(devices=[]):  # a module's first weights use up random numbers
-        module = _read(read_published(folder), target, engine)
+        published = read_published(folder)
+        with refused(f"the head at {str(folder)!r} has a config.json or tensors that do not fit"):
+            module = _read(published, target, engine)
     if target is not None:
         _compare_sizes(folder, module, target)
     return module.eval().requires_grad_(False)

@@ -11,14 +11,15 @@ The states an EAGLE-3 head reads are counted in three ways; s is the state as tr
 The published d2t holds offsets: the target's id of draft token i is i + d2t[i].
 """
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError, IncompatibleModels
 from ..modules import EagleConfig, EagleHead
+from ..modules.sizes import Size, Vocabulary
+from ..schema import checked, validate
 from .foreign_files import Published, Target, dtype_of, is_copy
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -78,8 +79,10 @@ def _states(published: Published, target: Target | None, engine: str | None) -> 
 def _read(published: Published, target: Target | None, version: int, states: tuple[int, ...]) -> EagleHead:
     published.tensors = {_plain_name(name): tensor for name, tensor in published.tensors.items()}
     _refuse_features(published)
-    sizes = _Sizes(published.config)
-    tensors, e, t = published.tensors, sizes.hidden_size, sizes.target_hidden_size
+    given = {field.name: published.config[field.name] for field in fields(_Sizes) if field.name in published.config}
+    sizes = validate(_Sizes, given, f"config.json of the head at {str(published.folder)!r}")
+    tensors, e, heads = published.tensors, sizes.hidden_size, sizes.num_attention_heads
+    t = sizes.target_hidden_size or e
     draft_ids = _draft_ids(published, sizes) if version == 3 else torch.arange(sizes.vocab_size)
     own_head = _own(published, "lm_head.weight", len(draft_ids), target and target.lm_head)
     own_embeddings = _own(published, "embed_tokens.weight", sizes.vocab_size, target and target.embeddings)
@@ -89,9 +92,9 @@ def _read(published: Published, target: Target | None, version: int, states: tup
         hidden_size=e,
         target_hidden_size=t,
         intermediate_size=sizes.intermediate_size,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
+        num_attention_heads=heads,
+        num_key_value_heads=sizes.num_key_value_heads or heads,
+        head_dim=sizes.head_dim or e // heads,
         states=states,
         draft_vocab_size=len(draft_ids),
         vocab_size=sizes.vocab_size,
@@ -106,30 +109,31 @@ def _read(published: Published, target: Target | None, version: int, states: tup
     if e != t and not own_embeddings:
         raise _lacks(published, "a head narrower or wider than its target without embeddings of its own")
     ascending = torch.argsort(draft_ids)
-    module = EagleHead(config, draft_ids[ascending])
-    state: dict[str, Tensor] = {"draft_ids": draft_ids[ascending]}
-    for name, like in module.state_dict().items():
-        if name != "draft_ids":
-            found = published.take(name.replace("midlayer.", "layers.0."), tuple(like.shape))
-            state[name] = found[ascending] if name == "lm_head.weight" else found
+    with torch.device("meta"):  # shapes only
+        shapes = EagleHead(config).state_dict()
+    del shapes["draft_ids"]
+    state = {name: published.take(name.replace("midlayer.", "layers.0."), tuple(shapes[name].shape)) for name in shapes}
     published.finish()
+    if own_head:
+        state["lm_head.weight"] = state["lm_head.weight"][ascending]
+    state["draft_ids"] = draft_ids[ascending]
+    module = EagleHead(config, draft_ids[ascending])
     module.load_state_dict(state)
     return module.to(dtype_of(state.values()))
 
 
+@checked
 class _Sizes:
     """Sizes as config.json has them, with the defaults of a Llama config."""
 
-    def __init__(self, config: Mapping[str, Any]):
-        need = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-        missing = [name for name in need if not isinstance(config.get(name), int)]
-        if missing:
-            raise ConfigError("config.json of the head lacks sizes", got="no " + ", ".join(missing))
-        self.hidden_size, self.intermediate_size, self.heads, self.vocab_size = (int(config[name]) for name in need)
-        self.target_hidden_size = int(config.get("target_hidden_size") or self.hidden_size)
-        self.kv_heads = int(config.get("num_key_value_heads") or self.heads)
-        self.head_dim = int(config.get("head_dim") or self.hidden_size // self.heads)
-        self.draft_vocab_size = int(config.get("draft_vocab_size") or self.vocab_size)
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    vocab_size: Vocabulary
+    target_hidden_size: Size | None = None
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    draft_vocab_size: Vocabulary | None = None
 
 
 def _plain_name(name: str) -> str:
@@ -139,14 +143,14 @@ def _plain_name(name: str) -> str:
 
 def _draft_ids(published: Published, sizes: _Sizes) -> Tensor:
     """Target id of each draft token, in the file's order. [Vd]."""
-    size, tensors = sizes.draft_vocab_size, published.tensors
+    size, tensors = sizes.draft_vocab_size or sizes.vocab_size, published.tensors
     named = tensors.pop("t2d", None)
     if "d2t" not in tensors and size != sizes.vocab_size:
         published.problems.append(f"d2t is missing, and the draft vocabulary has {size} of {sizes.vocab_size} tokens")
         return torch.arange(size)
     ids = torch.arange(size)
-    if "d2t" in tensors:
-        ids = ids + published.take("d2t", (size,)).long()
+    if "d2t" in tensors and not (offsets := published.take("d2t", (size,), floats=False)).is_meta:
+        ids = ids + offsets.long()
     wrong = None
     if not bool(((ids >= 0) & (ids < sizes.vocab_size)).all()):
         wrong = "ids outside the vocabulary"

@@ -1,6 +1,5 @@
 """A head as others publish it: its config.json and its tensors by name, and the strict way to take them."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -13,6 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..files import exists, read_json
+from ..runner.folder import one_line
+from ..weight_files import weight_files
 
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Where published heads keep their tensors, the safe format first."""
@@ -41,16 +43,18 @@ class Published:
     tensors: dict[str, Tensor]
     problems: list[str] = field(default_factory=list[str])
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of that name; zeros in its place if it is not there, which `finish` will tell."""
+    def take(self, name: str, shape: tuple[int, ...], floats: bool = True) -> Tensor:
+        """The tensor of that name, of floats or integers; one without numbers if it is not there: `finish` will tell."""
         tensor = self.tensors.pop(name, None)
         if tensor is None:
             self.problems.append(f"{name} is missing")
         elif tuple(tensor.shape) != shape:
             self.problems.append(f"{name} is {list(tensor.shape)} and not {list(shape)}")
+        elif tensor.is_floating_point() != floats or tensor.is_complex():
+            self.problems.append(f"{name} holds {tensor.dtype}")
         else:
             return tensor
-        return torch.zeros(shape)
+        return torch.empty(shape, device="meta")
 
     def finish(self) -> None:
         """Raises `ConfigError` with everything that did not fit."""
@@ -76,31 +80,21 @@ def is_copy(table: Tensor, target: Tensor) -> bool:
 
 def read_published(folder: Path) -> Published:
     """Config and tensors of a published head. Raises `ConfigError` for files that are not there or cannot be read."""
-    config_file = folder / "config.json"
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    if not exists(folder / "config.json"):
         raise ConfigError(
-            f"no head at {str(folder)!r}", got=str(error), expected="a folder with config.json and the head's weights"
-        ) from error
+            f"no head at {str(folder)!r}", got="no config.json",
+            expected="a folder with config.json and the head's weights",
+        )  # fmt: skip
+    config = read_json(folder / "config.json")
     if not isinstance(config, dict):
-        raise ConfigError(f"{str(config_file)!r} is not an object", got=type(config).__name__)
+        raise ConfigError(f"config.json of {str(folder)!r} is not an object", got=type(config).__name__)
     return Published(folder, config, _tensors(folder))  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
     for name in WEIGHT_FILES:
-        file = folder / name
-        index = folder / f"{name}.index.json"
-        if file.is_file():
-            return _load(file)
-        if index.is_file():
-            try:
-                parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            except (ValueError, KeyError, AttributeError) as error:
-                raise ConfigError(f"the index {str(index)!r} cannot be read", got=repr(error)) from error
-            # An index may name any path; its parts are files beside it.
-            return {key: value for part in parts for key, value in _load(folder / Path(part).name).items()}
+        if files := weight_files(folder, name):
+            return {key: value for file in files for key, value in _load(file).items()}
     raise ConfigError(
         f"no weights at {str(folder)!r}", got=", ".join(sorted(path.name for path in folder.iterdir())),
         expected="one of " + ", ".join(WEIGHT_FILES),
@@ -114,17 +108,12 @@ def _load(file: Path) -> dict[str, Tensor]:
         # Pickles of others run code when they are opened; this reads tensors and nothing else.
         loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, SafetensorError, EOFError) as error:
-        raise ConfigError(f"{str(file)!r} cannot be read", got=_first_line(error)) from error
+        raise ConfigError(f"{str(file)!r} cannot be read", got=one_line(error)) from error
     except Exception as error:  # pickle.UnpicklingError, and what its subclasses make of foreign objects
         raise ConfigError(
-            f"{str(file)!r} holds more than tensors", got=_first_line(error), expected="a dict of tensors",
+            f"{str(file)!r} holds more than tensors", got=one_line(error), expected="a dict of tensors",
             fix="convert it to safetensors where it is trusted",
         ) from error  # fmt: skip
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         raise ConfigError(f"{str(file)!r} is not a dict of tensors", got=type(loaded).__name__)
     return {str(key): value for key, value in loaded.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..errors import ConfigError, IncompatibleModels
 from ..modules.heads import MedusaConfig, MedusaHead
+from ..modules.sizes import Vocabulary
+from ..schema import validate
 from .foreign_files import Published, Target, dtype_of, is_copy
 
 _RESIDUAL = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")
@@ -34,7 +36,8 @@ def read_medusa(published: Published, target: Target | None) -> MedusaHead:
         raise ConfigError(f"no Medusa heads at {str(published.folder)!r}", got=", ".join(sorted(tensors)[:8]))
     heads, layers = (1 + max(int(match[group]) for match in blocks) for group in (1, 2))
     hidden = int(tensors[blocks[0][0]].shape[0])
-    vocab_size = int(published.config.get("vocab_size") or target.vocab_size)
+    told = published.config.get("vocab_size")
+    vocab_size = target.vocab_size if told is None else validate(Vocabulary, told, "vocab_size of the head")
     token_map = tensors.pop("token_map", None)
     draft_ids = torch.arange(vocab_size) if token_map is None else _checked(published, token_map.long(), vocab_size)
     if published.config.get("logit_scale", 1.0) not in (None, 1.0):
@@ -51,13 +54,14 @@ def read_medusa(published: Published, target: Target | None) -> MedusaHead:
         bias=any(match[3] == "bias" for match in blocks),
         own_lm_head=any(name.startswith("lm_heads.") for name in tensors),
     )
-    module = MedusaHead(config, draft_ids[ascending])
-    state: dict[str, Tensor] = {"draft_ids": draft_ids[ascending]}
-    for name, like in module.state_dict().items():
-        if name != "draft_ids":
-            found = published.take(name, tuple(like.shape))
-            state[name] = found[ascending] if name.startswith("lm_heads.") else found
+    with torch.device("meta"):  # shapes only
+        shapes = MedusaHead(config).state_dict()
+    del shapes["draft_ids"]
+    state = {name: published.take(name, tuple(shapes[name].shape)) for name in shapes}
     published.finish()
+    state = {name: one[ascending] if name.startswith("lm_heads.") else one for name, one in state.items()}
+    state["draft_ids"] = draft_ids[ascending]
+    module = MedusaHead(config, draft_ids[ascending])
     module.load_state_dict(state)
     return module.to(dtype_of(state.values()))
 

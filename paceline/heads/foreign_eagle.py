@@ -12,6 +12,7 @@ The published d2t holds offsets: the target's id of draft token i is i + d2t[i].
 """
 
 from dataclasses import fields
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ def _states(published: Published, target: Target | None, engine: str | None) -> 
     return tuple(ids)
 
 
-def _read(published: Published, target: Target | None, version: int, states: tuple[int, ...]) -> EagleHead:
+def _read(published: Published, target: Target | None, version: Literal[1, 3], states: tuple[int, ...]) -> EagleHead:
     published.tensors = {_plain_name(name): tensor for name, tensor in published.tensors.items()}
     _refuse_features(published)
     given = {field.name: published.config[field.name] for field in fields(_Sizes) if field.name in published.config}

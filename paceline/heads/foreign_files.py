@@ -44,7 +44,7 @@ class Published:
     problems: list[str] = field(default_factory=list[str])
 
     def take(self, name: str, shape: tuple[int, ...], floats: bool = True) -> Tensor:
-        """The tensor of that name, of floats or integers; one without numbers if it is not there: `finish` will tell."""
+        """The tensor of that name, of floats or integers; one without numbers if it is missing: `finish` will tell."""
         tensor = self.tensors.pop(name, None)
         if tensor is None:
             self.problems.append(f"{name} is missing")

@@ -6,6 +6,7 @@ vLLM          blocks.{head}.layers.{block}.weight (.bias), lm_heads.{head}.weigh
 """
 
 import re
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -37,7 +38,9 @@ def read_medusa(published: Published, target: Target | None) -> MedusaHead:
     heads, layers = (1 + max(int(match[group]) for match in blocks) for group in (1, 2))
     hidden = int(tensors[blocks[0][0]].shape[0])
     told = published.config.get("vocab_size")
-    vocab_size = target.vocab_size if told is None else validate(Vocabulary, told, "vocab_size of the head")
+    vocab_size = (
+        target.vocab_size if told is None else validate(cast("type[int]", Vocabulary), told, "vocab_size of the head")
+    )
     token_map = tensors.pop("token_map", None)
     draft_ids = torch.arange(vocab_size) if token_map is None else _checked(published, token_map.long(), vocab_size)
     if published.config.get("logit_scale", 1.0) not in (None, 1.0):

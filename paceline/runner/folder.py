@@ -61,9 +61,8 @@ def local_folder(name_or_path: str) -> Path:
     The hub is asked once, for a few seconds; without an answer the snapshot that was fetched last is taken.
     Raises `ConfigError` for what is neither, `DownloadError` for one that could not be fetched whole.
     """
-    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+    from huggingface_hub import HfApi, is_offline_mode, snapshot_download, try_to_load_from_cache
     from huggingface_hub.utils import HFValidationError, validate_repo_id
-    from transformers.utils.hub import is_offline_mode
 
     missing = f"no model at {name_or_path!r}"
     expected = f"a folder with {CONFIG}, a hub id, or a name that `paceline models` lists"

@@ -24,7 +24,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 def memory_room(root: Path = _ROOT) -> int | None:
     """Bytes that this process's groups may still take; None where nothing limits them.
 
-    Cached file contents count as taken, although the system would drop them: the true room may be larger.
+    What the groups hold of files counts as room: the system drops it before it refuses memory.
     """
     rooms = [_room(folder, "memory.max", "memory.current") for folder in _groups(root, None)]
     rooms += [_room(folder, "memory.limit_in_bytes", "memory.usage_in_bytes") for folder in _groups(root, "memory")]
@@ -64,7 +64,10 @@ def _room(folder: Path, limit: str, usage: str) -> int | None:
         most, used = int(_words(folder / limit)[0]), int(_words(folder / usage)[0])
     except (ValueError, IndexError):
         return None
-    return max(0, most - used) if most < _NO_LIMIT else None
+    stat = dict(words for line in _lines(folder / "memory.stat") if len(words := line.split()) == 2)
+    # Version 1 has the sums with the groups below under names of their own.
+    files = sum(int(stat.get(f"total_{key}", stat.get(key, "0"))) for key in ("inactive_file", "active_file"))
+    return max(0, most - max(0, used - files)) if most < _NO_LIMIT else None
 
 
 def _words(path: Path) -> list[str]:

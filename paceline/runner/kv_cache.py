@@ -17,6 +17,7 @@ from torch.nn import functional
 from transformers import Cache
 
 from ..errors import CacheFull
+from ..hardware import available_memory
 
 BLOCK = 64
 """Columns are read in whole blocks, so that the bits of a row do not depend on how many columns lie behind it."""
@@ -31,17 +32,19 @@ class SlotCache(Cache):
     """A `transformers` cache whose rows are slots with a length each.
 
     num_slots: sequences that can be held at once. max_length: tokens per sequence; the tensors start small and
-    double up to it, so a short chat on a long-context model does not pay for the whole context.
+    double up to it, so a short chat on a long-context model does not pay for the whole context. num_layers: how many
+    will be written, where that is known. Raises `CacheFull` for what the memory cannot hold, before it is touched.
     """
 
-    def __init__(self, num_slots: int, max_length: int):
+    def __init__(self, num_slots: int, max_length: int, num_layers: int = 1):
         super().__init__(layers=[])
-        self.num_slots, self.max_length = num_slots, max_length
+        self.num_slots, self.max_length, self.num_layers = num_slots, max_length, num_layers
+        self.capacity = min(round_up(256), round_up(max_length))
+        self._require(2 * num_layers * num_slots * self.capacity)  # a byte each: the lists below are made at once
         self.lengths = [0] * num_slots  # committed tokens of each slot
         self.offsets = [0] * num_slots  # position of a token less its column; pictures shift what follows them
         self.keys: list[Tensor] = []  # per layer [slots, H, capacity, dim]
         self.values: list[Tensor] = []
-        self.capacity = min(round_up(256), round_up(max_length))
         self._slots: list[int] = []  # of the pass in progress
         self._starts: list[int] = []
         self._drafts, self._text, self._whole = False, 0, True
@@ -117,6 +120,9 @@ class SlotCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write `[B, H, N, dim]` past the committed lengths; return what `begin` was asked for."""
+        if not self.keys:
+            per_token = 2 * self.num_layers * key_states.shape[1] * key_states.shape[3] * key_states.element_size()
+            self._require(per_token * self.num_slots * self.capacity, key_states.device)
         for layers, states in ((self.keys, key_states), (self.values, value_states)):
             while len(layers) <= layer_idx:  # each by itself: an interrupt may have come between the two
                 layers.append(self._empty(states))
@@ -184,11 +190,29 @@ class SlotCache(Cache):
         while capacity < min(length, limit):
             capacity = min(capacity * 2, limit)
         capacity = max(capacity, round_up(length))  # padding may reach past the context
+        more = sum(t.nbytes // t.shape[2] * (capacity - t.shape[2]) for t in (*self.keys, *self.values))
+        if more > 0:
+            self._require(more, self.keys[0].device)
         for layers in (self.keys, self.values):
             for index, old in enumerate(layers):
                 if old.shape[2] < capacity:
                     layers[index] = functional.pad(old, (0, 0, 0, capacity - old.shape[2]))
         self.capacity = capacity  # last: after an interrupt the rest grows with the next pass
+
+    def _require(self, needed: int, device: torch.device | None = None) -> None:
+        """Raise `CacheFull` where the memory cannot hold so many bytes more."""
+        if device is not None and device.type == "cuda":
+            free: int | None = torch.cuda.mem_get_info(device)[0]
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        else:
+            free = available_memory()
+        if free is not None and needed > free:
+            raise CacheFull(
+                "the key-value cache does not fit into memory",
+                got=f"{needed:,} bytes or more for {self.num_slots:,} sequences at once",
+                expected=f"at most the {free:,} bytes that are free",
+                fix="lower max_batch_size or max_model_len, or free memory",
+            )
 
     @property
     def num_bytes(self) -> int:

@@ -49,7 +49,7 @@ class ModelRunner:
     ):
         self.loaded = loaded
         self.max_length = min(loaded.context, max_length or loaded.context)
-        self.cache = SlotCache(max_batch_size, self.max_length)
+        self.cache = SlotCache(max_batch_size, self.max_length, loaded.num_layers)
         self.lock = threading.RLock()  # one thread at a time runs the model
         self.states = StateStore(max_batch_size)
         self.reader, self.chunk = PromptReader(), PREFILL_CHUNK

@@ -78,6 +78,8 @@ def test_memory_within_the_containers_limit(tmp_path):
     assert memory_room(tmp_path) is None
     write(tmp_path, {"sys/fs/cgroup/a/memory.max": "3000000", "sys/fs/cgroup/a/memory.current": "1000000"})
     assert available_memory(tmp_path) == 2_000_000
+    write(tmp_path, {"sys/fs/cgroup/a/memory.stat": "anon 600000\ninactive_file 300000\nactive_file 100000\n"})
+    assert available_memory(tmp_path) == 2_400_000
     one = {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "1500", "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "2"}
     assert available_memory(write(tmp_path, {"proc/self/cgroup": V1} | one)) == 1498
     write(tmp_path, {"sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(2**63 - 4096)})

@@ -83,7 +83,7 @@ def check_weights(name: str, model: PreTrainedModel, loaded: Mapping[str, Any], 
     extra = tuple(found[1] for key in unexpected if (found := _MTP.fullmatch(key)))
     for what, keys in (
         ("lacks", loaded["missing_keys"]),
-        ("has misshapen", loaded["mismatched_keys"]),
+        ("has misshapen", [f"{key} {list(held)} for {list(own)}" for key, held, own in loaded["mismatched_keys"]]),
         ("holds other", [key for key in unexpected if not key.startswith(extra)] if extra else unexpected),
         ("has weights of an unusable kind among its", _unusable(model, stored)),
     ):

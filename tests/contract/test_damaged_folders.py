@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline import LLM
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 
@@ -228,3 +228,39 @@ def test_the_untouched_one_and_one_in_parts_are_read(whole, tmp_path):
         folder
     )  # code of a hub: not asked for
     assert LLM(str(folder), device="cpu").loaded.num_layers == 2
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "xpu", "cuda:99", "toaster", "", "cpu:x", 3.5, torch.device("meta")])
+def test_devices_that_are_not_there(whole, device):
+    if isinstance(device, str) and device in ("mps", "xpu") and getattr(torch, device).is_available():
+        pytest.skip("it is here")
+    with pytest.raises(ConfigError, match="device"):
+        LLM(str(whole), device=device)
+
+
+@pytest.mark.parametrize("dtype", ["float99", "int8", "", "float8_e4m3fn", torch.int8, torch.complex64, torch.bool, 3])
+def test_dtypes_that_no_model_computes_in(whole, dtype):
+    with pytest.raises(ConfigError, match="unknown dtype"):
+        LLM(str(whole), dtype=dtype, device="cpu")
+
+
+def test_layers_for_further_tokens_are_no_other_weights(tmp_path):
+    """Checkpoints of DeepSeek-V3's form hold them behind the layers of the model."""
+    tiny_model("deepseek_v3").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    extra = {f"model.layers.2.{name}.weight": torch.ones(2) for name in ("eh_proj", "enorm", "mlp.up_proj")}
+    tensors(lambda state: state.update(extra))(tmp_path)
+    assert LLM(str(tmp_path), device="cpu").loaded.num_layers == 2
+    tensors(lambda state: state.pop("model.layers.2.eh_proj.weight"))(tmp_path)
+    tensors(lambda state: state.pop("model.layers.2.enorm.weight"))(tmp_path)
+    with pytest.raises(ConfigError, match="holds other weights"):
+        LLM(str(tmp_path), device="cpu")
+
+
+def test_buffers_of_integers_are_no_weights(tmp_path):
+    """GPT-2's masks, which files of its time hold and transformers declares as of no matter."""
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.uint8)
+    tensors(lambda state: state.update({"transformer.h.0.attn.bias": mask}))(tmp_path)
+    assert LLM(str(tmp_path), device="cpu").loaded.num_layers == 2

@@ -92,7 +92,7 @@ def parse_vlm(folder: Path, text: bytes) -> PackagedVlm:
         about: dict[str, Any] = json.loads(text)
         if about["paceline_vlm"] != FORMAT:
             raise ValueError(f"format {about['paceline_vlm']!r}")
-        return PackagedVlm(
+        made = PackagedVlm(
             name=folder.name,
             folder=folder,
             description=str(about["description"]),
@@ -110,8 +110,21 @@ def parse_vlm(folder: Path, text: bytes) -> PackagedVlm:
             model_files={str(name): str(sha256) for name, sha256 in about["model"].items()},
             sha256=hashlib.sha256(text).hexdigest(),
         )
+        _check_places(made)
+        return made
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(folder, error) from error
+
+
+def _check_places(made: PackagedVlm) -> None:
+    """Raise ValueError for a file outside: parts lie in this folder or a sibling's, the rest in model/."""
+    root = made.folder.parent.resolve()
+    for part in (made.eyes, *(adapter.part for adapter in made.adapters)):
+        if not (made.folder / part.file).resolve().is_relative_to(root) or not part.file.endswith(".safetensors"):
+            raise ValueError(f"{part.file!r} is no safetensors file of a packaged model")
+    for name in made.model_files:
+        if name != Path(name).name:
+            raise ValueError(f"{name!r} is no file of this folder")
 
 
 def vlm_folders(artefacts: Path) -> dict[str, Path]:

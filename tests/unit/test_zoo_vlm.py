@@ -175,6 +175,27 @@ def test_a_damaged_description_is_a_clear_error(tmp_path, text):
         read_vlm(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about: about["eyes"].update(file="../../eyes.safetensors"),
+        lambda about: about["eyes"].update(file="/tmp/eyes.safetensors"),
+        lambda about: about["adapters"][0].update(file="../../lora.safetensors"),
+        lambda about: about["eyes"].update(file="eyes.bin"),
+        lambda about: about["model"].update({"../config.json": "0"}),
+        lambda about: about["model"].update({"/tmp/config.json": "0"}),
+    ],
+)
+def test_parts_that_lead_elsewhere_are_refused(tmp_path, change):
+    folder = write_packaged(tmp_path / "model")
+    about = json.loads((folder / "vlm.json").read_text())
+    read_vlm(folder)
+    change(about)
+    (folder / "vlm.json").write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="damaged"):
+        read_vlm(folder)
+
+
 def test_packaged_models_are_no_heads():
     names = {head.name for head in packaged_heads()}
     assert names.isdisjoint(packaged_vlms(ARTEFACTS))

@@ -64,7 +64,7 @@ def _room(folder: Path, limit: str, usage: str) -> int | None:
         most, used = int(_words(folder / limit)[0]), int(_words(folder / usage)[0])
     except (ValueError, IndexError):
         return None
-    stat = dict(words for line in _lines(folder / "memory.stat") if len(words := line.split()) == 2)
+    stat = {key: value for key, _, value in (line.partition(" ") for line in _lines(folder / "memory.stat"))}
     # Version 1 has the sums with the groups below under names of their own.
     files = sum(int(stat.get(f"total_{key}", stat.get(key, "0"))) for key in ("inactive_file", "active_file"))
     return max(0, most - max(0, used - files)) if most < _NO_LIMIT else None

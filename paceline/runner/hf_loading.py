@@ -71,8 +71,8 @@ def load_model(
     _refuse_state(config)
     if not files:
         raise ConfigError(
-            f"{name_or_path!r} has no weights that are opened",
-            got=", ".join(sorted(one.name for one in folder.iterdir())[:8]),
+            f"the weights of {name_or_path!r} cannot be read",
+            got="only " + ", ".join(sorted(one.name for one in folder.iterdir())[:8]),
             expected=f"{WEIGHTS}, or {WEIGHTS}.index.json and what it names: other formats can run code when read",
         )
     auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM

@@ -27,7 +27,7 @@ class _Relied:
     vocab_size: _Size
     hidden_size: _Size
     num_hidden_layers: _Size
-    num_attention_heads: _Size
+    num_attention_heads: _Size | None  # recurrent models have none, and are refused by their state
     max_position_embeddings: _Size | None
     eos_token_id: int | Many[int] | None
     layer_types: Many[str] | None

@@ -79,13 +79,14 @@ def train(
     screen = screen_of(ctx)
     known = _VLM_STAGES if method is Method.vlm else _STAGES
     stages = [word for word in words or [] if "=" not in word]
-    given = {"model": target, "out": out, "answers": json.dumps([str(one) for one in prepared]) if prepared else None}
-    overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
+    given = {"model": target, "out": out and str(out), "answers": [str(one) for one in prepared or ()] or None}
+    overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
     overrides += [word for word in words or [] if "=" in word]
     if len(stages) > 1 or any(stage not in known for stage in stages):
         raise typer.BadParameter(f"{' '.join(stages)!r} is no stage; expected {', '.join(known)}, or KEY=VALUE")
     with screen.spinner("starting"):
-        from ..train.stages import Stages, is_main
+        from ..train.run_folder import is_main
+        from ..train.stages import Stages
         from .engine import quieten
 
         quieten(screen.debug)

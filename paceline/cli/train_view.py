@@ -65,7 +65,7 @@ def follow(stages: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
 
     results: list[dict[str, Any]] = []
     with screen.spinner(f"loading {stages.config.model}"):
-        _ = stages.llm
+        stages.check()
     begin = time.monotonic()
     with bar_of(screen, stage) as bar:
 

@@ -7,12 +7,13 @@ import os
 import random
 import re
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..errors import ConfigError
+from .run_folder import understood
 
 _NAME = re.compile(r"checkpoint-(\d{8})\.pt")
 KEPT = 2
@@ -39,14 +40,13 @@ def newest(folder: Path) -> dict[str, Any] | None:
     found = _all(folder)
     if not found:
         return None
-    try:
+    with readable(folder):
         return torch.load(found[-1], map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and torch each raise their own
-        raise ConfigError(
-            f"the checkpoint {found[-1]} cannot be read",
-            got=str(error).splitlines()[0],
-            fix="delete it, and the run goes on from the one before",
-        ) from error
+
+
+def readable(folder: Path) -> AbstractContextManager[None]:
+    """Reading the last checkpoint: `ConfigError` where it does not hold what was expected."""
+    return understood(f"the checkpoint {str(_all(folder)[-1])!r}", "delete it, and the run goes on from the one before")
 
 
 def random_state() -> dict[str, Any]:

@@ -8,10 +8,13 @@ curve.json holds the numbers, curve.png the picture where matplotlib is installe
 
 import json
 import re
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from ..files import read_json, write_bytes, write_text
 from .log import read_log
+from .run_folder import understood
 
 _RUN = re.compile(r"train(-[0-9.e-]+)?")
 
@@ -30,22 +33,23 @@ def numbers(out: Path) -> dict[str, Any]:
         made = [out / (kind if name == "1" else f"{kind}-{name}") / "training.json" for kind in ("head", "draft")]
         record = next((one for one in made if one.exists()), None)
         if record is not None and points:
-            told = json.loads(record.read_text(encoding="utf-8"))
-            measured = {
-                f"{trial['name']}, temperature {trial['params']['temperature']:g}": trial["result"][
-                    "mean_acceptance_length"
-                ]
-                for trial in told.get("acceptance", [])
-            }
-            size = {"answer_tokens": told["data"]["answer tokens"], "estimate": points[-1][1], "measured": measured}
-            sizes.append({"fraction": float(name), **size})
+            told = read_json(record, "the record")
+            with understood(f"the record {str(record)!r}", f"remove {str(record.parent)!r}, and train again"):
+                measured = {
+                    f"{trial['name']}, temperature {trial['params']['temperature']:g}": trial["result"][
+                        "mean_acceptance_length"
+                    ]
+                    for trial in told.get("acceptance", [])
+                }
+                size = {"answer_tokens": told["data"]["answer tokens"], "estimate": points[-1][1]}
+            sizes.append({"fraction": float(name), **size, "measured": measured})
     return {"runs": runs, "sizes": sorted(sizes, key=lambda size: size["fraction"])}
 
 
 def draw(out: Path) -> Path | None:
     """Write curve.json, and curve.png where it can be drawn; returns the picture's path."""
     found = numbers(out)
-    (out / "curve.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_text(out / "curve.json", json.dumps(found, indent=1) + "\n")
     if not found["runs"]:
         return None
     try:
@@ -70,5 +74,7 @@ def draw(out: Path) -> Path | None:
         one.grid(alpha=0.3)
         one.legend(fontsize=8)
     path = out / "curve.png"
-    figure.savefig(path, dpi=150)
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=150, format="png")
+    write_bytes(path, drawn.getvalue())
     return path

@@ -22,10 +22,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..files import read_json, write_text
+from ..schema import validate
 from .pictures import PicturedChat
 from .prepare import written
 from .recipe import Batch
+from .run_folder import understood
 
+_DATA = "data.json"
 _POOL = 256
 """Answers sorted by length together: the larger, the less padding, and the less mixed a batch is."""
 
@@ -57,6 +61,24 @@ class Answer:
         """A number from 0 to 2^64 - 1 that depends on the prompt and its pictures alone."""
         text = ",".join([*map(str, self.prompt_ids), *self.images]).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
+
+
+def read_lines(folder: Path) -> dict[str, int] | None:
+    """How many answers of which folders the run in this folder began with; None where it did not begin.
+
+    Raises `ConfigError` for a damaged data.json.
+    """
+    path = folder / _DATA
+    if not path.exists():
+        return None
+    what = f"the record {str(path)!r}"
+    with understood(what, f"remove {str(folder)!r} to train from the beginning"):
+        return validate(dict[str, int], read_json(path, "the record"), what)
+
+
+def write_lines(folder: Path, lines: Mapping[str, int]) -> None:
+    """Note them."""
+    write_text(folder / _DATA, json.dumps(lines) + "\n")
 
 
 @final
@@ -195,13 +217,16 @@ def _side_by_side(answers: Seq[Answer], layer: int, width: int) -> Tensor:
 def _stored(answer: Answer, layer: int) -> Tensor:
     assert answer.file is not None
     try:
-        return _opened(answer.file).get_tensor(f"{answer.index}.{layer}")
+        found: Tensor = _opened(answer.file).get_tensor(f"{answer.index}.{layer}")
+        if len(found) != answer.length - 1:
+            raise ValueError(f"{len(found)} states of {answer.length} tokens")
     except Exception as error:  # safetensors raises a kind of its own
         raise ConfigError(
             f"the states of layer {layer} of an answer are not in {str(answer.file)!r}",
             got=str(error),
             fix="prepare them with this layer, or without states (prepare.states=online)",
         ) from error
+    return found
 
 
 @lru_cache(maxsize=512)

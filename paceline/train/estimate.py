@@ -4,7 +4,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from ..errors import ConfigError
+from ..hardware import available_memory
+
+_BYTES = 16  # of a parameter in training: itself, its gradient and AdamW's two means in float32
 
 
 def accepted_length(agreement: Iterable[float]) -> float:
@@ -51,3 +58,14 @@ def measure(one_step: Callable[[], None], columns_of_step: int, columns: int) ->
     one_step()
     seconds = max(time.perf_counter() - begin, 1e-9)
     return Cost(columns, flops / columns_of_step * columns, flops / seconds)
+
+
+def check_memory(module: nn.Module, what: str, device: torch.device, fix: str) -> None:
+    """Raise `ConfigError` where training it needs more memory than is free. module: may be on the meta device."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    needed = _BYTES * sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"training {what} needs more memory than is free", got=f"{needed / 2**30:.1f} GiB",
+            expected=f"at most {free / 2**30:.1f} GiB", fix=fix,
+        )  # fmt: skip

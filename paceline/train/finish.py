@@ -1,7 +1,6 @@
 """After training: what drafts as a folder with its record, and how much of what it drafts stands in real decoding."""
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -12,11 +11,12 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from ..checks.acceptance import Progress
-from ..checks.prompt_files import read_prompts
+from ..checks.prompt_files import Prompt, read_prompts
 from ..checks.trials import Trial, run_trial, trials_of
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..errors import ConfigError
+from ..files import write_text
 from ..heads import head_info, load_head, model_card, read_record, save_head
 from ..heads.kinds import method_of
 from ..llm import LLM
@@ -143,19 +143,32 @@ def spec_of(head: Path, method: str, config: EvalSection, dtype: str = "auto") -
     return parse(given)
 
 
+def check_eval(head: Path, method: str, config: EvalSection) -> None:
+    """Raise `ConfigError` for files of prompts and keys of a drafter that `evaluate` would refuse."""
+    spec_of(head, method, config)
+    list(_suites(config))
+
+
 def _suites(config: EvalSection) -> Iterator[tuple[str, list[str] | None]]:
     """Names and texts of the prompts; None for the built-in ones."""
     if not config.prompts:
         yield "built-in prompts", None
     for path in config.prompts:
         found = read_prompts(path, config.limit)
-        texts = [one if isinstance(one, str) else one[-1]["content"] for one in found]
-        if not all(isinstance(text, str) for text in texts):  # what is told of the head must be the same everywhere
+        texts = [text for text in map(_text_of, found) if text is not None]
+        if len(texts) < len(found):  # what is told of the head must be the same everywhere
             raise ConfigError(
-                f"eval.prompts are texts ({path})", got="a chat with parts",
+                f"eval.prompts are texts ({path})", got="a chat with parts, or without a text",
                 fix="leave them out: the built-in prompts are taken; of pictures the held-out answers tell",
             )  # fmt: skip
         yield Path(path).name.split(".")[0], texts
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    """What the user says last, where that is a text."""
+    last: object = {"content": prompt} if isinstance(prompt, str) else prompt[-1] if prompt else None
+    content = last.get("content") if isinstance(last, Mapping) else None
+    return content if isinstance(content, str) and content.strip() else None
 
 
 def recorded(head: Path) -> list[Trial]:
@@ -166,20 +179,10 @@ def recorded(head: Path) -> list[Trial]:
 def record_acceptance(head: Path, target: LoadedModel, trials: Seq[Trial]) -> None:
     """Put the measurements into the head's record and its card."""
     record = {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]}
-    replace_text(head / "training.json", json.dumps(record, indent=2) + "\n")
+    write_text(head / "training.json", json.dumps(record, indent=2) + "\n")
     if is_draft(record):
-        replace_text(head / "README.md", draft_card(head.name, record))
+        write_text(head / "README.md", draft_card(head.name, record))
         return
     made, target = load_head(head, target), replace(target, name=head_info(head).target_name)  # not a folder's
     card = model_card(_name(head, method_of(made), target), made, target, cast("Mapping[str, object]", record))
-    replace_text(head / "README.md", card)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that it is always either the old or the new one."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_text(head / "README.md", card)

@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..files import parse_json, read_text, write_text
+from ..schema import validate
 from .config import TrainConfig
 from .estimate import Cost
+from .extras import need
 from .recipe import Losses
+from .run_folder import understood
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,11 @@ class Window:
         return Stepped(step, steps, tokens, loss, parts, agreement, lr, self.weight / max(seconds, 1e-9))
 
 
+def need_tensorboard() -> ModuleType:
+    """What writes TensorBoard's files. Raises `ConfigError` where it is not installed."""
+    return need("torch.utils.tensorboard", "train.tensorboard", "pip install tensorboard")
+
+
 @final
 class Log:
     """`log.jsonl` of a run, and TensorBoard's files beside it where they are asked for."""
@@ -151,16 +160,10 @@ class Log:
         lines = read_log(folder)
         # A run that goes on tells again what came after its checkpoint.
         kept = [line for line in lines if line["step"] <= step and line["event"] != "finish"]
-        part = self._path.with_suffix(".part")
-        part.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        part.replace(self._path)
+        write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._board: Any = None
         if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise ConfigError("train.tensorboard needs TensorBoard", fix="pip install tensorboard") from error
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+            self._board = need_tensorboard().SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, event: Stepped | Evaluated | Finished) -> None:
         """One line."""
@@ -175,8 +178,15 @@ class Log:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Lines of a run's log, without a last one that a kill cut short."""
+    """Lines of a run's log, without a last one that a kill cut short. Raises `ConfigError`."""
     path = folder / "log.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    lines = list[dict[str, Any]]()
+    for number, text in enumerate(read_text(path, "the log").split("\n")[:-1], start=1):
+        where = f"line {number} of {str(path)!r}"
+        line = parse_json(text, where)
+        with understood(where, "remove this line"):
+            validate(_LOGGED[line["event"]], line, where)
+        lines.append(line)
+    return lines

@@ -24,6 +24,7 @@ from . import checkpoint
 from .config import TrainConfig
 from .data import Answers
 from .estimate import accepted_length, measure
+from .extras import need
 from .log import Evaluated, Event, Finished, Log, Saved, Started, Stepped, Window, learning_rate
 from .recipe import Batch, Losses, Recipe
 
@@ -251,17 +252,18 @@ class _Run:
         state = checkpoint.newest(self.folder)
         if state is None:
             return False
-        for key, value in self._identity.items():
-            if state["identity"][key] != value:
-                raise ConfigError(
-                    f"{str(self.folder)!r} holds a run with other {key}", got=value, expected=state["identity"][key],
-                    fix="choose another folder, or delete this one to begin again",
-                )  # fmt: skip
-        self.recipe.module.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        checkpoint.set_random_state(state["random"][self.shard])
-        self.step, self.tokens, self.skipped = state["step"], state["tokens"], state["skipped"]
-        self.window = Window.of(state["window"])
+        with checkpoint.readable(self.folder):
+            for key, value in self._identity.items():
+                if state["identity"][key] != value:
+                    raise ConfigError(
+                        f"{str(self.folder)!r} holds a run with other {key}", got=value,
+                        expected=state["identity"][key], fix="choose another folder, or delete this one to begin again",
+                    )  # fmt: skip
+            self.recipe.module.load_state_dict(state["module"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            checkpoint.set_random_state(state["random"][self.shard])
+            self.step, self.tokens, self.skipped = (int(state[key]) for key in ("step", "tokens", "skipped"))
+            self.window = Window.of(state["window"])
         return True
 
     def _broadcast_weights(self) -> None:
@@ -280,10 +282,7 @@ class _Run:
 
 def _accelerator(device: torch.device) -> "Accelerator":
     """Accelerate on this device; bfloat16 arithmetic where the device has it."""
-    try:
-        from accelerate import Accelerator
-    except ImportError as error:
-        raise ConfigError("training needs accelerate", fix="pip install 'paceline[train]'") from error
+    Accelerator = need("accelerate", "training").Accelerator
     halves = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if halves else "no")
 

@@ -11,7 +11,7 @@ p and q are laws over the Vd tokens that the head can draft, p cut to them and r
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -53,6 +53,7 @@ def lk_hybrid(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Flo
     return (weight * apart + (1 - weight) * (1 - stands)).mean()
 
 
+LossName = Literal["ce", "kl", "tv", "lk", "lk_hybrid"]
 LOSSES: dict[str, Loss] = {"ce": cross_entropy, "kl": kl, "tv": tv, "lk": lk, "lk_hybrid": lk_hybrid}
 
 

@@ -20,9 +20,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
+from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -34,12 +35,17 @@ from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
 from ..decoding import SpeculativeDecoder, generate
 from ..errors import ConfigError
+from ..files import parse_json, read_bytes, read_json, write_text
 from ..policy import Fixed
 from ..runner import ModelRunner
 from ..runner.hf_pictures import text_prompt
+from ..schema import checked, validate
 from ..verify import Coupled
 from .pictures import Asked, PicturedChat, read_again
+from .run_folder import understood
 
+_RECORD = "prepare.json"
+_MAX_BYTES = 1 << 40  # of answers: millions of them
 _SHARD = 32
 """Answers whose states share a file."""
 _HELD = 128
@@ -125,13 +131,37 @@ class Written:
     answers: int
 
 
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+@checked
+class _Line:
+    """What a line of answers.jsonl holds."""
+
+    index: Annotated[int, Field(ge=0)]
+    source: str
+    temperature: float
+    prompt_ids: _TokenIds
+    answer_ids: _TokenIds
+    seed: int = 0
+    finish_reason: str | None = None
+    states: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None
+    messages: list[object] | None = None
+    images: list[str] | None = None
+
+
 def written(folder: Path) -> list[dict[str, object]]:
-    """The answers of a folder; a last line that a kill cut short is left out."""
+    """The answers of a folder; a last line that a kill cut short is left out. Raises `ConfigError`."""
     path = folder / "answers.jsonl"
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1]]
+    lines = list[dict[str, object]]()
+    for number, text in enumerate(read_bytes(path, "the answers", _MAX_BYTES).split(b"\n")[:-1], start=1):
+        where = f"line {number} of {str(path)!r}"
+        with understood(where, "remove this line: `prepare` writes its answer again"):
+            lines.append(parse_json(text, where))
+            validate(_Line, lines[-1], where)
+    return lines
 
 
 def prepare(
@@ -201,19 +231,28 @@ def prompt_vision(runner: ModelRunner, token_ids: Seq[int], chat: PicturedChat |
 
 def _check_same(folder: Path, runner: ModelRunner, config: PrepareConfig) -> None:
     """Note in prepare.json what is asked of which model, or hold it against what stands there."""
-    path = folder / "prepare.json"
     asked = {key: value for key, value in asdict(config).items() if key != "limit"}
     now = json.loads(json.dumps({**asked, "target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}))
-    if path.exists():
-        then = json.loads(path.read_text(encoding="utf-8"))
-        for key, value in now.items():
-            if then.get(key) != value:
-                raise ConfigError(
-                    f"{str(folder)!r} was prepared with another {key}", got=value, expected=then.get(key),
-                    fix="name a new folder",
-                )  # fmt: skip
-    else:
-        path.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+    then = prepared(folder)
+    if then is None:
+        write_text(folder / _RECORD, json.dumps(now, indent=2) + "\n")
+        return
+    for key, value in now.items():
+        if then.get(key) != value:
+            raise ConfigError(
+                f"{str(folder)!r} was prepared with another {key}", got=value, expected=then.get(key),
+                fix="name a new folder",
+            )  # fmt: skip
+
+
+def prepared(folder: Path) -> dict[str, Any] | None:
+    """What was asked of which model; None where nothing tells. Raises `ConfigError` for a damaged record."""
+    path = folder / _RECORD
+    if not path.exists():
+        return None
+    what = f"the record {str(path)!r}"
+    with understood(what, "remove it where the answers beside it were asked for as now, else the whole folder"):
+        return validate(dict[str, Any], read_json(path, "the record"), what)
 
 
 def _write(folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, Asked]], recorder: _Recorder) -> None:

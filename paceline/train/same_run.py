@@ -8,7 +8,9 @@ from typing import Any
 from ..errors import ConfigError
 from ..heads import head_info, read_record
 from .config import RunConfig
+from .data import read_lines
 from .finish import asked_for, model_beside
+from .run_folder import understood
 
 
 def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
@@ -20,12 +22,13 @@ def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
     then: dict[str, Any] = kept if isinstance(kept, dict) else asked
     changed = ["model"] if _trained_for(head) not in (None, fingerprint) else []
     changed += ["answers"] if _others(head, config.answers) else []
-    changed += [
-        f"{part}.{key}"
-        for part in ("head", "train")
-        for key in {**asked[part], **then.get(part, {})}
-        if asked[part].get(key) != then.get(part, {}).get(key)
-    ]
+    with understood(f"the record in {str(head)!r}", "remove this head, and train again"):
+        changed += [
+            f"{part}.{key}"
+            for part in ("head", "train")
+            for key in {**asked[part], **then.get(part, {})}
+            if asked[part].get(key) != then.get(part, {}).get(key)
+        ]
     if changed:
         folders = [_log(head).name, model_beside(head).name]
         beside = " and ".join(f"`{name}`" for name in folders if (head.parent / name).exists())
@@ -52,8 +55,7 @@ def _trained_for(head: Path) -> str | None:
 
 def _others(head: Path, answers: tuple[str, ...]) -> bool:
     """Whether these are not the answers it was trained on; nobody knows where its checkpoints are gone."""
-    kept = _log(head) / "data.json"
-    if not answers or not kept.exists():
+    then = read_lines(_log(head))
+    if not answers or then is None:
         return False
-    then = json.loads(kept.read_text(encoding="utf-8"))
     return {Path(one).resolve() for one in answers} != {Path(one).resolve() for one in then}

@@ -25,21 +25,24 @@ from ..chats import has_images
 from ..checks.acceptance import Progress
 from ..checks.trials import Trial
 from ..errors import CacheFull, ConfigError, IncompatibleModels
+from ..files import parse_json, read_text, write_text
 from ..heads import head_info, read_record
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
 from ..zoo import resolve
-from .config import RunConfig
+from .config import EvalSection, RunConfig
 from .curve import draw
-from .data import Answers
+from .data import Answers, read_lines, write_lines
 from .draft_folder import is_draft
-from .finish import evaluate, model_beside, record_acceptance, recorded, replace_text, save_trained
-from .log import Event, Finished
+from .extras import need
+from .finish import check_eval, evaluate, model_beside, record_acceptance, recorded, save_trained
+from .log import Event, Finished, need_tensorboard
 from .loop import train
 from .online import OnlineStates
 from .pictures import Asked, asked, chat_of, row_of
-from .prepare import PrepareConfig, ordered, prepare
-from .recipes import layers_of, recipe_for
+from .prepare import PrepareConfig, ordered, prepare, prepared, written
+from .recipes import check_head, layers_of, recipe_for
+from .run_folder import is_main, only_run
 from .same_run import check_same_run
 
 
@@ -81,6 +84,7 @@ class Stages:
     def __init__(self, method: str, config: RunConfig):
         self.method, self.config, self.out = method, config, Path(config.out)
         self._llm: LLM | None = None
+        self._is_checked = False
 
     @property
     def llm(self) -> LLM:
@@ -101,6 +105,24 @@ class Stages:
         """The target itself."""
         return self.llm.loaded
 
+    def check(self) -> None:
+        """Load the target and hold the whole configuration against it, once. Nothing is written.
+
+        Raises `ConfigError` or `IncompatibleModels` for what any stage would refuse.
+        """
+        if self._is_checked:
+            return
+        need("accelerate", "training")
+        if self.method == "qat":
+            need("torchao", "QAT")
+        if self.method == "space":
+            need("peft", "training SPACE")
+        if self.config.train.tensorboard:
+            need_tensorboard()
+        check_eval(self.head_folder(), self.method, self._evaluation)
+        check_head(self.method, self.config, self.target)
+        self._is_checked = True
+
     def head_folder(self, fraction: float = 1.0) -> Path:
         """Where the head of a fraction of the data is kept."""
         name = "draft" if self.method in ("qat", "distill") else "head"
@@ -115,11 +137,10 @@ class Stages:
             raise ConfigError(
                 "prepare is not for `accelerate launch`", fix="run n processes by themselves, with prepare.part=[i,n]"
             )
-        index, parts = c.part if len(c.part) == 2 else (-1, 0)
-        if not 0 <= index < parts:
-            raise ConfigError("prepare.part is out of range", got=c.part, expected="[i, n] with 0 <= i < n")
+        self.check()
+        index, parts = c.part
         layers = layers_of(self.method, self.config, self.target) if c.states == "store" else ()
-        how = PrepareConfig(c.limit, c.max_tokens, c.temperatures, c.mix, layers, c.seed, (index, parts))
+        how = PrepareConfig(c.limit, c.max_tokens, c.temperatures, c.mix, layers, c.seed, c.part)
         sees = self.method in ("qat", "distill") or bool(layers)  # states are computed while the target looks
         rows = [self._asked(row, sees) for row in ordered(self._prompts(), how)]
         longest = min(c.prompt_tokens, self.llm.runner.max_length - 1)
@@ -130,22 +151,19 @@ class Stages:
                 "there is no prompt to answer", got=f"{skipped} too long", fix="raise prepare.prompt_tokens"
             )
         folder = self.out / f"answers-{index}"
-        for written in prepare(self.llm.runner, kept, self.target.eos_ids, how, folder):
-            tokens += written.tokens
-            yield Preparing(written.answers, total, tokens, skipped)
+        with only_run(self.out, folder.name):  # other parts are written by other processes
+            for written in prepare(self.llm.runner, kept, self.target.eos_ids, how, folder):
+                tokens += written.tokens
+                yield Preparing(written.answers, total, tokens, skipped)
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
 
     def _prompts(self) -> list[dict[str, object]]:
         rows: list[dict[str, object]] = []
         for path in self.config.prompts:
-            for number, line in enumerate(_read(path).split("\n"), start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise ConfigError(f"not JSON ({path}, line {number})", got=error.msg) from error
-                rows.append(row_of(row, Path(path).parent, f"{path}, line {number}"))
+            for number, line in enumerate(read_text(path, "the prompts in").split("\n"), start=1):
+                if line.strip():
+                    where = f"{path}, line {number}"
+                    rows.append(row_of(parse_json(line, where), Path(path).parent, where))
         if not rows:
             raise ConfigError(
                 "there are no prompts to answer", fix="name files in the configuration, as prompts: [a.jsonl]"
@@ -173,28 +191,32 @@ class Stages:
 
     def train(self) -> Iterator[StageEvent]:
         """Train a head on each fraction of the answers, smallest first, and keep each as a folder."""
-        config = self.config.train
-        for fraction in sorted(set(config.fractions)):
-            if (self.head_folder(fraction) / "config.json").exists():
-                check_same_run(self.head_folder(fraction), self.config, self.target.fingerprint)
-                yield Done("train", self.head_folder(fraction), {"fraction": fraction}, was_there=True)
-                continue
-            folder = self.out / ("train" if fraction == 1.0 else f"train-{fraction:g}")
-            with _main_first():
-                everything = self._answers(folder)
-            answers, held_out = everything.split(config.held_out)
-            answers = answers.limited(config.limit)
-            answers = answers.limited(max(1, round(fraction * len(answers))))
-            recipe = recipe_for(self.method, self.config, self.target, answers)
-            online = None if answers.has_states and held_out.has_states else OnlineStates(self.target)
-            for event in train(recipe, answers, config, folder, online, held_out):
-                yield Training(fraction, event)
-                if isinstance(event, Finished) and is_main():
-                    place = self.head_folder(fraction)
-                    result = save_trained(place, recipe, self.target, self.config, answers, folder)
-                    yield Done("train", place, {"fraction": fraction, **result})
-        if is_main():
-            draw(self.out)
+        self.check()
+        with only_run(self.out, "train"):
+            for fraction in sorted(set(self.config.train.fractions)):
+                yield from self._train(fraction)
+            if is_main():
+                draw(self.out)
+
+    def _train(self, fraction: float) -> Iterator[StageEvent]:
+        config, place = self.config.train, self.head_folder(fraction)
+        if (place / "config.json").exists():
+            check_same_run(place, self.config, self.target.fingerprint)
+            yield Done("train", place, {"fraction": fraction}, was_there=True)
+            return
+        folder = self.out / ("train" if fraction == 1.0 else f"train-{fraction:g}")
+        with _main_first():
+            everything = self._answers(folder)
+        answers, held_out = everything.split(config.held_out)
+        answers = answers.limited(config.limit)
+        answers = answers.limited(max(1, round(fraction * len(answers))))
+        recipe = recipe_for(self.method, self.config, self.target, answers)
+        online = None if answers.has_states and held_out.has_states else OnlineStates(self.target)
+        for event in train(recipe, answers, config, folder, online, held_out):
+            yield Training(fraction, event)
+            if isinstance(event, Finished) and is_main():
+                result = save_trained(place, recipe, self.target, self.config, answers, folder)
+                yield Done("train", place, {"fraction": fraction, **result})
 
     def _answers(self, folder: Path) -> Answers:
         """The answers, those of a run that goes on being the ones it began with."""
@@ -203,22 +225,24 @@ class Stages:
         )
         if not folders:
             raise ConfigError(f"there are no answers in {str(self.out)!r}", fix="run the stage `prepare` first")
-        kept = folder / "data.json"
         for name in folders:
             self._same_target(Path(name))
-        if kept.exists():
-            lines = json.loads(kept.read_text(encoding="utf-8"))
-            return Answers.read(lines, lines)
-        folder.mkdir(parents=True, exist_ok=True)
-        lines = {name: _read(str(Path(name) / "answers.jsonl")).count("\n") for name in folders}
-        answers = Answers.read(folders, lines)
-        kept.write_text(json.dumps(lines) + "\n", encoding="utf-8")
+        begun = read_lines(folder)
+        lines = begun or {name: len(written(Path(name))) for name in folders}
+        answers = Answers.read(lines, lines)
+        most = max((max(ids) for ids in answers.texts), default=0)
+        if most >= self.target.vocab_size:
+            raise ConfigError(
+                "the answers hold tokens that the target does not have", got=most,
+                expected=f"0 to {self.target.vocab_size - 1}", fix="prepare answers of this model in a new folder",
+            )  # fmt: skip
+        if begun is None:
+            write_lines(folder, lines)
         return answers
 
     def _same_target(self, folder: Path) -> None:
         """Raise `IncompatibleModels` for answers that another model wrote; a folder without a record passes."""
-        place = folder / "prepare.json"
-        told = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+        told = prepared(folder) or {}
         if told.get("fingerprint", self.target.fingerprint) != self.target.fingerprint:
             raise IncompatibleModels(
                 f"the answers in {str(folder)!r} were written by another model", got=told.get("target"),
@@ -229,25 +253,34 @@ class Stages:
 
     def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
         """Decode held-out prompts with the trained heads; measurements already in a head's record are kept."""
-        for fraction in sorted(set(self.config.train.fractions)) if is_main() else ():
-            head = self.head_folder(fraction)
-            if not (head / "config.json").exists():
-                raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
-            done, trials = recorded(head), list[Trial]()
-            target, how = self._target_of(head), self.config.eval
-            sight = self.config.head.get("vision", "auto") if self.method == "distill" else "auto"
-            if sight != "auto":
-                how = replace(how, drafter={"vision": sight, **how.drafter})
-            for trial in evaluate(head, self.method, target, how, done, report):
-                trials.append(trial)
-                if trial not in done:
-                    record_acceptance(head, target, [*trials, *(t for t in done if t not in trials)])
-            path = self.out / ("eval.json" if fraction == 1.0 else f"eval-{fraction:g}.json")
-            told = [trial.as_dict() for trial in trials]
-            replace_text(path, json.dumps(told, indent=1) + "\n")
-            yield Done("eval", path, {"fraction": fraction, "trials": told})
-        if is_main():
+        self.check()
+        if not is_main():
+            return
+        with only_run(self.out, "train"):
+            for fraction in sorted(set(self.config.train.fractions)):
+                yield self._eval(fraction, report)
             draw(self.out)
+
+    def _eval(self, fraction: float, report: Progress) -> Done:
+        head = self.head_folder(fraction)
+        if not (head / "config.json").exists():
+            raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
+        done, trials, target = recorded(head), list[Trial](), self._target_of(head)
+        for trial in evaluate(head, self.method, target, self._evaluation, done, report):
+            trials.append(trial)
+            if trial not in done:
+                record_acceptance(head, target, [*trials, *(t for t in done if t not in trials)])
+        path = self.out / ("eval.json" if fraction == 1.0 else f"eval-{fraction:g}.json")
+        told = [trial.as_dict() for trial in trials]
+        write_text(path, json.dumps(told, indent=1) + "\n")
+        return Done("eval", path, {"fraction": fraction, "trials": told})
+
+    @property
+    def _evaluation(self) -> EvalSection:
+        """How heads are measured; a distilled draft sees what it saw while it was trained."""
+        how = self.config.eval
+        sight = self.config.head.get("vision", "auto") if self.method == "distill" else "auto"
+        return how if sight == "auto" else replace(how, drafter={"vision": sight, **how.drafter})
 
     def _target_of(self, head: Path) -> LoadedModel:
         """What a head drafts for: the run's target, or the one that the run made of it, whose folder may be stale."""
@@ -261,11 +294,6 @@ class Stages:
         return self.target
 
 
-def is_main() -> bool:
-    """Whether this process writes and speaks for all that train together."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _main_first() -> AbstractContextManager[None]:
     """The main process goes first, and the others find what it wrote."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
@@ -273,10 +301,3 @@ def _main_first() -> AbstractContextManager[None]:
     from accelerate import PartialState
 
     return PartialState(cpu=not torch.cuda.is_available()).main_process_first()
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path!r} cannot be read", got=getattr(error, "strerror", None) or error) from error

@@ -31,12 +31,13 @@ from ...runner import LoadedModel, wrap_model
 from ...runner.hf_vision import text_half
 from ...runner.processors import load_processor
 from ...zoo import resolve
-from ..config import RunConfig, build
+from ..config import RunConfig
 from ..losses import Loss, loss_named
 from ..recipe import Batch, Losses, Recipe
+from .outline import outlined
 from .qat import lessons
 from .rounds import Rounds, drawn_rounds, read_rounds, read_text, rounds_of
-from .shapes import DistillLoss, DistillShape
+from .shapes import DistillLoss, DistillShape, loss_of, shape_of
 from .sighted import Read, Reader, plain_halves
 from .space_model import layers_of_model, windows_of
 
@@ -76,11 +77,7 @@ class DistillRecipe(Recipe):
             raise ConfigError(
                 "tokens that the draft draws are no labels", got="train.loss.name=token", fix="on_policy=0, or name=kl"
             )
-        sizes = [cast("Any", model).get_output_embeddings().weight.shape[0] for model in (draft, plain)]
-        if sizes[0] != sizes[1]:
-            raise IncompatibleModels(
-                "the laws of draft and target have other sizes", got=f"{sizes[0]} tokens", expected=f"{sizes[1]}"
-            )
+        _check_sizes(draft, plain)
         self.module, self._plain, self._draft = draft, plain, draft
         self._reader, self.sees, self._whole, self.processor = reader, reader is not None, whole, processor
         self._loss, self.label_weight, self.on_policy = loss, label_weight, on_policy
@@ -145,30 +142,48 @@ def detached(cache: DynamicCache) -> DynamicCache:
     return made
 
 
-def distill_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
-    """The recipe that a configuration asks for. Raises `ConfigError`; `IncompatibleModels` for another tokenizer."""
-    shape, how = build(DistillShape, config.head, "head."), build(DistillLoss, config.train.loss, "train.loss.")
-    plain, seeing = plain_halves(resolve(config.model), target.device)
+def _check_sizes(draft: PreTrainedModel, plain: PreTrainedModel) -> None:
+    sizes = [cast("Any", model).get_output_embeddings().weight.shape[0] for model in (draft, plain)]
+    if sizes[0] != sizes[1]:
+        raise IncompatibleModels(
+            "the laws of draft and target have other sizes", got=f"{sizes[0]} tokens", expected=f"{sizes[1]}"
+        )
+
+
+def check_distill(config: RunConfig, target: LoadedModel) -> None:
+    """Raise `ConfigError` for what a run asks in vain, and `IncompatibleModels` for another tokenizer."""
+    shape = shape_of(DistillShape, config)
+    loss_of(DistillLoss, config)
     if target.vision is None and shape.vision != "auto":
         raise ConfigError("this target reads text alone", got=f"head.vision={shape.vision}", fix="leave it out")
+    begin = config.start or shape.model
+    if begin is None:
+        _count(outlined(resolve(config.model))[0], shape.num_layers)
+        return
+    draft, whole = outlined(resolve(begin))
+    _check_sizes(draft, outlined(resolve(config.model))[0])
+    if whole is not None and target.vision is None:
+        raise ConfigError("the draft sees and its target does not", got=begin, fix="begin from a text model")
+    check_same_tokenizer(target, replace(target, tokenizer=_tokenizer(begin), name=Path(begin).name))
+
+
+def distill_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
+    """The recipe that a configuration asks for, which `check_distill` has seen. Raises `ConfigError`."""
+    shape, how = shape_of(DistillShape, config), loss_of(DistillLoss, config)
+    plain, seeing = plain_halves(resolve(config.model), target.device)
     begin, whole, processor, reader = config.start or shape.model, None, None, None
     if begin is not None:
-        if shape.num_layers is not None and config.start is None:
-            raise ConfigError("head names a model and a number of layers", fix="leave out one of them")
         draft, whole = plain_halves(resolve(begin), target.device)
-        if whole is not None and target.vision is None:
-            raise ConfigError("the draft sees and its target does not", got=begin, fix="begin from a text model")
         processor = None if whole is None else load_processor(resolve(begin), whole.config)
     elif seeing is None or shape.vision == "none":
         draft = fewer_layers(plain, shape.num_layers, shape.layers)
     else:
         draft, whole = fewer_layers_of_whole(seeing, shape.num_layers, shape.layers)
         processor = None if target.vision is None else target.vision.processor
-    tokenizer = target.tokenizer if begin is None else _tokenizer(begin)
-    check_same_tokenizer(target, replace(target, tokenizer=tokenizer, name=Path(begin or target.name).name))
     if target.vision is not None:
         kind: Sight | None = "shared" if begin is None else None
         kind = kind if shape.vision == "auto" else shape.vision
+        tokenizer = target.tokenizer if begin is None else _tokenizer(begin)
         loaded = wrap_model(whole or draft, tokenizer, processor=processor)
         reader = Reader(target, loaded, kind)
     draft.requires_grad_(True)
@@ -207,10 +222,7 @@ def fewer_layers_of_whole(
 
 
 def _cut(model: PreTrainedModel, count: int | None, which: str) -> PreTrainedModel:
-    total = len(layers_of_model(model))
-    count = max(1, total // 4) if count is None else count
-    if not 1 <= count <= total:
-        raise ConfigError("head.num_layers is out of range", got=count, expected=f"1 to {total}")
+    count, total = _count(model, count)
     steps = max(count - 1, 1)
     taken = list(range(count)) if which == "first" else [round(i * (total - 1) / steps) for i in range(count)]
     layers = layers_of_model(model)
@@ -227,3 +239,12 @@ def _cut(model: PreTrainedModel, count: int | None, which: str) -> PreTrainedMod
     path = next(path for path, module in model.named_modules() if module is layers)
     model.set_submodule(path, kept)
     return model
+
+
+def _count(model: PreTrainedModel, asked: int | None) -> tuple[int, int]:
+    """Layers to keep, and all there are. asked: None: a quarter. Raises `ConfigError`."""
+    total = len(layers_of_model(model))
+    count = max(1, total // 4) if asked is None else asked
+    if not 1 <= count <= total:
+        raise ConfigError("head.num_layers is out of range", got=count, expected=f"1 to {total}")
+    return count, total

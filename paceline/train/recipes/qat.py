@@ -26,11 +26,12 @@ from ...quant.fake import FakeInt4Linear
 from ...runner import LoadedModel
 from ...runner.hf_adapter import share_copy
 from ...zoo import resolve
-from ..config import RunConfig, build
+from ..config import RunConfig
 from ..losses import Loss, compared, loss_named
 from ..recipe import Batch, Losses, Recipe
+from .outline import outlined
 from .rounds import Rounds, read_rounds, read_text, rounds_of
-from .shapes import QatLoss, QatShape
+from .shapes import QatLoss, QatShape, loss_of, shape_of
 from .sighted import Read, Reader, plain_halves
 from .space_model import layers_of_model, linears_of, windows_of
 
@@ -129,11 +130,18 @@ def lessons(
     return Losses(total, parts, agreement)
 
 
-def qat_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
-    """The recipe that a configuration asks for. Raises `ConfigError`."""
-    shape, how = build(QatShape, config.head, "head."), build(QatLoss, config.train.loss, "train.loss.")
+def check_qat(config: RunConfig) -> None:
+    """Raise `ConfigError` for what a run asks in vain."""
+    shape = shape_of(QatShape, config)
+    loss_of(QatLoss, config)
     if config.start is not None:
         raise ConfigError("QAT begins from the target's weights", got=f"start {config.start!r}", fix="leave it out")
+    _rounded(outlined(resolve(config.model))[0], shape)
+
+
+def qat_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
+    """The recipe that a configuration asks for, which `check_qat` has seen."""
+    shape, how = shape_of(QatShape, config), loss_of(QatLoss, config)
     plain, _ = plain_halves(resolve(config.model), target.device)
     reader = None if target.vision is None else Reader(target)
     student, fakes = faked(plain, shape)
@@ -147,20 +155,27 @@ def faked(plain: PreTrainedModel, shape: QatShape) -> tuple[nn.Module, Fakes]:
 
     Raises `ConfigError` where none does, or where layers differ.
     """
-    student = share_copy(plain)
-    names, shapes = linears_of(plain, shape.linears)
-    every = [cast("Any", layer) for layer in layers_of_model(cast("PreTrainedModel", student))]
+    student, chosen = share_copy(plain), _rounded(plain, shape)
+    made = list[dict[str, FakeInt4Linear]]()
+    for layer in (cast("Any", layer) for layer in layers_of_model(cast("PreTrainedModel", student))):
+        made.append({})
+        for name in chosen.linears:
+            linear = layer.get_submodule(name)
+            fake = FakeInt4Linear(linear, shape.group_size, shape.bits, shape.start, shape.train == "weights")
+            made[-1][name] = fake
+            layer.set_submodule(name, fake)
+    return student, Fakes(chosen, made)
+
+
+def _rounded(plain: PreTrainedModel, shape: QatShape) -> Int4DraftConfig:
+    """The linear layers that fit the format. Raises `ConfigError` where none does, or where layers differ."""
+    every = [cast("Any", layer) for layer in layers_of_model(plain)]
     fits = [
         (name, size)
-        for name, size in zip(names, shapes, strict=True)
+        for name, size in zip(*linears_of(plain, shape.linears), strict=True)
         if Int4Linear.fits(every[0].get_submodule(name), shape.group_size)
     ]
-    chosen = Int4DraftConfig(
-        shape.bits, shape.group_size, len(every), tuple(n for n, _ in fits), tuple(s for _, s in fits)
-    )
-    made = list[dict[str, FakeInt4Linear]]()
     for index, layer in enumerate(every):
-        made.append({})
         for name, (outputs, inputs) in fits:
             linear = layer.get_submodule(name)
             if (linear.out_features, linear.in_features) != (outputs, inputs):
@@ -168,7 +183,6 @@ def faked(plain: PreTrainedModel, shape: QatShape) -> tuple[nn.Module, Fakes]:
                     f"{name} of layer {index} has another shape than that of layer 0",
                     got=(linear.out_features, linear.in_features), expected=(outputs, inputs),
                 )  # fmt: skip
-            fake = FakeInt4Linear(linear, shape.group_size, shape.bits, shape.start, shape.train == "weights")
-            made[-1][name] = fake
-            layer.set_submodule(name, fake)
-    return student, Fakes(chosen, made)
+    return Int4DraftConfig(
+        shape.bits, shape.group_size, len(every), tuple(name for name, _ in fits), tuple(size for _, size in fits)
+    )

@@ -18,6 +18,7 @@ from ...modules.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel, wrap_model
 from ...runner.adapter import decoder_layers
 from ...runner.hf_adapter import share_copy
+from ..extras import need
 
 USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -156,13 +157,9 @@ def _fresh(plain: PreTrainedModel, config: SpaceConfig) -> SpaceAdapter:
 
 
 def _inject(model: PreTrainedModel, adapter: SpaceAdapter) -> nn.Module:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ConfigError("training SPACE needs peft", fix="pip install 'paceline[train]'") from error
-    config = adapter.config
-    chosen = LoraConfig(r=config.rank, lora_alpha=config.rank, target_modules=[short(n) for n in config.linears])
-    made = get_peft_model(model, chosen)
+    peft, config = need("peft", "training SPACE"), adapter.config
+    chosen = peft.LoraConfig(r=config.rank, lora_alpha=config.rank, target_modules=[short(n) for n in config.linears])
+    made = peft.get_peft_model(model, chosen)
     layers = layers_of_model(cast("PreTrainedModel", cast("Any", made).get_base_model()))
     for index, layer in enumerate(layers):
         for name in config.linears:

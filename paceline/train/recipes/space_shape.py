@@ -11,8 +11,24 @@ from ...drafters.eagle import output_rows
 from ...errors import ConfigError, IncompatibleModels
 from ...modules.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel
-from .shapes import SpaceShape
+from ...zoo import resolve
+from ..config import RunConfig
+from ..estimate import check_memory
+from .outline import outlined, started
+from .shapes import SpaceLoss, SpaceShape, loss_of, shape_of
 from .space_model import linears_of
+
+
+def check_space(config: RunConfig, target: LoadedModel) -> None:
+    """Raise `ConfigError` or `IncompatibleModels` for what a run asks in vain."""
+    shape, how = shape_of(SpaceShape, config), loss_of(SpaceLoss, config)
+    start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
+    check_rows(target, shape.transition_rank if start is None else start.config.transition_rank, how.vocab_size)
+    made = config_of(shape, config.head, outlined(resolve(config.model))[0], target.vocab_size, start)
+    if how.rows < made.num_masks:
+        raise ConfigError("train.loss.rows is too small", got=how.rows, expected=f"at least {made.num_masks} masks")
+    with torch.device("meta"):
+        check_memory(SpaceAdapter(made), "this adapter", target.device, "smaller ranks in head.*")
 
 
 def check_rows(target: LoadedModel, transition_rank: int, vocab_size: int | None) -> None:
@@ -38,19 +54,11 @@ def config_of(
 
     given: the keys of `head` that the user wrote. Raises `ConfigError` where they contradict each other or the start.
     """
-    with_factors = shape.mode == "gated" or shape.lora
-    if shape.mode == "gated" and not shape.lora:
-        raise ConfigError("head.lora is false, but a gated adapter consists of low-rank layers", fix="mode: full")
     if start is not None:
         _check_start(shape, given, start.config)
     if start is not None and start.config.rank:
         return start.config
-    rank = shape.rank if with_factors else 0
-    if shape.mode == "full" and shape.lora and not rank:
-        raise ConfigError(
-            "low-rank layers of rank 0 train nothing of the model", got="head.rank=0, head.mode=full",
-            expected="head.rank >= 1", fix="head.lora=false trains every weight",
-        )  # fmt: skip
+    rank = shape.rank if shape.lora else 0
     linears, shapes = linears_of(plain, shape.linears) if rank else ((), ())
     if start is not None:
         return replace(start.config, rank=rank, linears=linears, shapes=shapes)

@@ -205,7 +205,11 @@ class _Course:
         steps = self.how.steps
         if self.how.minutes is not None:
             fits = max(1, int(self.how.minutes * 60 / one_step.seconds))
-            steps = int(state["steps"]) if state is not None else self._from_first(fits)
+            if state is None:
+                steps = self._from_first(fits)
+            else:
+                with checkpoint.readable(self.folder):
+                    steps = int(state["steps"])
         return replace(one_step, columns=one_step.columns * steps, flops=one_step.flops * steps), steps
 
     # Staying the same run
@@ -230,17 +234,19 @@ class _Course:
     def _resume(self, state: dict[str, Any] | None, steps: int) -> bool:
         if state is None:
             return False
-        for key, value in self._identity(steps).items():
-            if state["identity"].get(key) != value:
-                raise ConfigError(
-                    f"{str(self.folder)!r} holds a run with other {key}", got=value,
-                    expected=state["identity"].get(key), fix="choose another out, or delete this folder to begin again",
-                )  # fmt: skip
-        with torch.no_grad():
-            for name, tensor in self.task.trained().items():
-                tensor.copy_(state["trained"][name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.tokens, self.window = state["step"], state["tokens"], Window.of(state["window"])
+        with checkpoint.readable(self.folder):
+            for key, value in self._identity(steps).items():
+                if state["identity"].get(key) != value:
+                    raise ConfigError(
+                        f"{str(self.folder)!r} holds a run with other {key}", got=value,
+                        expected=state["identity"].get(key),
+                        fix="choose another out, or delete this folder to begin again",
+                    )  # fmt: skip
+            with torch.no_grad():
+                for name, tensor in self.task.trained().items():
+                    tensor.copy_(state["trained"][name])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.tokens, self.window = int(state["step"]), int(state["tokens"]), Window.of(state["window"])
         return True
 
     def _sums(self, *values: float) -> list[float]:

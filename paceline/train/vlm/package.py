@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...errors import ConfigError
+from ...files import write_text
 from ...provenance import provenance, sha256_of
 from ...zoo import DEFAULT_MODEL
 from ...zoo.merge import base_fingerprint
 from ...zoo.packaged import ABOUT, FORMAT, PackagedVlm, parse_vlm, read_vlm
-from ..finish import replace_text
 from .card import vlm_card
 from .shape import TowerShape, kept_layers, make_model, make_processor
 
@@ -122,7 +122,7 @@ def package_vlm(
     }
     text = json.dumps(about, indent=2) + "\n"
     _write_record(parse_vlm(out, text.encode()), {"provenance": provenance(), **trained.record})
-    replace_text(out / ABOUT, text)
+    write_text(out / ABOUT, text)
     return out
 
 
@@ -167,8 +167,8 @@ def write_record(out: Path, changes: Mapping[str, Any]) -> None:
 
 
 def _write_record(model: PackagedVlm, record: Mapping[str, Any]) -> None:
-    replace_text(model.folder / "training.json", json.dumps(record, indent=2) + "\n")
-    replace_text(model.folder / "README.md", vlm_card(model, record))
+    write_text(model.folder / "training.json", json.dumps(record, indent=2) + "\n")
+    write_text(model.folder / "README.md", vlm_card(model, record))
 
 
 def short_names(lora: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...errors import ConfigError
-from ..finish import replace_text
+from ...files import write_text
 from .config import VlmConfig
 
 FILE = "settings.json"
@@ -30,7 +30,7 @@ def settings_of(config: VlmConfig, stage: str, model: str, easy: str, seen: str 
 
 def note_settings(folder: Path, settings: Mapping[str, object]) -> None:
     """Write what the stage in this folder was asked for; JSON values by name."""
-    replace_text(folder / FILE, json.dumps(settings, indent=1) + "\n")
+    write_text(folder / FILE, json.dumps(settings, indent=1) + "\n")
 
 
 def check_settings(folder: Path, settings: Mapping[str, object], result: Path) -> None:

@@ -23,15 +23,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ...errors import ConfigError
+from ...files import write_text
 from ...provenance import sha256_of
 from ...runner.placement import device_of
 from ...scenes.easy_vqa import EasyVqa, load_easy_vqa
 from ...zoo import ZOO, resolve
 from ...zoo.merge import base_fingerprint, merge_vlm
 from ...zoo.packaged import ABOUT, PackagedVlm, read_vlm
-from ..finish import replace_text
 from ..log import Finished, read_log
-from ..stages import Done, is_main
+from ..run_folder import is_main
+from ..stages import Done
 from .config import DistillSection, EyesSection, TalkSection, VlmConfig
 from .course import CourseEvent, Schedule, Task, follow
 from .package import Eyes, Trained, package_vlm, write_record
@@ -181,7 +182,7 @@ class VlmStages:
             told[place.name] = results
             write_record(place, {"evaluation": table_of(results), "evaluated": asdict(self.config.eval)})
         path = self.out / "eval.json"
-        replace_text(path, json.dumps(told, indent=1) + "\n")
+        write_text(path, json.dumps(told, indent=1) + "\n")
         yield Done("eval", path, told)
 
     # Inside
@@ -292,4 +293,4 @@ class VlmStages:
         folder.mkdir(parents=True, exist_ok=True)
         note.unlink(missing_ok=True)
         merge_vlm(model, self.language_model, folder)
-        replace_text(note, model.sha256)
+        write_text(note, model.sha256)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration
 
-from ...errors import ConfigError
 from ...scenes import Scene
 from ...scenes.easy_vqa import EasyVqa
+from ..extras import need
 from ..recipe import Losses
 from .config import VlmConfig
 from .course import Group, Task
@@ -146,14 +146,11 @@ class TalkTask(Task[Batch]):
 
 def add_lora(model: LlavaForConditionalGeneration, rank: int, seed: int) -> dict[str, nn.Parameter]:
     """Put low-rank layers of peft into every linear layer of the language model; scale 2. Returns them by name."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ConfigError("training a vision-language model needs peft", fix="pip install 'paceline[train]'") from error
-    chosen = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LINEARS), lora_dropout=0.0)
+    peft = need("peft", "training a vision-language model")
+    chosen = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LINEARS), lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model.model.language_model = get_peft_model(model.model.language_model, chosen)  # type: ignore[assignment, arg-type]
+        model.model.language_model = peft.get_peft_model(model.model.language_model, chosen)  # type: ignore[assignment, arg-type]
     return {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
 
 

@@ -96,7 +96,7 @@ def train(
             from ..train.vlm.stages import VlmStages
             from .train_vlm import follow_vlm
 
-            vlm = VlmStages(read_vlm_config(config, overrides))
+            vlm = VlmStages(read_vlm_config(config, overrides), stages or known)
             place, follow_stage = vlm.config.out, partial(follow_vlm, vlm, screen=screen)
         else:
             from ..train.config import read_config

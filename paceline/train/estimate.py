@@ -60,12 +60,17 @@ def measure(one_step: Callable[[], None], columns_of_step: int, columns: int) ->
     return Cost(columns, flops / columns_of_step * columns, flops / seconds)
 
 
-def check_memory(module: nn.Module, what: str, device: torch.device, fix: str) -> None:
-    """Raise `ConfigError` where training it needs more memory than is free. module: may be on the meta device."""
+def check_memory(parameters: int, what: str, device: torch.device, fix: str) -> None:
+    """Raise `ConfigError` where training so many parameters needs more memory than is free."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-    needed = _BYTES * sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    if free is not None and needed > free:
+    if free is not None and _BYTES * parameters > free:
         raise ConfigError(
-            f"training {what} needs more memory than is free", got=f"{needed / 2**30:.1f} GiB",
+            f"training {what} needs more memory than is free", got=f"{_BYTES * parameters / 2**30:.1f} GiB",
             expected=f"at most {free / 2**30:.1f} GiB", fix=fix,
         )  # fmt: skip
+
+
+def size_of(make: Callable[[], nn.Module]) -> int:
+    """Number of parameters of a module, which is made without memory for them."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make().parameters())

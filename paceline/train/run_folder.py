@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -41,7 +41,11 @@ def only_run(out: Path, name: str) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
         lock.release()
+        with suppress(OSError):
+            out.rmdir()  # where nothing was written into it
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -83,22 +84,18 @@ class Stages:
 
     def __init__(self, method: str, config: RunConfig):
         self.method, self.config, self.out = method, config, Path(config.out)
-        self._llm: LLM | None = None
         self._is_checked = False
 
-    @property
+    @cached_property
     def llm(self) -> LLM:
         """The target, decoding plainly."""
-        if self._llm is None:
-            rank = os.environ.get("LOCAL_RANK")  # set by `accelerate launch`: one process a device
-            own = f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
-            device = self.config.device or own
-            longest = self.config.prepare.prompt_tokens + self.config.prepare.max_tokens + 1
-            self._llm = LLM(
-                resolve(self.config.model), dtype=self.config.dtype, device=device, numerics="fast",
-                max_batch_size=self.config.prepare.batch, max_model_len=longest,
-            )  # fmt: skip
-        return self._llm
+        rank = os.environ.get("LOCAL_RANK")  # set by `accelerate launch`: one process a device
+        own = f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
+        device, how = self.config.device or own, self.config.prepare
+        return LLM(
+            resolve(self.config.model), dtype=self.config.dtype, device=device, numerics="fast",
+            max_batch_size=how.batch, max_model_len=how.prompt_tokens + how.max_tokens + 1,
+        )  # fmt: skip
 
     @property
     def target(self) -> LoadedModel:

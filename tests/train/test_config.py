@@ -1,9 +1,12 @@
 """Configurations: few keys are needed, and none is misread in silence."""
 
+import os
+import sys
+
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.train.config import read_config
+from paceline.train.config import PrepareSection, TrainConfig, read_config
 from paceline.train.estimate import Cost, accepted_length
 
 NEEDED = ("model=m", "out=o", "prompts=[a.jsonl]")
@@ -37,22 +40,50 @@ def test_overrides():
     ("override", "told"),
     [
         ("train.learning=1", r"unknown key 'train.learning'"),
-        ("train.epoch=3", r"did you mean 'train.epochs'"),
+        ("train.epoch=3", r"did you mean 'epochs'"),
         ("modl=x", r"did you mean 'model'"),
-        ("prepare.state=x", r"did you mean 'prepare.states'"),
-        ("train.epochs=2.5", r"train.epochs.*2.5.*whole number"),
-        ("train.epochs=true", r"train.epochs.*whole number"),
-        ("train.lr=fast", r"train.lr.*a number"),
-        ("train.lr=-1", r"train.lr.*above 0"),
-        ("train.held_out=1", r"train.held_out.*below 1"),
+        ("prepare.state=x", r"did you mean 'states'"),
+        ("train.epochs=2.5", r"train.epochs.*2.5.*integer"),
+        ("train.epochs=true", r"train.epochs.*integer"),
+        ("train.lr=fast", r"train.lr.*a valid number"),
+        ("train.lr=-1", r"train.lr.*greater than 0"),
+        ("train.held_out=1", r"train.held_out.*less than 1"),
         ("train.fractions=[0.5, 2]", r"train.fractions"),
-        ("prepare.states=disk", r"one of store, online"),
-        ("prepare.mix=3", r"prepare.mix.*a mapping"),
-        ("prepare=3", r"prepare.*a mapping"),
+        ("prepare.states=disk", r"'store' or 'online'"),
+        ("prepare.mix=3", r"prepare.mix.*an object"),
+        ("prepare=3", r"prepare .*an object"),
         ("model.x=3", r"goes below 'model'"),
         ("train.lr", r"cannot be read.*key=value"),
         ("train.lr=[", r"not YAML"),
-        ("prompts=[3]", r"prompts.*text"),
+        ("prompts=[3]", r"prompts.0.*string"),
+        ("prompts=\"\\0\"", r"prompts.0"),
+        ("out=\"\\ud800\"", r"surrogate|hex escape"),
+        ("out=", r"out.*None.*string"),
+        ("train.seed=9223372036854775808", r"train.seed.*less than"),
+        ("prepare.seed=-1", r"prepare.seed"),
+        ("train.limit=-1", r"train.limit.*-1"),
+        ("train.limit=0", r"train.limit"),
+        ("train.fractions=[]", r"train.fractions"),
+        ("train.fractions=0.1234567", r"train.fractions.*six"),
+        ("train.checkpoint_seconds=.nan", r"train.checkpoint_seconds.*finite"),
+        ("train.lr=1e999", r"train.lr.*finite"),
+        ("train.evaluate_every=0", r"train.evaluate_every"),
+        ("prepare.limit=-1", r"prepare.limit"),
+        ("prepare.max_tokens=99999999999", r"prepare.max_tokens"),
+        ("prepare.temperatures=[]", r"prepare.temperatures"),
+        ("prepare.mix={a: 0}", r"prepare.mix.*greater than 0"),
+        ("prepare.part=[3,2]", r"prepare.part.*0 <= i < n"),
+        ("eval.limit=-1", r"eval.limit"),
+        ("eval.temperatures=[]", r"eval.temperatures"),
+        ("eval.depth=0", r"eval.depth"),
+        ("eval.drafter={model: x}", r"eval.drafter.*model"),
+        ("out=2020-01-01", r"'out' is not YAML.*timestamp.*quotes"),
+        ("out=!!binary aGk=", r"not YAML.*binary"),
+        ("head={a: 1, a: 2}", r"not YAML.*twice"),
+        ("head=&a [1, *a]", r"not YAML.*alias"),
+        ("head=" + "[" * 2000 + "]" * 2000, r"not YAML.*levels"),
+        ("train.seed=" + "1" * 5000, r"not YAML.*digits"),
+        ("out=\udcff", r"not YAML"),
     ],
 )
 def test_mistakes_are_told(override, told):
@@ -68,6 +99,34 @@ def test_missing_key_and_file(tmp_path):
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(ConfigError, match="not a YAML mapping"):
         read_config(tmp_path / "list.yaml")
+
+
+def test_yaml_that_explodes_is_one_error(tmp_path):
+    """Nine levels of nine aliases each stand for 400 million values."""
+    levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
+    (tmp_path / "run.yaml").write_text("\n".join(["a0: &a0 x", *levels]))
+    with pytest.raises(ConfigError, match="alias"):
+        read_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "fifo"])
+@pytest.mark.timeout(20)
+def test_a_configuration_that_never_ends_is_refused(name, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="regular file"):
+        read_config(tmp_path / name)
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(PrepareSection, {"limit": 0}), (TrainConfig, {"lr": "1"})])
+def test_sections_are_checked_in_python_too(kind, wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        kind(**wrong)
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigError, match=r"needs yaml.*paceline\[train\]"):
+        read_config(None, NEEDED)
 
 
 def test_accepted_length():

@@ -184,7 +184,7 @@ def test_what_cannot_be_read_is_refused(base, made, tmp_path):
         list(stages(base, tmp_path, "eagle", "prepare.states=online").prepare())
     assert "prepare.states=store" in str(caught.value)
     with pytest.raises(ConfigError, match="does not learn from pictures") as caught:
-        list(stages(base, tmp_path, "space").prepare())
+        list(stages(base, tmp_path, "space", "train.loss={}").prepare())
     assert "without them" in str(caught.value)
     with pytest.raises(ConfigError, match="does not read pictures"):
         list(stages(base, tmp_path, "eagle", "train.loss={name: ce}", f"answers=[{out / 'answers-0'}]").train())

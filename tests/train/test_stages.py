@@ -96,9 +96,9 @@ def test_what_is_refused(base, tmp_path):
     config = str(config_of(base, tmp_path))
     assert "no answers" in refusal("train", "eagle", "train", "--config", config)
     assert "no head" in refusal("train", "eagle", "eval", "--config", config)
-    assert "head.size" in refusal("train", "eagle3", "prepare", "--config", config, "head.size=3")
+    assert "head: unknown key 'size'" in refusal("train", "eagle3", "prepare", "--config", config, "head.size=3")
     assert "prepare.part" in refusal("train", "eagle", "prepare", "--config", config, "prepare.part=[2,2]")
-    assert "did you mean 'train.epochs'" in refusal("train", "eagle", "--config", config, "train.epoch=3")
+    assert "did you mean 'epochs'" in refusal("train", "eagle", "--config", config, "train.epoch=3")
     assert "no stage" in refusal("train", "eagle", "predict", "--config", config, code=2)
     (tmp_path / "bad.jsonl").write_text('{"text": "x"}\n')
     assert 'no "prompt"' in refusal(

@@ -17,7 +17,7 @@ from ...modules.mtp import MtpConfig, MtpHead
 from ...runner import LoadedModel
 from ...runner.hf_vision import is_vlm, text_half
 from ..config import METHODS, RunConfig
-from ..estimate import check_memory
+from ..estimate import check_memory, size_of
 from .shapes import (
     BlockwiseShape,
     EagleLoss,
@@ -179,8 +179,7 @@ def _check_fresh(
     if config.start is not None:
         started(method, config.start, kind, target)
         return
-    with torch.device("meta"):
-        check_memory(make(), "this head", target.device, "smaller sizes in head.*")
+    check_memory(size_of(make), "this head", target.device, "smaller sizes in head.*")
 
 
 def started(method: str, name: str, kind: type[_M], target: LoadedModel) -> _M:

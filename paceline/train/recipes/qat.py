@@ -175,6 +175,11 @@ def _rounded(plain: PreTrainedModel, shape: QatShape) -> Int4DraftConfig:
         for name, size in zip(*linears_of(plain, shape.linears), strict=True)
         if Int4Linear.fits(every[0].get_submodule(name), shape.group_size)
     ]
+    if not fits:
+        raise ConfigError(
+            "no linear layer fits this format", got=f"head.group_size={shape.group_size}",
+            expected="inputs in whole groups, outputs in sixteens", fix="smaller groups, or other head.linears",
+        )  # fmt: skip
     for index, layer in enumerate(every):
         for name, (outputs, inputs) in fits:
             linear = layer.get_submodule(name)

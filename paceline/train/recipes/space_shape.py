@@ -13,7 +13,7 @@ from ...modules.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel
 from ...zoo import resolve
 from ..config import RunConfig
-from ..estimate import check_memory
+from ..estimate import check_memory, size_of
 from .outline import outlined, started
 from .shapes import SpaceLoss, SpaceShape, loss_of, shape_of
 from .space_model import linears_of
@@ -27,8 +27,7 @@ def check_space(config: RunConfig, target: LoadedModel) -> None:
     made = config_of(shape, config.head, outlined(resolve(config.model))[0], target.vocab_size, start)
     if how.rows < made.num_masks:
         raise ConfigError("train.loss.rows is too small", got=how.rows, expected=f"at least {made.num_masks} masks")
-    with torch.device("meta"):
-        check_memory(SpaceAdapter(made), "this adapter", target.device, "smaller ranks in head.*")
+    check_memory(size_of(lambda: SpaceAdapter(made)), "this adapter", target.device, "smaller ranks in head.*")
 
 
 def check_rows(target: LoadedModel, transition_rank: int, vocab_size: int | None) -> None:

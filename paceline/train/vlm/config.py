@@ -9,33 +9,41 @@ Everything else has a default.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ...errors import ConfigError
-from ...scenes import KINDS
-from ..config import build, read_mapping
+from ...scenes.questions import Kind
+from ...schema import Text, checked, validate
+from ..config import Above0, AtLeast0, Name, Seed, Size, Tokens, read_mapping
+from ..losses import LossName
 from .shape import TowerShape
 
+_Pictures = Annotated[int, Field(ge=0, le=10_000)]
+_Rank = Annotated[int, Field(ge=1, le=1 << 16)]
+_Steps = Annotated[int, Field(ge=0, lt=2**31)]
 
-@dataclass(frozen=True)
+
+@checked
 class EyesSection:
     """First stage. batch: scenes a step; micro_batch: of them in one pass. minutes: take as many steps as fit.
 
     lr: its peak, reached after `warmup` steps, from where a cosine falls to 3%.
     """
 
-    steps: int = 1300
-    minutes: float | None = None
-    batch: int = 24
-    micro_batch: int = 24
-    lr: float = 1e-3
-    warmup: int = 100
-    weight_decay: float = 0.05
+    steps: Size = 1300
+    minutes: Above0 | None = None
+    batch: Annotated[int, Field(ge=1, le=10_000)] = 24
+    micro_batch: Size = 24
+    lr: Above0 = 1e-3
+    warmup: _Steps = 100
+    weight_decay: AtLeast0 = 0.05
 
 
-@dataclass(frozen=True)
+@checked
 class TalkSection:
     """Second stage. scenes, easy: pictures a step; one picture is one pass, and they add up.
 
@@ -44,19 +52,19 @@ class TalkSection:
     rank: of the low-rank layers in every linear layer; lr: their peak; eyes_lr: that of the tower and projector.
     """
 
-    steps: int = 480
-    minutes: float | None = None
-    scenes: int = 2
-    easy: int = 1
-    rank: int = 16
-    lr: float = 6e-4
-    eyes_lr: float = 2e-4
-    warmup: int = 40
-    weight_decay: float = 0.0
-    asks: Mapping[str, int] = field(default_factory=dict[str, int])
+    steps: Size = 480
+    minutes: Above0 | None = None
+    scenes: _Pictures = 2
+    easy: _Pictures = 1
+    rank: _Rank = 16
+    lr: Above0 = 6e-4
+    eyes_lr: AtLeast0 = 2e-4
+    warmup: _Steps = 40
+    weight_decay: AtLeast0 = 0.0
+    asks: Mapping[Kind, Annotated[int, Field(ge=0, le=100)]] = field(default_factory=dict[Kind, int])
 
 
-@dataclass(frozen=True)
+@checked
 class DistillSection:
     """Third stage. layers: of the language model, evenly spaced. loss: a law's, see `train.losses`.
 
@@ -64,22 +72,22 @@ class DistillSection:
     not with those of its base. teacher: a packaged model; None: the one that this run trained.
     """
 
-    steps: int = 600
-    minutes: float | None = None
-    layers: int = 8
-    rank: int = 64
-    scenes: int = 2
-    easy: int = 1
-    loss: str = "kl"
-    ce_weight: float = 0.0
+    steps: Size = 600
+    minutes: Above0 | None = None
+    layers: Annotated[int, Field(ge=2)] = 8
+    rank: _Rank = 64
+    scenes: _Pictures = 2
+    easy: _Pictures = 1
+    loss: LossName = "kl"
+    ce_weight: AtLeast0 = 0.0
     over: bool = True
-    teacher: str | None = None
-    lr: float = 1e-3
-    warmup: int = 40
-    weight_decay: float = 0.0
+    teacher: Name | None = None
+    lr: Above0 = 1e-3
+    warmup: _Steps = 40
+    weight_decay: AtLeast0 = 0.0
 
 
-@dataclass(frozen=True)
+@checked
 class EvalSection:
     """Real greedy decoding. scenes: held-out ones for each kind of question; easy: pictures of easy-VQA's test split.
 
@@ -87,16 +95,16 @@ class EvalSection:
     engine: what decodes, Paceline's or plain transformers.
     """
 
-    scenes: int = 40
-    easy: int | None = 100
-    nlvr: str | None = None
-    nlvr_limit: int | None = 200
-    max_tokens: int = 128
-    dtype: str = "float32"
+    scenes: _Pictures = 40
+    easy: _Pictures | None = 100
+    nlvr: Name | None = None
+    nlvr_limit: _Pictures | None = 200
+    max_tokens: Tokens = 128
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     engine: Literal["paceline", "transformers"] = "paceline"
 
 
-@dataclass(frozen=True)
+@checked
 class VlmConfig:
     """A whole run. model: the language model, a zoo name or a folder. name: of what is trained, and of its folder.
 
@@ -104,19 +112,19 @@ class VlmConfig:
     held_out: scenes of each kind that are looked at then.
     """
 
-    model: str
-    out: str
-    name: str = "tiny-vlm"
-    easy_vqa: str | None = None
-    device: str | None = None
-    base_model: str | None = None
-    licence: str = "Apache-2.0"
-    seed: int = 0
-    clip: float = 1.0
-    checkpoint_seconds: float = 180.0
-    log_every: int = 10
-    evaluate_every: int = 60
-    held_out: int = 12
+    model: Name
+    out: Name
+    name: Annotated[Name, Field(pattern=r"^\w[\w.-]*$")] = "tiny-vlm"
+    easy_vqa: Name | None = None
+    device: Name | None = None
+    base_model: Text | None = None
+    licence: Text = "Apache-2.0"
+    seed: Seed = 0
+    clip: Above0 = 1.0
+    checkpoint_seconds: AtLeast0 = 180.0
+    log_every: Size = 10
+    evaluate_every: Size = 60
+    held_out: Annotated[int, Field(ge=1, le=10_000)] = 12
     tower: TowerShape = field(default_factory=TowerShape)
     eyes: EyesSection = field(default_factory=EyesSection)
     talk: TalkSection = field(default_factory=TalkSection)
@@ -124,30 +132,18 @@ class VlmConfig:
     eval: EvalSection = field(default_factory=EvalSection)
 
     def __post_init__(self) -> None:
-        for name, holds, expected in (
-            ("clip", self.clip > 0, "above 0"),
-            ("log_every", self.log_every >= 1, "at least 1"),
-            ("evaluate_every", self.evaluate_every >= 1, "at least 1"),
-            ("eyes.batch", self.eyes.batch >= self.eyes.micro_batch >= 1, "at least eyes.micro_batch, and that 1"),
-            ("talk.scenes", self.talk.scenes + self.talk.easy >= 1, "with talk.easy at least 1"),
-            ("distill.scenes", self.distill.scenes + self.distill.easy >= 1, "with distill.easy at least 1"),
-            ("talk.rank", self.talk.rank >= 1, "at least 1"),
-            ("talk.asks", not self.talk.asks or _asks(self.talk.asks), f"a number of each of {', '.join(KINDS)}"),
-            ("distill.rank", self.distill.rank >= 1, "at least 1"),
+        taken = ("eyes", "talk", "distill", "model")
+        for name, holds, got, expected in (
+            ("name", self.name.removesuffix("-small") not in taken, self.name, "no other folder of the run"),
+            ("eyes.micro_batch", self.eyes.micro_batch <= self.eyes.batch, self.eyes.micro_batch, "up to eyes.batch"),
+            ("talk.scenes", self.talk.scenes + self.talk.easy >= 1, 0, "with talk.easy at least 1"),
+            ("distill.scenes", self.distill.scenes + self.distill.easy >= 1, 0, "with distill.easy at least 1"),
+            ("talk.asks", not self.talk.asks or any(self.talk.asks.values()), 0, "at least one question"),
         ):
             if not holds:
-                section, _, key = name.rpartition(".")
-                got = getattr(getattr(self, section) if section else self, key)
                 raise ConfigError(f"{name} is out of range", got=got, expected=expected)
-        for name, section in (("eyes", self.eyes), ("talk", self.talk), ("distill", self.distill)):
-            if section.steps < 1 or section.lr <= 0 or (section.minutes is not None and section.minutes <= 0):
-                raise ConfigError(f"{name} needs steps, minutes and lr above 0", got=section)
-
-
-def _asks(asks: Mapping[str, int]) -> bool:
-    return set(asks) <= set(KINDS) and min(asks.values()) >= 0 and max(asks.values()) >= 1
 
 
 def read_vlm_config(path: Path | str | None, overrides: Seq[str] = ()) -> VlmConfig:
     """The file with `a.b=value` put over it. Raises `ConfigError` for what is not understood."""
-    return build(VlmConfig, read_mapping(path, overrides))
+    return validate(VlmConfig, read_mapping(path, overrides), "the configuration")

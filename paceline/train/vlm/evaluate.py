@@ -1,6 +1,5 @@
 """What a finished model answers, by real greedy decoding: an answer counts when it is the right one word for word."""
 
-import json
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -12,10 +11,11 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from ...core.request import SamplingParams
-from ...errors import ConfigError
+from ...files import parse_json, read_text
 from ...llm import LLM
 from ...scenes import KINDS, ask, make_scene, render
 from ...scenes.easy_vqa import load_easy_vqa
+from ..run_folder import understood
 from .config import EvalSection
 from .lessons import HELD_OUT
 
@@ -56,7 +56,7 @@ def suites(config: EvalSection, easy_vqa: str | None) -> dict[str, list[Asked]]:
         test = load_easy_vqa(Path(easy_vqa), "test")[: config.easy]
         asked["easy-VQA test"] = [Asked(one.image(), *question) for one in test for question in one.questions]
     if config.nlvr is not None:
-        asked["NLVR dev"] = _nlvr(Path(config.nlvr), config.nlvr_limit)
+        asked["NLVR dev"] = load_nlvr(Path(config.nlvr), config.nlvr_limit)
     return asked
 
 
@@ -110,18 +110,16 @@ def _transformers(folder: Path, config: EvalSection, device: str | None):
     return one_by_one
 
 
-def _nlvr(folder: Path, limit: int | None) -> list[Asked]:
-    """Statements about the first of the six orders of their boxes."""
-    file = folder / "dev.json"
-    if not file.is_file():
-        raise ConfigError(f"no NLVR at {str(folder)!r}", expected="a folder with dev.json and images/")
+def load_nlvr(folder: Path, limit: int | None) -> list[Asked]:
+    """Statements about the first of the six orders of their boxes. Raises `ConfigError` for another folder."""
     asked: list[Asked] = []
-    for line in file.read_text(encoding="utf-8").splitlines()[:limit]:
-        row = json.loads(line)
-        with Image.open(folder / "images" / row["directory"] / f"dev-{row['identifier']}-0.png") as image:
-            picture = image.convert("RGB")
-        text = f"{row['sentence'].strip().rstrip('.')}. Is that true?"
-        asked.append(Asked(picture, text[0].upper() + text[1:], "yes" if row["label"] == "true" else "no"))
+    with understood(f"NLVR in {str(folder)!r}", "name a folder with dev.json and images/"):
+        for number, line in enumerate(read_text(folder / "dev.json", "NLVR's").splitlines()[:limit], start=1):
+            row = parse_json(line, f"line {number} of {str(folder / 'dev.json')!r}")
+            with Image.open(folder / "images" / row["directory"] / f"dev-{row['identifier']}-0.png") as image:
+                picture = image.convert("RGB")
+            text = f"{row['sentence'].strip().rstrip('.')}. Is that true?"
+            asked.append(Asked(picture, text[0].upper() + text[1:], "yes" if row["label"] == "true" else "no"))
     return asked
 
 

@@ -17,15 +17,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ...errors import ConfigError
-from ...files import write_text
+from ...files import read_json, write_text
 from ...provenance import provenance, sha256_of
+from ...schema import validate
 from ...zoo import DEFAULT_MODEL
-from ...zoo.merge import base_fingerprint
+from ...zoo.merge import base_fingerprint, merge_vlm
 from ...zoo.packaged import ABOUT, FORMAT, PackagedVlm, parse_vlm, read_vlm
+from ..run_folder import understood
 from .card import vlm_card
 from .shape import TowerShape, kept_layers, make_model, make_processor
 
 KEPT = torch.float16
+_OF = "merged-from.txt"
 _LORA = re.compile(r"layers\.(\d+)\.(.+)\.lora_([AB])\.default\.weight")
 _MODEL_FILES = ("config.json", "generation_config.json", "processor_config.json", "chat_template.jinja")
 
@@ -159,10 +162,24 @@ def package_tiny_vlm(
     return package_vlm(trained, out, base_folder, beside=None if beside is None else Path(beside), dtype=dtype)
 
 
+def merge_once(packaged: Path, base_folder: Path, folder: Path) -> None:
+    """Merge a packaged model into a plain folder, unless that was done."""
+    model, note = read_vlm(packaged), folder / _OF
+    if note.exists() and note.read_bytes() == model.sha256.encode():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    note.unlink(missing_ok=True)
+    merge_vlm(model, base_folder, folder)
+    write_text(note, model.sha256)
+
+
 def write_record(out: Path, changes: Mapping[str, Any]) -> None:
     """Put these into the folder's training.json, and write its card anew."""
     path = out / "training.json"
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    record: dict[str, Any] = {}
+    if path.exists():
+        with understood(f"the record {str(path)!r}", "remove it, and run the stage again"):
+            record = validate(dict[str, Any], read_json(path, "the record"), f"the record {str(path)!r}")
     _write_record(read_vlm(out), {**record, **changes})
 
 

@@ -4,9 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ...errors import ConfigError
-from ...files import write_text
+from ...files import read_json, write_text
+from ...schema import validate
 from .config import VlmConfig
 
 FILE = "settings.json"
@@ -38,13 +40,13 @@ def check_settings(folder: Path, settings: Mapping[str, object], result: Path) -
     path, asked = folder / FILE, json.loads(json.dumps(settings))
     fix = f"choose another out, or remove {str(result)!r} and {str(folder)!r} to begin again"
     try:
-        then = json.loads(path.read_text(encoding="utf-8"))
-        both = {key: (then.get(key), asked.get(key)) for key in {**then, **asked}}
-    except (OSError, ValueError, AttributeError) as error:
+        then = validate(dict[str, Any], read_json(path, "the record"), f"the record {str(path)!r}")
+    except ConfigError as error:
         raise ConfigError(
-            f"nobody knows with which settings {str(result)!r} was made", got=f"no usable {str(path)!r}",
+            f"nobody knows with which settings {str(result)!r} was made", got=error.what,
             expected="the record of a finished stage", fix=fix,
         ) from error  # fmt: skip
+    both = {key: (then.get(key), asked.get(key)) for key in {**then, **asked}}
     differing = {key: pair for key, pair in both.items() if pair[0] != pair[1]}
     if differing:
         raise ConfigError(

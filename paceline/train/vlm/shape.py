@@ -1,10 +1,10 @@
 """The architecture of the small vision-language model: LLaVA's, as plain transformers loads it."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import torch
+from pydantic import Field
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -18,6 +18,8 @@ from transformers import (
 
 from ...errors import ConfigError
 from ...scenes import SIZE
+from ...schema import checked
+from ..config import Few
 
 IMAGE_TOKEN = "<empty_output>"
 """An unused special token of the language model's own vocabulary, so that the tokenizer stays the same file."""
@@ -52,14 +54,30 @@ def make_processor(language_model: Path) -> LlavaProcessor:
     )
 
 
-@dataclass(frozen=True)
+@checked
 class TowerShape:
     """Of a vision tower. mlp: times its width."""
 
-    width: int = 192
-    layers: int = 6
-    heads: int = 3
-    mlp: int = 4
+    width: Annotated[int, Field(ge=1, le=1 << 16)] = 192
+    layers: Few = 6
+    heads: Few = 3
+    mlp: Few = 4
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ConfigError("tower.width cannot be shared among tower.heads", got=f"{self.width} and {self.heads}")
+
+    def config(self) -> SiglipVisionConfig:
+        """As transformers has it."""
+        return SiglipVisionConfig(
+            hidden_size=self.width,
+            intermediate_size=self.mlp * self.width,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            image_size=SIZE,
+            patch_size=PATCH,
+            vision_use_head=False,
+        )
 
 
 def make_model(
@@ -79,19 +97,10 @@ def make_model(
         for place, layer in enumerate(language.model.layers):
             cast("Any", layer).self_attn.layer_idx = place
         text.num_hidden_layers = num_layers
-    vision = SiglipVisionConfig(
-        hidden_size=tower.width,
-        intermediate_size=tower.mlp * tower.width,
-        num_hidden_layers=tower.layers,
-        num_attention_heads=tower.heads,
-        image_size=SIZE,
-        patch_size=PATCH,
-        vision_use_head=False,
-    )
     config = LlavaConfig(
-        vision_config=vision,
+        vision_config=tower.config(),
         text_config=text,
-        image_token_index=_image_token(language_model),
+        image_token_index=image_token(language_model),
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
         image_seq_length=(SIZE // PATCH) ** 2,
@@ -120,7 +129,8 @@ def kept_layers(language_model: Path, num_layers: int | None) -> list[int]:
     return list(range(count)) if num_layers is None else evenly_spaced(count, num_layers)
 
 
-def _image_token(language_model: Path) -> int:
+def image_token(language_model: Path) -> int:
+    """The token that stands for pictures. Raises `ConfigError` where the vocabulary has none."""
     known = AutoTokenizer.from_pretrained(language_model, trust_remote_code=False).get_vocab()
     if IMAGE_TOKEN not in known:
         raise ConfigError(

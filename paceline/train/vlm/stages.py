@@ -14,33 +14,35 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from ...errors import ConfigError
-from ...files import write_text
+from ...files import write_bytes, write_text
 from ...provenance import sha256_of
 from ...runner.placement import device_of
 from ...scenes.easy_vqa import EasyVqa, load_easy_vqa
 from ...zoo import ZOO, resolve
-from ...zoo.merge import base_fingerprint, merge_vlm
+from ...zoo.merge import base_fingerprint
 from ...zoo.packaged import ABOUT, PackagedVlm, read_vlm
 from ..log import Finished, read_log
-from ..run_folder import is_main
+from ..run_folder import is_main, only_run, understood
 from ..stages import Done
+from .check import check_run
 from .config import DistillSection, EyesSection, TalkSection, VlmConfig
 from .course import CourseEvent, Schedule, Task, follow
-from .package import Eyes, Trained, package_vlm, write_record
+from .package import Eyes, Trained, merge_once, package_vlm, write_record
 from .settled import check_settings, note_settings, settings_of
 from .tasks import hash_easy
 
 STAGES = ("eyes", "talk", "distill", "eval")
-_EYES, _OF = "eyes.safetensors", "merged-from.txt"
+_EYES = "eyes.safetensors"
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,24 @@ VlmEvent: TypeAlias = CourseEvent | Asking | Done
 
 @final
 class VlmStages:
-    """One run."""
+    """One run. todo: the stages that will be asked for."""
 
-    def __init__(self, config: VlmConfig):
-        self.config, self.out = config, Path(config.out)
+    def __init__(self, config: VlmConfig, todo: Seq[str] = STAGES):
+        self.config, self.out, self._todo = config, Path(config.out), todo
 
     def run(self, stage: str) -> Iterator[VlmEvent]:
         """One stage to its end; all processes begin it when the first has written what the one before made."""
+        self.check()
         self._wait()
-        yield from {"eyes": self.eyes, "talk": self.talk, "distill": self.distill, "eval": self.eval}[stage]()
+        with only_run(self.out, "train"):
+            yield from {"eyes": self.eyes, "talk": self.talk, "distill": self.distill, "eval": self.eval}[stage]()
+
+    def check(self) -> None:
+        """Raise `ConfigError` for what a stage would refuse. Nothing is written."""
+        check_run(self.config, self.language_model, self.device, self._todo)
+        if "distill" in self._todo and self.config.distill.teacher is not None:
+            _ = self._teacher
+        _ = self._easy
 
     @cached_property
     def language_model(self) -> Path:
@@ -110,9 +121,7 @@ class VlmStages:
         if is_main():
             state = Eyes(task.eyes.tower.state_dict(), task.eyes.projector.state_dict())
             self._note("eyes")
-            part = place.with_suffix(".part")
-            save_file({name: value.cpu() for name, value in state.named().items()}, part)
-            part.replace(place)
+            write_bytes(place, save({name: value.cpu() for name, value in state.named().items()}))
             yield Done("eyes", place, self._told("eyes"))
 
     def talk(self) -> Iterator[VlmEvent]:
@@ -126,13 +135,15 @@ class VlmStages:
         if not seen.exists():
             raise ConfigError(f"there are no eyes in {str(self.out)!r}", fix="run the stage `eyes` first")
         easy, test = self._easy
-        task = TalkTask(self.language_model, Eyes.of(load_file(seen)), self.config, self.device, easy, test)
+        with understood(f"the file {str(seen)!r}", "remove it, and run the stage `eyes` again"):
+            found = Eyes.of(load_file(seen))
+        task = TalkTask(self.language_model, found, self.config, self.device, easy, test)
         yield from self._followed("talk", task, self.config.talk)
         if is_main():
             self._note("talk")
             trained = Trained(task.lora, task.eyes, tower=self.config.tower, record=self._record("talk"))
             package_vlm(trained, self.packaged, self.language_model, self._base)
-            self._merge(self.packaged, self.out / "model")
+            merge_once(self.packaged, self.language_model, self.out / "model")
             yield Done("talk", self.packaged, self._told("talk"))
 
     def distill(self) -> Iterator[VlmEvent]:
@@ -145,7 +156,7 @@ class VlmStages:
         teacher = self._teacher
         if is_main():
             self._put_beside(teacher)
-            self._merge(teacher.folder, self.out / "model")
+            merge_once(teacher.folder, self.language_model, self.out / "model")
         self._wait()
         easy, test = self._easy
         task = DistillTask(
@@ -158,7 +169,7 @@ class VlmStages:
             record = self._record("distill")
             trained = Trained(task.lora, None, layers=how.layers, over=how.over, tower=self.config.tower, record=record)
             package_vlm(trained, self.packaged_small, self.language_model, self._base, beside=self.packaged)
-            self._merge(self.packaged_small, self.out / "model-small")
+            merge_once(self.packaged_small, self.language_model, self.out / "model-small")
             yield Done("distill", self.packaged_small, self._told("distill"))
 
     def eval(self) -> Iterator[VlmEvent]:
@@ -174,7 +185,7 @@ class VlmStages:
         told: dict[str, Any] = {}
         for place in found:
             merged = self.out / ("model" if place == self.packaged else "model-small")
-            self._merge(place, merged)
+            merge_once(place, self.language_model, merged)
             results: dict[str, Any] = {}
             for suite, done, result in evaluate(merged, asked, self.config.eval, self.config.device):
                 results[suite] = result
@@ -220,7 +231,8 @@ class VlmStages:
         if self.config.easy_vqa is None:
             return [], []
         folder = Path(self.config.easy_vqa)
-        return load_easy_vqa(folder), load_easy_vqa(folder, "test")
+        with understood(f"easy-VQA in {str(folder)!r}", "unpack its archive again"):
+            return load_easy_vqa(folder), load_easy_vqa(folder, "test")
 
     def _wait(self) -> None:
         """For every other process."""
@@ -284,13 +296,3 @@ class VlmStages:
             return
         shutil.copytree(teacher.folder, self.packaged, dirs_exist_ok=True, ignore=shutil.ignore_patterns(ABOUT))
         shutil.copy2(teacher.folder / ABOUT, self.packaged / ABOUT)  # last: with it the folder counts as whole
-
-    def _merge(self, packaged: Path, folder: Path) -> None:
-        """Merge where it is not merged yet."""
-        model, note = read_vlm(packaged), folder / _OF
-        if note.exists() and note.read_text(encoding="utf-8") == model.sha256:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        note.unlink(missing_ok=True)
-        merge_vlm(model, self.language_model, folder)
-        write_text(note, model.sha256)

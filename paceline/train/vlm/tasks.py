@@ -15,6 +15,7 @@ from ...scenes import Scene
 from ...scenes.easy_vqa import EasyVqa
 from ..extras import need
 from ..recipe import Losses
+from ..run_folder import understood
 from .config import VlmConfig
 from .course import Group, Task
 from .eyes import GRID, Eyes, Patches, draw, scenes_of
@@ -160,9 +161,10 @@ def eyes_of(model: LlavaForConditionalGeneration) -> nn.ModuleList:
 
 
 def load_eyes(model: LlavaForConditionalGeneration, eyes: EyesState) -> None:
-    """Put them in."""
-    model.model.vision_tower.load_state_dict(dict(eyes.tower))
-    model.model.multi_modal_projector.load_state_dict(dict(eyes.projector))
+    """Put them in. Raises `ConfigError` for those of another tower."""
+    with understood("what the stage `eyes` wrote", "remove the folder eyes, and run that stage again"):
+        model.model.vision_tower.load_state_dict(dict(eyes.tower))
+        model.model.multi_modal_projector.load_state_dict(dict(eyes.projector))
 
 
 def hash_easy(examples: Seq[EasyVqa]) -> str:

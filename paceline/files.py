@@ -32,7 +32,7 @@ def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BY
         # O_NONBLOCK: opening a pipe that nobody writes to returns at once
         with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             about = os.fstat(file.fileno())
-            is_file, size = stat.S_ISREG(about.st_mode), about.st_size or max_bytes  # the kernel's own tell no size
+            is_file, size = stat.S_ISREG(about.st_mode), about.st_size or MAX_BYTES  # the kernel's own tell no size
             content = file.read(min(size, max_bytes) + 1) if is_file else b""  # which takes that memory at once
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         raise ConfigError(

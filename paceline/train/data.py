@@ -99,7 +99,10 @@ class Answers:
         for folder in map(Path, [folders] if isinstance(folders, Path | str) else folders):
             told: list[Any] = written(folder)
             if not told:
-                raise ConfigError(f"no answers in {str(folder)!r}", expected="a folder that `prepare` wrote")
+                raise ConfigError(
+                    f"no answers in {str(folder)!r}", expected="a folder that `prepare` wrote",
+                    fix="put it back, or name another out",
+                )  # fmt: skip
             for line in told[: (lines or {}).get(str(folder))]:
                 shard = line["states"]
                 found.append(

@@ -183,10 +183,8 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = list[dict[str, Any]]()
-    for number, text in enumerate(read_text(path, "the log").split("\n")[:-1], start=1):
-        where = f"line {number} of {str(path)!r}"
-        line = parse_json(text, where)
-        with understood(where, "remove this line"):
-            validate(_LOGGED[line["event"]], line, where)
-        lines.append(line)
+    with understood(f"the log {str(path)!r}", "remove the lines that are damaged, or the file"):
+        for number, text in enumerate(read_text(path, "the log").split("\n")[:-1], start=1):
+            lines.append(parse_json(text, where := f"line {number} of {str(path)!r}"))
+            validate(_LOGGED[lines[-1]["event"]], lines[-1], where)
     return lines

@@ -18,11 +18,12 @@ def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
 
     fingerprint: of the target.
     """
-    asked, kept = json.loads(json.dumps(asked_for(config))), read_record(head).get("config")
-    then: dict[str, Any] = kept if isinstance(kept, dict) else asked
-    changed = ["model"] if _trained_for(head) not in (None, fingerprint) else []
-    changed += ["answers"] if _others(head, config.answers) else []
-    with understood(f"the record in {str(head)!r}", "remove this head, and train again"):
+    asked = json.loads(json.dumps(asked_for(config)))
+    with understood(f"the record in {str(head)!r}", f"remove {str(head)!r}, and train again"):
+        kept = read_record(head).get("config")
+        then: dict[str, Any] = kept if isinstance(kept, dict) else asked
+        changed = ["model"] if _trained_for(head) not in (None, fingerprint) else []
+        changed += ["answers"] if _others(head, config.answers) else []
         changed += [
             f"{part}.{key}"
             for part in ("head", "train")

@@ -43,7 +43,7 @@ from .online import OnlineStates
 from .pictures import Asked, asked, chat_of, row_of
 from .prepare import PrepareConfig, ordered, prepare, prepared, written
 from .recipes import check_head, layers_of, recipe_for
-from .run_folder import is_main, only_run
+from .run_folder import is_main, only_run, understood
 from .same_run import check_same_run
 
 
@@ -262,7 +262,9 @@ class Stages:
         head = self.head_folder(fraction)
         if not (head / "config.json").exists():
             raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
-        done, trials, target = recorded(head), list[Trial](), self._target_of(head)
+        trials = list[Trial]()
+        with understood(f"the head {str(head)!r}", "remove it, and train again"):
+            done, target = recorded(head), self._target_of(head)
         for trial in evaluate(head, self.method, target, self._evaluation, done, report):
             trials.append(trial)
             if trial not in done:

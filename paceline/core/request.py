@@ -14,8 +14,8 @@ from .vision import VisionPrompt
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(token ids so far [1, length], scores [1, V]) -> scores [1, V]: the convention of transformers.
 
-It is called once for every token of an answer, in order, as in plain decoding; never for a rejected draft. What it raises
-ends the answer. One that keeps a state needs an object for each request.
+It is called once for every token of an answer, in order, as in plain decoding; never for a rejected draft. What it
+raises ends the answer. One that keeps a state needs an object for each request.
 """
 
 

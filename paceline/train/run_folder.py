@@ -24,7 +24,7 @@ def only_run(out: Path, name: str) -> Iterator[None]:
     if not is_main():
         yield
         return
-    lock = FileLock(out / f".{name}.lock", timeout=0, thread_local=False)
+    lock, was_there = FileLock(out / f".{name}.lock", timeout=0, thread_local=False), out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -44,8 +44,9 @@ def only_run(out: Path, name: str) -> Iterator[None]:
         with suppress(OSError):
             Path(lock.lock_file).unlink()
         lock.release()
-        with suppress(OSError):
-            out.rmdir()  # where nothing was written into it
+        if not was_there:
+            with suppress(OSError):
+                out.rmdir()  # where nothing was written into it
 
 
 @contextmanager

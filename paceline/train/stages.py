@@ -110,10 +110,6 @@ class Stages:
         if self._is_checked:
             return
         need("accelerate", "training")
-        if self.method == "qat":
-            need("torchao", "QAT")
-        if self.method == "space":
-            need("peft", "training SPACE")
         if self.config.train.tensorboard:
             need_tensorboard()
         check_eval(self.head_folder(), self.method, self._evaluation)

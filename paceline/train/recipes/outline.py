@@ -193,7 +193,7 @@ def started(method: str, name: str, kind: type[_M], target: LoadedModel) -> _M:
 def outlined(folder: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """The language model of a folder without its weights, and the whole if that sees. Raises `ConfigError`."""
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             if not is_vlm(config):
                 return AutoModelForCausalLM.from_config(config), None

@@ -27,6 +27,7 @@ from ...runner import LoadedModel
 from ...runner.hf_adapter import share_copy
 from ...zoo import resolve
 from ..config import RunConfig
+from ..extras import need
 from ..losses import Loss, compared, loss_named
 from ..recipe import Batch, Losses, Recipe
 from .outline import outlined
@@ -132,6 +133,7 @@ def lessons(
 
 def check_qat(config: RunConfig) -> None:
     """Raise `ConfigError` for what a run asks in vain."""
+    need("torchao", "QAT")
     shape = shape_of(QatShape, config)
     loss_of(QatLoss, config)
     if config.start is not None:

@@ -14,6 +14,7 @@ from ...runner import LoadedModel
 from ...zoo import resolve
 from ..config import RunConfig
 from ..estimate import check_memory, size_of
+from ..extras import need
 from .outline import outlined, started
 from .shapes import SpaceLoss, SpaceShape, loss_of, shape_of
 from .space_model import linears_of
@@ -22,6 +23,8 @@ from .space_model import linears_of
 def check_space(config: RunConfig, target: LoadedModel) -> None:
     """Raise `ConfigError` or `IncompatibleModels` for what a run asks in vain."""
     shape, how = shape_of(SpaceShape, config), loss_of(SpaceLoss, config)
+    if shape.lora:
+        need("peft", "training SPACE")
     start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
     check_rows(target, shape.transition_rank if start is None else start.config.transition_rank, how.vocab_size)
     made = config_of(shape, config.head, outlined(resolve(config.model))[0], target.vocab_size, start)

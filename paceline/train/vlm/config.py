@@ -100,7 +100,7 @@ class EvalSection:
     nlvr: Name | None = None
     nlvr_limit: _Pictures | None = 200
     max_tokens: Tokens = 128
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     engine: Literal["paceline", "transformers"] = "paceline"
 
 

@@ -6,12 +6,13 @@ from random import Random
 from ...scenes import HELD_OUT as HELD_OUT
 from ...scenes import KINDS, ask, make_scene, render
 from ...scenes.easy_vqa import EasyVqa
+from ...scenes.questions import Kind
 from .talk import Picture
 
-PER_SCENE = {"yes/no": 2, "choice": 2, "short": 3, "caption": 1, "steps": 1}
+PER_SCENE: Mapping[Kind, int] = {"yes/no": 2, "choice": 2, "short": 3, "caption": 1, "steps": 1}
 
 
-def scene_picture(seed: int, counts: Mapping[str, int] | None = None) -> Picture:
+def scene_picture(seed: int, counts: Mapping[Kind, int] | None = None) -> Picture:
     """A scene with questions of every kind; one in four conversations has two turns, where no `counts` are given."""
     rng, scene = Random(f"lesson {seed}"), make_scene(seed)
     asked: list[tuple[str, str]] = []
@@ -38,7 +39,7 @@ def lesson(
     num_scenes: int = 2,
     num_easy: int = 1,
     seed: int = 0,
-    asks: Mapping[str, int] | None = None,
+    asks: Mapping[Kind, int] | None = None,
 ) -> list[Picture]:
     """Pictures of one step; without easy-VQA as many scenes more. asks: questions of each kind about a scene."""
     rng = Random(f"{seed} {step}")

@@ -3,6 +3,8 @@
 They are read up to a limit, written whole or not at all, and replaced only where the same command wrote them.
 """
 
+import json
+import math
 import os
 import stat
 from collections.abc import Callable
@@ -66,6 +68,11 @@ def read_json(path: Path | str, what: str = "the file") -> Any:
     return parse_json(read_text(path, what), f"{what} {str(path)!r}")
 
 
+def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """The JSON text of a value, with NaN and infinities as null, since JSON has neither."""
+    return json.dumps(_finite(value), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
+
+
 def check_out(path: Path | str, is_ours: Callable[[str], bool] | None = None) -> None:
     """Raise `ConfigError` where `write_text` would: asked before minutes of work.
 
@@ -108,3 +115,11 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 def write_text(path: Path | str, text: str) -> None:
     """`write_bytes` of UTF-8 text."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

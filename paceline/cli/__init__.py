@@ -1,5 +1,20 @@
-"""The command line. Nothing heavy is imported before a command runs, so that `--help` answers at once."""
+"""The command line. What it needs is imported when it is called, and what a command needs when that runs."""
 
-from .app import app, main
+from .process import ctrl_c, prepare
 
-__all__ = ["app", "main"]
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 refused or failed, 2 wrongly called, 130 interrupted."""
+    prepare()
+    from ..threads import set_waiting
+
+    set_waiting()  # before torch is imported
+    from .app import app
+
+    try:
+        app(args=arguments)
+    except KeyboardInterrupt:  # pressed again, while the first was being told
+        raise SystemExit(ctrl_c.end()) from None
+
+
+__all__ = ["main"]

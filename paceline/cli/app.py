@@ -1,15 +1,15 @@
-"""The commands and what they share: the entry point, and errors told in one line."""
+"""The commands and what they share: how they end, and errors told in one line."""
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Never
 
 import typer
 from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import PacelineError
-from ..threads import set_waiting
 from .bench import bench
 from .calibrate import calibrate
 from .check import check
@@ -21,58 +21,76 @@ from .export import export
 from .generate import generate
 from .models import models, pull
 from .plot import plot
-from .screen import DebugOption, NoProgressOption, Screen, screen_of
+from .process import ctrl_c
+from .screen import DebugOption, NoProgressOption, Screen
 from .show import show
 from .train import train
 from .tune import tune
 
-INTERRUPTED = 130  # as shells report a process that Ctrl-C ended
-
 
 class _Commands(TyperGroup):
-    """Runs a command and turns what it raises into one message and an exit code; --debug lets the stack trace out."""
+    """Runs a command, and is the one place that turns what it raises into a message and an exit code.
 
-    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
-        screen = screen_of(ctx)
+    Under --json the message is one line of JSON on stdout as well. --debug lets the stack trace out.
+    """
+
+    def main(self, args: Sequence[str] | None = None, **_: object) -> Never:  # type: ignore[override]
+        """Parse the arguments, run, exit."""
+        given = sys.argv[1:] if args is None else list(args)
+        screen = Screen("--json" in given)  # also where the arguments cannot be parsed
+        ctrl_c.stage = "running"
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
-            _discard_output()
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            if screen.debug:
+            with self.make_context("paceline", given, obj=screen) as ctx:
+                self.invoke(ctx)
+            sys.stdout.flush()  # a full disk is told now, not while Python exits
+            code = 0
+        except BaseException as error:
+            if screen.debug and not isinstance(error, typer.Exit | KeyboardInterrupt) and not _is_usage(error):
                 raise
-            screen.err.print("Stopped.")
-            raise typer.Exit(INTERRUPTED) from None
-        except PacelineError as error:
-            if screen.debug:
-                raise
-            screen.say_error(str(error))
-            raise typer.Exit(1) from None
-        except OSError as error:
-            if screen.debug:
-                raise
-            screen.say_error(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}.")
-            raise typer.Exit(1) from None
-        except Exception as error:  # the libraries below raise kinds of their own
-            if screen.debug or _is_typers(error):
-                raise
-            told = str(error).strip().splitlines()
-            screen.say_error(
-                f"Unexpected {type(error).__name__}{': ' + told[0] if told else ''}. "
-                "This is a fault in Paceline or in a library; run again with --debug for the stack trace."
-            )
-            raise typer.Exit(1) from None
+            code = _tell(error, screen)
+        finally:
+            ctrl_c.stage = "ending"
+        sys.exit(code)
 
 
-def _is_typers(error: Exception) -> bool:
-    """Usage errors and exits, which typer shows itself."""
-    return isinstance(error, typer.Exit | typer.Abort) or type(error).__module__.startswith(("typer", "click"))
+def _tell(error: BaseException, screen: Screen) -> int:
+    """Say what ended a command; returns the exit code."""
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt) or ctrl_c.pressed:
+        screen.put_error("KeyboardInterrupt", "Stopped.")
+        return ctrl_c.end()
+    if isinstance(error, BrokenPipeError):  # the reader of a pipe went away: nobody is left to tell
+        # Python flushes stdout once more at exit, and would complain there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if _is_usage(error):
+        from typer import rich_utils
+
+        screen.put_error("UsageError", error.format_message())  # type: ignore[attr-defined]
+        rich_utils.rich_format_error(error)  # type: ignore[arg-type]
+        return error.exit_code  # type: ignore[attr-defined]
+    if isinstance(error, PacelineError):
+        told = str(error)
+        screen.put_error(type(error).__name__, error.what, error.got, error.expected, error.fix)
+    elif isinstance(error, OSError):
+        told = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}."
+        screen.put_error(type(error).__name__, told)
+    elif isinstance(error, Exception):  # the libraries below raise kinds of their own
+        lines = str(error).strip().splitlines()
+        told = f"Unexpected {type(error).__name__}{': ' + lines[0] if lines else ''}."
+        fix = "run again with --debug for the stack trace"
+        screen.put_error(type(error).__name__, told, fix=fix)
+        told += f" This is a fault in Paceline or in a library; {fix}."
+    else:
+        raise error
+    screen.say_error(told)
+    return 1
 
 
-def _discard_output() -> None:
-    # Python flushes stdout once more at exit, and would complain there.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _is_usage(error: BaseException) -> bool:
+    """Whether typer raised it at wrong arguments; which of its classes that is depends on its version."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 
 app = typer.Typer(
@@ -121,12 +139,3 @@ app.command()(train)
 app.command()(export)
 app.command()(models)
 app.command()(pull)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 refused or failed, 2 wrongly called, 130 interrupted."""
-    set_waiting()  # before torch is imported
-    app(args=arguments, prog_name="paceline")
-
-
-__all__ = ["Screen", "app", "main"]

@@ -1,7 +1,5 @@
 """Where output goes: results to stdout, everything said along the way to stderr, and nothing but JSON under --json."""
 
-import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,8 +26,9 @@ class Screen:
     json: human output is left out, and stdout carries one line of JSON. progress: bars, where stderr is a terminal.
     """
 
-    def __init__(self) -> None:
-        self.debug, self.progress, self.json = False, True, False
+    def __init__(self, json: bool = False) -> None:
+        self.debug, self.progress, self.json = False, True, json
+        self._has_put = False
         self.out = Console(highlight=False)
         self.err = Console(stderr=True, highlight=False)
 
@@ -48,8 +47,22 @@ class Screen:
 
     def put_json(self, value: dict[str, object]) -> None:
         """The one line of --json."""
-        sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False) + "\n")
+        from ..files import to_json
+
+        self._has_put = True
+        as_it_is = "utf" in (sys.stdout.encoding or "").lower()
+        sys.stdout.write(to_json(value, ensure_ascii=not as_it_is) + "\n")
         sys.stdout.flush()
+
+    def put_error(
+        self, kind: str, message: str, got: object = None, expected: object = None, fix: str | None = None
+    ) -> None:
+        """The one line of --json where a command failed; nothing where its result is out already."""
+        if not self.json or self._has_put:
+            return
+        told = {"got": got, "expected": expected, "fix": fix}
+        parts = {key: None if value is None else str(value) for key, value in told.items()}
+        self.put_json({"error": {"type": kind, "message": message, **parts}})
 
     @property
     def shows_progress(self) -> bool:
@@ -116,15 +129,6 @@ class Screen:
             yield report
 
     _bars_after = _bars
-
-
-def _finite(value: object) -> object:
-    """The value with NaN and infinities as null, since JSON has neither."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def screen_of(ctx: typer.Context) -> Screen:

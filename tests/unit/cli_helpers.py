@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline.cli.app import app
 
 WORDS = ["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(4, 97))]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

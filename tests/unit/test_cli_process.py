@@ -1,10 +1,12 @@
 """The command line as a process: Ctrl-C, a closed pipe, and how soon it answers."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +48,94 @@ def test_help_answers_at_once():
     assert time.perf_counter() - begin < 5  # half a second on an idle machine
     loaded = "import sys, paceline.cli; print('torch' in sys.modules, 'transformers' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", loaded]).split() == [b"False", b"False"]
+
+
+INTERRUPTED = """
+import atexit, os, signal, sys
+
+class Presses:
+    def find_spec(self, name, path=None, target=None):
+        if name == {moment!r}:
+            sys.meta_path.remove(self)
+            {press}
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Dies:
+    def __del__(self):
+        press()
+
+def swallow():
+    try:
+        press()
+    except KeyboardInterrupt:
+        raise ImportError("what a library makes of it") from None
+
+sys.meta_path.insert(0, Presses())
+from paceline.cli import main
+main({arguments!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "press", "json"),
+    [
+        ("paceline.threads", "press()", True),  # nothing is imported yet
+        ("typer", "press()", False),
+        ("paceline.cli.show", "swallow()", False),
+        ("paceline.zoo", "press()", True),  # within the command
+        ("paceline.zoo", "swallow()", False),
+        ("paceline.zoo", "Dies()", False),  # where Python cannot raise it
+        ("paceline.zoo", "atexit.register(press)", False),
+    ],
+)
+def test_ctrl_c_at_any_moment(moment, press, json):
+    options = ["models", "--json"] if json else ["models"]
+    code = INTERRUPTED.format(moment=moment, press=press, arguments=options)
+    done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "Stopped.")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1 + ("atexit" in press)
+    if json:
+        assert error_of(done.stdout)["type"] == "KeyboardInterrupt"
+
+
+def error_of(out: str) -> dict:
+    """The error that is the one line of --json."""
+    (line,) = out.splitlines()
+    told = json.loads(line)
+    assert told.keys() == {"error"}
+    assert told["error"].keys() == {"type", "message", "got", "expected", "fix"}
+    return told["error"]
+
+
+SCREENS = """
+paceline models --json >&- 2>&- <&-; echo $? >> {log}
+paceline models >&-; echo $? >> {log}
+paceline show {absent} --json 2>&-; echo $? >> {log}
+PYTHONIOENCODING=latin-1 paceline models | grep -c smollm2-135m >> {log}
+PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 LC_ALL=C paceline show {absent} --json >> {log}
+COLUMNS=0 paceline models | grep -c smollm2-135m >> {log}
+COLUMNS=1 paceline models | grep -c smollm2-135m >> {log}
+COLUMNS=1 paceline --help | grep -c "Usage: paceline" >> {log}
+paceline models --json > /dev/full; echo $? >> {log}
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_closed_streams_other_encodings_and_narrow_screens(tmp_path):
+    """One after the other, since each has to be a process."""
+    log = tmp_path / "log"
+    script = SCREENS.format(log=log, absent="'/nowhere/\u20ac'").replace("paceline ", f"{sys.executable} -m paceline ")
+    script = script.replace(f"Usage: {sys.executable} -m paceline", "Usage: paceline")
+    told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
+    lines = log.read_text().splitlines()
+    assert lines[:3] == ["0", "0", "1"], told.stderr
+    assert error_of(told.stdout)["got"] == "/nowhere/\u20ac"
+    assert int(lines[3]) >= 1
+    assert error_of(lines[4])["got"].startswith("/nowhere/")
+    assert [int(line) > 0 for line in lines[5:8]] == [True] * 3
+    assert lines[8:] == ["1"]
+    assert "Traceback" not in told.stderr
+    assert "Unexpected" not in told.stderr

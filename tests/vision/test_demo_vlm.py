@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline.cli.app import app
 from paceline.core.request import SamplingParams
 from paceline.demo_vlm import demo_vlm, rendered, totals
 from paceline.drafters import PromptLookup

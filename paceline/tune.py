@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from .bench.floor import floor_of
 from .bench.run import BenchRun, Progress, run_bench
 from .bench.sides import PLAIN, BenchOptions, EngineSide
 from .bench.suites import BUILT_IN, Question, read_suite
@@ -143,15 +144,11 @@ def measure(
     options: BenchOptions,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Candidate]:
-    """Decode the prompts plainly and with every candidate in turns; `llms` belong to `configs` and share their weights.
-
-    Raises KeyboardInterrupt where it was interrupted: half a measurement chooses nothing.
-    """
+    """Decode the prompts plainly and with every candidate in turns; `llms` belong to `configs` and share their weights."""
     names = [config.name for config in configs]
     sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
-    run = run_bench(EngineSide(PLAIN, llms[0].plain()), sides, [], questions, options, progress)
-    if not run.complete:
-        raise KeyboardInterrupt
+    run = BenchRun(floor_of(llms[0].loaded))
+    run_bench(run, EngineSide(PLAIN, llms[0].plain()), sides, [], questions, options, progress)
     runs = cast("list[dict[str, Any]]", summarise(run, names, options, {})["runs"])
     return [
         candidate_of(config, told, _rounds(run, config.name), _estimates(llm), run.floor.weight_bytes)
@@ -177,7 +174,7 @@ def candidate_of(
     return Candidate(
         config,
         _gain(told),
-        {name: _gain(one) for name, one in told["categories"].items()},
+        {name: _gain(one) for name, one in told["categories"].items() if one["speedup"] is not None},
         told["plain_tokens_per_s"],
         told["speculative_tokens_per_s"],
         told["mean_acceptance_length"],

@@ -1,89 +1,159 @@
-"""The result folder: `summary.json`, `answers.jsonl`, and `peer_answers.jsonl` where peers took part."""
+"""The result folder while it is written: `answers.jsonl` line by line, and `summary.json` at the end.
 
-import json
-import math
+Answers of peers go to `peer_answers.jsonl`. What was measured stays, whatever ends the run.
+"""
+
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PacelineError
+from ..files import to_json, write_text
 from ..sampling import Detokenizer
 from .answers import Answer
 from .opened import ANSWERS, SUMMARY
 
 PEER_ANSWERS = "peer_answers.jsonl"
+_LOCK = ".lock"
 
 
-def default_folder(model: str, drafters: Seq[str], root: Path | str = "results") -> Path:
-    """`results/<date>-<model>-<drafters>`, with a number behind it where that is taken."""
-    name = "-".join([datetime.now(UTC).strftime("%Y-%m-%d"), _short(model), *map(_short, drafters)])
-    folder, number = Path(root) / name, 2
-    while folder.exists():
-        folder, number = Path(root) / f"{name}-{number}", number + 1
-    return folder
+class ResultFolder:
+    """A folder that this run alone writes to; see `claim`."""
 
+    def __init__(self, path: Path):
+        self.path = path
+        self.count = 0
+        self._files = {name: FileIO(path / name, "x") for name in (ANSWERS, PEER_ANSWERS)}
 
-def prepare(folder: Path) -> list[Path]:
-    """Make the folder before minutes of measuring; returns what was made, for `discard`.
+    def add(self, answers: Seq[Answer], ours: Collection[str], tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Write answers at once; `ours` are the names of our sides, the others are peers'.
 
-    Raises `ConfigError` where it holds results already or cannot be written.
-    """
-    if (folder / SUMMARY).exists():
-        raise ConfigError(
-            f"{str(folder)!r} holds results already", got=SUMMARY, fix="give another --out, or move them away"
+        Raises `PacelineError` where the disk is full, with every line before still whole.
+        """
+        for answer in answers:
+            mine = answer.side in ours
+            line = _with_pieces(answer, tokenizer) if mine else answer.as_dict()
+            self._append(self._files[ANSWERS if mine else PEER_ANSWERS], (to_json(line) + "\n").encode())
+            self.count += 1
+
+    def finish(self, summary: dict[str, object]) -> None:
+        """Write the summary, whole or not at all. Raises `PacelineError` where the disk is full."""
+        try:
+            write_text(self.path / SUMMARY, to_json(summary, indent=2) + "\n")
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Remove the files that hold nothing."""
+        for name, file in self._files.items():
+            file.close()
+            if not (self.path / name).stat().st_size:
+                (self.path / name).unlink()
+
+    def _append(self, file: FileIO, line: bytes) -> None:
+        before = file.tell()
+        try:
+            written = 0
+            while written < len(line):
+                written += file.write(line[written:])
+        except OSError as error:
+            file.seek(file.truncate(before))
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> PacelineError:
+        return PacelineError(
+            f"the results cannot be written to {str(self.path)!r}",
+            got=error.strerror or error,
+            fix=f"make room; the {self.count} finished answers are kept there",
         )
-    made = [path for path in (folder / ANSWERS, folder, *folder.parents) if not path.exists()]
+
+
+@contextmanager
+def claim(out: Path | None, model: str, drafters: Seq[str]) -> Iterator[ResultFolder]:
+    """The folder for a run, before minutes of measuring, and nobody else's meanwhile.
+
+    out: None takes a new `results/<date>-<model>-<drafters>`. Raises `ConfigError` where the folder cannot be written
+    or holds results, of an earlier run or of something else. What is left empty at the end is removed.
+    """
+    folder, made = _made(out) if out is not None else _new(model, drafters)
+    try:
+        with _locked(folder), closing(_open(folder)) as results:
+            yield results
+    finally:
+        for one in made:
+            with suppress(OSError):  # it holds something
+                one.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another run is writing to {str(folder)!r}", fix="give another --out, or wait for it"
+        ) from None
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (folder / _LOCK).unlink()
+        lock.release()
+
+
+def _open(folder: Path) -> ResultFolder:
+    for name in (SUMMARY, ANSWERS, PEER_ANSWERS):
+        if (folder / name).exists():
+            raise _taken(folder, name)
+    return ResultFolder(folder)
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"the folder {str(folder)!r} cannot be written", got=error.strerror, fix="give another --out")
+
+
+def _taken(folder: Path, name: str) -> ConfigError:
+    what, fix = f"{str(folder)!r} holds results already", "give another --out, or move them away"
+    if name != SUMMARY:
+        what += ", without a summary: of a `paceline bench` that was killed, or of something else"
+        fix += f" (of a killed run, the finished answers are in {name})"
+    return ConfigError(what, got=name, fix=fix)
+
+
+def _made(folder: Path) -> tuple[Path, list[Path]]:
+    """The folder, and those that had to be made for it, the innermost first."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ANSWERS).touch()
     except OSError as error:
-        raise ConfigError(f"the folder {str(folder)!r} cannot be written", got=error.strerror) from error
-    return made
+        raise _unwritable(folder, error) from error
+    return folder, made
 
 
-def discard(made: Iterable[Path]) -> None:
-    """Take back what `prepare` made, where nothing was measured."""
-    for path in made:
-        # Another run may have written into a folder meanwhile.
-        with suppress(OSError):
-            path.rmdir() if path.is_dir() else path.unlink()
-
-
-def write(
-    folder: Path,
-    summary: dict[str, object],
-    answers: Iterable[Answer],
-    peer_answers: Seq[Answer] = (),
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> None:
-    """Write everything, the summary last, so that a folder with a summary is whole."""
-    with (folder / ANSWERS).open("w", encoding="utf-8") as file:
-        for answer in answers:
-            file.write(_line(_with_pieces(answer, tokenizer)))
-    if peer_answers:
-        with (folder / PEER_ANSWERS).open("w", encoding="utf-8") as file:
-            for answer in peer_answers:
-                file.write(_line(answer.as_dict()))
-    text = json.dumps(finite(summary), ensure_ascii=False, indent=2, allow_nan=False)
-    (folder / SUMMARY).write_text(text + "\n", encoding="utf-8")
-
-
-def finite(value: object) -> object:
-    """The value with NaN and infinities as null, since JSON has neither."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): finite(one) for key, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _line(value: dict[str, object]) -> str:
-    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False) + "\n"
+def _new(model: str, drafters: Seq[str]) -> tuple[Path, list[Path]]:
+    """`results/<date>-<model>-<drafters>`, with a number behind it where that is taken."""
+    root, made = _made(Path("results"))
+    name, number = "-".join([datetime.now(UTC).strftime("%Y-%m-%d"), _short(model), *map(_short, drafters)])[:200], 1
+    while True:
+        folder = root / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        else:
+            return folder, [folder, *made]
 
 
 def _with_pieces(answer: Answer, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, object]:

@@ -63,9 +63,9 @@ class Position:
     conditional: float | None
 
 
-def pooled(costs: Seq[Cost]) -> float:
-    """Tokens per second over all prompts together."""
-    return Cost(sum(cost.tokens for cost in costs), sum(cost.seconds for cost in costs)).tokens_per_s
+def pooled(costs: Seq[Cost]) -> float | None:
+    """Tokens per second over all prompts together; None where nothing was timed."""
+    return Cost(sum(cost.tokens for cost in costs), sum(cost.seconds for cost in costs)).tokens_per_s or None
 
 
 def speedup(base: Seq[Cost], other: Seq[Cost], seed: int = 0, resamples: int = RESAMPLES) -> Speedup | None:

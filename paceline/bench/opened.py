@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from ..errors import ConfigError
+from ..files import read_json, read_text
 
 SUMMARY, ANSWERS = "summary.json", "answers.jsonl"
 PLAIN = "plain"
@@ -124,7 +125,7 @@ class Opened:
         if not file.is_file():
             return []
         answers = []
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(read_text(file, "the answers").split("\n"), start=1):
             try:
                 answers += [_answer(json.loads(line))] if line.strip() else []
             except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -140,6 +141,12 @@ def open_results(path: Path | str) -> Opened:
     """Read a result folder, or a JSON file of measurements. Raises `ConfigError` when it is neither."""
     path = Path(path)
     file = path / SUMMARY if path.is_dir() else path
+    if path.is_dir() and not file.is_file() and (path / ANSWERS).is_file():
+        raise ConfigError(
+            f"{str(path)!r} holds answers without their summary",
+            got=f"{ANSWERS} alone, of a run that goes on or was killed",
+            fix="run `paceline bench` again, with another --out",
+        )
     if not file.is_file():
         raise ConfigError(
             "this is no result folder" if path.exists() else "there is no such result",
@@ -147,7 +154,7 @@ def open_results(path: Path | str) -> Opened:
             expected=f"a folder with {SUMMARY}, as `paceline bench` writes it",
         )
     try:
-        summary = json.loads(file.read_text(encoding="utf-8"))
+        summary = read_json(file, "the results")
         if not isinstance(summary, dict):
             raise ValueError(f"a {type(summary).__name__}, not an object")
         runs = tuple(_run(one, summary) for one in summary.get("runs") or ([summary] if "speedup" in summary else []))

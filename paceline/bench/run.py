@@ -8,13 +8,12 @@ Two such prompts make ABBA, in which a steady drift of the machine cancels.
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import CacheFull, PacelineError
 from ..llm import LLM
 from .answers import Answer, Ask
-from .floor import Floor, floor_of
+from .floor import Floor
 from .sides import PLAIN, BenchOptions, EngineSide, PeerSide, Side
 from .suites import Question
 
@@ -27,11 +26,13 @@ _WARM_UP = 32
 class BenchRun:
     """What was measured so far.
 
-    complete: False where the run was interrupted. failed: peers that gave up, by side, with their reason.
-    too_long: turns that did not fit the context and were left out on all sides.
+    keep: is given the answers of each turn once they are measured. complete: False where the run was interrupted.
+    failed: peers that gave up, by side, with their reason. too_long: turns that did not fit the context and were left
+    out on all sides.
     """
 
     floor: Floor
+    keep: Callable[[Seq[Answer]], None] = lambda answers: None
     answers: list[Answer] = field(default_factory=list[Answer])
     failed: dict[str, str] = field(default_factory=dict[str, str])
     too_long: int = 0
@@ -45,39 +46,33 @@ def fitting(llm: LLM, questions: Seq[Question]) -> tuple[list[Question], int]:
 
 
 def run_bench(
+    run: BenchRun,
     plain: EngineSide,
     speculative: Seq[EngineSide],
     peers: Seq[PeerSide],
     questions: Seq[Question],
     options: BenchOptions,
     progress: Progress = lambda what, done, total: None,
-) -> BenchRun:
-    """Measure all sides. An interrupt ends the run early with what was measured, unless that is nothing."""
-    run = BenchRun(floor_of(plain.llm.loaded))
+) -> None:
+    """Measure all sides into `run`, which holds what was measured also where this raises."""
     sides: list[Side] = [plain, *speculative, *peers]
     groups = [questions[i : i + options.batch] for i in range(0, len(questions), options.batch)]
     turns = [max(len(question.turns) for question in group) for group in groups]
     total, done = sum(turns) * options.repeat, 0
-    try:
-        progress("warming up", 0, len(sides))
-        for count, side in enumerate(list(sides), start=1):
-            _warm_up(run, plain.llm, sides, side, groups[0], options)
-            progress("warming up", count, len(sides))
-        run.floor.measure(plain.llm.loaded)
-        for repeat in range(options.repeat):
-            for number, is_flipped in enumerate(flips(groups, repeat)):
-                if 2 * done >= total and len(run.floor.samples) == 1:
-                    run.floor.measure(plain.llm.loaded)
-                for _ in _turns(run, plain, sides, groups[number], number * options.batch, repeat, options, is_flipped):
-                    done += 1
-                    progress("measuring", done, total)
-        run.complete = True
-    except KeyboardInterrupt:
-        if not run.answers:
-            raise
-    with suppress(KeyboardInterrupt):
-        run.floor.measure(plain.llm.loaded)
-    return run
+    progress("warming up", 0, len(sides))
+    for count, side in enumerate(list(sides), start=1):
+        _warm_up(run, plain.llm, sides, side, groups[0], options)
+        progress("warming up", count, len(sides))
+    run.floor.measure(plain.llm.loaded)
+    for repeat in range(options.repeat):
+        for number, is_flipped in enumerate(flips(groups, repeat)):
+            if 2 * done >= total and len(run.floor.samples) == 1:
+                run.floor.measure(plain.llm.loaded)
+            for _ in _turns(run, plain, sides, groups[number], number * options.batch, repeat, options, is_flipped):
+                done += 1
+                progress("measuring", done, total)
+    run.complete = True
+    run.floor.measure(plain.llm.loaded)
 
 
 def flips(groups: Seq[Seq[Question]], repeat: int = 0) -> list[bool]:
@@ -127,9 +122,9 @@ def _turns(
                 conversation = told[asks[place].index - first]
                 assert conversation is not None
                 conversation.append(answer.text)
-                run.answers += _judged(
-                    plain, sides, answer, {name: rows[place] for name, rows in found.items()}, options
-                )
+                judged = _judged(plain, sides, answer, {name: rows[place] for name, rows in found.items()}, options)
+                run.answers += judged
+                run.keep(judged)
         yield
 
 

@@ -2,14 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, cast
+
+from pydantic import Field
 
 from ..checks.judge import judge
 from ..checks.reference import Decoded
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..llm import LLM
+from ..schema import checked
 from .answers import Answer, Ask
 
 if TYPE_CHECKING:
@@ -18,15 +21,15 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 
 
-@dataclass(frozen=True)
+@checked
 class BenchOptions:
     """How to decode: the same for all sides. batch: prompts decoded side by side. repeat: rounds over all prompts."""
 
-    max_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
-    batch: int = 1
-    repeat: int = 1
+    max_tokens: Annotated[int, Field(ge=1)] = 128
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    seed: Annotated[int, Field(ge=0)] = 0
+    batch: Annotated[int, Field(ge=1)] = 1
+    repeat: Annotated[int, Field(ge=1)] = 1
 
     def params(self, ask: Ask, max_tokens: int | None = None) -> SamplingParams:
         """What an engine is asked for."""

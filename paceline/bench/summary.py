@@ -101,7 +101,6 @@ def peer_summary(answers: Seq[Answer], side: str, speculative: Seq[str], seed: i
     """One mode of a peer, against ours; each ratio is the peer's speed over ours."""
     mine = [one for one in answers if one.side == side]
     peer, _, mode = side.partition(":")
-    passes = [one.passes for one in mine if one.passes]
     return {
         "side": side,
         "peer": peer,
@@ -109,7 +108,7 @@ def peer_summary(answers: Seq[Answer], side: str, speculative: Seq[str], seed: i
         "prompts": len(_costs(mine)),
         "tokens_per_s": pooled(list(_costs(mine).values())),
         "tokens_per_s_with_prefill": pooled(list(_costs(mine, True).values())),
-        "mean_acceptance_length": _mean(one.num_tokens / one.passes for one in mine if one.passes) if passes else None,
+        "mean_acceptance_length": _mean(one.num_tokens / one.passes for one in mine if one.passes),
         "identical_share": _mean(one.verdict == "identical" for one in mine),
         "over_plain": _told(_versus(answers, PLAIN, side, seed)),
         "over_speculative": {name: _told(_versus(answers, name, side, seed)) for name in speculative},
@@ -148,7 +147,7 @@ def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]
         "tokens": sum(one.length for one in mine),
         "plain_tokens_per_s": pooled(list(_costs(plain).values())),
         "speculative_tokens_per_s": pooled(list(_costs(mine).values())),
-        "mean_acceptance_length": sum(one.num_tokens for one in mine) / passes if passes else 0.0,
+        "mean_acceptance_length": sum(one.num_tokens for one in mine) / passes if passes else None,
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
         "not_compared": counts[None],
     }
@@ -216,6 +215,6 @@ def _split(answers: Seq[Answer]) -> dict[str, float]:
     return {"draft": draft, "verify": verify, "rest": total - draft - verify, "total": total}
 
 
-def _mean(values: Iterable[float]) -> float:
+def _mean(values: Iterable[float]) -> float | None:
     known = list(values)
-    return sum(known) / len(known) if known else 0.0
+    return sum(known) / len(known) if known else None

@@ -37,16 +37,18 @@ class _Commands(TyperGroup):
     def main(self, args: Sequence[str] | None = None, **_: object) -> Never:  # type: ignore[override]
         """Parse the arguments, run, exit."""
         given = sys.argv[1:] if args is None else list(args)
-        screen = Screen("--json" in given)  # also where the arguments cannot be parsed
+        screen, code = Screen(), 0
         ctrl_c.stage = "running"
         try:
-            with self.make_context("paceline", given, obj=screen) as ctx:
-                self.invoke(ctx)
-            sys.stdout.flush()  # a full disk is told now, not while Python exits
-            code = 0
+            try:
+                with self.make_context("paceline", [*given], obj=screen) as ctx:
+                    self.invoke(ctx)
+            finally:
+                sys.stdout.flush()  # a full disk is told now, not while Python exits
         except BaseException as error:
             if screen.debug and not isinstance(error, typer.Exit | KeyboardInterrupt) and not _is_usage(error):
                 raise
+            screen.json |= _is_usage(error) and "--json" in given  # its option was perhaps not reached
             code = _tell(error, screen)
         finally:
             ctrl_c.stage = "ending"

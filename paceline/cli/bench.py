@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PacelineError
 from .bench_parts import PeerWishes, open_engines, open_peers
 from .bench_report import show
 from .engine import (
+    MAX_SEED,
     AllowLossyOption,
     DeviceOption,
     DtypeOption,
@@ -25,6 +26,7 @@ from .engine import (
     WeightsOption,
     choose_tuned,
 )
+from .process import uninterrupted
 from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
 
 _WHAT, _HOW, _PEERS = "Prompts", "Measuring", "Peers"
@@ -75,7 +77,10 @@ def bench(
     ] = 128,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
     seed: Annotated[
-        int, typer.Option("--seed", help="Of sampled answers and of the bootstrap.", rich_help_panel=_WHAT)
+        int,
+        typer.Option(
+            "--seed", min=0, max=MAX_SEED, help="Of sampled answers and of the bootstrap.", rich_help_panel=_WHAT
+        ),
     ] = 0,
     batch: Annotated[
         int, typer.Option("--batch", min=1, help="Prompts decoded side by side.", rich_help_panel=_HOW)
@@ -156,8 +161,9 @@ def bench(
         raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
     with screen.spinner("starting"):
         from ..bench.about import about_run
-        from ..bench.folder import default_folder, discard, prepare, write
-        from ..bench.run import fitting, run_bench
+        from ..bench.floor import floor_of
+        from ..bench.folder import claim
+        from ..bench.run import BenchRun, fitting, run_bench
         from ..bench.sides import PLAIN, BenchOptions, EngineSide
         from ..bench.suites import choose, read_suite
         from ..bench.summary import summarise
@@ -166,7 +172,6 @@ def bench(
     how = BenchOptions(max_tokens, temperature, seed, batch, repeat)
     SamplingParams(temperature=temperature, max_tokens=max_tokens)  # refuse before minutes of loading
     questions = read_suite(suite, data)
-    folder = Path(out) if out is not None else default_folder(model, names)
     options = EngineOptions(
         model,
         configs[0],
@@ -181,8 +186,7 @@ def bench(
         batch,
         learnt,
     )
-    made = prepare(folder)
-    try:
+    with claim(None if out is None else Path(out), model, names) as results:
         llms = open_engines(options, configs, screen)
         plain = EngineSide(PLAIN, llms[0].plain())
         sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
@@ -194,32 +198,33 @@ def bench(
                 got=f"{left_out} prompts of {llms[0].runner.max_length} tokens or more",
                 fix="raise --max-model-len if the model allows it",
             )
-        missing: dict[str, str] = {}
-        with (
-            open_peers(wishes, configs, llms[0], model, screen, missing) as (peer_sides, about),
-            screen.stages() as progress,
-        ):
-            run = run_bench(plain, sides, peer_sides, chosen, how, progress)
-        summary = {
-            "model": model,
-            "suite": suite,
-            **summarise(run, names, how, missing),
-            **about_run(llms, configs, chosen, len(questions), left_out, about),
-        }
-        ours = {PLAIN, *names}
-        write(
-            folder,
-            summary,
-            [one for one in run.answers if one.side in ours],
-            [one for one in run.answers if one.side not in ours],
-            llms[0].loaded.tokenizer,
-        )
-    except BaseException:
-        discard(made)
-        raise
+        missing, about, ended = dict[str, str](), dict[str, dict[str, str]](), None
+        tokenizer = llms[0].loaded.tokenizer
+        run = BenchRun(floor_of(llms[0].loaded), lambda answers: results.add(answers, {PLAIN, *names}, tokenizer))
+        try:
+            with (
+                open_peers(wishes, configs, llms[0], model, screen, missing) as (peer_sides, about),
+                screen.stages() as progress,
+            ):
+                run_bench(run, plain, sides, peer_sides, chosen, how, progress)
+        except (Exception, KeyboardInterrupt) as error:
+            if not run.answers:
+                raise
+            ended = error
+        with uninterrupted():
+            summary = {
+                "model": model,
+                "suite": suite,
+                **summarise(run, names, how, missing),
+                **about_run(llms, configs, chosen, len(questions), left_out, about),
+            }
+            try:
+                results.finish(summary)
+            except PacelineError as error:
+                ended = ended or error
     if screen.json:
-        screen.put_json({**summary, "result": str(folder)})
+        screen.put_json({**summary, "result": str(results.path)}, is_whole=ended is None)
     else:
-        show(summary, folder, screen)
-    if not run.complete:
-        raise KeyboardInterrupt
+        show(summary, results.path, screen)
+    if ended is not None:
+        raise ended

@@ -7,7 +7,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from .screen import Screen
+from .screen import Screen, number
 
 _SHOWN = 5
 """Bugs to tell of; the folder has all."""
@@ -57,12 +57,12 @@ def _cells(one: dict[str, Any]) -> list[str]:
     compared = sum(one["verdicts"].values())
     return [
         str(one["prompts"]),
-        f"{one['plain_tokens_per_s']:.1f}",
-        f"{one['speculative_tokens_per_s']:.1f}",
+        number(one["plain_tokens_per_s"], ".1f"),
+        number(one["speculative_tokens_per_s"], ".1f"),
         _times(one["speedup"]),
         # One prompt has no spread to speak of.
-        "–" if one["prompts"] < 2 else f"{one['speedup_low']:.2f}–{one['speedup_high']:.2f}",
-        f"{one['mean_acceptance_length']:.2f}",
+        "–" if one["prompts"] < 2 else _interval(one),
+        number(one["mean_acceptance_length"]),
         f"{one['verdicts']['identical']} of {compared}" if compared else "–",
     ]
 
@@ -71,18 +71,16 @@ def _remarks(run: dict[str, Any]) -> list[str]:
     split, verdicts = run["ms_per_round"], run["verdicts"]
     told = [
         f"mean over prompts {_times(run['speedup_prompt_mean'])} "
-        f"({run['speedup_prompt_mean_low']:.2f}–{run['speedup_prompt_mean_high']:.2f}); "
+        f"({_interval(run, 'speedup_prompt_mean')}); "
         f"with the reading of the prompts {_times(run['speedup_with_prefill'])}"
     ] if run["speedup"] is not None else []  # fmt: skip
     if run["acceptance_by_position"]:
         shares = " ".join(f"{100 * one:.0f}" for one in run["acceptance_by_position"])
-        given = " ".join(
-            "–" if one is None else f"{100 * one:.0f}" for one in run["acceptance_by_position_conditional"]
-        )
+        given = " ".join(_percent(one) for one in run["acceptance_by_position_conditional"])
         told.append(f"accepted by position, %: {shares} [dim](given those before: {given})[/dim]")
     told.append(
         f"a round: {split['total']:.1f} ms = draft {split['draft']:.1f} + verify {split['verify']:.1f} "
-        f"+ rest {split['rest']:.1f}; {run['mean_drafted']:.1f} tokens drafted"
+        f"+ rest {split['rest']:.1f}; {number(run['mean_drafted'], '.1f')} tokens drafted"
     )
     if run["sources"]:
         parts = (f"{name} {100 * one['share_of_tokens']:.0f}%" for name, one in run["sources"].items())
@@ -103,7 +101,7 @@ def _remarks(run: dict[str, Any]) -> list[str]:
 
 def _machine(summary: dict[str, Any]) -> list[str]:
     split = summary["plain_ms_per_pass"]
-    told = [f"\nplain: {summary['plain_tokens_per_s']:.1f} tok/s, {split['total']:.1f} ms a pass"]
+    told = [f"\nplain: {number(summary['plain_tokens_per_s'], '.1f')} tok/s, {split['total']:.1f} ms a pass"]
     if summary["floor_fraction"] is not None:
         told[0] += (
             f"; reads {summary['weight_bytes'] / 1e6:,.0f} MB a pass at {summary['achieved_bandwidth'] / 1e9:.1f} "
@@ -135,9 +133,9 @@ def _peer_table(summary: dict[str, Any]) -> Table:
         ratios = [one["over_plain"], *(one["over_speculative"][name] for name in drafters)]
         table.add_row(
             escape(one["side"]),
-            f"{one['tokens_per_s']:.1f}",
+            number(one["tokens_per_s"], ".1f"),
             *(_with_interval(ratio) for ratio in ratios),
-            f"{100 * one['identical_share']:.0f}%",
+            _percent(one["identical_share"]) + "%",
         )
     return table
 
@@ -145,11 +143,20 @@ def _peer_table(summary: dict[str, Any]) -> Table:
 def _with_interval(one: dict[str, Any]) -> str:
     if one["speedup"] is None:
         return "–"
-    return f"{one['speedup']:.2f}x\n[dim]{one['speedup_low']:.2f}–{one['speedup_high']:.2f}[/dim]"
+    return f"{_times(one['speedup'])}\n[dim]{_interval(one)}[/dim]"
 
 
 def _times(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f}x"
+    return "–" if ratio is None else f"{number(ratio)}x"
+
+
+def _interval(one: dict[str, Any], key: str = "speedup") -> str:
+    low, high = one[f"{key}_low"], one[f"{key}_high"]
+    return "–" if low is None or high is None else f"{number(low)}–{number(high)}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else number(100 * share, ".0f")
 
 
 def _last(name: str) -> str:

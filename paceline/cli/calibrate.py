@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from ..errors import ConfigError
 from .engine import (
+    MAX_SEED,
     DeviceOption,
     DtypeOption,
     EngineOptions,
@@ -74,7 +75,7 @@ def calibrate(
         typer.Option("--num-prompts", min=1, help="Only the first so many.", rich_help_panel=_WHAT, show_default=False),
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of sampled answers.", rich_help_panel=_WHAT)] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of sampled answers.", rich_help_panel=_WHAT)] = 0,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="The calibration; a picture is put beside it.")
     ] = Path("calib.json"),

@@ -26,6 +26,7 @@ class NumericsChoice(StrEnum):
     invariant = "invariant"
 
 
+MAX_SEED = 2**32 - 1
 _SPEED, _MODEL = "Speculation", "Model"
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a name that `paceline models` lists.")

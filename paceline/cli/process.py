@@ -81,7 +81,8 @@ def prepare() -> None:
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C waits for the end of the block, which must not take long, and is raised there."""
     before, pressed = signal.getsignal(signal.SIGINT), list[int]()
-    if not callable(before):  # ignored, or not Python's
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or not callable(before):  # ignored, or not Python's
         yield
         return
     signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))

@@ -1,5 +1,6 @@
 """Where output goes: results to stdout, everything said along the way to stderr, and nothing but JSON under --json."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,9 +27,9 @@ class Screen:
     json: human output is left out, and stdout carries one line of JSON. progress: bars, where stderr is a terminal.
     """
 
-    def __init__(self, json: bool = False) -> None:
-        self.debug, self.progress, self.json = False, True, json
-        self._has_put = False
+    def __init__(self) -> None:
+        self.debug, self.progress, self.json = False, True, False
+        self._has_put, self._part = False, dict[str, object]()
         self.out = Console(highlight=False)
         self.err = Console(stderr=True, highlight=False)
 
@@ -45,8 +46,11 @@ class Screen:
         """The one message of a failure."""
         self.err.print(f"[bold red]Error:[/bold red] {escape(text)}", soft_wrap=not self.err.is_terminal)
 
-    def put_json(self, value: dict[str, object]) -> None:
-        """The one line of --json."""
+    def put_json(self, value: dict[str, object], is_whole: bool = True) -> None:
+        """The one line of --json. What is not whole waits for the error that the command is about to end with."""
+        if not is_whole:
+            self._part = value
+            return
         from ..files import to_json
 
         self._has_put = True
@@ -58,11 +62,10 @@ class Screen:
         self, kind: str, message: str, got: object = None, expected: object = None, fix: str | None = None
     ) -> None:
         """The one line of --json where a command failed; nothing where its result is out already."""
-        if not self.json or self._has_put:
-            return
-        told = {"got": got, "expected": expected, "fix": fix}
-        parts = {key: None if value is None else str(value) for key, value in told.items()}
-        self.put_json({"error": {"type": kind, "message": message, **parts}})
+        if self.json and not self._has_put:
+            told = {"got": got, "expected": expected, "fix": fix}
+            parts = {key: None if value is None else str(value) for key, value in told.items()}
+            self.put_json({**self._part, "error": {"type": kind, "message": message, **parts}})
 
     @property
     def shows_progress(self) -> bool:
@@ -129,6 +132,11 @@ class Screen:
             yield report
 
     _bars_after = _bars
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """A number for people; a dash where there is none, as of the mean of nothing."""
+    return "–" if value is None or not math.isfinite(value) else format(value, form)
 
 
 def screen_of(ctx: typer.Context) -> Screen:

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from ..errors import ConfigError, PacelineError
 from .engine import (
+    MAX_SEED,
     DeviceOption,
     DtypeOption,
     EngineOptions,
@@ -63,7 +64,7 @@ def tune(
     ] = 128,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
     seed: Annotated[
-        int, typer.Option("--seed", help="Of sampled answers and of the intervals.", rich_help_panel=_HOW)
+        int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of sampled answers and of the intervals.", rich_help_panel=_HOW)
     ] = 0,
     out: Annotated[
         str | None,

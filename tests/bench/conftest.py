@@ -3,7 +3,8 @@
 import pytest
 
 from paceline import LLM, Fixed, PromptLookup
-from paceline.bench.run import run_bench
+from paceline.bench.floor import floor_of
+from paceline.bench.run import BenchRun, run_bench
 from paceline.bench.sides import PLAIN, BenchOptions, EngineSide
 from paceline.bench.suites import Question
 from tests.tiny import tiny_model
@@ -32,10 +33,12 @@ def engine(model):
 
 @pytest.fixture
 def measure():
-    def run(llm, questions, peers=(), extra=(), **options):
+    def run(llm, questions, peers=(), extra=(), into=None, **options):
         how = BenchOptions(**{"max_tokens": 12, **options})
         sides = [EngineSide("lookup", llm), *extra]
-        return run_bench(EngineSide(PLAIN, llm.plain()), sides, peers, questions, how)
+        made = into or BenchRun(floor_of(llm.loaded))
+        run_bench(made, EngineSide(PLAIN, llm.plain()), sides, peers, questions, how)
+        return made
 
     return run
 

@@ -1,11 +1,18 @@
 """`paceline bench` as a user meets it: the JSON line, the folder, the tables, refusals, Ctrl-C."""
 
+import errno
 import json
+import os
+import re
+import signal
+from io import FileIO
 
 import pytest
 
+from paceline.bench.folder import claim
 from paceline.bench.opened import open_results
 from paceline.bench.run import run_bench
+from paceline.bench.summary import summarise
 from tests.unit.cli_helpers import answer, paceline, refusal
 
 PROMISED = [
@@ -83,21 +90,98 @@ def test_the_default_folder_and_prompts(model, tmp_path, monkeypatch):
     assert second["result"] == first["result"] + "-2"
 
 
-def test_interrupted(bench, tmp_path, monkeypatch):
-    def interrupted(plain, sides, peers, questions, how, progress):
-        def until_two(what, done, total):
-            progress(what, done, total)
-            if (what, done) == ("measuring", 2):
-                raise KeyboardInterrupt
+@pytest.fixture
+def fails_after_two(monkeypatch):
+    """Makes a run raise once two prompts are measured."""
 
-        return run_bench(plain, sides, peers, questions, how, until_two)
+    def plant(error: BaseException):
+        def stopped(*given):
+            *rest, progress = given
 
-    monkeypatch.setattr("paceline.bench.run.run_bench", interrupted)
-    got = answer(*bench, code=130)
-    assert got["complete"] is False
-    assert got["prompts"] == 2
+            def until_two(what, done, total):
+                progress(what, done, total)
+                if (what, done) == ("measuring", 2):
+                    raise error
+
+            run_bench(*rest, until_two)
+
+        monkeypatch.setattr("paceline.bench.run.run_bench", stopped)
+
+    return plant
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (RuntimeError("the engine broke"), 1)])
+def test_what_was_measured_is_kept(bench, tmp_path, fails_after_two, error, code):
+    fails_after_two(error)
+    got = answer(*bench, code=code)
+    assert got["error"]["type"] == type(error).__name__
+    assert (got["complete"], got["prompts"]) == (False, 2)
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["complete"] is False
-    assert len((tmp_path / "r" / "answers.jsonl").read_text().splitlines()) == 4
+    assert len(open_results(tmp_path / "r").answers()) == 4
+    assert sorted(one.name for one in (tmp_path / "r").iterdir()) == ["answers.jsonl", "summary.json"]
+
+
+def test_ctrl_c_while_it_is_stopping(bench, tmp_path, fails_after_two, monkeypatch):
+    fails_after_two(KeyboardInterrupt())
+
+    def again(*given):
+        os.kill(os.getpid(), signal.SIGINT)
+        return summarise(*given)
+
+    monkeypatch.setattr("paceline.bench.summary.summarise", again)
+    assert paceline(*bench).exit_code == 130
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["prompts"] == 2
+
+
+def test_a_full_disk_ends_the_run_and_keeps_whole_lines(bench, tmp_path, monkeypatch):
+    class Full(FileIO):
+        left = 20_000
+
+        def write(self, data):
+            if not self.left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            told = super().write(data[: self.left])
+            self.left -= told
+            return told
+
+    monkeypatch.setattr("paceline.bench.folder.FileIO", Full)
+    result = paceline(*bench)
+    assert result.exit_code == 1
+    assert "stopped early" in result.stdout
+    assert "No space left on device" in result.stderr
+    (count,) = re.findall(r"the (\d) finished answers are kept there", result.stderr)
+    assert int(count) == len(open_results(tmp_path / "r").answers()) >= 1
+
+
+def test_a_summary_that_cannot_be_written(bench, tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("paceline.bench.folder.write_text", full)
+    got = answer(*bench, code=1)
+    assert got["verdicts"]["identical"] == 3
+    assert "the 6 finished answers are kept" in got["error"]["fix"]
+    assert "without a summary" in refusal(*bench)
+    assert "without their summary" in refusal("show", str(tmp_path / "r"))
+
+
+def test_a_folder_belongs_to_one_run(bench, tmp_path):
+    folder = tmp_path / "r"
+    with claim(folder, "m", ["lookup"]):
+        assert "another run is writing" in refusal(*bench)
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "answers.jsonl").write_text("a training's\n")
+    assert "of something else" in refusal(*bench)
+    assert [(one.name, one.read_text()) for one in folder.iterdir()] == [("answers.jsonl", "a training's\n")]
+
+
+def test_answers_of_a_single_token_have_no_speed(bench):
+    """Nothing can be compared where the pass that reads the prompt gives the whole answer."""
+    result = paceline(*bench, "--max-tokens", "1")
+    assert result.exit_code == 0, result.output
+    assert "3 identical" in result.stdout
+    assert "–" in result.stdout
 
 
 def test_interrupted_before_anything_was_measured(bench, tmp_path, monkeypatch):
@@ -128,6 +212,7 @@ def test_refusals(bench, model, tmp_path):
     assert "there is no --peer vllm" in refusal(*bench, "--peer-model", "vllm=x", code=2)
     assert "choose from transformers" in refusal(*bench, "--peer", "ollama=x", code=2)
     assert "unknown drafter" in refusal(*bench, "-d", "lokup")
+    assert "greater than or equal to 0" in refusal(*bench, "--seed", "-5", code=2)
     assert "no prompt fits" in refusal(*bench, "--max-model-len", "2")
     assert not (tmp_path / "r").exists()
     answer(*bench)

@@ -14,7 +14,7 @@ ROUNDS = [(3, 1), (3, 3), (1, 1), (0, 0)]
 
 def test_pooled_speed_weighs_by_tokens():
     assert pooled(PLAIN) == pytest.approx(120 / 11)
-    assert pooled([]) == 0
+    assert pooled([]) is None
     assert Cost(5, 0.0).tokens_per_s == 0
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from paceline.bench.answers import Answer
+from paceline.bench.floor import floor_of
 from paceline.bench.metrics import Cost, speedup
 from paceline.bench.peers.base import Peer, PeerAnswer, PeerFailed
-from paceline.bench.run import fitting, flips
+from paceline.bench.run import BenchRun, fitting, flips
 from paceline.bench.sides import PLAIN, BenchOptions, EngineSide, PeerSide, Side
 from paceline.bench.suites import Question
 from paceline.bench.summary import summarise
@@ -190,12 +191,14 @@ def test_what_does_not_fit_is_left_out_and_counted(engine, measure):
 
 
 def test_an_interrupt_keeps_whole_pairs(engine, measure, questions):
-    run = measure(engine(), questions, extra=[Stops(1 + 2)])  # after the warm-up and two prompts
+    llm, kept = engine(), []
+    run = BenchRun(floor_of(llm.loaded), kept.extend)
+    with pytest.raises(KeyboardInterrupt):
+        measure(llm, questions, extra=[Stops(1 + 2)], into=run)  # after the warm-up and two prompts
     assert not run.complete
+    assert kept == run.answers
     sides = {index: {one.side for one in run.answers if one.ask.index == index} for index in range(4)}
     assert sides == {0: {PLAIN, "lookup", "stops"}, 1: {PLAIN, "lookup", "stops"}, 2: set(), 3: set()}
-    with pytest.raises(KeyboardInterrupt):
-        measure(engine(), questions, extra=[Stops(1)])
 
 
 def test_peers_take_their_turns(engine, measure, questions):

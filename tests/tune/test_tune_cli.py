@@ -72,7 +72,7 @@ def test_interrupted(tune, tmp_path, monkeypatch):
             if what == "measuring":
                 raise KeyboardInterrupt
 
-        return run_bench(*rest, at_first)
+        run_bench(*rest, at_first)
 
     monkeypatch.setattr("paceline.tune.run_bench", interrupted)
     result = paceline(*tune, "-d", "lookup")

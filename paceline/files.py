@@ -6,11 +6,14 @@ They are read up to a limit, written whole or not at all, and replaced only wher
 import json
 import math
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from pydantic_core import from_json
 
 from .errors import ConfigError
@@ -73,24 +76,50 @@ def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False
     return json.dumps(_finite(value), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
 
 
+def is_kind(kind: str) -> Callable[[str], bool]:
+    """For `check_out`: whether a text begins as a JSON object of this "kind", which must be its first key."""
+    return lambda head: re.match(rf'\s*{{\s*"kind"\s*:\s*"{re.escape(kind)}"', head) is not None
+
+
 def check_out(path: Path | str, is_ours: Callable[[str], bool] | None = None) -> None:
     """Raise `ConfigError` where `write_text` would: asked before minutes of work.
 
     is_ours: told the first characters of a file that is there, whether this command wrote it; None: never replace.
     """
-    place = Path(os.path.realpath(path))
+    place, fix = Path(os.path.realpath(path)), "give another --out"
     if place.is_dir() or (place.exists() and not place.is_file()):
-        raise ConfigError(f"{str(path)!r} cannot be replaced", got="no regular file", fix="give another --out")
+        raise ConfigError(f"{str(path)!r} cannot be replaced", got="no regular file", fix=fix)
+    folder = next(one for one in place.parents if one.exists())  # those below it will be made
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"{str(path)!r} cannot be written", got=f"the folder {str(folder)!r}", fix=fix)
     if not place.exists():
-        if place.parent.is_dir() and not os.access(place.parent, os.W_OK):
-            raise ConfigError(f"the folder of {str(path)!r} cannot be written", fix="give another --out")
         return
     with place.open("rb") as file:
         head = file.read(_HEAD).decode("utf-8", errors="replace")
     if head and not (is_ours is not None and is_ours(head)):
+        raise ConfigError(f"{str(path)!r} exists, and this command did not write it", fix=f"{fix}, or remove the file")
+
+
+@contextmanager
+def claimed(path: Path | str) -> Iterator[None]:
+    """Nobody else writes to this file or folder meanwhile. Raises `ConfigError` where another run does."""
+    place = Path(os.path.realpath(path))
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(place.with_name(f".{place.name}.lock"))
+        lock.acquire(timeout=0)
+    except Timeout:
         raise ConfigError(
-            f"{str(path)!r} exists, and this command did not write it", fix="give another --out, or remove the file"
-        )
+            f"another run is writing to {str(path)!r}", fix="give another --out, or wait for it"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be written", got=error.strerror, fix="give another --out") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:

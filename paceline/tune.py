@@ -144,7 +144,7 @@ def measure(
     options: BenchOptions,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Candidate]:
-    """Decode the prompts plainly and with every candidate in turns; `llms` belong to `configs` and share their weights."""
+    """Decode the prompts plainly and with every candidate in turns; `llms` belong to `configs`, on the same weights."""
     names = [config.name for config in configs]
     sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
     run = BenchRun(floor_of(llms[0].loaded))

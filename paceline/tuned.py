@@ -1,18 +1,18 @@
 """What `paceline tune` found, as a file: the drafter that pays for a model on a machine, and what was learnt of it."""
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from .errors import ConfigError
+from .files import is_kind, read_json, to_json, write_text
 from .policy import Profile
 from .spec_config import SpecConfig, parse
 
 VERSION = 1
 _KIND = "paceline-tune"
+is_tuned = is_kind(_KIND)
+"""Whether the beginning of a file says that `paceline tune` wrote it."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,13 @@ class Tuned:
 
 def save_tuned(path: Path | str, tuned: Tuned) -> None:
     """Write the file, whole or not at all. Raises OSError where that cannot be done."""
-    path = Path(path)
-    text = json.dumps(tuned.as_dict(), ensure_ascii=False, indent=1, allow_nan=False)
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        half.write_text(text + "\n", encoding="utf-8")
-        half.replace(path)
-    except BaseException:
-        half.unlink(missing_ok=True)
-        raise
+    write_text(path, to_json(tuned.as_dict(), indent=1) + "\n")
 
 
 def load_tuned(path: Path | str) -> Tuned:
     """Read such a file. Raises `ConfigError` for anything else, another version, or a config that is not understood."""
-    given = _read(Path(path))
-    if given is None:
+    given = read_json(path, "the profile")
+    if not isinstance(given, dict) or given.get("kind") != _KIND:
         raise ConfigError(f"{str(path)!r} is not a file of `paceline tune`", got="something else", fix=_AGAIN)
     if given.get("version") != VERSION:
         raise ConfigError(
@@ -87,27 +79,6 @@ def default_file(model: str) -> Path:
     """`paceline-<model>.json`; of a path or hub id its last part."""
     last = model.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
     return Path(f"paceline-{last or 'model'}.json")
-
-
-def check_writable(path: Path | str) -> None:
-    """Refuse, before minutes of measuring, what could not be written or should not be overwritten.
-
-    An earlier file of `paceline tune` may be. Raises `ConfigError`.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise ConfigError(f"{str(path)!r} is a folder", expected="a file name", fix="give another --out")
-    if path.exists() and path.stat().st_size and _read(path) is None:
-        raise ConfigError(
-            f"{str(path)!r} holds something that `paceline tune` did not write",
-            fix="give another --out, or move it away",
-        )
-    half = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        half.touch()
-        half.unlink()
-    except OSError as error:
-        raise ConfigError(f"{str(path)!r} cannot be written", got=error.strerror, fix="give another --out") from error
 
 
 def dtype_label(dtype: object, device: object) -> str:
@@ -140,14 +111,3 @@ _AGAIN = "run `paceline tune` again"
 
 def _threads(count: int) -> str:
     return f"{count} thread{'' if count == 1 else 's'}"
-
-
-def _read(path: Path) -> Mapping[str, object] | None:
-    """The content where it is a file of ours, None where it is another's."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the profile {str(path)!r} cannot be read", got=error.strerror) from error
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return None
-    return cast("dict[str, object]", found) if isinstance(found, dict) and found.get("kind") == _KIND else None

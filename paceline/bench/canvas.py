@@ -1,10 +1,13 @@
 """What the pictures of results share: colours, style, and a foot that says what was measured where and when."""
 
 import functools
+import io
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError
+from ..files import write_bytes
 from .opened import Opened
 
 if TYPE_CHECKING:
@@ -52,6 +55,20 @@ def load_matplotlib():
     except ImportError:
         raise ConfigError("pictures need matplotlib", fix="pip install 'paceline[viz]'") from None
     return matplotlib
+
+
+def drawn_by(command: str) -> Callable[[str], bool]:
+    """For `files.check_out`: whether a picture is of this command."""
+    return lambda head: command in head
+
+
+def save_figure(figure: "Figure", path: Path, command: str) -> None:
+    """Write a picture, whole or not at all, in the format that its name ends with; it says which command drew it."""
+    form, held = path.suffix[1:], io.BytesIO()
+    # A date in the file would make every copy of the same picture differ.
+    metadata = {"Date": None, "Creator": command} if form == "svg" else {"Software": command}
+    figure.savefig(held, format=form, dpi=150, metadata=metadata)
+    write_bytes(path, held.getvalue())
 
 
 def new_figure(results: Sequence[Opened], size: tuple[float, float]) -> "tuple[Figure, Axes]":

@@ -11,17 +11,15 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConfigError, PacelineError
-from ..files import to_json, write_text
+from ..files import claimed, to_json, write_text
 from ..sampling import Detokenizer
 from .answers import Answer
 from .opened import ANSWERS, SUMMARY
 
 PEER_ANSWERS = "peer_answers.jsonl"
-_LOCK = ".lock"
 
 
 class ResultFolder:
@@ -84,31 +82,12 @@ def claim(out: Path | None, model: str, drafters: Seq[str]) -> Iterator[ResultFo
     """
     folder, made = _made(out) if out is not None else _new(model, drafters)
     try:
-        with _locked(folder), closing(_open(folder)) as results:
+        with claimed(folder), closing(_open(folder)) as results:
             yield results
     finally:
         for one in made:
             with suppress(OSError):  # it holds something
                 one.rmdir()
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / _LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(
-            f"another run is writing to {str(folder)!r}", fix="give another --out, or wait for it"
-        ) from None
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            (folder / _LOCK).unlink()
-        lock.release()
 
 
 def _open(folder: Path) -> ResultFolder:

@@ -11,13 +11,26 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 
 from ..errors import ConfigError
-from .canvas import MARKERS, STYLE, add_legend, colour, load_matplotlib, new_figure, new_figures, styled
+from ..files import check_out
+from .canvas import (
+    MARKERS,
+    STYLE,
+    add_legend,
+    colour,
+    drawn_by,
+    load_matplotlib,
+    new_figure,
+    new_figures,
+    save_figure,
+    styled,
+)
 from .opened import Opened, OpenedRun, short_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # behind figures that a line would cross
+_COMMAND = "paceline plot"
 PictureFormat: TypeAlias = Literal["png", "svg"]
 
 
@@ -218,9 +231,9 @@ def draw(
 ) -> tuple[list[Path], dict[str, str]]:
     """Write every picture that the results can give into `folder`; returns the files, and why others were left out.
 
-    Raises `ConfigError` where matplotlib is missing or the results give no picture at all.
+    Raises `ConfigError` where matplotlib is missing, the results give no picture at all, or files of others are there.
     """
-    files, left_out = list[Path](), dict[str, str]()
+    figures, left_out = dict[Path, "Figure"](), dict[str, str]()
     matplotlib = load_matplotlib()
     with matplotlib.rc_context(STYLE):
         for name, function in FIGURES.items():
@@ -229,16 +242,16 @@ def draw(
             except NoData as reason:
                 left_out[name] = str(reason)
                 continue
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            for suffix in formats:
-                files.append(Path(folder) / f"{name}.{suffix}")
-                # A date in the file would make every copy of the same picture differ.
-                figure.savefig(files[-1], dpi=150, metadata={"Date": None} if suffix == "svg" else None)
-    if not files:
+            figures |= {Path(folder) / f"{name}.{suffix}": figure for suffix in formats}
+        for path in figures:
+            check_out(path, drawn_by(_COMMAND))
+        for path, figure in figures.items():
+            save_figure(figure, path, _COMMAND)
+    if not figures:
         raise ConfigError(
             "these results give no picture", got="; ".join(left_out.values()), fix="run `paceline bench` first"
         )
-    return files, left_out
+    return list(figures), left_out
 
 
 def _runs(results: Sequence[Opened]) -> list[tuple[str, OpenedRun]]:

@@ -128,6 +128,11 @@ def page(results: Opened, tokenizer: "PreTrainedTokenizerBase | None" = None) ->
     )
 
 
+def is_page(head: str) -> bool:
+    """For `files.check_out`: whether `paceline show` wrote a page."""
+    return '<meta name="generator" content="paceline show">' in head
+
+
 def as_script(value: object) -> str:
     """JSON that can stand inside a script element, whatever the texts in it: no `<` is left."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")

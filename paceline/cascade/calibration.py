@@ -7,7 +7,6 @@ whatever bound is asked for, and the one in the file must be what follows for it
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,12 +14,15 @@ from typing import cast
 
 from ..core.request import SamplingParams
 from ..errors import ConfigError, IncompatibleModels
+from ..files import is_kind, read_json, to_json, write_text
 from .bound import Point, check_promise, last_that_holds, prompts_needed, upper_bound
 from .confidence import Signal
 from .identity import ModelId
 
 VERSION = 2
 _KIND = "paceline-cascade"
+is_calibration = is_kind(_KIND)
+"""Whether the beginning of a file says that `paceline calibrate` wrote it."""
 _AGAIN = "run `paceline calibrate` again"
 _NOT_LAW = ("max_tokens", "seed", "n", "logprobs")
 """Options that leave it untouched which of the two models' answers differ: a shorter limit cuts equal texts equally."""
@@ -141,15 +143,7 @@ class Calibration:
 
     def save(self, path: Path | str) -> None:
         """Write the file, whole or not at all. Raises `ConfigError` where it promises nothing, OSError as files do."""
-        path = Path(path)
-        text = json.dumps(self.as_dict(), ensure_ascii=False, indent=1, allow_nan=False)
-        half = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            half.write_text(text + "\n", encoding="utf-8")
-            half.replace(path)
-        except BaseException:
-            half.unlink(missing_ok=True)
-            raise
+        write_text(path, to_json(self.as_dict(), indent=1) + "\n")
 
     def _refuse(self, limit: float, confidence: float, each: float) -> ConfigError:
         best = min((points[0].differ for points in self.curves.values()), default=0)
@@ -197,12 +191,7 @@ def params_of(made: "Calibration", max_tokens: int, seed: int = 0) -> SamplingPa
 
 def load_calibration(path: Path | str) -> Calibration:
     """Read such a file. Raises `ConfigError` for anything else, another version, or one that was changed since."""
-    try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the calibration {str(path)!r} cannot be read", got=error.strerror) from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(path)!r} is not a calibration", got="no JSON", fix=_AGAIN) from error
+    given = read_json(path, "the calibration")
     if not isinstance(given, dict) or given.get("kind") != _KIND:
         raise ConfigError(f"{str(path)!r} is not a calibration", got="something else", fix=_AGAIN)
     if given.get("version") != VERSION:

@@ -15,6 +15,7 @@ from pathlib import Path
 from ..core.request import SamplingParams
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
+from ..files import write_text
 from ..llm import LLM
 from ..prompts_of import Prompt
 from ..provenance import provenance
@@ -41,13 +42,14 @@ def calibrate(
     signals: Seq[Signal] = (Signal.MIN_PROB,),
     params: SamplingParams | None = None,
     told: Mapping[str, object] | None = None,
-    journal: Path | None = None,
+    out: Path | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Calibration:
     """Measure both models on prompts, which must be drawn as the later ones will be, each of them once.
 
     signals: kinds of confidence to choose among; several make the test of each stricter. params: of the answers; a
-    sampled answer gets the seed `params.seed` + its index. told: what the file is to say about the prompts.
+    sampled answer gets the seed `params.seed` + its index. told: what the file is to say about the prompts. out: where
+    the calibration is saved; until then what was measured is kept in a journal beside it.
     Raises `ConfigError`, also where the sample cannot promise what is asked for; the journal then stays.
     """
     params = params or SamplingParams()
@@ -71,14 +73,14 @@ def calibrate(
         "large": who[1].as_dict(),
         "prompts": dict(told or {}),
         "count": len(prompts),
-        "sha256": "" if journal is None else hash_of(prompts),
+        "sha256": "" if out is None else hash_of(prompts),
         "short_limit": short_limit,
         "small_context": small.runner.max_length,
         "sampling": sampling_of(params),
         "seed": params.seed,
         "max_tokens": params.max_tokens,
     }
-    written = _Journal(journal, head)
+    written = _Journal(out, head)
     checker = Checker(large)
     for index in range(len(written.rows), len(prompts)):
         progress("prompts", index, len(prompts))
@@ -100,6 +102,8 @@ def calibrate(
         provenance(),
     )
     made.choose()
+    if out is not None:
+        made.save(out)
     written.remove()
     return made
 
@@ -140,7 +144,7 @@ class _Journal:
             lines = self._path.read_bytes().split(b"\n")[:-1]  # a line without its end was cut
             self.rows = [_read_row(line, f"{self._path}, line {i}") for i, line in enumerate(lines, start=1)]
             text = "".join(_write_row(row) for row in self.rows)
-            self._path.write_text(text, encoding="utf-8")
+            write_text(self._path, text)
 
     def add(self, row: Observed) -> None:
         """Remember a prompt."""

@@ -77,6 +77,7 @@ def page(cascade: Cascade, found: Mapping[Case, Found | None], count: int) -> st
     articles = "\n".join(_article(case, found.get(case), cascade.large.tokenizer, count) for case in Case)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="generator" content="paceline show">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">\n'

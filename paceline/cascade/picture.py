@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..bench.canvas import GREY, PALETTE, STYLE, load_matplotlib
+from ..bench.canvas import GREY, PALETTE, STYLE, load_matplotlib, save_figure
 from .bound import upper_bound
 from .calibration import Calibration
 
@@ -32,5 +32,4 @@ def draw(calibration: Calibration, path: Path) -> None:
         axes.set_ylabel("answered alone and differently, %")
         axes.set_title(f"{calibration.small.name} before {calibration.large.name}, {n} prompts")
         axes.legend(loc="upper left")
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(path, metadata=metadata, dpi=150)
+        save_figure(figure, path, "paceline calibrate")

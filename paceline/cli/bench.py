@@ -9,7 +9,6 @@ from ..errors import ConfigError, PacelineError
 from .bench_parts import PeerWishes, open_engines, open_peers
 from .bench_report import show
 from .engine import (
-    MAX_SEED,
     AllowLossyOption,
     DeviceOption,
     DtypeOption,
@@ -25,6 +24,7 @@ from .engine import (
     TrustOption,
     WeightsOption,
     choose_tuned,
+    seed_option,
 )
 from .process import uninterrupted
 from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
@@ -76,12 +76,7 @@ def bench(
         int, typer.Option("--max-tokens", min=1, help="Length of an answer.", rich_help_panel=_WHAT)
     ] = 128,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed", min=0, max=MAX_SEED, help="Of sampled answers and of the bootstrap.", rich_help_panel=_WHAT
-        ),
-    ] = 0,
+    seed: Annotated[int, seed_option("Of sampled answers and of the bootstrap.", _WHAT)] = 0,
     batch: Annotated[
         int, typer.Option("--batch", min=1, help="Prompts decoded side by side.", rich_help_panel=_HOW)
     ] = 1,

@@ -8,7 +8,6 @@ from rich.markup import escape
 
 from ..errors import ConfigError
 from .engine import (
-    MAX_SEED,
     DeviceOption,
     DtypeOption,
     EngineOptions,
@@ -19,6 +18,7 @@ from .engine import (
     TrustOption,
     WeightsChoice,
     open_engine,
+    seed_option,
 )
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
@@ -75,7 +75,7 @@ def calibrate(
         typer.Option("--num-prompts", min=1, help="Only the first so many.", rich_help_panel=_WHAT, show_default=False),
     ] = None,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of sampled answers.", rich_help_panel=_WHAT)] = 0,
+    seed: Annotated[int, seed_option("Of sampled answers.", _WHAT)] = 0,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="The calibration; a picture is put beside it.")
     ] = Path("calib.json"),
@@ -104,19 +104,25 @@ def calibrate(
     """
     screen = screen_of(ctx)
     with screen.spinner("starting"):
-        from ..bench.canvas import load_matplotlib
+        from ..bench.canvas import drawn_by, load_matplotlib
+        from ..cascade.calibration import is_calibration
         from ..cascade.confidence import Signal
         from ..cascade.measure import calibrate as measure
         from ..cascade.measure import check_sample
         from ..cascade.picture import draw
         from ..cascade.prompt_file import hash_of, read_prompt_file
         from ..core.request import SamplingParams
+        from ..files import check_out, claimed
 
     signals = [Signal(name) for name in _checked(signal or [Signal.MIN_PROB.value], [s.value for s in Signal])]
     load_matplotlib()  # refuse now what would fail after an hour
     asked = read_prompt_file(prompts, num_prompts)
     check_sample(len(asked), max_disagreement, confidence, len(signals))
-    _check_out(out)
+    if out.suffix != ".json":
+        raise ConfigError("a calibration is a .json file", got=str(out), fix="give another --out")
+    picture = out.with_suffix(".svg")
+    check_out(out, is_calibration)
+    check_out(picture, drawn_by("paceline calibrate"))
     repeats = len(asked) - len({repr(prompt) for prompt in asked})
     if repeats:
         screen.say(
@@ -124,33 +130,32 @@ def calibrate(
             "of real traffic, wrong for copies."
         )
     common = (numerics, dtype, device, max_model_len, threads, trust_remote_code)
-    try:
-        engines = open_pair((small, small_weights), (large, large_weights), *common, screen)
-        with screen.stages() as progress:
-            made = measure(
-                *engines,
-                asked,
-                max_disagreement=max_disagreement,
-                confidence=confidence,
-                short_limit=short_limit,
-                signals=signals,
-                params=SamplingParams(temperature=temperature, seed=seed),
-                told={
-                    "file": prompts.name,
-                    "sha256": hash_of(asked),
-                    "paths": {"small": small, "large": large},
-                    "weights": {"small": small_weights, "large": large_weights},
-                    "max_model_len": max_model_len,
-                },
-                journal=out,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        screen.err.print("What was measured is kept; the same command goes on from there.")
-        raise
-    made.save(out)
-    picture = out.with_suffix(".svg")
-    draw(made, picture)
+    with claimed(out):
+        try:
+            engines = open_pair((small, small_weights), (large, large_weights), *common, screen)
+            with screen.stages() as progress:
+                made = measure(
+                    *engines,
+                    asked,
+                    max_disagreement=max_disagreement,
+                    confidence=confidence,
+                    short_limit=short_limit,
+                    signals=signals,
+                    params=SamplingParams(temperature=temperature, seed=seed),
+                    told={
+                        "file": prompts.name,
+                        "sha256": hash_of(asked),
+                        "paths": {"small": small, "large": large},
+                        "weights": {"small": small_weights, "large": large_weights},
+                        "max_model_len": max_model_len,
+                    },
+                    out=out,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            screen.err.print("What was measured is kept; the same command goes on from there.")
+            raise
+        draw(made, picture)
     _tell(made, out, picture, screen)
 
 
@@ -182,24 +187,6 @@ def _checked(names: list[str], known: list[str]) -> list[str]:
         if name not in known:
             raise typer.BadParameter(f"unknown signal {name!r}: one of {', '.join(known)}")
     return list(dict.fromkeys(names))
-
-
-def _check_out(out: Path) -> None:
-    """Refuse what could not be written at the end, or would be lost."""
-    from ..cascade import load_calibration
-
-    if out.suffix != ".json":
-        raise ConfigError("a calibration is a .json file", got=str(out), fix="give another --out")
-    if not out.parent.is_dir():
-        raise ConfigError("there is no such folder", got=str(out.parent), fix="make it, or give another --out")
-    if out.exists():
-        try:
-            load_calibration(out)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{str(out)!r} holds something that `paceline calibrate` did not write",
-                fix="give another --out, or move it away",
-            ) from error
 
 
 def _tell(made: "Calibration", out: Path, picture: Path, screen: Screen) -> None:

@@ -34,22 +34,25 @@ class CascadeOptions:
 def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
     """Write the page. Raises `ConfigError` and `IncompatibleModels`, for other models than those calibrated."""
     with screen.spinner("starting"):
+        from ..bench.visualise import is_page
         from ..cascade import Cascade, load_calibration
         from ..cascade.calibration import params_of
         from ..cascade.cases import find_cases
         from ..cascade.page import page
         from ..cascade.prompt_file import read_prompt_file
+        from ..files import check_out, write_text
 
+    check_out(out, is_page)
     made = load_calibration(options.calibration)
     prompts = read_prompt_file(options.prompts, options.num_prompts)
-    if not out.parent.is_dir():
-        raise ConfigError("there is no such folder", got=str(out.parent), fix="make it, or give another --out")
     small, large = _models(made, options, screen)
     params = params_of(made, options.max_tokens)
     with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade, screen.stages() as progress:
+        told = f"Looking for an example of each case in {len(prompts)} prompts, which both models answer."
+        screen.say(f"[dim]{told}[/dim]")
         found = find_cases(cascade, prompts, params, progress)
         text = page(cascade, found, len(prompts))
-    out.write_text(text, encoding="utf-8")
+    write_text(out, text)
     _tell(cascade, found, out, text, screen)
     return out
 

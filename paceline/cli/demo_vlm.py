@@ -1,5 +1,6 @@
 """`paceline demo-vlm`."""
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 _MODEL, _SMALL = "tiny-vlm", "tiny-vlm-small"
+_COMMAND = "paceline demo-vlm"  # told by the pictures that it saves
 
 
 def demo_vlm(
@@ -115,13 +117,20 @@ def _own(source: str, questions: list[str]) -> "Shown":
 
 
 def _saved(pictures: "list[Shown]", folder: Path) -> dict[str, str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    places: dict[str, str] = {}
+    from PIL.PngImagePlugin import PngInfo
+
+    from ..files import check_out, write_bytes
+
+    about = PngInfo()
+    about.add_text("Software", _COMMAND)
+    places = {shown.name: folder / f"{shown.name.replace(' ', '-')}.png" for shown in pictures}
+    for place in places.values():
+        check_out(place, lambda head: _COMMAND in head)
     for shown in pictures:
-        path = folder / f"{shown.name.replace(' ', '-')}.png"
-        shown.image.save(path)
-        places[shown.name] = str(path)
-    return places
+        held = io.BytesIO()
+        shown.image.save(held, format="PNG", pnginfo=about)
+        write_bytes(places[shown.name], held.getvalue())
+    return {name: str(place) for name, place in places.items()}
 
 
 def _print_picture(shown: "Shown", place: str | None, answered: "list[Answered]", screen: Screen) -> None:

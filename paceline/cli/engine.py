@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -26,7 +26,6 @@ class NumericsChoice(StrEnum):
     invariant = "invariant"
 
 
-MAX_SEED = 2**32 - 1
 _SPEED, _MODEL = "Speculation", "Model"
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a name that `paceline models` lists.")
@@ -150,6 +149,11 @@ TrustOption = Annotated[
         "--trust-remote-code", metavar="", help="Run Python code that comes with the model.", rich_help_panel=_MODEL
     ),
 ]
+
+
+def seed_option(help: str, panel: str) -> Any:
+    """--seed: a number that is a seed everywhere, also with the index of a prompt added."""
+    return typer.Option("--seed", min=0, max=2**32 - 1, help=help, rich_help_panel=panel)
 
 
 @dataclass(frozen=True)

@@ -50,11 +50,13 @@ def export(
         from transformers.utils import logging
 
         from ..export import export_head
+        from ..export.folder import check_new
         from ..runner import load_model
         from ..zoo import resolve
         from ..zoo.heads import head_folder
 
     logging.disable_progress_bar()
+    check_new(out)  # before a model is fetched
     place, target = head_folder(head), None
     if model is not None:
         with screen.pulling() as progress:

@@ -1,5 +1,7 @@
 """`paceline show`."""
 
+import os
+import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -128,14 +130,15 @@ def show(
 
 
 def _write_page(opened: "Opened", tokenizer: str | None, out: Path | None, open_page: bool, screen: Screen) -> None:
-    from ..bench.visualise import chosen, page, tokenizer_for
+    from ..bench.visualise import chosen, is_page, page, tokenizer_for
+    from ..files import check_out, write_text
 
     answers = chosen(opened.answers())
+    file = out or opened.path / "answers.html"
+    check_out(file, is_page)
     with screen.spinner("writing the page"):
         text = page(opened, tokenizer_for(opened, answers, tokenizer))
-    file = out or opened.path / "answers.html"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+        write_text(file, text)
     if screen.json:
         screen.put_json({"page": str(file), "answers": len(answers), "bytes": len(text.encode())})
     else:
@@ -144,8 +147,17 @@ def _write_page(opened: "Opened", tokenizer: str | None, out: Path | None, open_
 
 
 def _open(file: Path, is_asked: bool, screen: Screen) -> None:
-    if is_asked and not webbrowser.open(file.resolve().as_uri()):
+    if not is_asked:
+        return
+    # Browsers that show pages in the terminal itself keep it until they are left; without one they hang.
+    screen.say("[dim]Opening the page in your browser.[/dim]")
+    if not (sys.stdin.isatty() or _has_screen()) or not webbrowser.open(file.resolve().as_uri()):
         screen.say("[yellow]No browser could be opened here; open the file yourself.[/yellow]")
+
+
+def _has_screen() -> bool:
+    """Whether windows can be opened."""
+    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _print_answer(opened: "Opened", tokenizer: str | None, number: int, screen: Screen) -> None:

@@ -8,7 +8,6 @@ from rich.markup import escape
 
 from ..errors import ConfigError, PacelineError
 from .engine import (
-    MAX_SEED,
     DeviceOption,
     DtypeOption,
     EngineOptions,
@@ -19,6 +18,7 @@ from .engine import (
     TrustOption,
     WeightsOption,
     open_engine,
+    seed_option,
 )
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 from .tune_view import show
@@ -63,9 +63,7 @@ def tune(
         int, typer.Option("--max-tokens", min=1, help="Length of an answer.", rich_help_panel=_WHAT)
     ] = 128,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of sampled answers and of the intervals.", rich_help_panel=_HOW)
-    ] = 0,
+    seed: Annotated[int, seed_option("Of sampled answers and of the intervals.", _HOW)] = 0,
     out: Annotated[
         str | None,
         typer.Option(
@@ -100,35 +98,37 @@ def tune(
         from ..bench.sides import BenchOptions
         from ..bench.suites import choose
         from ..core.request import SamplingParams
+        from ..files import check_out, claimed
         from ..spec_config import SpecConfig
         from ..tune import candidates_of, measure, read_questions
-        from ..tuned import check_writable, default_file, save_tuned
+        from ..tuned import default_file, is_tuned, save_tuned
 
     configs = candidates_of(drafter)
     SamplingParams(temperature=temperature, max_tokens=max_tokens)  # refuse before minutes of loading
     questions = read_questions(prompts)
     path = Path(out) if out is not None else default_file(model)
-    check_writable(path)
+    check_out(path, is_tuned)
     options = EngineOptions(
         model, SpecConfig(), False, numerics, dtype, device, max_model_len, threads, trust_remote_code, weights
     )
-    try:
-        plain = open_engine(options, screen)
-        kept = _fitting(plain, questions, screen)
-        chosen = choose(kept, num_prompts)
-        configs, llms = _open_candidates(plain, configs, options, screen, is_default=not drafter)
-        how = BenchOptions(max_tokens, temperature, seed)
-        with screen.stages() as progress:
-            candidates = measure(configs, llms, chosen, how, progress)
-    except KeyboardInterrupt:
-        screen.err.print("Nothing was kept: half a measurement chooses nothing.")
-        raise
-    from ..bench.suites import hash_questions
-    from .tune_result import Prompts, result_of
+    with claimed(path):
+        try:
+            plain = open_engine(options, screen)
+            kept = _fitting(plain, questions, screen)
+            chosen = choose(kept, num_prompts)
+            configs, llms = _open_candidates(plain, configs, options, screen, is_default=not drafter)
+            how = BenchOptions(max_tokens, temperature, seed)
+            with screen.stages() as progress:
+                candidates = measure(configs, llms, chosen, how, progress)
+        except KeyboardInterrupt:
+            screen.err.print("Nothing was kept: half a measurement chooses nothing.")
+            raise
+        from ..bench.suites import hash_questions
+        from .tune_result import Prompts, result_of
 
-    asked = Prompts(prompts, len(chosen), len(questions), hash_questions(chosen))
-    tuned = result_of(plain, candidates, llms, how, asked)
-    save_tuned(path, tuned)
+        asked = Prompts(prompts, len(chosen), len(questions), hash_questions(chosen))
+        tuned = result_of(plain, candidates, llms, how, asked)
+        save_tuned(path, tuned)
     if screen.json:
         screen.put_json({"model": model, "file": str(path), **tuned.as_dict()})
     else:

@@ -1,6 +1,7 @@
 """Write an export, read it again as a stranger would, and keep it only if both heads say the same."""
 
 import json
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -53,7 +54,11 @@ def export_head(
     Raises `NotExportable` for what the engine cannot hold or what reads back as another head, `ConfigError` for
     folders, `IncompatibleModels` for another target.
     """
-    info, place = head_info(folder), Path(out)
+    place = Path(out)
+    if place.is_symlink():
+        place = Path(os.path.realpath(place))  # the link stays
+    check_new(place)
+    info = head_info(folder)
     if engine not in ENGINES:
         raise ConfigError("an unknown engine", got=engine, expected="one of " + ", ".join(ENGINES))
     head = load_head(folder, target).cpu().float()
@@ -80,10 +85,15 @@ def layout_of(head: Head, engine: str, facts: Facts, num_tokens: int = 3) -> Lay
     )
 
 
-def write(place: Path, layout: Layout, head: Head, facts: Facts, engine: str, card: str) -> float:
-    """Write, read back, compare; the folder appears only if the two heads agree. Returns the largest difference."""
+def check_new(place: Path) -> None:
+    """Raise `ConfigError` where something is already."""
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ConfigError(f"{str(place)!r} exists already", expected="a new folder", fix="name another, or remove it")
+
+
+def write(place: Path, layout: Layout, head: Head, facts: Facts, engine: str, card: str) -> float:
+    """Write, read back, compare; the folder appears only if the two heads agree. Returns the largest difference."""
+    check_new(place)
     place.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import webbrowser
+from pathlib import Path
 
 import pytest
 
@@ -50,10 +51,15 @@ def test_show_prints_one_answer(folder):
 def test_show_writes_and_opens_the_page(folder, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setenv("DISPLAY", ":0")
     got = answer("show", folder, "--html", "--open")
     file = tmp_path / "made" / "answers.html"
     assert got == {"page": str(file), "answers": 1, "bytes": file.stat().st_size}
     assert opened == [file.as_uri()]
+    monkeypatch.delenv("DISPLAY")
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert "open the file yourself" in paceline("show", folder, "--html", "--open").stderr
+    assert len(opened) == 1, "a browser in a terminal would wait for its keys"
 
 
 def test_tokenizer_option_gives_the_texts(tmp_path):
@@ -65,6 +71,30 @@ def test_tokenizer_option_gives_the_texts(tmp_path):
     folder = write_folder(tmp_path / "bare", answers=[bare])
     assert "naïve {data}" in paceline("show", str(folder), "--tokenizer", str(tmp_path / "tokenizer")).stdout
     assert "there is no tokenizer here" in refusal("show", str(folder), "--tokenizer", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (("show", "--html", "--out", "{folder}/summary.json"), "summary.json"),
+        (("show", "--html"), "answers.html"),
+        (("plot", "--out", "{folder}"), "speedup_by_category.svg"),
+    ],
+)
+def test_only_their_own_files_are_replaced(folder, command, file):
+    if command[0] == "plot":
+        pytest.importorskip("matplotlib")
+    arguments = [command[0], folder, *(one.format(folder=folder) for one in command[1:])]
+    place = Path(folder) / file
+    before = place.read_text() if place.exists() else "<html>mine</html>"
+    place.write_text(before)
+    assert "did not write it" in refusal(*arguments)
+    assert place.read_text() == before
+    if file != "summary.json":
+        place.unlink()
+        names = {paceline(*arguments).exit_code for _ in range(2)}
+        assert names == {0}
+        assert place.read_text() != before
 
 
 def test_refusals(folder, tmp_path):

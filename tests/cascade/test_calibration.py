@@ -113,7 +113,7 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
         with pytest.raises(ConfigError, match=match):
             load_calibration(file)
 
-    refused("{", "no JSON")
+    refused("{", "not valid JSON")
     refused([1], "not a calibration")
     refused({"kind": "paceline-tune"}, "not a calibration")
     refused({**good, "version": 99}, "another version")
@@ -173,16 +173,17 @@ def test_an_interrupted_run_goes_on(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(journal=out, progress=stop)
+        run(out=out, progress=stop)
     (journal,) = tmp_path.iterdir()
     journal.write_text(journal.read_text() + '[{"min_prob": 0.5')  # cut in the middle of a line
     asked.clear()
-    made = run(journal=out, progress=lambda stage, done, total: asked.append(done))
+    made = run(out=out, progress=lambda stage, done, total: asked.append(done))
     assert asked[0] == 25
     assert asked[-1] == COUNT
     whole = run()
     assert (made.curves, made.ended) == (whole.curves, whole.ended)
-    assert not list(tmp_path.iterdir())
+    assert [one.name for one in tmp_path.iterdir()] == ["c.json"]
+    assert load_calibration(out).curves == made.curves
 
 
 def test_what_would_count_answers_as_cut_is_refused():
@@ -216,7 +217,7 @@ def test_other_prompts_do_not_go_on_from_a_journal(tmp_path):
     for prompts in (PROMPTS[:COUNT], PROMPTS[COUNT : 2 * COUNT]):
         with pytest.raises(KeyboardInterrupt):
             calibrate(small(), large(), prompts, max_disagreement=MOST, short_limit=LIMIT, params=PARAMS,
-                      journal=tmp_path / "c.json", progress=stop)  # fmt: skip
+                      out=tmp_path / "c.json", progress=stop)  # fmt: skip
     assert len(list(tmp_path.iterdir())) == 2
 
 

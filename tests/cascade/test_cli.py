@@ -11,6 +11,7 @@ from paceline.cascade import Cascade
 from paceline.cascade.cases import Case, Found, find_cases
 from paceline.cascade.outcome import Reason
 from paceline.cascade.page import _pictures, kinds_of, page, pieces_of, tokens
+from paceline.files import claimed
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, perturbed, small
 from tests.tiny import tiny_model
 from tests.unit.cli_helpers import answer, paceline, refusal, save
@@ -52,6 +53,10 @@ def test_calibrate_then_show(models, prompts, tmp_path):
     assert Path(shown["page"]) == tmp_path / "calib.html"
     assert shown["cases"].keys() == {case.value for case in Case}
     assert any(index is not None for index in shown["cases"].values())
+    Path(shown["page"]).write_text("<html>mine</html>")
+    again = ("show", "--html", "--cascade", out, "--prompts", prompts)
+    assert "did not write it" in refusal(*again)
+    Path(shown["page"]).unlink()
     other = refusal("show", "--html", "--cascade", out, "-p", prompts, "--small", models[1])
     assert "another small model" in other
 
@@ -63,6 +68,10 @@ def test_refusals_come_before_loading(models, prompts, tmp_path):
     assert "is a .json file" in refusal("calibrate", *models, *most, "--out", str(tmp_path / "c.txt"))
     (tmp_path / "mine.json").write_text("{}")
     assert "did not write" in refusal("calibrate", *models, *most, "--out", str(tmp_path / "mine.json"))
+    (tmp_path / "c.svg").write_text("<svg/>")
+    assert "c.svg" in refusal("calibrate", *models, *most, "--out", str(tmp_path / "c.json"))
+    with claimed(tmp_path / "d.json"):
+        assert "another run" in refusal("calibrate", *models, *most, "--out", str(tmp_path / "d.json"))
     assert "--cascade takes --html" in refusal("show", "--cascade", "x.json", code=2)
     assert "nothing to show" in refusal("show", code=2)
     assert "are of --cascade" in refusal("show", str(tmp_path), "--prompts", prompts, code=2)

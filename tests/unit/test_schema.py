@@ -122,3 +122,27 @@ def test_only_its_own_file_is_replaced_and_a_symlink_stays(tmp_path: Path):
     for wrong in (tmp_path, Path("/dev/null")):
         with pytest.raises(ConfigError, match="no regular file"):
             files.check_out(wrong, lambda head: True)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        files.check_out(place / "below a file", lambda head: True)
+
+
+def test_a_kind_is_told_by_the_beginning_alone():
+    is_ours = files.is_kind("paceline-x")
+    assert is_ours(files.to_json({"kind": "paceline-x", "more": [float("nan")]}, indent=1)[:30])
+    assert not is_ours('{"kind": "paceline-xy"}')
+    assert not is_ours('{"text": "{\\"kind\\": \\"paceline-x\\"}"}')
+
+
+def test_json_has_no_nan():
+    assert files.to_json({1: (float("nan"), float("-inf"), 0.5, "\u00e9")}) == '{"1": [null, null, 0.5, "\u00e9"]}'
+
+
+def test_a_place_is_claimed_by_one(tmp_path: Path):
+    with files.claimed(tmp_path / "new" / "a.json"):
+        with pytest.raises(ConfigError, match="another run"), files.claimed(tmp_path / "new" / "a.json"):
+            pass
+        with files.claimed(tmp_path / "new" / "b.json"):
+            pass
+    with files.claimed(tmp_path / "new" / "a.json"):
+        pass
+    assert not list((tmp_path / "new").iterdir())

@@ -65,7 +65,10 @@ def test_the_command_tells_everything_as_json(folder, tmp_path):
     assert told["identical"]
     assert [row["kind"] for row in told["questions"]] == ["yes/no", "choice", "short", "caption", "steps"]
     assert {"vision", "prefill", "draft", "verify"} <= told["speculative_split"].keys()
-    assert (tmp_path / "png").glob("*.png")
+    (saved,) = (tmp_path / "png").iterdir()
+    saved.write_bytes(b"mine")
+    again = run(folder, "--drafter", "lookup", "--num-scenes", "1", "--save", str(tmp_path / "png"))
+    assert "did not write it" in " ".join(again.stderr.split())
 
 
 def test_the_users_own_picture(folder, tmp_path):

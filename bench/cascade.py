@@ -27,9 +27,9 @@ from paceline import LLM, Cascade, PacelineError, SamplingParams
 from paceline.cascade import Calibration, load_calibration
 from paceline.cascade.bound import binomial_cdf, upper_bound
 from paceline.cascade.calibration import params_of
-from paceline.cascade.prompt_file import read_prompt_file
 from paceline.errors import ConfigError
 from paceline.llm import Prompt
+from paceline.prompt_files import read_prompts
 from paceline.zoo import resolve
 
 
@@ -131,7 +131,7 @@ def main(given: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads or torch.get_num_threads())
     try:
         made = load_calibration(str(args.calibration))
-        prompts = read_prompt_file(args.prompts, args.num_prompts)
+        prompts = read_prompts(args.prompts, args.num_prompts)
         small, large = open_models(made, args)
         with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade:
             found = compare(cascade, large.plain(), prompts, params_of(made, args.tokens))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline import LLM, SamplingParams
 from paceline.check import check
-from paceline.checks.prompt_files import read_prompts
+from paceline.prompt_files import read_prompts
 from paceline.provenance import hash_prompts, provenance
 from paceline.runner import load_model
 from paceline.spec_config import parse

@@ -31,6 +31,12 @@ def tokenizer_of(loaded: LoadedModel) -> PreTrainedTokenizerBase:
     return loaded.tokenizer
 
 
+def has_chat_template(loaded: LoadedModel) -> bool:
+    """Whether the model was made for chats."""
+    processor = None if loaded.vision is None else loaded.vision.processor
+    return any(getattr(one, "chat_template", None) for one in (loaded.tokenizer, processor))
+
+
 def read_prompt(runner: ModelRunner, prompt: Prompt) -> tuple[list[int], VisionPrompt | None]:
     """Token ids of a prompt, and its pictures; a chat goes through the model's template.
 

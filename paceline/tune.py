@@ -16,7 +16,6 @@ from .bench.run import BenchRun, Progress, run_bench
 from .bench.sides import PLAIN, BenchOptions, EngineSide
 from .bench.suites import BUILT_IN, Question, read_suite
 from .bench.summary import summarise
-from .checks.prompt_files import read_prompts
 from .core.outputs import Round
 from .errors import ConfigError
 from .llm import LLM
@@ -100,7 +99,7 @@ class Candidate:
 
 
 def read_questions(path: str | None) -> list[Question]:
-    """The user's prompts: JSON lines as `paceline bench` reads them, or plain lines, one prompt each; None: built in.
+    """The user's prompts: a file as `paceline bench` reads it; None: built in.
 
     Raises `ConfigError` where there are none or a line cannot be read.
     """
@@ -108,13 +107,7 @@ def read_questions(path: str | None) -> list[Question]:
         return read_suite(BUILT_IN)
     if not Path(path).is_file():
         raise ConfigError(f"there is no file {path!r}", expected="JSON lines or plain lines, one prompt each")
-    name = Path(path).name
-    if ".json" in name or name.endswith(".gz"):
-        return read_suite(path)
-    lines = [str(line) for line in read_prompts(path)]
-    if lines[0].lstrip().startswith("{"):
-        return read_suite(path)
-    return [Question(str(i), name.partition(".")[0], (line,), None) for i, line in enumerate(lines, start=1)]
+    return read_suite(path)
 
 
 def candidates_of(given: Seq[str] | None) -> list[SpecConfig]:

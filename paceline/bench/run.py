@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ..errors import CacheFull, PacelineError
 from ..llm import LLM
+from ..prompts_of import has_chat_template
 from .answers import Answer, Ask
 from .floor import Floor
 from .sides import PLAIN, BenchOptions, EngineSide, PeerSide, Side
@@ -159,9 +160,7 @@ def ask_of(
 
 
 def _is_bare(llm: LLM, question: Question) -> bool:
-    processor = None if llm.loaded.vision is None else llm.loaded.vision.processor
-    templates = [getattr(one, "chat_template", None) for one in (llm.loaded.tokenizer, processor)]
-    return question.image is None and (question.chat is None or not any(templates))
+    return question.image is None and (question.chat is None or not has_chat_template(llm.loaded))
 
 
 def _encode(llm: LLM, question: Question, answers: Seq[str]) -> list[int] | None:

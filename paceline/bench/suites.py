@@ -1,5 +1,6 @@
-"""The prompts of a benchmark: Spec-Bench, MT-bench, HumanEval, GSM8K, MBPP, or any file of JSON lines, as they are.
+"""The prompts of a benchmark: Spec-Bench, MT-bench, HumanEval, GSM8K, MBPP, or a file of prompts, as they are.
 
+Of a file every kind of line is read that `prompt_files` knows.
 Questions about pictures: MMSpec, easy-VQA, scenes of our own (see `image_suites`), or lines with an "image".
 
 suite        file below the data folder           where it is published
@@ -14,10 +15,8 @@ scenes       none: drawn by Paceline
 """
 
 import difflib
-import gzip
 import hashlib
 import json
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +25,13 @@ from PIL import Image
 
 from ..errors import ConfigError
 from ..images import ImageSource
+from ..prompt_files import PromptLine, is_address, read_lines
 from ..prompts import EXAMPLES
 from ..provenance import hash_prompts
 from .image_suites import IMAGE_SUITES, easy_vqa, scenes
 
 BUILT_IN = "built-in"
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-_KEYS = '"turns", "messages", "prompt", "question", "instruction" or "text"'
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ SUITES: dict[str, _Suite] = {
 def read_suite(suite: str, data: str | Path | None = None) -> list[Question]:
     """All prompts of a suite, in its own order.
 
-    suite: "built-in", a name of `SUITES` or `IMAGE_SUITES`, or a file of JSON lines (.gz as well). data: the folder
+    suite: "built-in", a name of `SUITES` or `IMAGE_SUITES`, or a file of prompts (see `prompt_files`). data: the folder
     that holds the suite's folder, or the suite's file itself. Raises `ConfigError` that says what is missing, or which
     line is wrong.
     """
@@ -98,10 +97,7 @@ def read_suite(suite: str, data: str | Path | None = None) -> list[Question]:
         return [Question(one.id, one.kind, (one.text,), image=one.image, right=one.right) for one in made]
     path = _find(suite, data)
     name = path.name.split(".")[0] if suite not in SUITES else suite
-    questions = [_question(line, name, number, path) for number, line in _lines(path)]
-    if not questions:
-        raise ConfigError(f"{str(path)!r} holds no prompts", expected="one JSON object a line")
-    return questions
+    return [_question(line, name) for line in read_lines(path)]
 
 
 def choose(questions: Seq[Question], count: int | None = None) -> list[Question]:
@@ -176,69 +172,29 @@ def _find(suite: str, data: str | Path | None) -> Path:
     )  # fmt: skip
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        # Not splitlines: JSON strings may hold U+2028 and its like.
-        lines = raw.decode("utf-8-sig").split("\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise ConfigError(f"the prompts in {str(path)!r} cannot be read", got=told) from error
-    yield from ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
-
-
-def _question(line: str, name: str, number: int, path: Path) -> Question:
-    where = f"{path.name}, line {number}"
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"not JSON ({where})", got=error.msg, expected="one JSON object a line") from error
-    row = {"prompt": row} if isinstance(row, str) else row
-    if not isinstance(row, dict):
-        raise ConfigError(f"not a JSON object ({where})", got=type(row).__name__)
+def _question(line: PromptLine, name: str) -> Question:
+    row, where = line.row, line.where
     topic = str(row.get("category") or "")
     category = "mt_bench" if name == "spec_bench" and topic in _MT_BENCH else topic or name
     if name == "mmspec" and row.get("topic"):  # six topics, of which some have dozens of categories
         category = str(row["topic"])
-    image = None if row.get("image") is None else _image(row["image"], path, where)
     key = next((k for k in ("question_id", "task_id", "id") if k in row), None)
-    label = str(number) if key is None else str(row[key])
-    for key in ("turns", "messages", "prompt", "question", "instruction", "text"):
-        if key in row:
-            break
-    else:
-        raise ConfigError(f"no prompt ({where})", got="the keys " + ", ".join(map(str, row)), expected=_KEYS)
-    value = row[key]
-    if key == "messages":
-        if image is not None:
-            raise ConfigError(f"'messages' and 'image' do not go together ({where})", fix='write "turns" and "image"')
-        return _conversation(value, label, category, topic, where)
-    turns = tuple(value) if key == "turns" and isinstance(value, list) else (value,)
-    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise ConfigError(f"{key!r} is no prompt ({where})", got=repr(value)[:80], expected="text that is not empty")
-    is_bare = key == "prompt" and image is None
-    return Question(label, category, turns, None if is_bare else (), topic, image)
+    label = str(line.number) if key is None else str(row[key])
+    if line.chat:
+        return _conversation(line, label, category, topic)
+    if len(line.images) > 1 or any(map(is_address, line.images)):
+        raise ConfigError(f"more than one image, or an address ({where})", expected="one image file")
+    image = line.images[0] if line.images else None
+    return Question(label, category, line.turns, None if line.is_bare else (), topic, image)
 
 
-def _image(value: object, path: Path, where: str) -> str:
-    """The file that a line names, beside the lines or in the folder `images` there."""
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"'image' is no file name ({where})", got=repr(value)[:80], expected="a name such as 1.jpg")
-    found = [file for file in (path.parent / "images" / value, path.parent / value) if file.is_file()]
-    if not found:
-        raise ConfigError(
-            f"the image is missing ({where})", got=repr(value), expected=f"a file in {path.parent / 'images'}"
-        )
-    return str(found[0])
-
-
-def _conversation(value: object, label: str, category: str, topic: str, where: str) -> Question:
+def _conversation(line: PromptLine, label: str, category: str, topic: str) -> Question:
     """Messages are one turn: what the assistant said in the file stays what it said."""
-    good = isinstance(value, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-    )
-    if not good or not value or value[-1]["role"] != "user":  # type: ignore[index]
-        expected = "a list of objects with role and content, the last one the user's"
-        raise ConfigError(f"'messages' is no chat ({where})", got=repr(value)[:80], expected=expected)
-    pairs = tuple((m["role"], m["content"]) for m in value)  # type: ignore[union-attr]
+    is_text = all(isinstance(message["content"], str) for message in line.chat)
+    if line.images or not is_text or line.chat[-1]["role"] != "user":
+        raise ConfigError(
+            f"this chat cannot be measured ({line.where})", expected="texts alone, the last one the user's",
+            fix='write "turns", and "image" for a picture',
+        )  # fmt: skip
+    pairs = tuple((message["role"], message["content"]) for message in line.chat)
     return Question(label, category, (pairs[-1][1],), pairs[:-1], topic)

@@ -24,6 +24,7 @@ from .engine import (
     TrustOption,
     WeightsOption,
     choose_tuned,
+    remark_raw,
     seed_option,
 )
 from .process import uninterrupted
@@ -55,7 +56,8 @@ def bench(
         typer.Option(
             "--suite",
             "-s",
-            help="built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file of JSON lines.",
+            help="built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: JSON lines with question, turns, "
+            "messages (chats) or prompt (text to go on from), or plain lines (the same).",
             rich_help_panel=_WHAT,
         ),
     ] = "built-in",
@@ -187,6 +189,8 @@ def bench(
         sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
         kept, left_out = fitting(llms[0], questions)
         chosen = choose(kept, num_prompts)
+        if Path(suite).is_file():
+            remark_raw(sum(one.chat is None for one in chosen), llms[0], screen)
         if not chosen:
             raise ConfigError(
                 "no prompt fits the context",

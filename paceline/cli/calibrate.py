@@ -18,6 +18,7 @@ from .engine import (
     TrustOption,
     WeightsChoice,
     open_engine,
+    remark_raw,
     seed_option,
 )
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
@@ -39,7 +40,8 @@ def calibrate(
             "--prompts",
             "-p",
             metavar="FILE",
-            help="JSON lines with prompt, question or chat, and image or images; drawn as later ones will be.",
+            help="JSON lines with question, turns (the first) or chat, or prompt (text to go on from), and image or "
+            "images; drawn as later ones will be.",
             rich_help_panel=_WHAT,
         ),
     ],
@@ -110,13 +112,14 @@ def calibrate(
         from ..cascade.measure import calibrate as measure
         from ..cascade.measure import check_sample
         from ..cascade.picture import draw
-        from ..cascade.prompt_file import hash_of, read_prompt_file
+        from ..cascade.prompt_file import hash_of
         from ..core.request import SamplingParams
         from ..files import check_out, claimed
+        from ..prompt_files import read_prompts
 
     signals = [Signal(name) for name in _checked(signal or [Signal.MIN_PROB.value], [s.value for s in Signal])]
     load_matplotlib()  # refuse now what would fail after an hour
-    asked = read_prompt_file(prompts, num_prompts)
+    asked = read_prompts(prompts, num_prompts)
     check_sample(len(asked), max_disagreement, confidence, len(signals))
     if out.suffix != ".json":
         raise ConfigError("a calibration is a .json file", got=str(out), fix="give another --out")
@@ -133,6 +136,7 @@ def calibrate(
     with claimed(out):
         try:
             engines = open_pair((small, small_weights), (large, large_weights), *common, screen)
+            remark_raw(sum(isinstance(one, str) for one in asked), engines[1], screen)
             with screen.stages() as progress:
                 made = measure(
                     *engines,

@@ -39,12 +39,12 @@ def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
         from ..cascade.calibration import params_of
         from ..cascade.cases import find_cases
         from ..cascade.page import page
-        from ..cascade.prompt_file import read_prompt_file
         from ..files import check_out, write_text
+        from ..prompt_files import read_prompts
 
     check_out(out, is_page)
     made = load_calibration(options.calibration)
-    prompts = read_prompt_file(options.prompts, options.num_prompts)
+    prompts = read_prompts(options.prompts, options.num_prompts)
     small, large = _models(made, options, screen)
     params = params_of(made, options.max_tokens)
     with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade, screen.stages() as progress:

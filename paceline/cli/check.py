@@ -24,6 +24,7 @@ from .engine import (
     WeightsOption,
     choose_tuned,
     open_engine,
+    remark_raw,
 )
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
@@ -44,7 +45,8 @@ def check(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help="JSON lines with turns, prompt, question or messages, or plain lines; .gz too. Default: 8 built in.",
+            help="JSON lines with question, turns (the first) or messages (chats) or prompt (text to go on from), or "
+            "plain lines (the same). Default: 8 built in.",
             show_default=False,
         ),
     ] = None,
@@ -83,8 +85,8 @@ def check(
     if policy is None and profile is None:
         policy = PolicyChoice.fixed  # one that drafts nothing would prove nothing
     config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "lookup", policy, profile)
-    from ..checks.prompt_files import read_prompts
     from ..core.request import SamplingParams
+    from ..prompt_files import read_prompts
     from ..prompts import EXAMPLES
 
     temperatures = temperature or [0.0, 0.8]
@@ -105,6 +107,7 @@ def check(
         profile=learnt,
     )
     llm = open_engine(options, screen)
+    remark_raw(sum(isinstance(one, str) for one in texts or ()), llm, screen)
     from ..check import check as run_check
     from ..demo import as_prompt
 

@@ -163,7 +163,7 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
 
 
 def _texts(path: str) -> list[str]:
-    from ..checks.prompt_files import read_prompts
+    from ..prompt_files import read_prompts
 
     return [one if isinstance(one, str) else str(one[-1]["content"]) for one in read_prompts(path)]
 

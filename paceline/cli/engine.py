@@ -247,6 +247,17 @@ def open_engine(options: EngineOptions, screen: Screen) -> "LLM":
     return llm
 
 
+def remark_raw(count: int, llm: "LLM", screen: Screen) -> None:
+    """Say it where so many prompts of a file are texts to go on from and the model was made for chats."""
+    from ..prompts_of import has_chat_template
+
+    if count and has_chat_template(llm.loaded):
+        screen.say(
+            f'[yellow]Prompts without the model\'s chat template: {count}.[/yellow] A "prompt" and a plain line are '
+            'text to go on from; name it "question" to ask it in a chat.'
+        )
+
+
 def _check_profile(profile: "Profile", llm: "LLM") -> list[str]:
     """Warnings; raises `ConfigError` where the profile is another model's."""
     import torch

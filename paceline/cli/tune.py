@@ -18,6 +18,7 @@ from .engine import (
     TrustOption,
     WeightsOption,
     open_engine,
+    remark_raw,
     seed_option,
 )
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
@@ -40,7 +41,8 @@ def tune(
             "--prompts",
             "-p",
             metavar="FILE",
-            help="Yours: JSON lines with turns, prompt, question or messages, or plain lines. Default: 8 built in.",
+            help="Yours: JSON lines with question, turns or messages (chats) or prompt (text to go on from), or plain "
+            "lines (the same). Default: 8 built in.",
             rich_help_panel=_WHAT,
             show_default=False,
         ),
@@ -116,6 +118,7 @@ def tune(
             plain = open_engine(options, screen)
             kept = _fitting(plain, questions, screen)
             chosen = choose(kept, num_prompts)
+            remark_raw(sum(one.chat is None for one in chosen), plain, screen)
             configs, llms = _open_candidates(plain, configs, options, screen, is_default=not drafter)
             how = BenchOptions(max_tokens, temperature, seed)
             with screen.stages() as progress:

@@ -11,7 +11,6 @@ from typing import Any, cast
 from transformers import PreTrainedModel
 
 from ..checks.acceptance import Progress
-from ..checks.prompt_files import Prompt, read_prompts
 from ..checks.trials import Trial, run_trial, trials_of
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
@@ -20,6 +19,7 @@ from ..files import write_text
 from ..heads import head_info, load_head, model_card, read_record, save_head
 from ..heads.kinds import method_of
 from ..llm import LLM
+from ..prompt_files import Prompt, read_prompts
 from ..prompts import EXAMPLES
 from ..provenance import hash_prompts, provenance
 from ..runner import LoadedModel

@@ -68,6 +68,16 @@ def test_the_folder_reads_back(bench, tmp_path):
     assert opened.floor_s is not None
 
 
+def test_raw_prompts_of_a_file_are_remarked_once(bench, tmp_path):
+    assert paceline(*bench).stderr.count("without the model's chat template: 3") == 1
+    file = tmp_path / "chats.jsonl"
+    file.write_text('{"question": "w5 w9"}\n{"turns": ["w5", "w7"]}\n')
+    result = paceline(*bench, "--suite", str(file), "--out", str(tmp_path / "chats"))
+    assert "template" not in result.stderr
+    answers = [one for one in open_results(tmp_path / "chats").answers() if one.is_plain]
+    assert [(one.id, one.turn, one.prompt) for one in answers] == [("1", 0, "w5 w9"), ("2", 0, "w5"), ("2", 1, "w7")]
+
+
 def test_help_has_an_example():
     assert "Example:" in paceline("bench", "--help").stdout
 

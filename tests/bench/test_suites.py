@@ -63,6 +63,15 @@ def test_plain_lines(tmp_path):
     assert asked.messages([]) == chat
 
 
+def test_plain_text_is_gone_on_from(tmp_path):
+    (tmp_path / "mine.txt").write_text("one line\n\n{another\n")
+    lines = read_suite(str(tmp_path / "mine.txt"))
+    assert [(one.turns, one.chat, one.id, one.category) for one in lines] == [
+        (("one line",), None, "1", "mine"),
+        (("{another",), None, "3", "mine"),
+    ]
+
+
 def test_built_in():
     assert [one.turns[0] for one in read_suite(BUILT_IN)] == [example.prompt for example in EXAMPLES]
 
@@ -70,14 +79,14 @@ def test_built_in():
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("{bad", "not JSON"),
+        ("{bad", "not valid JSON"),
         ("[1]", "not a JSON object"),
         ('{"answer": 1}', "no prompt"),
         ('{"turns": []}', "'turns' is no prompt"),
         ('{"turns": ["a", 3]}', "'turns' is no prompt"),
         ('{"prompt": " "}', "'prompt' is no prompt"),
         ('{"messages": [{"role": "user"}]}', "'messages' is no chat"),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}', "'messages' is no chat"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "cannot be measured"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, told):

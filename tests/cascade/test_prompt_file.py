@@ -5,8 +5,9 @@ import json
 import pytest
 from PIL import Image
 
-from paceline.cascade.prompt_file import hash_of, read_prompt_file, text_of
+from paceline.cascade.prompt_file import hash_of, text_of
 from paceline.errors import ConfigError
+from paceline.prompt_files import read_prompts
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_prompts_of_every_kind(write, tmp_path):
         {"chat": [{"role": "user", "content": [{"type": "image", "image": "a.png"}, words]}]},
     )
     seen = [{"role": "user", "content": [picture, words]}]
-    assert read_prompt_file(file) == [
+    assert read_prompts(file) == [
         "go on",
         [{"role": "user", "content": "why?"}],
         [{"role": "user", "content": "hello"}],
@@ -44,17 +45,17 @@ def test_prompts_of_every_kind(write, tmp_path):
         seen,
         seen,
     ]
-    assert len(read_prompt_file(file, 2)) == 2
-    assert [text_of(one) for one in read_prompt_file(file)][-3:] == ["what?"] * 3
+    assert len(read_prompts(file, 2)) == 2
+    assert [text_of(one) for one in read_prompts(file)][-3:] == ["what?"] * 3
     assert text_of([5, 6]) == "5 6"
 
 
 def test_the_hash_is_of_the_pictures_too(write, tmp_path):
     file = write({"question": "what?", "image": "a.png"})
-    before = hash_of(read_prompt_file(file))
-    assert before == hash_of(read_prompt_file(file))
+    before = hash_of(read_prompts(file))
+    assert before == hash_of(read_prompts(file))
     (tmp_path / "a.png").write_bytes(b"other")
-    assert hash_of(read_prompt_file(file)) != before
+    assert hash_of(read_prompts(file)) != before
     assert hash_of(["a", "b"]) != hash_of(["b", "a"])
 
 
@@ -62,7 +63,7 @@ def test_the_hash_is_of_the_pictures_too(write, tmp_path):
 def test_every_key_of_a_file_is_found_and_hashed(write, tmp_path, key):
     rest = [{"type": "image", "base64": "AAAA"}, {"type": "image_url", "image_url": {"url": "HTTPS://x/a.png"}}]
     content = [{"type": "image", key: "a.png"}, {"type": "image", key: "HTTPS://x/b.png"}, *rest]
-    asked = read_prompt_file(write({"chat": [{"role": "user", "content": content}]}))
+    asked = read_prompts(write({"chat": [{"role": "user", "content": content}]}))
     assert asked[0][0]["content"] == [{"type": "image", key: str(tmp_path / "a.png")}, *content[1:]]
     before = hash_of(asked)
     (tmp_path / "a.png").write_bytes(b"other")
@@ -84,15 +85,15 @@ def test_pictures_of_every_kind_are_hashed():
 def test_a_line_of_json_may_hold_other_line_ends(tmp_path):
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a\u2028b\x85c"}\n', encoding="utf-8")
-    assert read_prompt_file(file) == ["a\u2028b\x85c"]
+    assert read_prompts(file) == ["a\u2028b\x85c"]
 
 
 @pytest.mark.parametrize(
     ("row", "match"),
     [
-        ("{", "not JSON"),
+        ("{", "not valid JSON"),
         ([1], "not a JSON object"),
-        ({"text": "x"}, "no prompt .*line 1"),
+        ({"words": "x"}, "no prompt .*line 1"),
         ({"question": " "}, "no prompt"),
         ({"question": "x", "image": "none.png"}, "no such image"),
         ({"question": "x", "images": [3]}, "no list of images"),
@@ -101,9 +102,9 @@ def test_a_line_of_json_may_hold_other_line_ends(tmp_path):
 )
 def test_refusals(write, row, match):
     with pytest.raises(ConfigError, match=match):
-        read_prompt_file(write(row))
+        read_prompts(write(row))
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_prompt_file(tmp_path / "none")
+        read_prompts(tmp_path / "none")

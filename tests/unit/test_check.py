@@ -12,12 +12,12 @@ from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, SamplingParams, T
 from paceline.check import check
 from paceline.checks.judge import judge
 from paceline.checks.law_test import chi_square, law_test
-from paceline.checks.prompt_files import read_prompts
 from paceline.checks.reference import Decoded
 from paceline.checks.verdict import Deviation, Divergence, Measured, Verdict, classify, first_difference
 from paceline.core.interfaces import Verifier
 from paceline.core.outputs import VerifyOutput
 from paceline.errors import ConfigError
+from paceline.prompt_files import read_prompts
 from paceline.runner import ModelRunner, SlotCache
 from tests.tiny import tiny_model
 

@@ -103,9 +103,10 @@ def _unwritable(folder: Path, error: OSError) -> ConfigError:
 
 def _taken(folder: Path, name: str) -> ConfigError:
     what, fix = f"{str(folder)!r} holds results already", "give another --out, or move them away"
-    if name != SUMMARY:
-        what += ", without a summary: of a `paceline bench` that was killed, or of something else"
-        fix += f" (of a killed run, the finished answers are in {name})"
+    if name == ANSWERS:
+        with (folder / ANSWERS).open("rb") as file:
+            if file.read(9) == b'{"index":':  # as our lines begin
+                what, fix = f"{what}, of a run that was killed", f"{fix}; `paceline show` shows what it measured"
     return ConfigError(what, got=name, fix=fix)
 
 

@@ -11,13 +11,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ..errors import ConfigError
 from ..files import read_json, read_text
 
 SUMMARY, ANSWERS = "summary.json", "answers.jsonl"
 PLAIN = "plain"
+_KILLED: dict[str, Any] = {"complete": False}
+"""The summary of a run that could not write one."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,10 @@ class Opened:
         if not file.is_file():
             return []
         answers = []
-        for number, line in enumerate(read_text(file, "the answers").split("\n"), start=1):
+        lines = read_text(file, "the answers").split("\n")
+        if self.summary == _KILLED:
+            lines[-1] = ""  # it may be cut
+        for number, line in enumerate(lines, start=1):
             try:
                 answers += [_answer(json.loads(line))] if line.strip() else []
             except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -138,23 +143,21 @@ class Opened:
 
 
 def open_results(path: Path | str) -> Opened:
-    """Read a result folder, or a JSON file of measurements. Raises `ConfigError` when it is neither."""
+    """Read a result folder, or a JSON file of measurements. Raises `ConfigError` when it is neither.
+
+    Of a run that was killed there is no summary; its answers can be read.
+    """
     path = Path(path)
     file = path / SUMMARY if path.is_dir() else path
-    if path.is_dir() and not file.is_file() and (path / ANSWERS).is_file():
-        raise ConfigError(
-            f"{str(path)!r} holds answers without their summary",
-            got=f"{ANSWERS} alone, of a run that goes on or was killed",
-            fix="run `paceline bench` again, with another --out",
-        )
-    if not file.is_file():
+    is_killed = not file.is_file() and (path / ANSWERS).is_file()
+    if not file.is_file() and not is_killed:
         raise ConfigError(
             "this is no result folder" if path.exists() else "there is no such result",
             got=str(path),
             expected=f"a folder with {SUMMARY}, as `paceline bench` writes it",
         )
     try:
-        summary = read_json(file, "the results")
+        summary = _KILLED if is_killed else read_json(file, "the results")
         if not isinstance(summary, dict):
             raise ValueError(f"a {type(summary).__name__}, not an object")
         runs = tuple(_run(one, summary) for one in summary.get("runs") or ([summary] if "speedup" in summary else []))

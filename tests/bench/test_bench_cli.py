@@ -171,8 +171,10 @@ def test_a_summary_that_cannot_be_written(bench, tmp_path, monkeypatch):
     got = answer(*bench, code=1)
     assert got["verdicts"]["identical"] == 3
     assert "the 6 finished answers are kept" in got["error"]["fix"]
-    assert "without a summary" in refusal(*bench)
-    assert "without their summary" in refusal("show", str(tmp_path / "r"))
+    with (tmp_path / "r" / "answers.jsonl").open("a") as file:
+        file.write('{"index": 3, "id"')  # killed while it wrote
+    assert "of a run that was killed" in refusal(*bench)
+    assert answer("show", str(tmp_path / "r"))["answers"] == 3
 
 
 def test_a_folder_belongs_to_one_run(bench, tmp_path):
@@ -182,7 +184,7 @@ def test_a_folder_belongs_to_one_run(bench, tmp_path):
     assert not folder.exists()
     folder.mkdir()
     (folder / "answers.jsonl").write_text("a training's\n")
-    assert "of something else" in refusal(*bench)
+    assert "holds results already. Got: answers.jsonl" in refusal(*bench)
     assert [(one.name, one.read_text()) for one in folder.iterdir()] == [("answers.jsonl", "a training's\n")]
 
 

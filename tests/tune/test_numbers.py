@@ -13,6 +13,7 @@ from paceline.tune import (
     acceptance,
     best_of,
     break_even,
+    candidate_of,
     candidates_of,
     read_questions,
     usual_depth,
@@ -30,6 +31,16 @@ def rounds(*pairs: tuple[int, int]) -> list[Round]:
 def candidate(name="lookup", gain=(1.5, 1.2, 1.8), prompts=9, **given) -> Candidate:
     config = parse(name, policy="cost_model")
     return Candidate(config, Gain(*gain, prompts), given.pop("categories", {}), 10.0, 15.0, 2.0, 0.5, {}, **given)
+
+
+def test_a_category_in_which_nothing_was_timed_is_left_out():
+    told = {"speedup": 1.5, "speedup_low": 1.2, "speedup_high": 1.8, "prompts": 3}
+    none = {"speedup": None, "speedup_low": None, "speedup_high": None, "prompts": 1}
+    whole = {**told, "plain_tokens_per_s": 10.0, "speculative_tokens_per_s": 15.0, "mean_acceptance_length": 2.0}
+    whole |= {"categories": {"long": told, "one token": none}, "verdicts": {"bug": 0, "near_tie": 0}}
+    assert candidate_of(parse("lookup"), whole, [], None, 1).categories.keys() == {"long"}
+    with pytest.raises(ConfigError, match="nothing could be timed"):
+        candidate_of(parse("lookup"), {**whole, **none}, [], None, 1)
 
 
 def test_acceptance_counts_what_was_judged():

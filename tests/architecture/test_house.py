@@ -21,7 +21,6 @@ RANK = {
     "files": 1,
     "prompt_files": 2,
     "hardware": 1,
-    "schema": 1,
     "threads": 1,
     "zoo": 2,
     "core": 1,

@@ -1,7 +1,7 @@
 """What a run would train, told before anything is made: the shapes of heads, and what of a configuration cannot be."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from .shapes import (
 _M = TypeVar("_M", bound=nn.Module)
 
 
-def eagle_config(version: int, shape: EagleShape, target: LoadedModel) -> EagleConfig:
+def eagle_config(version: Literal[1, 3], shape: EagleShape, target: LoadedModel) -> EagleConfig:
     """The head's shape, the target's where `shape` does not say. Raises `ConfigError`."""
     facts = Facts(target)
     if version == 1 and shape.states:

@@ -1,15 +1,20 @@
 """What a user asks for (`SamplingParams`) and the state of one answer in the making (`Sequence`)."""
 
-import math
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, cast, runtime_checkable
 
+from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..schema import Integer, Many, Number, Text, brief, checked, meant, scalar
 from .outputs import Origin, Round
 from .vision import VisionPrompt
+
+MAX_ANSWERS = 4096
+"""The most answers to one prompt; each has a copy of the prompt's tokens and a state of its own from the start."""
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(token ids so far [1, length], scores [1, V]) -> scores [1, V]: the convention of transformers.
@@ -19,61 +24,53 @@ raises ends the answer. One that keeps a state needs an object for each request.
 """
 
 
-@dataclass(frozen=True)
+def _check_bias(value: float) -> float:
+    if not value < float("inf"):
+        raise ValueError("a number, or -inf for a token that must never come")
+    return value
+
+
+Bias = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(scalar), AfterValidator(_check_bias)]
+"""Added to a token's logit."""
+_NotEmpty = Annotated[Text, Field(min_length=1)]
+_Count = Annotated[Integer, Field(ge=0)]
+
+
+@checked
 class SamplingParams:
-    """How to choose tokens and when to stop; the names are vLLM's.
+    """How to choose tokens and when to stop; the names are vLLM's. Raises `ConfigError` for what is out of range.
 
     The order of application is: logit_bias, bad_words, min_tokens, repetition, presence and frequency penalties,
     no_repeat_ngram_size, logits_processors, temperature, top_k, top_p, min_p.
     """
 
-    temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0  # 1: off; over prompt and answer, as in transformers
-    presence_penalty: float = 0.0  # over the answer, as in the OpenAI API
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
-    logit_bias: dict[int, float] | None = None
-    bad_words: str | tuple[str, ...] | list[str] = ()
-    min_tokens: int = 0
-    max_tokens: int = 256
-    stop: str | tuple[str, ...] | list[str] = ()
-    stop_token_ids: tuple[int, ...] | list[int] = ()
+    temperature: Annotated[Number, Field(ge=0)] = 0.0  # 0: greedy
+    top_k: _Count = 0  # 0: off
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[Number, Field(gt=0)] = 1.0  # 1: off; over prompt and answer, as in transformers
+    presence_penalty: Number = 0.0  # over the answer, as in the OpenAI API
+    frequency_penalty: Number = 0.0
+    no_repeat_ngram_size: _Count = 0
+    logit_bias: dict[Integer, Bias] | None = None
+    bad_words: _NotEmpty | Many[_NotEmpty] = ()
+    min_tokens: _Count = 0
+    max_tokens: Annotated[Integer, Field(ge=1)] = 256  # the context has the last word
+    stop: _NotEmpty | Many[_NotEmpty] = ()
+    stop_token_ids: Many[Integer] = ()
     ignore_eos: bool = False
-    seed: int | None = None  # None: drawn at random, and told in the result
-    n: int = 1
-    logprobs: int | None = None  # of each emitted token and of the k likeliest, before processors
-    logits_processors: tuple[LogitsProcessor, ...] | list[LogitsProcessor] = ()
+    seed: Integer | None = None  # None: drawn at random, and told in the result
+    n: Annotated[Integer, Field(ge=1, le=MAX_ANSWERS)] = 1
+    logprobs: _Count | None = None  # of each emitted token and of the k likeliest, before processors
+    logits_processors: Many[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logits_processors", tuple(self.logits_processors))
-        checks = [
-            ("temperature", self.temperature >= 0 and math.isfinite(self.temperature), "a finite number >= 0"),
-            ("top_k", self.top_k >= 0, "an integer >= 0 (0 turns it off)"),
-            ("top_p", 0 < self.top_p <= 1, "a number in (0, 1]"),
-            ("min_p", 0 <= self.min_p <= 1, "a number in [0, 1]"),
-            ("repetition_penalty", self.repetition_penalty > 0, "a number > 0 (1 turns it off)"),
-            ("presence_penalty", math.isfinite(self.presence_penalty), "a finite number"),
-            ("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number"),
-            ("no_repeat_ngram_size", self.no_repeat_ngram_size >= 0, "an integer >= 0 (0 turns it off)"),
-            ("max_tokens", self.max_tokens >= 1, "an integer >= 1"),
-            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "an integer from 0 to max_tokens"),
-            ("stop", all(self.stop), "non-empty strings"),
-            ("bad_words", all(self.bad_words), "non-empty strings"),
-            ("n", self.n >= 1, "an integer >= 1"),
-            ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or an integer >= 0"),
-        ]
-        for name, holds, expected in checks:
-            if not holds:
-                raise ConfigError(
-                    f"SamplingParams.{name} is out of range", got=repr(getattr(self, name)), expected=expected
-                )
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else value)
+        if self.min_tokens > self.max_tokens:
+            got = f"{brief(self.min_tokens)} and {brief(self.max_tokens)}"
+            raise ConfigError("SamplingParams.min_tokens is above max_tokens", got=got, expected="min <= max")
 
     @classmethod
     def from_dict(cls, options: dict[str, object]) -> "SamplingParams":
@@ -81,7 +78,9 @@ class SamplingParams:
         known = [f.name for f in fields(cls)]
         for key in options:
             if key not in known:
-                raise ConfigError(f"unknown sampling option {key!r}", expected="one of " + ", ".join(known))
+                raise ConfigError(
+                    f"unknown sampling option {key!r}", expected="one of " + ", ".join(known), fix=meant(str(key), known)
+                )
         return cls(**options)  # type: ignore[arg-type]
 
     @property
@@ -95,6 +94,28 @@ class SamplingParams:
             or bool(self.bad_words)
             or bool(self.logits_processors)
         )
+
+
+def params_of(given: object, count: int) -> list[SamplingParams]:
+    """What each of `count` prompts is answered with. given: params for all of them, a list of one each, or None.
+
+    Raises `ConfigError` for anything else, and where they differ in number.
+    """
+    each = [given] * count if given is None or isinstance(given, SamplingParams) else given
+    if not isinstance(each, list | tuple):
+        raise _no_params(each)
+    if len(cast("Seq[object]", each)) != count:
+        raise ConfigError("params and prompts differ in number", got=len(each), expected=count)
+    default = SamplingParams()
+    made = [default if one is None else one for one in cast("Seq[object]", each)]
+    if (wrong := next((one for one in made if not isinstance(one, SamplingParams)), None)) is not None:
+        raise _no_params(wrong)
+    return cast("list[SamplingParams]", made)
+
+
+def _no_params(given: object) -> ConfigError:
+    fix = "SamplingParams.from_dict(...) makes them of a dict" if isinstance(given, dict) else None
+    return ConfigError("params are no SamplingParams", got=brief(given), expected="SamplingParams(...)", fix=fix)
 
 
 @dataclass(frozen=True)

@@ -1,37 +1,66 @@
 """Requests and options that cannot be: refused before anything is decoded, with what was expected instead."""
 
 import math
+import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from paceline import LLM, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.errors import CacheFull, ConfigError, NumericsError
 from tests.helpers import all_free, tokenizer
 from tests.tiny import tiny_model
 
-BAD_PARAMS = {
-    "temperature": [-0.1, math.nan, math.inf],
-    "top_k": [-1],
+HUGE = 10**5000  # repr() refuses it
+BAD_PARAMS: dict[str, list[object]] = {
+    "temperature": [-0.1, math.nan, math.inf, True, "0.5", None, 10**400],
+    "top_k": [-1, 1.5, 2.0, True, -HUGE],
     "top_p": [0.0, -0.5, 1.01, math.nan],
     "min_p": [-0.1, 1.1, math.nan],
-    "repetition_penalty": [0.0, -1.0, math.nan],
+    "repetition_penalty": [0.0, -1.0, math.nan, math.inf],
     "presence_penalty": [math.nan, math.inf],
     "frequency_penalty": [math.nan, -math.inf],
-    "no_repeat_ngram_size": [-1],
-    "min_tokens": [-1, 257],
-    "max_tokens": [0, -5],
-    "stop": ["", ("a", "")],
-    "bad_words": ["", ("",)],
-    "n": [0],
-    "logprobs": [-1],
+    "no_repeat_ngram_size": [-1, 0.5],
+    "logit_bias": [{5: math.nan}, {5: math.inf}, {"5": 1.0}, {True: 1.0}, [5], {5: "1"}],
+    "min_tokens": [-1, 257, 1.5],
+    "max_tokens": [0, -5, 4.5, True, "9", None, np.float32(3)],
+    "stop": ["", ("a", ""), b"a", ["a", 3], 3, "\ud800"],
+    "bad_words": ["", ("",), ["a\udcff"], 3],
+    "stop_token_ids": [3, "3", [3.0], [True]],
+    "ignore_eos": [1, "no"],
+    "seed": [1.5, math.nan, True, "1"],
+    "n": [0, 10**9, HUGE, 1.0],
+    "logprobs": [-1, 0.5, True],
+    "logits_processors": [3, [3]],
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD_PARAMS.items() for value in values])
+@pytest.mark.parametrize("name", BAD_PARAMS)
 @pytest.mark.usefixtures("unchecked_types")
-def test_sampling_options_out_of_range(name, value):
-    with pytest.raises(ConfigError, match=rf"SamplingParams\.{name} is out of range.*Got: .*Expected: "):
-        SamplingParams(**{name: value})
+def test_sampling_options_out_of_range(name):
+    for value in BAD_PARAMS[name]:
+        with pytest.raises(ConfigError, match=rf"SamplingParams\.{name}.* (has a wrong|is above).*Got: .*Expected: "):
+            SamplingParams(**{name: value})
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_sampling_options_that_can_be():
+    """Numbers of numpy and torch are numbers; -inf bars a token; the context cuts max_tokens."""
+    given = SamplingParams(
+        np.float32(0.5), torch.tensor(4), seed=np.int64(-3), max_tokens=10**12, logit_bias={np.int64(5): -math.inf},
+        stop="x", bad_words=["a"], stop_token_ids=[np.int32(7)],
+    )  # fmt: skip
+    same = SamplingParams(
+        0.5, 4, seed=-3, max_tokens=10**12, logit_bias={5: -math.inf}, stop=("x",), bad_words=("a",),
+        stop_token_ids=(7,),
+    )  # fmt: skip
+    assert given == same == pickle.loads(pickle.dumps(same))
+    assert (type(given.top_k), type(given.seed), type(given.temperature)) == (int, int, float)
+    assert replace(given, n=2) == replace(same, n=2) != same
+    llm = LLM(tiny_model("llama"))
+    assert llm.generate([5, 6], replace(given, bad_words=(), stop=()))[0].outputs[0].token_ids
 
 
 @pytest.mark.usefixtures("unchecked_types")

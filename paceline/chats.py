@@ -8,6 +8,7 @@ from PIL import Image
 
 from .errors import ConfigError
 from .images import LIMITS, ImageLimits, ImageSource, open_image
+from .schema import brief
 
 Part: TypeAlias = Mapping[str, object]
 Message: TypeAlias = Mapping[str, object]
@@ -54,16 +55,20 @@ def text_chat(chat: Seq[Message]) -> list[dict[str, object]]:
 
 
 def _parts(message: Message) -> list[Part]:
+    if not isinstance(message, Mapping):
+        raise ConfigError(
+            "a chat holds what is no message", got=brief(message), expected='{"role": ..., "content": ...}'
+        )
     if not isinstance(message.get("role"), str):
-        raise ConfigError("a message has no role", got=repr(message.get("role")), expected="a string such as 'user'")
+        raise ConfigError("a message has no role", got=brief(message.get("role")), expected="a string such as 'user'")
     content = message.get("content")
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list | tuple) or not content:
-        raise ConfigError("a message has no content", got=_brief(content), expected="a text, or a list of parts")
+        raise ConfigError("a message has no content", got=brief(content), expected="a text, or a list of parts")
     for part in content:
         if not isinstance(part, Mapping):
-            raise ConfigError("a message holds what is no part", got=_brief(part), expected=_KINDS)
+            raise ConfigError("a message holds what is no part", got=brief(part), expected=_KINDS)
     return list(content)
 
 
@@ -73,13 +78,13 @@ def _kind(part: Part) -> str:
         return "text"
     if kind in ("image", "image_url"):
         return str(kind)
-    raise ConfigError("a message holds a part of unknown kind", got=repr(kind), expected=_KINDS)
+    raise ConfigError("a message holds a part of unknown kind", got=brief(kind), expected=_KINDS)
 
 
 def _text(part: Part) -> str:
     _refuse_others(part, ("text",))
     if not isinstance(text := part.get("text"), str):
-        raise ConfigError("a part of a message has no text", got=_brief(text), expected='{"type": "text", "text": ...}')
+        raise ConfigError("a part of a message has no text", got=brief(text), expected='{"type": "text", "text": ...}')
     return text
 
 
@@ -92,10 +97,10 @@ def _source(part: Part) -> ImageSource:
             inner = inner.get("url")
         if not isinstance(inner, str):
             example = '{"type": "image_url", "image_url": {"url": "https://..."}}'
-            raise ConfigError("an image has no URL", got=_brief(inner), expected=example)
+            raise ConfigError("an image has no URL", got=brief(inner), expected=example)
         if not inner.lower().startswith(("http://", "https://", "data:")):
             fix = 'name files by {"type": "image", "image": "picture.png"}'
-            raise ConfigError("an image_url is no URL", got=_brief(inner), expected="https:// or data:", fix=fix)
+            raise ConfigError("an image_url is no URL", got=brief(inner), expected="https:// or data:", fix=fix)
         return inner
     _refuse_others(part, _SOURCES)
     given = [key for key in _SOURCES if part.get(key) is not None]
@@ -112,8 +117,3 @@ def _refuse_others(part: Part, known: tuple[str, ...]) -> None:
             raise ConfigError(
                 f"a part of kind {part['type']!r} has an unknown key", got=repr(key), expected=" or ".join(known)
             )
-
-
-def _brief(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
 
 import torch
+from pydantic import Field
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.processing_utils import ProcessorMixin
 
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
-from .core.request import SamplingParams, Sequence
+from .core.request import SamplingParams, Sequence, params_of
 from .core.vision import VisionPrompt
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Plain
@@ -27,12 +29,15 @@ from .results import RequestOutput, StreamChunk, completion_of
 from .runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
 from .runner.hf_pictures import pixel_bytes
 from .sampling import Detokenizer
+from .schema import checked_call
 from .tuned import check_profile, dtype_label, load_tuned
 from .verify import Coupled
 from .zoo import resolve
 
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
+MAX_BATCH_SIZE = 4096
+"""Each slot has memory of its own from the start."""
 PIXEL_BYTES = 1 << 30
 """Of pictures that wait for a slot; those of further prompts are opened once more when their turn comes."""
 
@@ -66,9 +71,10 @@ class LLM:
     Raises `ConfigError`, `IncompatibleModels`, `NumericsError` or `LossyNotAllowed`.
     """
 
+    @checked_call
     def __init__(
         self,
-        model: str | PreTrainedModel | LoadedModel,
+        model: str | Path | PreTrainedModel | LoadedModel,
         *,
         drafter: Drafter | None = None,
         policy: DraftPolicy | None = None,
@@ -80,16 +86,11 @@ class LLM:
         device: str | torch.device | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         processor: ProcessorMixin | None = None,
-        max_batch_size: int = 8,
-        max_model_len: int | None = None,
+        max_batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)] = 8,
+        max_model_len: Annotated[int, Field(ge=1)] | None = None,
         allow_lossy: bool = False,
         trust_remote_code: bool = False,
     ):
-        if numerics not in (None, "fast", "invariant"):
-            raise ConfigError("unknown numerics", got=repr(numerics), expected="'fast', 'invariant' or None")
-        for name, value in (("max_batch_size", max_batch_size), ("max_model_len", max_model_len)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is too small", got=value, expected=">= 1")
         self.verifier = verifier or Coupled()
         if not self.verifier.lossless and not allow_lossy:
             raise LossyNotAllowed(
@@ -144,17 +145,16 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one prompt or many; each is a string, a chat or a list of token ids. Results keep the order.
 
+        Token ids may be an array, and what a tokenizer returns is taken too, see `prompts_of.as_prompt`.
         A chat's contents are texts, or lists of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
         Every prompt is read, and refused if it must be, before any is answered. Where pictures of many chats take more
         than `PIXEL_BYTES`, the rest are read again in their turn, and must not have changed. Calls from several threads
         are answered one after the other.
         """
         many = as_list(prompts)
-        each = [params] * len(many) if isinstance(params, SamplingParams | None) else list(params)
-        if len(each) != len(many):
-            raise ConfigError("params and prompts differ in number", got=len(each), expected=len(many))
+        each = params_of(params, len(many))
         with self.runner.lock:
-            requests = list(self._requests(many, [one or SamplingParams() for one in each]))
+            requests = list(self._requests(many, each))
             self.decoder.timings = timings = Timings()
             for took_part in generate(self.decoder, self._in_turn(requests)):
                 for seq in took_part:
@@ -171,7 +171,7 @@ class LLM:
 
         It holds one of `max_batch_size` slots until it ends; other calls, from any thread, may come between its rounds.
         """
-        params = params or SamplingParams()
+        (params,) = params_of(params, 1)
         if params.n != 1:
             raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
         with self.runner.lock:
@@ -265,8 +265,13 @@ class LLM:
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the bad words, at the start of a text and after a space."""
-        forms = [form for word in params.bad_words for form in (word, " " + word.lstrip())]
-        return tuple({tuple(self.tokenizer.encode(form, add_special_tokens=False)): None for form in forms})
+        found = dict[tuple[int, ...], None]()
+        for word in params.bad_words:
+            forms = [self.tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word.lstrip())]
+            if not any(forms):
+                raise ConfigError("a bad word has no tokens", got=repr(word), fix="leave it out")
+            found |= {tuple(form): None for form in forms if form}
+        return tuple(found)
 
     def _completion(self, seq: Sequence, text: Detokenizer | None):
         if text is None:

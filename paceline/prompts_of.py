@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -10,18 +10,87 @@ from .chats import has_images, split_chat, text_chat
 from .core.vision import VisionPrompt
 from .errors import ConfigError
 from .runner import LoadedModel, ModelRunner
-from .runner.hf_pictures import read_chat, text_prompt
+from .runner.hf_pictures import read_chat, render, text_prompt, writable
+from .schema import brief, scalar
 
 Chat: TypeAlias = Seq[Mapping[str, object]]
 """Messages with "role" and "content": a text, or a list of parts, each a text or an image."""
 Prompt: TypeAlias = str | Chat | Seq[int]
+_KINDS = "a text, a chat (a list of messages) or a list of token ids"
+_KEYS = {"prompt": (), "prompt_token_ids": (), "input_ids": ("attention_mask", "token_type_ids")}
+"""Of vLLM's prompts and of what tokenizers return, with the keys that may stand beside."""
 
 
-def as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    """A single prompt becomes a list of one."""
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int | Mapping)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def as_list(prompts: object) -> list[Prompt]:
+    """One prompt or many as a list, see `as_prompt`; an array of two dimensions holds many. Raises `ConfigError`."""
+    given = _taken(prompts)
+    if isinstance(given, str) or (_is_part(given[0]) if given else isinstance(prompts, Mapping)):
+        return [as_prompt(given)]
+    return [as_prompt(one) for one in given]
+
+
+def as_prompt(given: object) -> Prompt:
+    """One prompt as text, chat or list of token ids.
+
+    It may also be an array of ids, what a tokenizer returns, or vLLM's {"prompt": ...} and {"prompt_token_ids": ...}.
+    Raises `ConfigError` for anything else.
+    """
+    prompt = _taken(given)
+    if len(prompt) == 1 and not isinstance(given, list | tuple) and not isinstance(prompt, str):
+        prompt = prompt[0] if isinstance(prompt[0], list) else prompt  # a batch of one
+    return cast("Prompt", prompt)
+
+
+def _taken(given: Any) -> str | list[Any]:
+    """What mappings and arrays hold."""
+    if isinstance(given, Mapping):
+        return _held(cast("Mapping[str, Any]", given))
+    if isinstance(given, bytes | bytearray | memoryview):
+        raise ConfigError("this is no prompt", got=brief(given), expected=_KINDS, fix="decode the bytes")
+    if hasattr(given, "tolist"):  # of numpy or torch
+        given = given.tolist()
+    if isinstance(given, str):
+        return given
+    if isinstance(given, Seq):
+        return list(cast("Seq[Any]", given))
+    raise ConfigError("this is no prompt", got=brief(given), expected=_KINDS)
+
+
+def _held(given: Mapping[str, Any]) -> str | list[Any]:
+    """The prompts of a mapping: text, token ids, or lists of those."""
+    if "role" in given:
+        raise ConfigError("this is a message, and a chat is a list of them", got=brief(given), fix="write [{...}]")
+    name = next((name for name in _KEYS if name in given), "")
+    unknown = [str(key) for key in given if key not in (name, *_KEYS.get(name, ()))]
+    if not name or unknown:
+        raise ConfigError(
+            "a prompt has keys that are not read" if name else "this is no prompt",
+            got=", ".join(unknown) or brief(given),
+            expected='{"prompt": ...}, {"prompt_token_ids": ...} or {"input_ids": ..., "attention_mask": ...}',
+            fix='put pictures into a chat: {"type": "image", "image": ...}' if name else None,
+        )
+    ids = _taken(given[name])
+    return ids if given.get("attention_mask") is None else _unpadded(ids, _taken(given["attention_mask"]))
+
+
+def _unpadded(ids: Any, mask: Any) -> list[Any]:
+    """Token ids without the padding at either end. Raises `ConfigError` where the mask leaves out others."""
+    if len(ids) != len(mask):
+        raise ConfigError("input_ids and attention_mask differ in length", got=f"{len(ids)} and {len(mask)}")
+    if mask and not isinstance(scalar(mask[0]), int | float):
+        return [_unpadded(_taken(row), _taken(kept)) for row, kept in zip(ids, mask, strict=True)]
+    places = [place for place, kept in enumerate(mask) if kept]
+    begin, end = (places[0], places[-1] + 1) if places else (0, 0)
+    if len(places) != end - begin:
+        raise ConfigError("attention_mask leaves out tokens inside the prompt", expected="zeros at its ends alone")
+    return list(ids[begin:end])
+
+
+def _is_part(value: object) -> bool:
+    """Whether it is a message of a chat, or a number: part of a prompt, and none itself."""
+    if isinstance(value, Mapping):
+        return not any(name in value for name in _KEYS)
+    return isinstance(scalar(value), int | float)
 
 
 def tokenizer_of(loaded: LoadedModel) -> PreTrainedTokenizerBase:
@@ -37,19 +106,18 @@ def has_chat_template(loaded: LoadedModel) -> bool:
     return any(getattr(one, "chat_template", None) for one in (loaded.tokenizer, processor))
 
 
-def read_prompt(runner: ModelRunner, prompt: Prompt) -> tuple[list[int], VisionPrompt | None]:
-    """Token ids of a prompt, and its pictures; a chat goes through the model's template.
+def read_prompt(runner: ModelRunner, given: object) -> tuple[list[int], VisionPrompt | None]:
+    """Token ids of a prompt as `as_prompt` takes it, and its pictures; a chat goes through the model's template.
 
     Raises `ConfigError` for a prompt that is empty or cannot be read, `CacheFull` for one that fills the context.
     """
-    loaded, vision = runner.loaded, None
+    loaded, vision, prompt = runner.loaded, None, as_prompt(given)
     if isinstance(prompt, str):
-        ids = tokenizer_of(loaded).encode(prompt)
+        ids = list(tokenizer_of(loaded).encode(writable(prompt)))
     elif prompt and isinstance(prompt[0], Mapping):
         ids, vision = _chat(loaded, cast("Chat", prompt))
     else:
-        ids = list(cast("Seq[int]", prompt))
-        _check_ids(ids, runner.vocab_size)
+        ids = _ids(prompt, runner.vocab_size)
     if not ids:
         raise ConfigError("the prompt is empty", expected="at least one token")
     if loaded.vision is not None and not (vision and vision.images):
@@ -70,16 +138,15 @@ def _chat(loaded: LoadedModel, chat: Chat) -> tuple[list[int], VisionPrompt | No
     messages = text_chat(chat)
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError("this model has no chat template", fix="give the prompt as a string")
-    ids = tokenizer.apply_chat_template(
-        cast("list[dict[str, str]]", messages), add_generation_prompt=True, return_dict=False
-    )
-    return list(cast("list[int]", ids)), None
+    return list(tokenizer.encode(render(tokenizer, messages), add_special_tokens=False)), None
 
 
-def _check_ids(ids: list[int], vocab_size: int) -> None:
-    bad = [i for i in ids if not isinstance(i, int) or not 0 <= i < vocab_size]
+def _ids(prompt: Seq[object], vocab_size: int) -> list[int]:
+    ids = [scalar(one) for one in prompt]
+    bad = [one for one in ids if type(one) is not int or not 0 <= one < vocab_size]
     if bad:
-        raise ConfigError("a prompt holds what is no token id", got=repr(bad[0]), expected=f"0 to {vocab_size - 1}")
+        raise ConfigError("a prompt holds what is no token id", got=brief(bad[0]), expected=f"0 to {vocab_size - 1}")
+    return ids
 
 
 def _check_pictures(ids: list[int], placeholder_ids: Collection[int]) -> None:

@@ -32,8 +32,10 @@ _P = ParamSpec("_P")
 
 def check_text(value: str) -> str:
     """The text itself. Raises ValueError where no encoding can write it, since it holds half a character."""
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise ValueError("text without lone surrogates, as \\ud800 is one")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text without lone surrogates, as \\ud800 is one") from None
     return value
 
 
@@ -106,7 +108,7 @@ def brief(value: object) -> str:
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deep; a number of too many digits
-        text = f"a {type(value).__name__} too large to show"
+        text = f"{type(value).__name__}, too large to show"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -159,6 +161,8 @@ def _told(error: ValidationError, what: str, kind: Any) -> PacelineError:
     where = f"{what}: {name}" if name else what
     words = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))  # of a Literal
     fix = meant(first["input"], words) if isinstance(first["input"], str) else None
+    if isinstance(first["input"], type):
+        fix = f"make one: {first['input'].__name__}(...)"
     return ConfigError(f"{where} has a wrong value", got=brief(first["input"]), expected=" or ".join(expected), fix=fix)
 
 

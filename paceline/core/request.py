@@ -79,7 +79,9 @@ class SamplingParams:
         for key in options:
             if key not in known:
                 raise ConfigError(
-                    f"unknown sampling option {key!r}", expected="one of " + ", ".join(known), fix=meant(str(key), known)
+                    f"unknown sampling option {key!r}",
+                    expected="one of " + ", ".join(known),
+                    fix=meant(str(key), known),
                 )
         return cls(**options)  # type: ignore[arg-type]
 

@@ -6,6 +6,7 @@ Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, final
 
 import torch
@@ -15,12 +16,13 @@ from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..errors import IncompatibleModels
-from ..quant import Weights, check_weights
+from ..quant import Weights
 from ..runner import LoadedModel, ModelRunner, load_model, with_weights
 from ..sampling import DraftSampler
+from ..schema import checked_call
 from ..zoo import resolve
 from .chain import draft_chains
-from .draft_sight import Reading, Sight, check_sight, sight_of
+from .draft_sight import Reading, Sight, sight_of
 
 _PENDING = 8
 """More tokens than this are prefilled; fewer ride along with the first drafting pass."""
@@ -38,18 +40,19 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft_model"
 
+    @checked_call
     def __init__(
         self,
-        model: str | LoadedModel,
+        model: str | Path | LoadedModel,
         dtype: str | torch.dtype | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         weights: Weights | None = None,
         vision: Sight | None = None,
     ):
         self._model, self._dtype, self._device = model, dtype, device
-        self._vision: Sight | None = check_sight(vision)
+        self._vision: Sight | None = vision
         self._readings: dict[int, Reading] = {}  # by slot
-        self._weights: Weights | None = check_weights(weights)
+        self._weights: Weights | None = weights
         self._runner: ModelRunner | None = None
 
     def bind(self, target: Target, verifier: Verifier) -> None:

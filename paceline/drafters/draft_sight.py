@@ -9,7 +9,6 @@ Whatever it sees, the answer is the target's; only how often the draft is right 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
@@ -181,14 +180,3 @@ def sight_of(kind: Sight | None, target: ModelRunner, loaded: LoadedModel) -> Dr
         kind = "none" if loaded.vision is None or target.loaded.vision is None else "own"
     classes: dict[Sight, type[DraftSight]] = {"own": OwnTower, "shared": SharedTower, "none": Blind}
     return classes[kind](target, loaded)
-
-
-def check_sight(kind: str | None) -> Sight | None:
-    """Raise `ConfigError` for any other word."""
-    known: Seq[Sight] = ("own", "shared", "none")
-    for one in known:
-        if kind == one:
-            return one
-    if kind is not None:
-        raise ConfigError("unknown vision of a draft", got=repr(kind), expected="'own', 'shared' or 'none'")
-    return None

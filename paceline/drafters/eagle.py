@@ -23,9 +23,10 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from os import PathLike
-from typing import ClassVar, Literal, final, get_args
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from ..core.draft import Draft
@@ -36,6 +37,7 @@ from ..heads import load_head
 from ..modules import EagleHead
 from ..runner import LoadedModel, ModelRunner
 from ..sampling.undraftable import columns_of
+from ..schema import checked_call
 from .eagle_pass import EaglePass
 from .likeliest import likeliest
 from .trees import MC_SIM_7B_63, Dynamic, Growing, Static, cut, stacked
@@ -55,11 +57,13 @@ class Eagle(Drafter):
 
     name: ClassVar[str] = "eagle"
 
-    def __init__(self, head: str | PathLike[str] | EagleHead, tree: Shape = "dynamic", top_k: int = 8):
-        if tree not in get_args(Shape):
-            raise ConfigError("unknown tree", got=repr(tree), expected="'dynamic', 'static' or 'chain'")
-        if top_k < 1:
-            raise ConfigError("top_k is out of range", got=top_k, expected="an integer >= 1")
+    @checked_call
+    def __init__(
+        self,
+        head: str | PathLike[str] | EagleHead,
+        tree: Shape = "dynamic",
+        top_k: Annotated[int, Field(ge=1)] = 8,
+    ):
         self._given, self.tree = head, tree
         self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]
         self.source = self.name

@@ -17,18 +17,19 @@ from abc import ABC
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from os import PathLike
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
+from pydantic import Field
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.request import Sequence
-from ..errors import ConfigError
 from ..modules import BlockwiseHead, MedusaHead
 from ..modules.heads import ParallelHeads
 from ..runner import ModelRunner
 from ..sampling.undraftable import columns_of
+from ..schema import checked_call
 from .fitting import fitted
 from .likeliest import likeliest
 from .trees import Grown, best_of_marginals, stacked
@@ -129,9 +130,8 @@ class Medusa(HeadsDrafter):
     name: ClassVar[str] = "medusa"
     kind = MedusaHead
 
-    def __init__(self, head: str | PathLike[str] | MedusaHead, top_k: int = 10):
-        if top_k < 1:
-            raise ConfigError("top_k is out of range", got=top_k, expected="an integer >= 1")
+    @checked_call
+    def __init__(self, head: str | PathLike[str] | MedusaHead, top_k: Annotated[int, Field(ge=1)] = 10):
         super().__init__(head)
         self.top_k = top_k
 
@@ -148,5 +148,6 @@ class Blockwise(HeadsDrafter):
     kind = BlockwiseHead
     top_k = 1
 
+    @checked_call
     def __init__(self, head: str | PathLike[str] | BlockwiseHead):
         super().__init__(head)

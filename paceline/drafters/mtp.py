@@ -32,6 +32,7 @@ from ..core.request import Sequence
 from ..modules import MtpHead
 from ..runner import ModelRunner, SlotCache
 from ..sampling.undraftable import columns_of
+from ..schema import checked_call
 from .fitting import fitted
 from .likeliest import likeliest
 from .trees import Grown, stacked
@@ -74,6 +75,7 @@ class Mtp(Drafter):
 
     name: ClassVar[str] = "mtp"
 
+    @checked_call
     def __init__(self, head: str | PathLike[str] | MtpHead):
         self._given = head
         self._head: MtpHead | None = None

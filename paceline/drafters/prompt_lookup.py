@@ -6,7 +6,9 @@ summaries, edits, code.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
+
+from pydantic import Field
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
@@ -14,6 +16,7 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
 from ..sampling.undraftable import before_undraftable
+from ..schema import checked_call
 
 LONGEST_HINT = 8
 """Matches are told apart up to this length: a copy that has gone on for longer is no surer to go on."""
@@ -45,13 +48,17 @@ class PromptLookup(Drafter):
 
     name: ClassVar[str] = "lookup"
 
-    def __init__(self, max_ngram: int = 3, min_ngram: int = 1, match: Literal["recent", "first"] = "recent"):
-        if not 1 <= min_ngram <= max_ngram:
+    @checked_call
+    def __init__(
+        self,
+        max_ngram: Annotated[int, Field(ge=1, le=32)] = 3,  # each length has a table of its own
+        min_ngram: Annotated[int, Field(ge=1)] = 1,
+        match: Literal["recent", "first"] = "recent",
+    ):
+        if min_ngram > max_ngram:
             raise ConfigError(
                 "the n-gram range is empty", got=f"min {min_ngram}, max {max_ngram}", expected="1 <= min <= max"
             )
-        if match not in ("recent", "first"):
-            raise ConfigError("unknown match", got=repr(match), expected="'recent' or 'first'")
         self.max_ngram, self.min_ngram, self.match = max_ngram, min_ngram, match
         self._indexes: dict[int, _Index] = {}
         self._undraftable: frozenset[int] = frozenset()

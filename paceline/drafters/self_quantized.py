@@ -28,6 +28,7 @@ from ..runner import ModelRunner
 from ..runner.hf_adapter import share_copy
 from ..runner.int4_draft import put_int4
 from ..sampling import DraftSampler
+from ..schema import checked_call
 from .chain import draft_chains
 
 
@@ -44,6 +45,7 @@ class SelfQuantized(Drafter):
 
     name: ClassVar[str] = "self-int4"
 
+    @checked_call
     def __init__(
         self,
         group_size: int = 32,

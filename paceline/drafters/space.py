@@ -24,9 +24,10 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..core.draft import Draft
@@ -34,10 +35,10 @@ from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..errors import ConfigError
 from ..modules import SpaceAdapter
 from ..runner import ModelRunner
 from ..sampling.undraftable import columns_of
+from ..schema import checked_call
 from .eagle import output_rows
 from .fitting import fitted_adapter
 from .likeliest import likeliest, scored
@@ -86,10 +87,13 @@ class Space(Drafter):
 
     name: ClassVar[str] = "space"
 
-    def __init__(self, adapter: str | PathLike[str] | SpaceAdapter, top_k: int = 4, max_rows: int | None = None):
-        for name, value in (("top_k", top_k), ("max_rows", max_rows)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is out of range", got=value, expected="an integer >= 1")
+    @checked_call
+    def __init__(
+        self,
+        adapter: str | PathLike[str] | SpaceAdapter,
+        top_k: Annotated[int, Field(ge=1)] = 4,
+        max_rows: Annotated[int, Field(ge=1)] | None = None,
+    ):
         self.top_k, self.max_rows, self._given = top_k, max_rows, adapter
         self._foreseen: dict[int, _Foreseen] = {}  # by slot
 

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import final
+from typing import Annotated, final
+
+from pydantic import Field
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
-from ..errors import ConfigError
+from ..schema import checked_call
 from .acceptance import Calibration
 from .choice import chain_budget, choose
 from .costs import TurnSeconds
@@ -61,17 +63,14 @@ class CostModel(DraftPolicy):
     a second) when a drafter first has something to propose. clock: seconds; tests bring their own.
     """
 
+    @checked_call
     def __init__(
         self,
-        max_depth: int = 16,
+        max_depth: Annotated[int, Field(ge=1, le=64)] = 16,
         profile: Profile | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        max_nodes: int = NODES[-1],
+        max_nodes: Annotated[int, Field(ge=1, le=NODES[-1])] = NODES[-1],
     ):
-        if not 1 <= max_depth <= 64:
-            raise ConfigError("max_depth is out of range", got=max_depth, expected="1 to 64")
-        if not 1 <= max_nodes <= NODES[-1]:
-            raise ConfigError("max_nodes is out of range", got=max_nodes, expected=f"1 to {NODES[-1]}")
         self.max_nodes = max_nodes
         self.max_depth, self._given, self._clock = max_depth, profile or Profile(), clock
         self._drafter: Drafter | None = None

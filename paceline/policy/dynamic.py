@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import final
+from typing import Annotated, final
+
+from pydantic import Field
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..errors import ConfigError
+from ..schema import checked_call
 from .fixed import first_arm
 
 _FIRST = 4.0
@@ -25,17 +28,18 @@ class Dynamic(DraftPolicy):
     own law. Drafters without confidence are bounded by the window alone. num_nodes: of trees; None: as the window.
     """
 
+    @checked_call
     def __init__(
-        self, max_tokens: int = 16, min_tokens: int = 1, min_chance: float = 0.3, num_nodes: int | None = None
+        self,
+        max_tokens: Annotated[int, Field(ge=1)] = 16,
+        min_tokens: Annotated[int, Field(ge=1)] = 1,
+        min_chance: Annotated[float, Field(ge=0, le=1)] = 0.3,  # 0: never stop early
+        num_nodes: Annotated[int, Field(ge=1)] | None = None,
     ):
-        if not 1 <= min_tokens <= max_tokens:
+        if min_tokens > max_tokens:
             raise ConfigError(
                 "the window is empty", got=f"min {min_tokens}, max {max_tokens}", expected="1 <= min <= max"
             )
-        if not 0 <= min_chance <= 1:
-            raise ConfigError("min_chance is no probability", got=min_chance, expected="0 to 1 (0: never stop early)")
-        if num_nodes is not None and num_nodes < 1:
-            raise ConfigError("num_nodes is too small", got=num_nodes, expected=">= 1, or None for as many as tokens")
         self.num_nodes = num_nodes
         self.max_tokens, self.min_tokens, self.min_chance = max_tokens, min_tokens, min_chance
         self._stood: dict[int, float] = {}  # by slot, the moving average of accepted tokens

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import final
+from typing import Annotated, final
+
+from pydantic import Field
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.request import Sequence
-from ..errors import ConfigError
+from ..schema import checked_call
 
 
 @final
@@ -16,11 +18,12 @@ class Fixed(DraftPolicy):
     Of combined drafters the first that has something to propose drafts.
     """
 
-    def __init__(self, num_speculative_tokens: int = 5, num_nodes: int | None = None):
-        if num_speculative_tokens < 0:
-            raise ConfigError("num_speculative_tokens is negative", got=num_speculative_tokens, expected=">= 0")
-        if num_nodes is not None and num_nodes < 0:
-            raise ConfigError("num_nodes is negative", got=num_nodes, expected=">= 0, or None for as many as tokens")
+    @checked_call
+    def __init__(
+        self,
+        num_speculative_tokens: Annotated[int, Field(ge=0)] = 5,
+        num_nodes: Annotated[int, Field(ge=0)] | None = None,
+    ):
         self._depth = num_speculative_tokens
         self._nodes = num_speculative_tokens if num_nodes is None else num_nodes
         self._drafter: Drafter | None = None

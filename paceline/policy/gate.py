@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from statistics import median
-from typing import final
+from typing import Annotated, final
+
+from pydantic import Field
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
-from ..errors import ConfigError
+from ..schema import checked_call
 
 _PLAIN = 3  # plain rounds in a comparison
 
@@ -22,10 +24,14 @@ class Gate(DraftPolicy):
     speculative round of a comparison is left out: a draft model reads what it has missed, SPACE hangs its masks.
     """
 
-    def __init__(self, inner: DraftPolicy, trial: int = 6, pause: int = 16, recheck: int = 64):
-        for name, value in (("trial", trial), ("pause", pause), ("recheck", recheck)):
-            if value < 1:
-                raise ConfigError(f"{name} is too small", got=value, expected=">= 1")
+    @checked_call
+    def __init__(
+        self,
+        inner: DraftPolicy,
+        trial: Annotated[int, Field(ge=1)] = 6,
+        pause: Annotated[int, Field(ge=1)] = 16,
+        recheck: Annotated[int, Field(ge=1)] = 64,
+    ):
         self.inner, self.trial, self.pause, self.recheck = inner, trial, pause, recheck
         self._reset()
 

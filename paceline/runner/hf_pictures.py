@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
+from ..schema import brief, check_text
 from .hf_vision import Vision
 
 Message = Mapping[str, object]
@@ -64,6 +65,27 @@ def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
     return VisionPrompt((), None, vision.family.text_offset, ((0, length),), True)
 
 
+def render(template_of: Any, messages: Sequence[Message]) -> str:
+    """The chat as one string, by the template of a tokenizer or processor. Raises `ConfigError` with its words."""
+    try:
+        rendered = template_of.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # jinja's, and what templates raise on purpose
+        raise ConfigError(
+            "the model's chat template refuses this chat",
+            got=str(error).strip() or type(error).__name__,
+            fix="use the roles, in the order, that this model's template takes; or give the whole prompt as a string",
+        ) from error
+    return writable(rendered)
+
+
+def writable(text: str) -> str:
+    """The text of a prompt. Raises `ConfigError` where no encoding can write it."""
+    try:
+        return check_text(text)
+    except ValueError as error:
+        raise ConfigError("a prompt holds half a character", got=brief(text), expected=error) from None
+
+
 def _render(processor: Any, messages: Sequence[Message]) -> str:
     """The chat as one string, by the processor's template; contents are texts where that takes no lists."""
     if not (processor.chat_template or getattr(processor.tokenizer, "chat_template", None)):
@@ -73,10 +95,7 @@ def _render(processor: Any, messages: Sequence[Message]) -> str:
             fix = "set processor.chat_template to one that goes through the parts of a message"
             raise ConfigError("this model's chat template takes no images", fix=fix)
         messages = [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]  # type: ignore[attr-defined]
-    try:
-        return processor.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # jinja's, and what templates raise on purpose
-        raise ConfigError("the chat template cannot read this chat", got=str(error).strip()) from error
+    return render(processor, messages)
 
 
 def _takes_parts(processor: Any) -> bool:
@@ -97,7 +116,7 @@ def _untemplated(processor: Any, messages: Sequence[Message]) -> str:
     parts: Any = messages[0]["content"]
     token = getattr(processor, "image_token", "")
     count = sum(part["type"] == "image" for part in parts)
-    return token * count + "".join(part["text"] for part in parts if part["type"] == "text")
+    return writable(token * count + "".join(part["text"] for part in parts if part["type"] == "text"))
 
 
 def prompt_of(

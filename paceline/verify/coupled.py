@@ -16,6 +16,7 @@ from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetLaw, VerifyOutput
 from ..core.rng import Purpose, gumbel
+from ..schema import checked_call
 from .walk import Branches, Walk, to_list, verdict
 
 
@@ -88,6 +89,7 @@ class Coupled(Verifier):
     lossless: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
+    @checked_call
     def __init__(self, whole_tree: bool | None = None):
         self.whole_tree = whole_tree
 

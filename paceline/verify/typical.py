@@ -1,15 +1,17 @@
 """`Typical`: lossy; keeps whatever the target finds plausible enough, which changes the law of the answer."""
 
 import math
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 from jaxtyping import Float64, Int
+from pydantic import Field
 from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetLaw, VerifyOutput
-from ..errors import ConfigError, LossyNotAllowed
+from ..errors import LossyNotAllowed
+from ..schema import checked_call
 from .chance import Keyed
 from .laws import probability
 from .rows import p_at
@@ -31,16 +33,20 @@ class Typical(Verifier):
     lossless: ClassVar[bool] = False
     exact: ClassVar[bool] = False
 
-    def __init__(self, epsilon: float = 0.09, delta: float = 0.3, *, allow_lossy: bool = False):
+    @checked_call
+    def __init__(
+        self,
+        epsilon: Annotated[float, Field(gt=0, lt=1)] = 0.09,
+        delta: Annotated[float, Field(gt=0, lt=1)] = 0.3,
+        *,
+        allow_lossy: bool = False,
+    ):
         if not allow_lossy:
             raise LossyNotAllowed(
                 "typical acceptance changes what the target would answer",
                 got="allow_lossy=False",
                 fix="pass Typical(allow_lossy=True) to accept that, or use Coupled (same tokens) or Ratio (same law)",
             )
-        for option, value in (("epsilon", epsilon), ("delta", delta)):
-            if not 0 < value < 1:
-                raise ConfigError(f"Typical.{option} is out of range", got=value, expected="a number in (0, 1)")
         self.epsilon, self.delta = epsilon, delta
 
     def threshold(self, p: Float64[Tensor, " V"]) -> float:

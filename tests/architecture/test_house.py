@@ -129,12 +129,12 @@ def test_source_file(path):
         assert not foreign_assignments(tree), "no assignment to what others own"
 
 
-def test_core_imports_torch_only():
+def test_core_imports_torch_and_pydantic_only():
     for path in (PACKAGE / "core").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 assert node.module.split(".")[0] in ("torch", "jaxtyping", "collections", "dataclasses", "enum", "abc",
-                                                     "functools", "typing"), (path, node.module)  # fmt: skip
+                                                     "functools", "typing", "pydantic"), (path, node.module)  # fmt: skip
 
 
 def test_tests_stay_small():

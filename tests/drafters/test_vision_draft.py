@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.decoding import SpeculativeDecoder, autoregressive
-from paceline.drafters import draft_sight
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.prompts_of import read_prompt
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
@@ -212,7 +211,7 @@ def copy_with_hidden(size: int) -> LoadedModel:
     [
         (lambda: DraftModel(blind(), vision="own"), IncompatibleModels, "no vision tower"),
         (lambda: DraftModel(blind(2, hidden_size=16), vision="shared"), IncompatibleModels, "no projector"),
-        (lambda: DraftModel(blind(), vision="half"), ConfigError, "unknown vision"),
+        (lambda: DraftModel(blind(), vision="half"), ConfigError, "DraftModel.vision"),
     ],
 )
 def test_refusals(make_drafter, error, words):
@@ -236,4 +235,3 @@ def test_words():
     for wrong in ("model:small,vision=some", "model:small,sight=none", "model:small,vision="):
         with pytest.raises(ConfigError):
             parse(wrong)
-    assert draft_sight.check_sight(None) is None

@@ -149,6 +149,9 @@ def _told(error: ValidationError, what: str, kind: Any) -> PacelineError:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, PacelineError):
         return cause
+    if first["type"] == "json_invalid":  # our own JSON: it was the value
+        expected = "text without lone surrogates, in at most 200 levels"
+        return ConfigError(f"{what} cannot be read", got=brief(first["input"]), expected=expected)
     path, known = _place(kind, first)
     name = ".".join(path)
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):

@@ -21,10 +21,12 @@ policy: "cost_model" drafts what pays on this machine for this text, up to num_s
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from pydantic import Field
 
 from .errors import ConfigError, LossyNotAllowed
+from .schema import Many, Text, brief, checked, validate
 from .spec_words import (
     ANY_METHOD,
     EAGLE,
@@ -35,10 +37,8 @@ from .spec_words import (
     KEYS,
     MOST_TOKENS,
     TREES,
-    check_value,
     from_json,
     from_short_name,
-    meant,
     method_of_head,
     one_of,
 )
@@ -50,8 +50,13 @@ if TYPE_CHECKING:
 SPACE_ROWS = 64
 """Rows of a pass that SPACE may fill where nodes are counted without their masks."""
 
+_Method = Literal[
+    "none", "ngram", "draft_model", "self_int4", "eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "choose"
+]
+_Ngram = Annotated[int, Field(ge=1, le=32)]
 
-@dataclass(frozen=True)
+
+@checked
 class SpecConfig:
     """A drafter, the policy that says how much it drafts, and the rule that judges its drafts; made by `parse`.
 
@@ -59,24 +64,24 @@ class SpecConfig:
     tokens; "typical" changes the answers and needs consent.
     """
 
-    method: str = "none"
-    policy: str = "fixed"
-    num_speculative_tokens: int = 0
-    rejection_sample_method: str = "exact"
-    model: str | None = None
-    dtype: str | None = None
-    prompt_lookup_max: int = 3
-    prompt_lookup_min: int = 1
-    match: str = "recent"
-    group_size: int = 32
-    lm_head: str = "auto"
-    bits: int = 4
-    weights: str | None = None
-    vision: str | None = None
-    tree: str | None = None
-    top_k: int | None = None
-    num_draft_nodes: int | None = None
-    drafters: "tuple[SpecConfig, ...]" = ()
+    method: _Method = "none"
+    policy: Literal["cost_model", "dynamic", "gate", "fixed"] = "fixed"
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = 0
+    rejection_sample_method: Literal["exact", "standard", "ratio", "typical"] = "exact"
+    model: Annotated[Text, Field(min_length=1)] | None = None
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] | None = None
+    prompt_lookup_max: _Ngram = 3
+    prompt_lookup_min: _Ngram = 1
+    match: Literal["recent", "first"] = "recent"
+    group_size: Literal[32, 64, 128, 256] = 32
+    lm_head: Literal["auto", "int4", "shared"] = "auto"
+    bits: Literal[4, 3, 2] = 4
+    weights: Literal["int8", "int4"] | None = None
+    vision: Literal["own", "shared", "none"] | None = None
+    tree: Literal["dynamic", "static", "chain"] | None = None
+    top_k: Annotated[int, Field(ge=1, le=64)] | None = None
+    num_draft_nodes: Annotated[int, Field(ge=1, le=256)] | None = None
+    drafters: "Many[SpecConfig]" = ()
 
     @property
     def name(self) -> str:
@@ -158,13 +163,13 @@ class SpecConfig:
         if self.method in HEADS:
             return self._head_drafter(space_rows)
         if self.method == "ngram":
-            return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)  # type: ignore[arg-type]
+            return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)
         if self.method == "self_int4":
             folder = None if self.model is None else str(head_folder(self.model))
-            return SelfQuantized(self.group_size, self.lm_head, self.bits, folder)  # type: ignore[arg-type]
+            return SelfQuantized(self.group_size, self.lm_head, self.bits, folder)
         if self.method == "draft_model":
             assert self.model is not None  # parse() sees to it
-            return DraftModel(resolve(self.model), self.dtype, None, self.weights, self.vision)  # type: ignore[arg-type]
+            return DraftModel(resolve(self.model), self.dtype, None, self.weights, self.vision)
         if self.method == "choose":
             return Choose([member._drafter(space_rows) for member in self.drafters])
         return Plain()
@@ -184,7 +189,7 @@ class SpecConfig:
             )
         most = {} if self.top_k is None else {"top_k": self.top_k}
         if self.method in EAGLE:
-            return Eagle(folder, tree=self.tree or "dynamic", **most)  # type: ignore[arg-type]
+            return Eagle(folder, tree=self.tree or "dynamic", **most)
         if self.method == "medusa":
             return Medusa(folder, **most)
         if self.method == "space":
@@ -203,26 +208,21 @@ def parse(
     overrule the mapping's.
     Raises `ConfigError` that lists what is known.
     """
-    if what is None:
-        given: dict[str, object] = {}
-    elif isinstance(what, str):
+    if isinstance(what, str):
         given = from_json(what) if what.lstrip()[:1] in ("{", "[", '"') else from_short_name(what)
+    elif isinstance(what, Mapping | None):
+        given = dict(what or {})
     else:
-        given = dict(what)
-    for key in given:
-        if key not in _ALL_KEYS:
-            raise ConfigError(
-                f"unknown speculative_config key {key!r}", expected=one_of(_ALL_KEYS), fix=meant(key, _ALL_KEYS)
-            )
-    if num_speculative_tokens is not None:
-        given["num_speculative_tokens"] = num_speculative_tokens
-    if policy is not None:
-        given["policy"] = policy
-    given = {key: value for key, value in given.items() if value is not None}
-    method = given.setdefault("method", "draft_model" if "model" in given else "none")
-    for key, value in given.items():
-        check_value(key, value)
-    assert isinstance(method, str)
+        raise ConfigError("this names no drafter", got=brief(what), expected="a short name or a mapping of keys")
+    overruled = {"num_speculative_tokens": num_speculative_tokens, "policy": policy}
+    given |= {key: value for key, value in overruled.items() if value is not None}
+    given = {key: value for key, value in given.items() if value is not None or key not in SpecConfig.__annotations__}
+    given.setdefault("method", "draft_model" if "model" in given else "none")
+    members = given.pop("drafters", None)
+    read = validate(SpecConfig, given, "speculative_config")
+    method, given = read.method, {key: getattr(read, key) for key in given}
+    if members is not None:
+        given["drafters"] = members
     for key in given:
         if key not in (*ANY_METHOD, *KEYS[method]):
             raise ConfigError(f"method {method!r} does not take {key!r}", expected=one_of((*ANY_METHOD, *KEYS[method])))
@@ -255,21 +255,21 @@ def parse(
     return config
 
 
-_ALL_KEYS = tuple(field.name for field in fields(SpecConfig))
-
-
 def _members(given: object) -> tuple[SpecConfig, ...]:
     """The drafters to choose from; their policy and rule are those of the whole."""
     if not isinstance(given, list | tuple) or len(cast("Seq[object]", given)) < 2:
-        raise ConfigError('method "choose" needs "drafters"', got=repr(given), expected="a list of two or more")
-    members = tuple(parse(one) for one in cast("Seq[str | Mapping[str, object]]", given))
+        raise ConfigError('method "choose" needs "drafters"', got=brief(given), expected="a list of two or more")
+    members = tuple(
+        SpecConfig("choose") if isinstance(one, Mapping) and one.get("method") == "choose" else parse(one)
+        for one in cast("Seq[str | Mapping[str, object]]", given)  # one in another is not opened: it may be deep
+    )
     for member in members:
         if member.method in ("none", "choose"):
             raise ConfigError(f'"drafters" cannot hold {member.method!r}', expected=one_of(tuple(FIXED_TOKENS)[1:-1]))
     return members
 
 
-def _shape_tree(given: dict[str, object], method: str) -> None:
+def _shape_tree(given: dict[str, object], method: _Method) -> None:
     """Fill in the shape of a tree. Raises `ConfigError` for keys that would be of no effect."""
     if method in EAGLE:
         given.setdefault("tree", "dynamic")
@@ -278,7 +278,7 @@ def _shape_tree(given: dict[str, object], method: str) -> None:
         raise ConfigError(f'a "{tree}" tree does not take "top_k"', fix='leave it out, or say "tree": "dynamic"')
     depth = cast("int", given["num_speculative_tokens"])
     members = cast("tuple[SpecConfig, ...]", given.get("drafters", ()))
-    drawn = (SpecConfig(method, tree=cast("str | None", given.get("tree"))), *members)
+    drawn = (SpecConfig(method, tree=cast("Any", given.get("tree"))), *members)
     if "num_draft_nodes" not in given:
         if any(one.is_tree for one in drawn) and policy in ("fixed", "gate"):
             given["num_draft_nodes"] = max(FIXED_NODES, depth) if any(one.is_wide for one in drawn) else depth

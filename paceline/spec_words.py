@@ -5,11 +5,11 @@ num_steps); num_draft_nodes counts all nodes of a tree but its root (SGLang's nu
 count the root, so theirs is one more); top_k is the most children of a node (EAGLE's top_k, SGLang's eagle_topk).
 """
 
-import difflib
-import json
 from typing import cast
 
 from .errors import ConfigError
+from .files import parse_json
+from .schema import meant
 
 ANY_METHOD = ("method", "policy", "num_speculative_tokens", "rejection_sample_method")
 EAGLE = ("eagle", "eagle3")
@@ -39,26 +39,6 @@ FIXED_NODES = 24
 # Of SPACE each node brings mask tokens of its own: a fixed tree has as many nodes as a chain.
 FEW_NODES = ("space",)
 MOST_TOKENS = 16
-_CHOICES: dict[str, tuple[object, ...]] = {
-    "method": tuple(KEYS),
-    "policy": ("cost_model", "dynamic", "gate", "fixed"),
-    "match": ("recent", "first"),
-    "group_size": (32, 64, 128, 256),
-    "lm_head": ("auto", "int4", "shared"),
-    "bits": (4, 3, 2),
-    "weights": ("int8", "int4"),
-    "vision": ("own", "shared", "none"),
-    "dtype": ("auto", "bfloat16", "float16", "float32", "float64"),
-    "tree": ("dynamic", "static", "chain"),
-    "rejection_sample_method": ("exact", "standard", "ratio", "typical"),
-}
-_INTEGERS = {
-    "num_speculative_tokens": (0, 64),
-    "num_draft_nodes": (1, 256),
-    "top_k": (1, 64),
-    "prompt_lookup_max": (1, 32),
-    "prompt_lookup_min": (1, 32),
-}
 _SHORT_NAMES = {"none": "none", "lookup": "ngram", "ngram": "ngram", "self-int4": "self_int4", "self_int4": "self_int4"}
 _PREFIXES = ("model:", "head:", "eagle:", "space:", "self-int4:")
 
@@ -66,13 +46,10 @@ _PREFIXES = ("model:", "head:", "eagle:", "space:", "self-int4:")
 def from_json(text: str) -> dict[str, object]:
     """A configuration written as JSON."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            "the speculative config is not valid JSON",
-            got=f"{error.msg} at character {error.pos}",
-            expected="""for example {"method": "ngram", "num_speculative_tokens": 8}""",
-        ) from error
+        value = parse_json(text, "the speculative config")
+    except ConfigError as error:
+        example = """for example {"method": "ngram", "num_speculative_tokens": 8}"""
+        raise ConfigError(error.what, got=error.got, expected=example) from error
     if not isinstance(value, dict):
         raise ConfigError("the speculative config is not a JSON object", got=type(value).__name__)
     return cast("dict[str, object]", value)
@@ -134,27 +111,6 @@ def method_of_head(name: str) -> str:
     return method
 
 
-def check_value(key: str, value: object) -> None:
-    """Raise `ConfigError` unless the key takes this value."""
-    if key in _CHOICES:
-        choices = _CHOICES[key]
-        if value not in choices or isinstance(value, bool):
-            fix = meant(str(value), tuple(map(str, choices)))
-            raise ConfigError(f"unknown {key} {value!r}", expected=one_of(choices), fix=fix)
-    elif key in _INTEGERS:
-        low, high = _INTEGERS[key]
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ConfigError(f"{key} is out of range", got=repr(value), expected=f"an integer from {low} to {high}")
-    elif key != "drafters" and (not isinstance(value, str) or not value):
-        raise ConfigError(f"{key} is not a name", got=repr(value), expected="a non-empty string")
-
-
 def one_of(names: tuple[object, ...]) -> str:
     """The names, for a message."""
     return "one of " + ", ".join(map(str, names))
-
-
-def meant(name: str, known: tuple[str, ...]) -> str | None:
-    """The known name most like this one, as a question; None where none is alike."""
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else None

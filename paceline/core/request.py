@@ -103,21 +103,17 @@ def params_of(given: object, count: int) -> list[SamplingParams]:
 
     Raises `ConfigError` for anything else, and where they differ in number.
     """
-    each = [given] * count if given is None or isinstance(given, SamplingParams) else given
-    if not isinstance(each, list | tuple):
-        raise _no_params(each)
-    if len(cast("Seq[object]", each)) != count:
+    each = cast("Seq[object]", given) if isinstance(given, list | tuple) else [given] * count
+    if len(each) != count:
         raise ConfigError("params and prompts differ in number", got=len(each), expected=count)
-    default = SamplingParams()
-    made = [default if one is None else one for one in cast("Seq[object]", each)]
-    if (wrong := next((one for one in made if not isinstance(one, SamplingParams)), None)) is not None:
-        raise _no_params(wrong)
-    return cast("list[SamplingParams]", made)
-
-
-def _no_params(given: object) -> ConfigError:
-    fix = "SamplingParams.from_dict(...) makes them of a dict" if isinstance(given, dict) else None
-    return ConfigError("params are no SamplingParams", got=brief(given), expected="SamplingParams(...)", fix=fix)
+    made, default = list[SamplingParams](), SamplingParams()
+    for one in each:
+        if not isinstance(one, SamplingParams | None):
+            fix = "SamplingParams.from_dict(...) makes them of a dict" if isinstance(one, dict) else None
+            got = brief(cast("object", one))
+            raise ConfigError("params are no SamplingParams", got=got, expected="SamplingParams(...)", fix=fix)
+        made.append(one or default)
+    return made
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError, DraftError
 from ..runner import ModelRunner
-from ..schema import Many, checked_call
+from ..schema import checked_call
 
 _Part = tuple[Draft, int]
 """A member's draft and the row of it that is meant."""
@@ -41,12 +41,12 @@ class Choose(Drafter):
     name: ClassVar[str] = "choose"
 
     @checked_call
-    def __init__(self, members: Many[Drafter]):
+    def __init__(self, members: Seq[Drafter]):
         if not members:
             raise ConfigError("Choose has nothing to choose from", got="no drafters", expected="at least one drafter")
         if any(isinstance(member, Choose) for member in members):
             raise ConfigError("a Choose is among the members of a Choose", fix="put all drafters into one list")
-        self.members = members
+        self.members = tuple(members)
         count = Counter(member.name for member in members)
         # What is learnt of a drafter is filed by its name, so that no two may share one.
         self.labels = tuple(

@@ -3,11 +3,13 @@
 They are read up to a limit, written whole or not at all, and replaced only where the same command wrote them.
 """
 
+import io
 import json
 import math
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,10 +54,25 @@ def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BY
 
 def read_text(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> str:
     """The UTF-8 text of a regular file, without a byte order mark. Raises `ConfigError`."""
+    return as_text(read_bytes(path, what, max_bytes), f"{what} {str(path)!r}")
+
+
+def read_stdin(what: str, max_bytes: int = MAX_BYTES) -> str:
+    """The UTF-8 text of the standard input. Raises `ConfigError`."""
+    if sys.stdin is None:  # closed by who started this process
+        raise ConfigError(f"{what} cannot be read", got="no standard input")
+    content = sys.stdin.buffer.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ConfigError(f"{what} is too large", expected=f"at most {max_bytes:,} bytes")
+    return as_text(content, what)
+
+
+def as_text(content: bytes, name: str) -> str:
+    """UTF-8 as text, without a byte order mark, with line feeds at the ends of lines. Raises `ConfigError`."""
     try:
-        return read_bytes(path, what, max_bytes).decode("utf-8-sig")
+        return io.IncrementalNewlineDecoder(None, translate=True).decode(content.decode("utf-8-sig"), final=True)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} {str(path)!r} is not text", got=error, expected="UTF-8") from error
+        raise ConfigError(f"{name} is not text", got=error, expected="UTF-8") from error
 
 
 def parse_json(text: str | bytes, what: str) -> Any:

@@ -10,11 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import cast
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from ..core.request import SamplingParams
 from ..errors import ConfigError, IncompatibleModels
 from ..files import is_kind, read_json, to_json, write_text
+from ..schema import Many, checked, validate
 from .bound import Point, check_promise, last_that_holds, prompts_needed, upper_bound
 from .confidence import Signal
 from .identity import ModelId
@@ -24,6 +27,7 @@ _KIND = "paceline-cascade"
 is_calibration = is_kind(_KIND)
 """Whether the beginning of a file says that `paceline calibrate` wrote it."""
 _AGAIN = "run `paceline calibrate` again"
+_Count = Annotated[int, Field(ge=0)]
 _NOT_LAW = ("max_tokens", "seed", "n", "logprobs")
 """Options that leave it untouched which of the two models' answers differ: a shorter limit cuts equal texts equally."""
 
@@ -200,43 +204,68 @@ def load_calibration(path: Path | str) -> Calibration:
     body = {key: value for key, value in given.items() if key != "sha256"}
     if given.get("sha256") != _digest(body):
         raise ConfigError(f"{str(path)!r} was changed or damaged since it was written", fix=_AGAIN)
-    try:
-        made = _parse(body)
-        choice = made.choose()
-        sound = (choice.signal.value, choice.threshold) == (body["signal"], body["threshold"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} does not hold together", got=str(error), fix=_AGAIN) from error
-    if not sound:
+    read = validate(_File, given, f"the calibration {str(path)!r}")
+    made = _parse(read)
+    choice = made.choose()
+    if (choice.signal, choice.threshold) != (read.signal, read.threshold):
         raise ConfigError(f"{str(path)!r} has a threshold that its counts do not give", fix=_AGAIN)
     return made
 
 
-def _parse(body: Mapping[str, object]) -> Calibration:
-    prompts = dict(cast("dict[str, object]", body["prompts"]))
-    n, ended = int(cast(int, prompts.pop("count"))), int(cast(int, prompts.pop("ended")))
+_Rows = Annotated[Many[tuple[float, int, int]], Field(min_length=1)]
+
+
+@checked
+class _File:
+    """The content of the file; curves hold (threshold, covered, differ)."""
+
+    kind: Literal["paceline-cascade"]
+    version: Literal[2]
+    small: Mapping[str, Any]
+    large: Mapping[str, Any]
+    short_limit: _Count
+    small_context: _Count
+    max_disagreement: float
+    confidence: float
+    signal: Signal
+    threshold: float
+    prompts: Mapping[str, Any]
+    sampling: Mapping[str, Any]
+    curves: Annotated[Mapping[Signal, _Rows], Field(min_length=1)]
+    provenance: Mapping[str, Any]
+    sha256: str
+
+
+@checked
+class _Counted:
+    count: Annotated[int, Field(ge=1)]
+    ended: _Count
+
+
+def _parse(read: _File) -> Calibration:
+    counted = validate(_Counted, {key: read.prompts.get(key) for key in ("count", "ended")}, "the calibration: prompts")
+    n, ended = counted.count, counted.ended
     curves: dict[Signal, tuple[Point, ...]] = {}
-    for name, rows in cast("dict[str, list[list[float]]]", body["curves"]).items():
-        points = tuple(Point(float(t), int(c), int(d)) for t, c, d in rows)
-        steps = list(itertools.pairwise(points))
-        if not points or any(a.threshold <= b.threshold or a.covered > b.covered or a.differ > b.differ
-                             for a, b in steps):  # fmt: skip
-            raise ValueError(f"the curve of {name} does not rise as its thresholds fall")
+    for name, rows in read.curves.items():
+        points = curves[name] = tuple(itertools.starmap(Point, rows))
+        steps = itertools.pairwise(points)
+        if any(a.threshold <= b.threshold or a.covered > b.covered or a.differ > b.differ for a, b in steps):
+            raise ConfigError(f"the curve of {name} does not rise as its thresholds fall", fix=_AGAIN)
         if any(not 0 <= p.differ <= p.covered <= ended <= n for p in points):
-            raise ValueError(f"the curve of {name} counts more than there is")
-        curves[Signal(name)] = points
+            raise ConfigError(f"the curve of {name} counts more than there is", fix=_AGAIN)
     return Calibration(
-        ModelId.from_dict(cast("dict[str, object]", body["small"])),
-        ModelId.from_dict(cast("dict[str, object]", body["large"])),
+        ModelId.from_dict(dict(read.small)),
+        ModelId.from_dict(dict(read.large)),
         n,
         ended,
         curves,
-        int(cast(int, body["short_limit"])),
-        int(cast(int, body["small_context"])),
-        float(cast(float, body["max_disagreement"])),
-        float(cast(float, body["confidence"])),
-        cast("dict[str, object]", body["sampling"]),
-        prompts,
-        cast("dict[str, object]", body["provenance"]),
+        read.short_limit,
+        read.small_context,
+        read.max_disagreement,
+        read.confidence,
+        read.sampling,
+        {key: value for key, value in read.prompts.items() if key not in ("count", "ended")},
+        read.provenance,
     )
 
 

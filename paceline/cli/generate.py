@@ -5,6 +5,8 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError
+from ..files import parse_json
+from ..schema import validate
 from .answers import print_answers, stream_answer
 from .engine import (
     AllowLossyOption,
@@ -190,13 +192,8 @@ def generate(
 
 
 def _logit_bias(text: str | None) -> "dict[int, float] | None":
-    import json
+    from ..core.request import Bias
 
     if text is None:
         return None
-    example = 'a JSON object from token ids to numbers, for example {"42": -5}'
-    try:
-        value = json.loads(text)
-        return {int(token): float(bias) for token, bias in value.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError("--logit-bias cannot be read", got=repr(text), expected=example) from error
+    return validate(dict[int, Bias], parse_json(text, "--logit-bias"), '--logit-bias, for example {"42": -5},')

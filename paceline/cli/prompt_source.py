@@ -1,12 +1,15 @@
 """Where the prompt of `paceline generate` comes from."""
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import typer
 
 from ..errors import ConfigError
+from ..files import read_stdin, read_text
+from ..schema import brief
+
+MAX_PROMPT_BYTES = 1 << 26
+"""More than any context holds."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,11 @@ def _ids(text: str) -> list[int]:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError as error:
         raise ConfigError(
-            "--token-ids cannot be read", got=repr(text), expected="numbers, for example 1,2,3"
+            "--token-ids cannot be read", got=brief(text), expected="numbers, for example 1,2,3"
         ) from error
 
 
 def _read(name: str) -> str:
-    try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the prompt in {name!r} is not text", got=str(error), expected="UTF-8") from error
-    except OSError as error:
-        raise ConfigError(f"the prompt in {name!r} cannot be read", got=error.strerror) from error
+    if name == "-":
+        return read_stdin("the prompt in the standard input", MAX_PROMPT_BYTES)
+    return read_text(name, "the prompt in", MAX_PROMPT_BYTES)

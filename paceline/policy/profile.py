@@ -1,26 +1,51 @@
 """What a cost model has learnt, as a file: measured on one machine, for one model, to start the next run from."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, cast
+from dataclasses import asdict, field
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from ..errors import ConfigError
+from ..schema import Many, checked, validate
 
 VERSION = 1
-
-Table = tuple[tuple[float, ...], tuple[float, ...]]
-"""Hits and tries of each position."""
-Columns = tuple[tuple[float, ...], ...]
 ODDS_BUCKETS, TREE_CELLS = 11, 110
 """Of products of confidences, see `tree_odds`, and of budgets, see `tree_gains`."""
 
+_Seconds = Annotated[float, Field(gt=0, lt=1e6)]
+_Column = Many[Annotated[float, Field(ge=0)]]
+Columns = tuple[_Column, ...]
 
-def _no_seconds() -> dict[int, float]:
-    return {}
+
+def _check_table(table: tuple[_Column, _Column]) -> tuple[_Column, _Column]:
+    hits, tries = table
+    if len(hits) != len(tries) or any(hit > tried + 1e-6 for hit, tried in zip(hits, tries, strict=True)):
+        raise ValueError("hits and as many tries, none of them fewer")
+    return table
 
 
-@dataclass(frozen=True)
+def _check_calibration(table: tuple[_Column, _Column]) -> tuple[_Column, _Column]:
+    if len(table[0]) != 12:
+        raise ValueError("12 hits and 12 tries")
+    return table
+
+
+def _check_trees(tables: dict[str, Columns]) -> dict[str, Columns]:
+    sizes = {name: [len(column) for column in columns] for name, columns in tables.items()}
+    if sizes != {"gains": [TREE_CELLS] * 4, "paths": [ODDS_BUCKETS] * 2, "ahead": [ODDS_BUCKETS] * 2}:
+        raise ValueError(f"gains (4 columns of {TREE_CELLS}), paths and ahead (2 columns of {ODDS_BUCKETS})")
+    return tables
+
+
+Table = Annotated[tuple[_Column, _Column], AfterValidator(_check_table)]
+"""Hits and tries of each position."""
+_Calibration = Annotated[Table, AfterValidator(_check_calibration)]
+_Hint = Annotated[str, Field(pattern=r"^(-?\d{1,9})?$")]
+_Trees = Annotated[dict[str, Many[_Column]], AfterValidator(_check_trees)]
+
+
+@checked
 class Profile:
     """Costs in seconds and acceptance counts.
 
@@ -31,15 +56,15 @@ class Profile:
     model, dtype, threads: what it was measured with; whoever uses a profile compares them.
     """
 
-    pass_seconds: dict[int, float] = field(default_factory=_no_seconds)
-    draft_seconds: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
-    acceptance: dict[str, dict[str, Table]] = field(default_factory=dict[str, dict[str, Table]])
-    calibration: dict[str, Table] = field(default_factory=dict[str, Table])
-    trees: dict[str, dict[str, Columns]] = field(default_factory=dict[str, "dict[str, Columns]"])
+    pass_seconds: dict[Annotated[int, Field(ge=1)], _Seconds] = field(default_factory=dict[int, float])
+    draft_seconds: dict[str, tuple[_Seconds, _Seconds]] = field(default_factory=dict[str, tuple[float, float]])
+    acceptance: dict[str, dict[_Hint, Table]] = field(default_factory=dict[str, dict[str, Table]])
+    calibration: dict[str, _Calibration] = field(default_factory=dict[str, Table])
+    trees: dict[str, _Trees] = field(default_factory=dict[str, "dict[str, Columns]"])
     model: str = ""
     dtype: str = ""
-    threads: int = 0
-    version: int = VERSION
+    threads: Annotated[int, Field(ge=0)] = 0
+    version: Literal[1] = VERSION
 
     def to_dict(self) -> dict[str, object]:
         """For `json.dump`."""
@@ -50,66 +75,8 @@ class Profile:
     @classmethod
     def from_dict(cls, given: Mapping[str, object]) -> "Profile":
         """From what `json.load` gave. Raises `ConfigError` for unknown keys, another version or a broken table."""
-        known = [f.name for f in fields(cls)]
-        for key in given:
-            if key not in known:
-                raise ConfigError(f"unknown profile key {key!r}", expected="one of " + ", ".join(known))
         if given.get("version") != VERSION:
             raise ConfigError(
                 "the profile is of another version", got=given.get("version"), expected=VERSION, fix="tune again"
             )
-        values = cast("dict[str, Any]", dict(given))
-        try:
-            return cls(
-                pass_seconds={int(n): _positive(s) for n, s in values.get("pass_seconds", {}).items()},
-                draft_seconds={
-                    str(name): (_positive(token), _positive(pending))
-                    for name, (token, pending) in values.get("draft_seconds", {}).items()
-                },
-                acceptance={
-                    str(name): {_hint(hint): _table(table) for hint, table in by_hint.items()}
-                    for name, by_hint in values.get("acceptance", {}).items()
-                },
-                calibration={str(name): _table(table, 12) for name, table in values.get("calibration", {}).items()},
-                trees={str(name): _trees(tables) for name, tables in values.get("trees", {}).items()},
-                model=str(values.get("model", "")),
-                dtype=str(values.get("dtype", "")),
-                threads=int(values.get("threads", 0)),
-            )
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ConfigError("the profile cannot be read", got=str(error), fix="tune again") from error
-
-
-def _positive(value: object) -> float:
-    number = float(cast("float", value))
-    if not 0 < number < 1e6:
-        raise ValueError(f"{value!r} is not a time in seconds")
-    return number
-
-
-def _hint(text: str) -> str:
-    if text:
-        int(text)
-    return text
-
-
-def _table(value: object, size: int | None = None) -> Table:
-    hits, tries = (tuple(map(float, column)) for column in cast("list[list[float]]", value))
-    sizes_agree = len(hits) == len(tries) and (size is None or len(hits) == size)
-    if not sizes_agree or not all(0 <= hit <= tried + 1e-6 for hit, tried in zip(hits, tries, strict=True)):
-        raise ValueError(f"{value!r} is not a pair of hits and tries")
-    return hits, tries
-
-
-def _trees(value: object) -> dict[str, Columns]:
-    tables = cast("dict[str, list[list[float]]]", value)
-    made = {name: tuple(tuple(map(float, column)) for column in columns) for name, columns in tables.items()}
-    if set(made) != {"gains", "paths", "ahead"}:
-        raise ValueError(f"trees have gains, paths and ahead, not {', '.join(sorted(made))}")
-    for name, columns in made.items():
-        count, size = (4, TREE_CELLS) if name == "gains" else (2, ODDS_BUCKETS)
-        if [len(column) for column in columns] != [size] * count:
-            raise ValueError(f"{name} of a tree is not {count} columns of {size}")
-        if not all(0 <= value < math.inf for column in columns for value in column):
-            raise ValueError(f"{name} of a tree has a number that is no count")
-    return made
+        return validate(cls, dict(given), "the profile")

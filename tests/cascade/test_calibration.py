@@ -114,6 +114,8 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
             load_calibration(file)
 
     refused("{", "not valid JSON")
+    refused("[" * 1000, "not valid JSON")
+    refused('"\\ud800"', "not valid JSON")
     refused([1], "not a calibration")
     refused({"kind": "paceline-tune"}, "not a calibration")
     refused({**good, "version": 99}, "another version")
@@ -136,9 +138,20 @@ def resigned(content: dict) -> dict:
         ({"threshold": 0.1}, "counts do not give"),
         ({"curves": {"min_prob": [[0.5, 10, 2], [0.4, 5, 1]]}}, "does not rise"),
         ({"curves": {"min_prob": [[0.5, 900, 0]]}}, "more than there is"),
-        ({"curves": {"guess": [[0.5, 9, 0]]}}, "not hold together"),
-        ({"small": {"name": "x"}}, "not hold together|not described"),
-        ({"short_limit": None}, "not hold together"),
+        ({"curves": {"guess": [[0.5, 9, 0]]}}, "curves has a wrong value.*'guess'"),
+        ({"curves": {}}, "curves has a wrong value"),
+        ({"curves": [1]}, "curves has a wrong value"),
+        ({"curves": {"min_prob": [[0.5, 9]]}}, "curves"),
+        ({"curves": {"min_prob": [[0.5, 9.5, 0]]}}, "curves"),
+        ({"small": {"name": "x"}}, "not described"),
+        ({"small": 3}, "small has a wrong value"),
+        ({"short_limit": None}, "short_limit has a wrong value"),
+        ({"short_limit": "3"}, "short_limit has a wrong value"),
+        ({"prompts": {"count": 0, "ended": 0}}, "count has a wrong value"),
+        ({"prompts": {}}, "count has a wrong value"),
+        ({"confidence": float("nan")}, "confidence has a wrong value"),
+        ({"confidence": 7.0}, "confidence"),
+        ({"more": 1}, "unknown key 'more'"),
     ],
 )
 def test_files_that_do_not_hold_together_are_refused(tmp_path, changes, match):

@@ -38,13 +38,30 @@ def test_what_is_no_such_file(tmp_path):
         load_tuned(file)
     whole = tuned().as_dict()
     cases = (
-        ("{", "is not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 1000, "not valid JSON"),
+        ("9" * 5000, "not valid JSON"),
         ("[]", "is not a file"),
         (json.dumps({**whole, "kind": "other"}), "is not a file"),
         (json.dumps({**whole, "version": 99}), "another version"),
         (json.dumps({**whole, "config": 3}), "incomplete"),
-        (json.dumps({**whole, "config": {"method": "magic"}}), "unknown method"),
-        (json.dumps({**whole, "profile": {**PROFILE.to_dict(), "pass_seconds": {"1": -1}}}), "cannot be read"),
+        (json.dumps({**whole, "config": {"method": "magic"}}), "method has a wrong value"),
+        (json.dumps({**whole, "profile": {**PROFILE.to_dict(), "pass_seconds": {"1": -1}}}), "pass_seconds"),
+        *(
+            (json.dumps({**whole, "profile": {**PROFILE.to_dict(), key: value}}), told)
+            for key, value, told in (
+                ("pass_seconds", {"x": 1.0}, "pass_seconds"),
+                ("pass_seconds", [1], "pass_seconds"),
+                ("draft_seconds", {"lookup": [1.0]}, "draft_seconds"),
+                ("acceptance", {"lookup": {"": [[3.0], [2.0]]}}, "acceptance.*none of them fewer"),
+                ("acceptance", {"lookup": {"x": [[1.0], [2.0]]}}, "acceptance"),
+                ("calibration", {"lookup": [[1.0], [2.0]]}, "calibration.*12"),
+                ("trees", {"eagle": {"gains": []}}, "trees.*110"),
+                ("threads", 1.5, "threads"),
+                ("version", 2, "another version"),
+                ("more", 2, "unknown key 'more'"),
+            )
+        ),
     )
     for text, told in cases:
         file.write_text(text)

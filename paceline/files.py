@@ -79,7 +79,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
     """The value of a JSON text. Raises `ConfigError`, also for nesting below 200 levels and for lone surrogates."""
     try:
         return from_json(text, allow_inf_nan=True)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # TypeError: text that is no UTF-8
         raise ConfigError(f"{what} is not valid JSON", got=error) from error
 
 

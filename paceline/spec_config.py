@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from pydantic import Field
 
 from .errors import ConfigError, LossyNotAllowed
-from .schema import Many, Text, brief, checked, validate
+from .schema import Many, brief, checked, validate
 from .spec_words import (
     ANY_METHOD,
     EAGLE,
@@ -68,7 +68,7 @@ class SpecConfig:
     policy: Literal["cost_model", "dynamic", "gate", "fixed"] = "fixed"
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = 0
     rejection_sample_method: Literal["exact", "standard", "ratio", "typical"] = "exact"
-    model: Annotated[Text, Field(min_length=1)] | None = None
+    model: Annotated[str, Field(min_length=1)] | None = None
     dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] | None = None
     prompt_lookup_max: _Ngram = 3
     prompt_lookup_min: _Ngram = 1

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..schema import Integer, Many, Number, Text, brief, checked, meant, scalar
+from ..schema import Integer, Many, Number, brief, check_text, checked, meant, scalar
 from .outputs import Origin, Round
 from .vision import VisionPrompt
 
@@ -32,7 +32,7 @@ def _check_bias(value: float) -> float:
 
 Bias = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(scalar), AfterValidator(_check_bias)]
 """Added to a token's logit."""
-_NotEmpty = Annotated[Text, Field(min_length=1)]
+_NotEmpty = Annotated[str, Field(min_length=1), AfterValidator(check_text)]
 _Count = Annotated[Integer, Field(ge=0)]
 
 

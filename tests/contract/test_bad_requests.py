@@ -8,7 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from paceline import LLM, Fixed, PromptLookup, SamplingParams, SelfQuantized
+from paceline import (
+    LLM,
+    Choose,
+    CostModel,
+    Coupled,
+    DraftModel,
+    Dynamic,
+    Fixed,
+    Gate,
+    PromptLookup,
+    SamplingParams,
+    SelfQuantized,
+    Typical,
+)
+from paceline.drafters import Blockwise, Eagle, Medusa, Mtp, Space
 from paceline.errors import CacheFull, ConfigError, NumericsError
 from tests.helpers import all_free, tokenizer
 from tests.tiny import tiny_model
@@ -121,27 +135,83 @@ def test_chat_without_a_template():
         llm.generate([{"role": "user", "content": "hi"}])
 
 
-@pytest.mark.parametrize(
-    "options", [{"numerics": "exact"}, {"max_batch_size": 0}, {"max_model_len": 0}, {"max_model_len": -4}]
-)
-def test_engine_options(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        LLM(tiny_model("llama"), **options)
+BAD_ENGINE: dict[str, list[object]] = {
+    "numerics": ["exact", True],
+    "max_batch_size": [0, 10**9, "x", 1.5, True, None],
+    "max_model_len": [0, -4, "x", True, 1.5],
+    "drafter": ["lookup", PromptLookup, 5, Fixed()],
+    "policy": ["fixed", Fixed, 5, PromptLookup()],
+    "verifier": ["exact", Coupled, 5],
+    "weights": ["int3", 4],
+    "profile": [3],
+    "dtype": [3],
+    "device": [3],
+    "tokenizer": ["x"],
+    "processor": ["x"],
+    "allow_lossy": ["no", 1],
+    "trust_remote_code": ["false", 1],
+    "model": [None, 5, b"x", LLM],
+}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Fixed(-1),
-        lambda: PromptLookup(max_ngram=2, min_ngram=3),
-        lambda: PromptLookup(min_ngram=0),
-        lambda: PromptLookup(match="last"),  # type: ignore[arg-type]
-        lambda: LLM(tiny_model("llama"), drafter=SelfQuantized(33)),
-    ],
-)
-def test_drafter_and_policy_options(make):
-    with pytest.raises(ConfigError):
-        make()
+@pytest.mark.parametrize("name", BAD_ENGINE)
+def test_engine_options(name):
+    for value in BAD_ENGINE[name]:
+        with pytest.raises(ConfigError, match=rf"LLM\.{name} has a wrong value.*Got: .*Expected: "):
+            LLM(**{"model": tiny_model("llama"), name: value})
+
+
+def test_a_class_in_the_place_of_an_object():
+    with pytest.raises(ConfigError, match=r"make one: PromptLookup\(...\)"):
+        LLM(tiny_model("llama"), drafter=PromptLookup)  # type: ignore[arg-type]
+
+
+BAD_PARTS: list[tuple[type, tuple[object, ...], dict[str, object]]] = [
+    *((PromptLookup, (value,), {}) for value in ("x", 1.5, True, 0, 10**9, None)),
+    (PromptLookup, (2, 3), {}),
+    (PromptLookup, (), {"min_ngram": 0}),
+    (PromptLookup, (), {"match": "last"}),
+    (DraftModel, (None,), {}),
+    (DraftModel, ("x",), {"weights": "int3"}),
+    (DraftModel, ("x",), {"vision": "half"}),
+    (DraftModel, ("x",), {"dtype": 3}),
+    (SelfQuantized, ("32",), {}),
+    (SelfQuantized, (), {"lm_head": "x"}),
+    (SelfQuantized, (), {"weights": 3}),
+    (Eagle, (None,), {}),
+    (Eagle, ("x", "dynamc"), {}),
+    (Eagle, ("x",), {"top_k": 0}),
+    (Medusa, ("x",), {"top_k": 1.5}),
+    (Blockwise, (3,), {}),
+    (Mtp, (3,), {}),
+    (Space, ("x",), {"max_rows": 0}),
+    (Choose, (5,), {}),
+    (Choose, ([],), {}),
+    (Choose, (["lookup"],), {}),
+    (Choose, ([PromptLookup],), {}),
+    *((Fixed, (value,), {}) for value in (-1, 1.5, "x", True)),
+    (Fixed, (3, 1.5), {}),
+    (Dynamic, (2, 3), {}),
+    (Dynamic, (), {"min_chance": math.nan}),
+    (Gate, (Fixed,), {}),
+    (Gate, (Fixed(), 0), {}),
+    *((CostModel, (value,), {}) for value in ("x", 0, 65, 1.5)),
+    (CostModel, (), {"profile": {}}),
+    (Typical, (2.0,), {"allow_lossy": True}),
+    (Typical, (), {"allow_lossy": 1}),
+    (Coupled, ("x",), {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "args", "options"), BAD_PARTS)
+def test_options_of_drafters_policies_and_verifiers(kind, args, options):
+    with pytest.raises(ConfigError, match=f"{kind.__name__}|range is empty|window is empty"):
+        kind(*args, **options)
+
+
+def test_what_only_the_model_can_tell():
+    with pytest.raises(ConfigError, match="group size"):
+        LLM(tiny_model("llama"), drafter=SelfQuantized(33))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def save(folder: Path, model, words=WORDS) -> str:
     return str(folder)
 
 
-def paceline(*arguments: str, stdin: str | None = None):
+def paceline(*arguments: str, stdin: str | bytes | None = None):
     return CliRunner().invoke(app, list(arguments), input=stdin)
 
 

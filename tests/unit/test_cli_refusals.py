@@ -1,5 +1,6 @@
 """What the command line refuses: exit codes and one-line errors."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import WORDS, paceline, refusal, save
+from tests.unit.cli_helpers import WORDS, answer, paceline, refusal, save
 
+DEEP, DIGITS = "[" * 1000 + "]" * 1000, "9" * 5000
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -35,9 +37,26 @@ def test_usage_errors_have_status_2(model):
         (("--token-ids", "1,x"), "--token-ids cannot be read"),
         (("--token-ids", "1,97"), "no token id"),
         (("--prompt-file", "absent.txt"), "cannot be read"),
-        (("-p", "w5", "-t", "-1"), "temperature is out of range"),
-        (("-p", "w5", "--max-tokens", "0"), "max_tokens is out of range"),
-        (("-p", "w5", "--logit-bias", "[1]"), "--logit-bias cannot be read"),
+        (("-p", "w5", "-t", "-1"), "temperature has a wrong value"),
+        (("-p", "w5", "--max-tokens", "0"), "max_tokens has a wrong value"),
+        (("-p", "w5", "--logit-bias", "[1]"), '--logit-bias, for example {"42": -5}, has a wrong value'),
+        (("-p", "w5", "--logit-bias", '{"5": "1"}'), "valid number"),
+        (("-p", "w5", "--logit-bias", '{"5": true}'), "valid number"),
+        (("-p", "w5", "--logit-bias", DEEP), "--logit-bias is not valid JSON"),
+        (("-p", "w5", "--logit-bias", f'{{"5": {DIGITS}}}'), "--logit-bias is not valid JSON"),
+        (("-p", "w5", "--logit-bias", "\udcff"), "--logit-bias is not valid JSON"),
+        (("-p", "w5", "--speculative-config", f'{{"method": {DEEP}}}'), "not valid JSON"),
+        (("-p", "w5", "--speculative-config", f'{{"top_k": {DIGITS}}}'), "not valid JSON"),
+        (("-p", "w5", "--speculative-config", '{"method": "choose", "drafters": [1, 2]}'), "names no drafter"),
+        (("-p", "w5", "-d", "model:\udcff"), "surrogates"),
+        (("-p", "w5 \udcff"), "half a character"),
+        (("-c", "w5 \udcff"), "half a character"),
+        (("-p", "w5", "--stop", "\udcff"), "SamplingParams.stop"),
+        (("-p", "w5", "--bad-word", "\udcff"), "SamplingParams.bad_words"),
+        (("-p", "w5", "--bad-word", " "), "bad word has no tokens"),
+        (("-p", "w5", "--n", "1000000000"), "less than or equal to 4096"),
+        (("--token-ids", DIGITS), "--token-ids cannot be read"),
+        (("--prompt-file", "/dev/zero"), "not a regular file"),
         (("-p", "w5", "--logit-bias", '{"970": 1}'), "names no token"),
         (("-p", "w5", "--image", "cat.png"), "No such file"),
         (("-p", "w5", "--dtype", "int3"), "unknown dtype"),
@@ -48,6 +67,34 @@ def test_usage_errors_have_status_2(model):
 )
 def test_what_generate_refuses(model, options, words):
     assert words in refusal("generate", model, *options)
+
+
+def test_prompts_that_never_end_or_are_no_text(model, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in refusal("generate", model, "--prompt-file", str(tmp_path / "pipe"))
+    assert "not a regular file" in refusal("generate", model, "-p", "w5", "--profile", str(tmp_path / "pipe"))
+    (tmp_path / "bytes").write_bytes(b"w5 \xff")
+    assert "is not text" in refusal("generate", model, "--prompt-file", str(tmp_path / "bytes"))
+    monkeypatch.setattr("paceline.cli.prompt_source.MAX_PROMPT_BYTES", 4)
+    for stdin, words in ((b"w5 \xff", "is not text"), (b"w5 w6 w7", "too large")):
+        told = paceline("generate", model, "--prompt-file", "-", stdin=stdin)
+        assert told.exit_code == 1
+        assert words in told.stderr
+    (tmp_path / "lines").write_bytes(b"w5\r\n")
+    monkeypatch.undo()
+    ended = answer("generate", model, "--prompt-file", str(tmp_path / "lines"), "--max-tokens", "2", "--seed", "1")
+    assert (
+        ended["token_ids"] == answer("generate", model, "-p", "w5\n", "--max-tokens", "2", "--seed", "1")["token_ids"]
+    )
+
+
+def test_a_template_that_refuses(tmp_path):
+    folder = Path(save(tmp_path / "model", tiny_model("llama")))
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
+    for command in (("generate", "-c", "w5"), ("check", "-d", "lookup", "--no-law-test", "--prompts", "chats.jsonl")):
+        (tmp_path / "chats.jsonl").write_text('{"question": "w5"}\n')
+        given = [str(tmp_path / one) if one == "chats.jsonl" else one for one in command]
+        assert "System role not supported" in refusal(given[0], str(folder), *given[1:])
 
 
 def test_wrong_models_are_refused(tmp_path, model):

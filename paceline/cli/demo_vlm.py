@@ -46,7 +46,7 @@ def demo_vlm(
     question: Annotated[
         list[str] | None, typer.Option("--question", "-q", metavar="TEXT", help="About it; may be given again.")
     ] = None,
-    num_scenes: Annotated[int, typer.Option("--num-scenes", min=1, help="How many pictures to render.")] = 3,
+    num_scenes: Annotated[int, typer.Option("--num-scenes", min=1, max=1000, help="How many pictures to render.")] = 3,
     seed: Annotated[int, typer.Option("--seed", help="Of the scenes, and of a sampled answer.")] = 0,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FOLDER", help="Keep the rendered pictures there, as PNG.")

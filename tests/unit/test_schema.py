@@ -1,17 +1,19 @@
 """Values from outside are checked in one place, and files are read and written with care."""
 
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 from pydantic import Field
 
 from paceline import files
 from paceline.errors import ConfigError
-from paceline.schema import Many, Text, checked, validate
+from paceline.schema import Integer, Many, Text, brief, checked, checked_call, validate
 
 
 @checked
@@ -146,3 +148,42 @@ def test_a_place_is_claimed_by_one(tmp_path: Path):
     with files.claimed(tmp_path / "new" / "a.json"):
         pass
     assert not list((tmp_path / "new").iterdir())
+
+
+@checked_call
+def _grow(depth: Annotated[Integer, Field(ge=1)], *, kind: Literal["dynamic", "static"] = "dynamic", anything=None):
+    """Grow."""
+    return depth, kind, anything
+
+
+def test_arguments_are_checked_by_their_annotations():
+    assert _grow(np.int64(3), kind="static", anything=_grow) == (3, "static", _grow)
+    assert (_grow.__name__, _grow.__doc__, list(inspect.signature(_grow).parameters)) == (
+        "_grow", "Grow.", ["depth", "kind", "anything"]
+    )  # fmt: skip
+    for args, options, words in (
+        (("x",), {}, "_grow.depth has a wrong value.*'x'.*integer"),
+        ((0,), {}, "_grow.depth.*greater than or equal to 1"),
+        ((1,), {"kind": "dynamc"}, "_grow.kind.*did you mean 'dynamic'"),
+        ((int,), {}, r"make one: int\(...\)"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            _grow(*args, **options)
+    with pytest.raises(TypeError, match="dept"):
+        _grow(dept=1)
+
+
+def test_of_a_union_the_nearest_member_is_told():
+    with pytest.raises(ConfigError, match=r"stop: 1 has a wrong value\. Got: 3"):
+        _Inner(stop=["a", 3])
+
+
+def test_any_value_can_be_shown():
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert brief(deep) == "list, too large to show"
+    assert brief(10**5000) == "int, too large to show"
+    assert len(brief("x" * 1000)) == 80
+    with pytest.raises(ConfigError, match="too large to show"):
+        _grow(-(10**5000))

@@ -106,7 +106,7 @@ def meant(word: str, known: Sequence[str]) -> str | None:
 def brief(value: object) -> str:
     """A value in at most 80 characters, for messages; it may be anything."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except (RecursionError, ValueError):  # nested too deep; a number of too many digits
         text = f"{type(value).__name__}, too large to show"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -35,6 +35,7 @@ from .tree_gains import NODES
 
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
+REST = 2  # rounds for which a plan to draft nothing stands, while the same is on offer: planning takes a third of a ms
 UNKNOWN = 1.5  # how far the guessed cost of reading may be off
 OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
 NEW = 2.0  # the same of trees of a new size, but only once: see `TurnSeconds.believed`
@@ -71,8 +72,7 @@ class CostModel(DraftPolicy):
         clock: Callable[[], float] = time.perf_counter,
         max_nodes: Annotated[int, Field(ge=1, le=NODES[-1])] = NODES[-1],
     ):
-        self.max_nodes = max_nodes
-        self.max_depth, self._given, self._clock = max_depth, profile or Profile(), clock
+        self.max_depth, self.max_nodes, self._given, self._clock = max_depth, max_nodes, profile or Profile(), clock
         self._drafter: Drafter | None = None
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
@@ -80,12 +80,11 @@ class CostModel(DraftPolicy):
         self._drafter, self._pass_seconds = drafter, pass_seconds
         self.estimates = Estimates(self.max_depth, self._given)
         self.ledger, self._probing = Ledger(), Probing()
-        self._round = self._since_plain = 0
+        self._round = self._since_plain = self._rest = 0
         self._plain_after = PLAIN_AFTER
         self._hung = set[int]()  # slots whose masks were hung last round, by one that drafted nothing
-        self._measuring = 0.0  # seconds of this round that went into measuring
-        self._plan: list[_Row] = []
-        self._seen: list[tuple[Sequence, Round]] = []
+        self._plan, self._seen = list[_Row](), list[tuple[Sequence, Round]]()
+        self._offers = list[object]()  # of the round that was planned last; `_rest` more rounds may do without a plan
 
     def measure(self, room: int) -> None:
         """Measure target and drafters now, not in the first round that could draft; `room`: the most rows that fit."""
@@ -102,10 +101,9 @@ class CostModel(DraftPolicy):
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
         """Plan one round for all rows."""
-        self._seen, self._measuring, self._round = [], 0.0, self._round + 1
+        self._seen, self._measuring, self._round = [], 0.0, self._round + 1  # seconds spent on measuring
         self._plan = [_Row()] * len(seqs)
-        plain = [DraftBudget(0, 0)] * len(seqs)
-        rows = self._options(seqs)
+        plain, rows = [DraftBudget(0, 0)] * len(seqs), self._options(seqs)
         if not any(rows):
             return plain
         turn = self.estimates.turn(len(seqs))
@@ -117,8 +115,9 @@ class CostModel(DraftPolicy):
             self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
             return plain
         credit = [self.ledger.available(seq.slot) for seq in seqs]
-        known = self.estimates
-        allowed = [[o for o in row if may_join(o, own, turn, known)] for row, own in zip(rows, credit, strict=True)]
+        allowed = [
+            [o for o in row if may_join(o, own, turn, self.estimates)] for row, own in zip(rows, credit, strict=True)
+        ]
         max_nodes = 1 if turn.tries_trees else self.max_nodes
         choice = choose(allowed, turn, self.estimates.costs, max(credit), max_nodes)
         for row, option in enumerate(choice.options):
@@ -126,6 +125,7 @@ class CostModel(DraftPolicy):
                 depth = min(self._reach(choice, option), len(option.accept))
                 self._plan[row] = _Row(option, depth, depth if option.tree is None else max(depth, choice.widest))
         self._probe(seqs, rows, credit, turn, max_nodes)
+        self._rest = 0 if any(row.option for row in self._plan) else REST
         return [self._budget(row, choice, turn) for row in self._plan]
 
     def observe(self, seq: Sequence, record: Round) -> None:
@@ -157,19 +157,21 @@ class CostModel(DraftPolicy):
             [(arm, look) for arm, look in enumerate(row) if look.hint >= 0 and self._can_draft(seq, arm)]
             for seq, row in zip(seqs, looks, strict=True)
         ]
-        if self.estimates.curve is None and any(ready):
-            room = min(seq.max_length - len(seq.token_ids) for seq in seqs)
-            if room < 2:
-                return [[] for _ in seqs]
-            begin = self._clock()
+        told = [[(arm, look.hint, look.pending > FEW, look.ready > 0) for arm, look in row] for row in ready]
+        offers = [[seq.slot for seq in seqs], told]
+        if offers == self._offers and self._rest > 0:
+            self._rest -= 1
+            return [[] for _ in seqs]
+        self._offers = offers
+        begin, room = self._clock(), min(seq.max_length - len(seq.token_ids) for seq in seqs)
+        if room < 2 and self.estimates.curve is None:
+            return [[] for _ in seqs]
+        if any(ready):
             self.measure(room)
-            self._measuring = self._clock() - begin
         trees = [look for row in ready for _, look in row if look.branches > 1 or look.masks]
         if trees:
-            begin = self._clock()
-            room = min(seq.max_length - len(seq.token_ids) for seq in seqs)
             self._measure_trees(room, max(look.masks for look in trees))
-            self._measuring += self._clock() - begin
+        self._measuring = self._clock() - begin
         return [
             [self.estimates.option(seq, arm, look, limit) for arm, look in row]
             for seq, limit, row in zip(seqs, limits, ready, strict=True)
@@ -187,8 +189,8 @@ class CostModel(DraftPolicy):
         """
         if option.masks:
             return choice.depth
-        tells = option.source in (self.estimates.calibration if option.tree is None else self.estimates.odds)
-        return max(choice.depth, choice.deepest) if tells else choice.depth
+        told = self.estimates.calibration if option.tree is None else self.estimates.odds
+        return max(choice.depth, choice.deepest) if option.source in told else choice.depth
 
     def _probe(
         self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credit: Seq[float], turn: TurnSeconds, max_nodes: int
@@ -274,8 +276,7 @@ class CostModel(DraftPolicy):
             turn.observe(nodes, target_s, tree)
         self.estimates.learn_drafting(depths, pending, batch, drafting)
         for (seq, record), row in zip(seen, self._plan, strict=True):
-            # Asking `option.restarts` here, so as to learn from drafts that were pruned to nothing, was no better: of
-            # 24 simulated cases one fell from 1.22 to 1.02 times plain decoding.
+            # Asking `option.restarts`, to learn from drafts pruned to nothing, was no better in 24 simulated cases.
             if row.option is not None and row.option.masks and not record.num_drafted:
                 self._hung.add(seq.slot)
             elif row.option is not None and row.option.tree is not None:

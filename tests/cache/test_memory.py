@@ -23,7 +23,7 @@ def free(monkeypatch):
 @pytest.mark.parametrize("slots", [10**9, 10**15])
 def test_more_slots_than_memory(slots):
     with pytest.raises(CacheFull, match=r"does not fit into memory.*bytes"):
-        LLM(loaded(), max_batch_size=slots)
+        ModelRunner(loaded(), slots)
 
 
 def test_the_first_tensors_are_refused_as_a_whole(free):

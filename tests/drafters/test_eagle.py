@@ -251,7 +251,7 @@ def test_a_head_of_another_target_is_refused():
 
 def test_options_are_checked():
     head = random_head(target(), 1)
-    with pytest.raises(ConfigError, match="unknown tree"):
+    with pytest.raises(ConfigError, match=r"Eagle\.tree.*bush"):
         Eagle(head, "bush")
     with pytest.raises(ConfigError, match="top_k"):
         Eagle(head, top_k=0)

@@ -7,6 +7,7 @@ from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.drafters import mtp as file
 from paceline.drafters.mtp import Mtp
+from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from tests.drafters.heads_helpers import SOME, attached, last_states, mtp, uncached_mtp, watched
 from tests.helpers import loaded, prompt, run, sequence
@@ -107,7 +108,7 @@ class ForgetsToRelease(Mtp):
 def test_mutants_are_caught(mutant, modules):
     try:
         caught = not agrees(mutant, modules=modules)
-    except IndexError:  # with one module, a row too many leaves none to draft from
+    except DraftError:  # with one module, a row too many leaves none to draft from
         caught = mutant is KeepsTooMuch
     assert caught
 

@@ -147,6 +147,7 @@ def test_processors_on_the_row_order_instead_of_the_path(monkeypatch):
 
     params = SamplingParams(temperature=0.7, max_tokens=24, logits_processors=(by_the_past,))
     drafter = Scripted({tuple(REPEATING): oracle(loaded(), REPEATING, params).token_ids}, [2, None], branching=True)
-    assert is_identical(ModelRunner(loaded(), 1), drafter, params)
+    on = ModelRunner(loaded(), 1)
+    assert is_identical(on, drafter, params)
     monkeypatch.setattr(loop, "target_law", by_rows)
-    assert not is_identical(ModelRunner(loaded(), 1), drafter, params)
+    assert not is_identical(on, drafter, params)

@@ -96,3 +96,13 @@ def test_short_answers_by_many_requests_cost_no_more():
         member = Member("m", never, PLAIN / 3, PLAIN / 50, reads=True)
         outcome = simulate(lambda clock: CostModel(clock=clock), [member], requests=32, tokens=8, prompt=30, seed=seed)
         assert outcome.speed >= LEAST
+
+
+def test_a_plan_to_draft_nothing_is_not_made_anew_every_round(monkeypatch):
+    """Where a drafter is always wrong and never changes, two rounds in three are not planned at all."""
+    planned = list[int]()
+    real = cost_model.choose
+    monkeypatch.setattr(cost_model, "choose", lambda *given: planned.append(1) or real(*given))
+    outcome = simulate(lambda clock: CostModel(clock=clock), [WRONG["a third of the target"]()], tokens=600)
+    assert len(planned) < 0.45 * len(outcome.rounds)
+    assert outcome.speed >= LEAST

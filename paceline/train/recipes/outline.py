@@ -196,8 +196,8 @@ def outlined(folder: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             if not is_vlm(config):
-                return AutoModelForCausalLM.from_config(config), None
-            whole = AutoModelForImageTextToText.from_config(config)
+                return AutoModelForCausalLM.from_config(config, trust_remote_code=False), None
+            whole = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model {folder!r} cannot be read for training", got=str(error)) from error
     return text_half(whole), whole

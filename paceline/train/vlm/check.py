@@ -34,6 +34,8 @@ def check_run(config: VlmConfig, language_model: Path, device: torch.device, tod
 def _lora_width(language_model: Path) -> int:
     """Parameters of low-rank layers of rank 1 in the whole language model."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(language_model, trust_remote_code=False))
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(language_model, trust_remote_code=False), trust_remote_code=False
+        )
     linears = [one for name, one in model.named_modules() if name.rpartition(".")[2] in LINEARS]
     return sum(one.in_features + one.out_features for one in linears if isinstance(one, nn.Linear))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -34,6 +35,8 @@ def base(tmp_path_factory):
     save(base / "model", tiny_model("llama"))
     save(base / "granite", tiny_model("granite"))
     save(base / "wide", tiny_model("llama", vocab_size=101), [f"t{i}" for i in range(97)])
+    shutil.copytree(base / "model", base / "strict")
+    (base / "strict/chat_template.jinja").write_text("{{ raise_exception('System role not supported') }}")
     rows = [{"prompt": f"w{5 + i} w{7 + i}", "source": "s"} for i in range(4)]
     (base / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name, line in LINES.items():
@@ -82,7 +85,13 @@ REFUSED = [
     ("qat", "train.loss.window=0", "train.loss: window"),
     ("distill", "head.num_layers=9", "head.num_layers is out of range"),
     ("distill", "head.model=BASE/model head.num_layers=1", "names a model and a number"),
-    ("distill", "head.model=BASE/none", "cannot be read for training"),
+    ("distill", "head.model=BASE/none", "no model at"),
+    ("distill", "head.model=nosuch/x", "no model at.*from the hub"),
+    ("eagle", "model=nosuch/x", "no model at.*from the hub"),
+    ("eagle", "model=BASE/strict", "System role not supported"),
+    ("distill", "model=BASE/strict head.num_layers=1", "System role not supported"),
+    ("eagle", "eval.prompts=[BASE/fifo]", "regular file"),
+    ("eagle", "eval.prompts=[BASE/deep.jsonl]", "JSON"),
     ("distill", "head.model=BASE/wide", "other sizes"),
     ("distill", "train.loss.on_policy=0.5 train.loss.name=token", "no labels"),
     ("distill", "head.vision=own", "reads text alone"),

@@ -15,6 +15,7 @@ from ...modules.eagle import EagleConfig, EagleHead
 from ...modules.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from ...modules.mtp import MtpConfig, MtpHead
 from ...runner import LoadedModel
+from ...runner.folder import check_folder, local_folder, refused
 from ...runner.hf_vision import is_vlm, text_half
 from ..config import METHODS, RunConfig
 from ..estimate import check_memory, size_of
@@ -192,14 +193,13 @@ def started(method: str, name: str, kind: type[_M], target: LoadedModel) -> _M:
 
 def outlined(folder: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """The language model of a folder without its weights, and the whole if that sees. Raises `ConfigError`."""
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        with torch.device("meta"):
-            if not is_vlm(config):
-                return AutoModelForCausalLM.from_config(config, trust_remote_code=False), None
-            whole = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the model {folder!r} cannot be read for training", got=str(error)) from error
+    place = local_folder(folder)
+    check_folder(place)
+    with refused(f"the model {folder!r} cannot be read for training"), torch.device("meta"):
+        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        if not is_vlm(config):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False), None
+        whole = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
     return text_half(whole), whole
 
 

@@ -159,7 +159,7 @@ class CostModel(DraftPolicy):
         ]
         told = [[(arm, look.hint, look.pending > FEW, look.ready > 0) for arm, look in row] for row in ready]
         offers = [[seq.slot for seq in seqs], told]
-        if offers == self._offers and self._rest > 0:
+        if offers == self._offers and self._rest > 0 and not self._drafter.masks:  # those are found out more seldom
             self._rest -= 1
             return [[] for _ in seqs]
         self._offers = offers

@@ -101,7 +101,7 @@ class CostModel(DraftPolicy):
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
         """Plan one round for all rows."""
-        self._seen, self._measuring, self._round = [], 0.0, self._round + 1  # seconds spent on measuring
+        self._seen, self._measuring, self._round = [], 0.0, self._round + 1
         self._plan = [_Row()] * len(seqs)
         plain, rows = [DraftBudget(0, 0)] * len(seqs), self._options(seqs)
         if not any(rows):
@@ -159,7 +159,7 @@ class CostModel(DraftPolicy):
         ]
         told = [[(arm, look.hint, look.pending > FEW, look.ready > 0) for arm, look in row] for row in ready]
         offers = [[seq.slot for seq in seqs], told]
-        if offers == self._offers and self._rest > 0 and not self._drafter.masks:  # those are found out more seldom
+        if offers == self._offers and self._rest > 0 and not self._drafter.masks:  # masks pay only if tried often
             self._rest -= 1
             return [[] for _ in seqs]
         self._offers = offers

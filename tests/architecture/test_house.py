@@ -17,6 +17,7 @@ RANK = {
     "provenance": 0,
     "checkpoint_hash": 0,
     "cgroups": 0,
+    "kernels": 0,
     "pass_costs": 0,
     "files": 1,
     "prompt_files": 2,

@@ -1,0 +1,148 @@
+"""The kernels' library of this process: prebuilt, from the cache, or compiled now, once for all who ask together."""
+
+import atexit
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ConfigError
+from .compiler import ISAS, LIBRARY, SOURCES, CompileError, Compiler, compile_library, find_compiler, source_hash
+
+_LOG = logging.getLogger("paceline")
+_REASON = "reason.txt"
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The kernels, or why there are none.
+
+    library: None where torch does the work. reason: one line. isas: the instruction sets that were built and that this
+    CPU has, the lowest first. isa: the one in use.
+    """
+
+    library: ctypes.CDLL | None
+    reason: str
+    isas: tuple[str, ...] = ()
+    isa: str | None = None
+
+    def __str__(self) -> str:
+        return f"native, {self.isa} ({self.reason})" if self.library else f"torch: {self.reason}"
+
+
+def load() -> Loaded:
+    """The kernels of this process: the first call may compile for some seconds, later ones return the same.
+
+    $PACELINE_ISA forces an instruction set, or "none" for torch; raises `ConfigError` for one that is not there.
+    Nothing else raises: what went wrong is the reason.
+    """
+    with _LOCK:
+        return _load()
+
+
+def open_kernels(sources: Path = SOURCES) -> Loaded:
+    """As `load`, from a folder of sources, and anew at every call."""
+    asked = os.environ.get("PACELINE_ISA", "")
+    if asked == "none":
+        return Loaded(None, "PACELINE_ISA is none")
+    if asked:
+        _check(asked, tuple(ISAS), "there are no such kernels")
+    digest = source_hash(sources)
+    library, reason = _prebuilt(sources / LIBRARY, digest), "prebuilt"
+    if library is None:
+        try:
+            path, reason = _built(sources, digest)
+            library = ctypes.CDLL(str(path))
+        except (CompileError, OSError) as error:
+            return Loaded(None, " ".join(str(error).split()))
+    isas = tuple(isa for isa in ISAS if library.paceline_select(isa.encode()))  # the last, which is the best, stays
+    if asked:
+        _check(asked, isas, f"this CPU has no such instructions, or the library was {reason}")
+        library.paceline_select(asked.encode())
+    return Loaded(library, reason, isas, asked or isas[-1])
+
+
+@functools.cache
+def _load() -> Loaded:
+    return open_kernels()
+
+
+def _check(asked: str, known: tuple[str, ...], what: str) -> None:
+    if asked not in known:
+        expected, fix = f"none or one of {', '.join(known)}", "unset PACELINE_ISA: the best is taken"
+        raise ConfigError(f"PACELINE_ISA: {what}", got=asked, expected=expected, fix=fix)
+
+
+def _prebuilt(path: Path, digest: str) -> ctypes.CDLL | None:
+    """The library of a wheel, if it was made of these sources and this system can load it."""
+    try:
+        library = ctypes.CDLL(str(path))
+        library.paceline_source_hash.restype = ctypes.c_char_p
+        return library if library.paceline_source_hash() == digest.encode() else None
+    except (OSError, AttributeError):
+        return None
+
+
+def _built(sources: Path, digest: str) -> tuple[Path, str]:
+    """The library in the cache, which is compiled if it is not there, and who compiled it.
+
+    Where the cache cannot be written, it is compiled for this process alone. Raises `CompileError` and OSError.
+    """
+    from filelock import FileLock
+
+    compiler = find_compiler()
+    made_by = (digest, compiler.identity, sys.platform, platform.machine(), platform.libc_ver())
+    folder = _cache() / hashlib.sha256(repr(made_by).encode()).hexdigest()[:32]
+    remark = ""
+    if not (folder / LIBRARY).is_file():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(folder / ".lock"):
+                if not (folder / LIBRARY).is_file():  # another process made it while we waited
+                    _build(folder, compiler, sources)
+        except (OSError, NotImplementedError):  # the latter: a file system without locks
+            remark = f", for this process alone, since {folder.parent} cannot be written"
+            folder = Path(tempfile.mkdtemp(prefix="paceline-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            _build(folder, compiler, sources)
+    return folder / LIBRARY, (folder / _REASON).read_text(encoding="utf-8") + remark
+
+
+def _cache() -> Path:
+    """Beside the pulled models: under $PACELINE_CACHE, else in the user's cache."""
+    import platformdirs
+
+    root = os.environ.get("PACELINE_CACHE") or platformdirs.user_cache_path("paceline")
+    return Path(root).expanduser().absolute() / "kernels"
+
+
+def _build(folder: Path, compiler: Compiler, sources: Path) -> None:
+    """Put the library into `folder`, whole or not at all. Whoever calls holds the folder's lock."""
+    said = "Compiling paceline's kernels (once, some seconds) ..."
+    _LOG.info(said)
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(said, file=sys.stderr)
+    for leftover in folder.glob(".partial-*"):  # of a process that was killed, since we hold the lock
+        shutil.rmtree(leftover, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder))
+    try:
+        missing = compile_library(work / LIBRARY, compiler, sources)
+        for isa, error in missing.items():
+            _LOG.info("No %s kernels: %s", isa, error)
+        without = f", which cannot compile {', '.join(missing)}" if missing else ""
+        (work / _REASON).write_text(f"compiled with {compiler.name}{without}", encoding="utf-8")
+        with (work / LIBRARY).open("rb+") as file:
+            os.fsync(file.fileno())  # a library that a crash left without its end would load, and then kill
+        for name in (_REASON, LIBRARY):
+            (work / name).replace(folder / name)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,137 @@
+"""From C++ sources to one shared library, with whatever compiler is there.
+
+It imports the standard library alone: the hook that builds wheels runs this file where nothing else is installed.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata, util
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCES = Path(__file__).parent
+LIBRARY = "libpaceline.so"
+_X86 = platform.machine() in ("x86_64", "AMD64")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
+ISAS: dict[str, tuple[str, ...]] = {"portable": ()}
+"""The instruction sets that `body.cpp` is compiled for, the lowest first, and their flags."""
+if _X86:
+    ISAS |= {
+        "avx2": ("-mavx2", "-mfma", "-mf16c"),
+        "avx512": _AVX512,
+        "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    }
+# No fast math and no contraction: a sum has the same bits wherever it is written down.
+FLAGS = (
+    *("-O3", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off"),
+    *("-fno-threadsafe-statics", "-pthread"),
+)
+_SECONDS = 600  # after which a compiler counts as stuck
+
+
+class CompileError(Exception):
+    """Why there is no library, in one line."""
+
+
+class Compiler(NamedTuple):
+    """command: the words before the flags. name: for people. identity: what its products depend on.
+
+    baseline: the flags for a CPU of which nothing is known but its family.
+    """
+
+    command: tuple[str, ...]
+    name: str
+    identity: str
+    baseline: tuple[str, ...]
+
+
+def find_compiler() -> Compiler:
+    """$CXX, else the first of c++, g++ and clang++ that works, else the package `ziglang`. Raises `CompileError`."""
+    baseline = ("-march=x86-64",) if _X86 else ()
+    asked = shlex.split(os.environ.get("CXX", ""))
+    for words in [asked] if asked else [["c++"], ["g++"], ["clang++"]]:
+        path = shutil.which(words[0])
+        told, error = _run([path, *words[1:], "--version"]) if path else ("", "there is no such program")
+        if not error:
+            maker = "clang" if "clang" in told else "g++" if "Free Software" in told else Path(words[0]).name
+            version = re.search(r"\d+\.\d+(\.\d+)?", told)
+            name = f"{maker} {version[0]}" if version else maker
+            return Compiler((str(path), *words[1:]), name, f"{path} {words[1:]} {told}", baseline)
+        if asked:
+            raise CompileError(f"CXX={shlex.join(asked)} does not work: {error}")
+    if util.find_spec("ziglang") is None:
+        raise CompileError("no C++ compiler: install one, or pip install ziglang")
+    name = f"zig {metadata.version('ziglang')}"
+    # As `zig c++` it would first compile a C++ standard library, and left alone for the CPU it runs on.
+    command = (sys.executable, "-m", "ziglang", "cc")
+    return Compiler(command, name, f"{name} {command}", ("-mcpu=baseline",))
+
+
+def source_hash(sources: Path = SOURCES) -> str:
+    """What a library was made of: its sources' names and texts, and the flags, as 32 hexadecimal digits."""
+    digest = hashlib.sha256(repr((FLAGS, ISAS)).encode())
+    for path in sorted(path for path in sources.iterdir() if path.suffix in (".cpp", ".h")):
+        text = path.read_bytes()
+        digest.update(f"{path.name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()[:32]
+
+
+def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES) -> dict[str, str]:
+    """Write the library to `out`; objects and the compiler's caches stay beside it.
+
+    Returns the instruction sets that are missing, for compilers older than they are, each with the compiler's error.
+    Raises `CompileError` where not even the portable kernels compile, or the library does not link.
+    """
+    # zig keeps caches in the user's home otherwise, 50 MB
+    caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
+    base = [*compiler.command, *FLAGS, *compiler.baseline]
+
+    def compile_body(isa: str) -> str:
+        to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]
+        return _run([*base, *ISAS[isa], f"-DPACELINE_ISA={isa}", *to], caches)[1]
+
+    with ThreadPoolExecutor(2) as pool:
+        errors = dict(zip(ISAS, pool.map(compile_body, ISAS), strict=True))
+    missing = {isa: error for isa, error in errors.items() if error}
+    error = missing.get("portable")
+    if not error:
+        built = [isa for isa in ISAS if isa not in missing]
+        defines = [
+            f'-DPACELINE_SOURCE_HASH="{source_hash(sources)}"',
+            *(f"-DPACELINE_HAS_{isa.upper()}" for isa in built),
+        ]
+        objects = [str(out.with_name(f"{isa}.o")) for isa in built]
+        tail = ["-lm", *(["-Wl,--as-needed"] if sys.platform == "linux" else []), "-o", str(out)]
+        error = _run([*base, *defines, "-shared", str(sources / "library.cpp"), *objects, *tail], caches)[1]
+    if error:
+        raise CompileError(f"{compiler.name} does not compile the kernels: {error}")
+    return missing
+
+
+def _run(command: list[str], environment: dict[str, str] | None = None) -> tuple[str, str]:
+    """What a program prints, and the first line of its error; "" for none."""
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "LC_ALL": "C", **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return "", str(error)
+    if not done.returncode:
+        return done.stdout, ""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    first = next((line for line in lines if "error" in line), lines[0] if lines else "")
+    return done.stdout, first[:300] or f"it ended with {done.returncode}"

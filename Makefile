@@ -33,7 +33,9 @@ $(READY): pyproject.toml
 	@test -x $(BIN)/python || { echo "Creating $(VENV) ..."; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing $(TORCH) and paceline (a minute or two, once) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
+	@for name in $$CXX c++ g++ clang++; do command -v $$name && break; done >/dev/null && extras=dev || extras=dev,compiler; \
+	test $$extras = dev || echo "There is no C++ compiler: installing ziglang, which is one, for the kernels ..."; \
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[$$extras]"
 	@touch $(READY)
 
 clean:

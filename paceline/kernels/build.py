@@ -66,7 +66,7 @@ def open_kernels(sources: Path = SOURCES) -> Loaded:
             return Loaded(None, " ".join(str(error).split()))
     isas = tuple(isa for isa in ISAS if library.paceline_select(isa.encode()))  # the last, which is the best, stays
     if asked:
-        _check(asked, isas, f"this CPU has no such instructions, or the library was {reason}")
+        _check(asked, isas, f"this CPU or this library, {reason}, has no such kernels")
         library.paceline_select(asked.encode())
     return Loaded(library, reason, isas, asked or isas[-1])
 

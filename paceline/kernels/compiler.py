@@ -7,12 +7,11 @@ import hashlib
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,21 +40,16 @@ class CompileError(Exception):
 
 
 class Compiler(NamedTuple):
-    """command: the words before the flags. name: for people. identity: what its products depend on.
-
-    baseline: the flags for a CPU of which nothing is known but its family.
-    """
+    """command: the words before the flags. name: for people. identity: what its products depend on."""
 
     command: tuple[str, ...]
     name: str
     identity: str
-    baseline: tuple[str, ...]
 
 
 def find_compiler() -> Compiler:
     """$CXX, else the first of c++, g++ and clang++ that works, else the package `ziglang`. Raises `CompileError`."""
-    baseline = ("-march=x86-64",) if _X86 else ()
-    asked = shlex.split(os.environ.get("CXX", ""))
+    asked = os.environ.get("CXX", "").split()
     for words in [asked] if asked else [["c++"], ["g++"], ["clang++"]]:
         path = shutil.which(words[0])
         told, error = _run([path, *words[1:], "--version"]) if path else ("", "there is no such program")
@@ -63,15 +57,15 @@ def find_compiler() -> Compiler:
             maker = "clang" if "clang" in told else "g++" if "Free Software" in told else Path(words[0]).name
             version = re.search(r"\d+\.\d+(\.\d+)?", told)
             name = f"{maker} {version[0]}" if version else maker
-            return Compiler((str(path), *words[1:]), name, f"{path} {words[1:]} {told}", baseline)
+            return Compiler((str(path), *words[1:]), name, f"{path} {words[1:]} {told}")
         if asked:
-            raise CompileError(f"CXX={shlex.join(asked)} does not work: {error}")
-    if util.find_spec("ziglang") is None:
-        raise CompileError("no C++ compiler: install one, or pip install ziglang")
-    name = f"zig {metadata.version('ziglang')}"
-    # As `zig c++` it would first compile a C++ standard library, and left alone for the CPU it runs on.
-    command = (sys.executable, "-m", "ziglang", "cc")
-    return Compiler(command, name, f"{name} {command}", ("-mcpu=baseline",))
+            raise CompileError(f"CXX={' '.join(asked)} does not work: {error}")
+    try:
+        name = f"zig {metadata.version('ziglang')}"
+    except metadata.PackageNotFoundError:
+        raise CompileError("no C++ compiler: install one, or pip install ziglang") from None
+    command = (sys.executable, "-m", "ziglang", "cc")  # as `c++` it would first compile a C++ standard library
+    return Compiler(command, name, f"{name} {command}")
 
 
 def source_hash(sources: Path = SOURCES) -> str:
@@ -91,7 +85,9 @@ def compile_library(out: Path, compiler: Compiler, sources: Path = SOURCES) -> d
     """
     # zig keeps caches in the user's home otherwise, 50 MB
     caches = {key: str(out.parent / "zig") for key in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")}
-    base = [*compiler.command, *FLAGS, *compiler.baseline]
+    # Some compile for the CPU they run on, which is not always the one that the library will.
+    zig = not {"zig", "ziglang"}.isdisjoint(Path(word).name for word in compiler.command)
+    base = [*compiler.command, *FLAGS, *(["-mcpu=baseline"] if zig else ["-march=x86-64"] if _X86 else [])]
 
     def compile_body(isa: str) -> str:
         to = ["-c", str(sources / "body.cpp"), "-o", str(out.with_name(f"{isa}.o"))]

@@ -1,0 +1,214 @@
+"""The kernels' library: compiled once, whole or not at all, and never taken where it does not fit."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.kernels import load
+from paceline.kernels.build import open_kernels
+from paceline.kernels.compiler import ISAS, LIBRARY, CompileError, compile_library, find_compiler
+
+BODY = "namespace PACELINE_ISA { int one() { return 1; } }\n"
+SWITCH = "".join(
+    f"#ifdef PACELINE_HAS_{isa.upper()}\nnamespace {isa} {{ int one(); }}\n"
+    f'static int {isa}_(const char* name) {{ return !strcmp(name, "{isa}") && {isa}::one(); }}\n'
+    f"#else\n#define {isa}_(name) 0\n#endif\n"
+    for isa in ISAS
+)
+MAIN = f"""#include <string.h>
+{SWITCH}
+extern "C" const char* paceline_source_hash() {{ return PACELINE_SOURCE_HASH; }}
+extern "C" int paceline_select(const char* name) {{ return {" + ".join(f"{isa}_(name)" for isa in ISAS)}; }}
+"""
+CXX = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+needs_compiler = pytest.mark.skipif(CXX is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of the kernels' cache, not there yet."""
+    for name in ("CXX", "PACELINE_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Sources that every CPU has all the instructions for."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "body.cpp").write_text(BODY)
+    (folder / "library.cpp").write_text(MAIN)
+    return folder
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """Puts a script of these lines before the compiler; they see its arguments as "$*"."""
+
+    def use(lines: str) -> None:
+        script = tmp_path / "compiler.sh"
+        script.write_text(f'#!/bin/sh\n{lines}\nexec {CXX} "$@"\n')
+        script.chmod(0o755)
+        monkeypatch.setenv("CXX", str(script))
+
+    return use
+
+
+def start(sources: Path) -> "subprocess.Popen[str]":
+    """A process that prints what it loaded."""
+    code = "import pathlib, sys; from paceline.kernels.build import open_kernels\n"
+    code += "print(open_kernels(pathlib.Path(sys.argv[1])))"
+    command = [sys.executable, "-c", code, str(sources)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@needs_compiler
+def test_compiled_once(sources, cache):
+    first, second = open_kernels(sources), open_kernels(sources)
+    assert first.library is not None
+    assert first.isas == tuple(ISAS)
+    assert first.isa == tuple(ISAS)[-1]
+    assert first.reason.startswith("compiled with ")
+    assert second.reason == first.reason
+    assert {path.name for path in cache.glob("*/*")} == {LIBRARY, "reason.txt", ".lock"}
+
+
+@needs_compiler
+def test_changed_sources_are_compiled_anew(sources, cache):
+    open_kernels(sources)
+    (sources / "more.h").write_text("// a header\n")
+    assert open_kernels(sources).library
+    assert len(list(cache.glob(f"*/{LIBRARY}"))) == 2
+
+
+@needs_compiler
+def test_two_processes_compile_once(sources, tmp_path, compiler):
+    log = tmp_path / "log"
+    compiler(f'case "$*" in *-shared*) echo linked >> {log}; sleep 0.5;; esac')
+    processes = [start(sources) for _ in range(2)]
+    assert [process.communicate(timeout=60)[0].startswith("native, ") for process in processes] == [True, True]
+    assert log.read_text() == "linked\n"
+
+
+@needs_compiler
+def test_killed_build_leaves_nothing_to_load(sources, tmp_path, cache, compiler):
+    stop = tmp_path / "stop"
+    stop.touch()
+    compiler(f'case "$*" in *-shared*) if [ -e {stop} ]; then {CXX} "$@"; touch {stop}ped; exec sleep 60; fi;; esac')
+    process = start(sources)
+    while not (tmp_path / "stopped").exists():  # the library is written, and not yet in its place
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert len(list(cache.glob(f"*/.partial-*/{LIBRARY}"))) == 1
+    assert not list(cache.glob(f"*/{LIBRARY}"))
+    stop.unlink()
+    assert open_kernels(sources).library
+    assert not list(cache.glob("*/.partial-*"))
+
+
+@needs_compiler
+def test_cache_that_cannot_be_written(sources, tmp_path):
+    (tmp_path / "cache").write_text("a file in the place of the folder")
+    loaded = open_kernels(sources)
+    assert loaded.library
+    assert "for this process alone" in loaded.reason
+
+
+@needs_compiler
+def test_an_instruction_set_too_new_for_the_compiler_is_left_out(sources, compiler):
+    new = tuple(ISAS)[-1]
+    if new == "portable":
+        pytest.skip("there is one instruction set here")
+    compiler(f'case "$*" in *PACELINE_ISA={new}*) echo "error: unknown option" >&2; exit 1;; esac')
+    for _ in range(2):  # compiled, and from the cache
+        loaded = open_kernels(sources)
+        assert loaded.isas == tuple(ISAS)[:-1]
+        assert loaded.reason.endswith(f", which cannot compile {new}")
+
+
+@needs_compiler
+def test_broken_sources_are_told_in_one_line(sources, cache):
+    (sources / "body.cpp").write_text("nonsense\n")
+    loaded = open_kernels(sources)
+    assert loaded.library is None
+    assert "does not compile the kernels: " in loaded.reason
+    assert "body.cpp:1:" in loaded.reason
+    assert "\n" not in loaded.reason
+    assert {path.name for path in cache.glob("*/*")} == {".lock"}
+
+
+@pytest.mark.parametrize("broken", ["/bin/false", "no-such-compiler -O1"])
+def test_broken_compiler(broken, sources, monkeypatch):
+    monkeypatch.setenv("CXX", broken)
+    loaded = open_kernels(sources)
+    assert (loaded.library, loaded.isas, loaded.isa) == (None, (), None)
+    assert loaded.reason.startswith(f"CXX={broken} does not work: ")
+    assert str(loaded).startswith("torch: CXX=")
+
+
+@needs_compiler
+def test_prebuilt_is_taken_while_its_sources_are_these(sources, tmp_path, cache, monkeypatch):
+    compile_library(tmp_path / LIBRARY, find_compiler(), sources)
+    shutil.copy(tmp_path / LIBRARY, sources / LIBRARY)
+    monkeypatch.setenv("CXX", "/bin/false")
+    assert open_kernels(sources).reason == "prebuilt"
+    (sources / "body.cpp").write_text(BODY + "// changed\n")
+    assert open_kernels(sources).library is None
+    monkeypatch.delenv("CXX")
+    assert open_kernels(sources).reason.startswith("compiled with ")
+    (sources / LIBRARY).unlink()  # rather than to write into what is mapped
+    (sources / LIBRARY).write_bytes(b"no library at all")
+    assert open_kernels(sources).reason.startswith("compiled with ")
+
+
+def test_torch_can_be_asked_for(sources, monkeypatch, cache):
+    monkeypatch.setenv("PACELINE_ISA", "none")
+    assert str(open_kernels(sources)) == "torch: PACELINE_ISA is none"
+    assert not cache.exists()
+
+
+@needs_compiler
+def test_instruction_set_can_be_asked_for(sources, monkeypatch):
+    monkeypatch.setenv("PACELINE_ISA", "portable")
+    loaded = open_kernels(sources)
+    assert (loaded.isas, loaded.isa) == (tuple(ISAS), "portable")
+
+
+def test_unknown_instruction_set_is_refused(sources, monkeypatch):
+    monkeypatch.setenv("PACELINE_ISA", "sse9")
+    with pytest.raises(ConfigError, match=r"Got: sse9. Expected: none or one of portable.*Fix: unset"):
+        open_kernels(sources)
+
+
+@needs_compiler
+def test_instruction_set_that_the_cpu_lacks_is_refused(sources, monkeypatch):
+    new = tuple(ISAS)[-1]
+    (sources / "library.cpp").write_text(MAIN.replace(f'"{new}"', '"another"'))
+    monkeypatch.setenv("PACELINE_ISA", new)
+    with pytest.raises(ConfigError, match=f"this CPU or this library.*Got: {new}"):
+        open_kernels(sources)
+
+
+@needs_compiler
+def test_portable_kernels_are_needed(sources, tmp_path, compiler):
+    compiler('case "$*" in *PACELINE_ISA=portable*) exit 3;; esac')
+    with pytest.raises(CompileError, match="ended with 3"):
+        compile_library(tmp_path / LIBRARY, find_compiler(), sources)
+
+
+def test_load_is_the_same_for_the_whole_process(monkeypatch):
+    monkeypatch.undo()  # it stays loaded for other tests, so from where it belongs
+    first = load()
+    assert load() is first
+    assert first.library is None or first.isa in first.isas

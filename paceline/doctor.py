@@ -9,6 +9,7 @@ from torch import nn
 
 from .errors import ConfigError
 from .hardware import Load, available_memory, cpu_flags, watch_load
+from .kernels import load as load_kernels
 from .llm import LLM
 from .machine import read_bandwidth, weight_bytes
 from .pass_costs import PassCosts
@@ -28,7 +29,7 @@ class MachineReport:
     """The hardware, what may be used of it, and how busy it is. Bytes, and bytes per second.
 
     facts: versions, CPU, memory and GPU, as `provenance` tells them. waiting: how threads wait for each other, in
-    words. available: memory that can be taken now.
+    words. available: memory that can be taken now. kernels: which do the work, and why, in words.
     """
 
     facts: Mapping[str, object]
@@ -39,6 +40,7 @@ class MachineReport:
     load: Load
     available: int | None
     bandwidth: float
+    kernels: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,16 @@ def examine_machine(device: torch.device | str | None = None) -> MachineReport:
     """Look at the machine and measure how fast it reads; takes about a second.
 
     device: None takes CUDA where there is one. Raises `ConfigError` for a device that is not there. The load is
-    judged first, while this process sleeps.
+    judged first, while this process sleeps; then the kernels are compiled, where they have not been.
     """
     place = _place(device)
     load = watch_load()
+    kernels = str(load_kernels())
     available = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory()
     threads, bandwidth = torch.get_num_threads(), read_bandwidth(place)
-    return MachineReport(provenance(), cpu_flags(), processors(), threads, waiting(), load, available, bandwidth)
+    return MachineReport(
+        provenance(), cpu_flags(), processors(), threads, waiting(), load, available, bandwidth, kernels
+    )
 
 
 def examine_model(

@@ -19,6 +19,7 @@ def show_machine(machine: "MachineReport", out: Console) -> None:
     table = _table("Machine")
     table.add_row("CPU", escape(f"{facts['cpu'] or 'unknown'}, {found.cores} cores, {found.cpus} logical"))
     table.add_row("instructions", ", ".join(machine.flags) or "unknown")
+    table.add_row("kernels", escape(machine.kernels))
     memory = facts["memory_bytes"]
     total = "unknown" if not isinstance(memory, int) else _size(memory)
     table.add_row("memory", f"{total}, {_size(machine.available)} available")
@@ -85,6 +86,7 @@ def as_json(machine: "MachineReport", report: "ModelReport | None", told: Sequen
     shown: dict[str, object] = {
         "provenance": dict(machine.facts),
         "cpu_flags": list(machine.flags),
+        "kernels": machine.kernels,
         "processors": {**asdict(machine.processors), "threads": machine.processors.threads},
         "reason": machine.processors.reason,
         "threads": machine.threads,

@@ -159,6 +159,7 @@ def test_without_a_model_the_machine_alone(tmp_path, monkeypatch):
     got = answer("doctor")
     assert (got["model"], got["pass_times"], got["floor_s"]) == (None, None, None)
     assert got["bandwidth"] > 0
+    assert got["kernels"].startswith(("native, ", "torch: "))
     assert "times one row" not in paceline("doctor").stdout
 
 

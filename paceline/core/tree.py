@@ -77,6 +77,14 @@ class TokenTree:
             node = parents[node]
         return path[::-1]
 
+    def behind(self, text: Sequence[int]) -> "TokenTree":
+        """The tree of one row with a text as its trunk: its root follows the last of these tokens."""
+        count, device = len(text), self.token_ids.device
+        ids = torch.cat([torch.tensor([list(text)], dtype=torch.long, device=device), self.token_ids], 1)
+        parents = torch.cat([torch.arange(-1, count - 1, device=device)[None], self.parents + count], 1)
+        probe = torch.cat([torch.zeros(1, count, dtype=torch.bool, device=device), self.is_probe], 1)
+        return TokenTree(ids, parents, probe)
+
     def to(self, device: torch.device) -> "TokenTree":
         """The same trees on `device`; itself if they are there."""
         if self.token_ids.device == device:

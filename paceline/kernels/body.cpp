@@ -1,27 +1,503 @@
-// A stand-in: compiled once for every instruction set, which its namespace is named after.
-#include <stdint.h>
+// A pass of a decoder in one instruction set. Compiled once for each, in a namespace of that name.
+//
+// Every number is computed by the same operations in the same order whatever else is computed beside it: a product is
+// one sum over k, a score one sum over the width of a head, a softmax and its mean one sum over columns in the order of
+// the text, counted from the first column. Rows, trees, chunks and threads only decide who computes what.
+#include <math.h>
 
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
+#include "abi.h"
+#include "pool.h"
+#include "simd.h"
 
 namespace PACELINE_ISA {
 
-// The sum of n products of bfloat16 numbers.
-float dot(const uint16_t* a, const uint16_t* b, int64_t n) {
-    float sum = 0.0f;
-    int64_t i = 0;
+typedef uint16_t half_t;  // bits of a bfloat16 or a float16
+constexpr int BLOCK = 32;  // outputs of a packed block
+constexpr int PER_BLOCK = BLOCK / LANES;
+
+INLINE int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+INLINE int64_t min_(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max_(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// ---------------------------------------------------------------------------------------------- products
+
+// What rows are multiplied as. Rows are padded with zeros to a multiple of 32.
+struct Input {
+  float* wide;     // float32
+  half_t* narrow;  // bfloat16, for products of pairs; null where there is no instruction for them
+  uint8_t* high;   // bytes of which two make a number, for products with INT8; null where none is read
+  uint8_t* low;
+  float* scales;   // of those bytes, one a row
+  float* sums;     // of every 32 numbers, as they are multiplied with INT4
+  int64_t stride;  // elements from row to row
+};
+
+constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;  // of a tile: sums that stay in registers
+
 #if defined(__AVX512BF16__)
-    __m512 lanes = _mm512_setzero_ps();
-    for (; i + 32 <= n; i += 32)
-        lanes = _mm512_dpbf16_ps(lanes, (__m512bh)_mm512_loadu_si512(a + i), (__m512bh)_mm512_loadu_si512(b + i));
-    sum = _mm512_reduce_add_ps(lanes);
-#endif
-    for (; i < n; i++) {
-        union { uint32_t bits; float value; } x = {(uint32_t)a[i] << 16}, y = {(uint32_t)b[i] << 16};
-        sum += x.value * y.value;
+// out [R, 32] = x [R, 2 pairs] times one block of pairs [pairs, 32, 2].
+template <int R> static void tile_pairs(const half_t* w, const half_t* x, int64_t stride, int64_t pairs, float* out) {
+  __m512 sums[R][2];
+  UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+  for (int64_t k = 0; k < pairs; k++) {
+    _mm_prefetch((const char*)(w + 64 * k) + 8192, _MM_HINT_T1);
+    _mm_prefetch((const char*)(w + 64 * k) + 8256, _MM_HINT_T1);
+    const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w + 64 * k), w1 = (__m512bh)_mm512_loadu_si512(w + 64 * k + 32);
+    UNROLL for (int r = 0; r < R; r++) {
+      int32_t pair;
+      memcpy(&pair, x + r * stride + 2 * k, 4);
+      const __m512bh b = (__m512bh)_mm512_set1_epi32(pair);
+      sums[r][0] = _mm512_dpbf16_ps(sums[r][0], w0, b);
+      sums[r][1] = _mm512_dpbf16_ps(sums[r][1], w1, b);
     }
-    return sum;
+  }
+  UNROLL for (int r = 0; r < R; r++) {
+    _mm512_storeu_ps(out + r * BLOCK, sums[r][0]);
+    _mm512_storeu_ps(out + r * BLOCK + 16, sums[r][1]);
+  }
 }
+#endif
+
+struct Bf16 {  // [pairs, 32, 2]
+  INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
+    const vu both = loadu<vu>((const half_t*)w + 64 * k + 2 * column);
+    even = bits(both << 16);
+    odd = bits(both & 0xffff0000u);
+  }
+};
+struct F16s {  // [k, 32]
+  INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
+    even = from_half(loadu<vh>((const half_t*)w + 64 * k + column));
+    odd = from_half(loadu<vh>((const half_t*)w + 64 * k + 32 + column));
+  }
+};
+struct F32s {  // [k, 32]
+  INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
+    even = load((const float*)w + 64 * k + column);
+    odd = load((const float*)w + 64 * k + 32 + column);
+  }
+};
+
+// C vectors of outputs from `column` on.
+template <class Format, int R, int C>
+INLINE void tile_part(const void* w, const float* x, int64_t stride, int64_t pairs, int column, float* out) {
+  vf sums[R][C];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
+  for (int64_t k = 0; k < pairs; k++) {
+    UNROLL for (int c = 0; c < C; c++) {
+      vf even, odd;
+      Format::load_pair(w, k, column + c * LANES, even, odd);
+      UNROLL for (int r = 0; r < R; r++) {
+        sums[r][c] = fma(even, set(x[r * stride + 2 * k]), sums[r][c]);
+        sums[r][c] = fma(odd, set(x[r * stride + 2 * k + 1]), sums[r][c]);
+      }
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c]);
+}
+
+template <class Format, int R>
+static void tile_floats(const void* w, const float* x, int64_t stride, int64_t pairs, float* out) {
+  constexpr int C = LANES == 16 ? 2 : R <= 2 ? 4 : 2;
+  for (int column = 0; column < BLOCK; column += C * LANES) tile_part<Format, R, C>(w, x, stride, pairs, column, out);
+}
+
+#include "integers.h"
+
+template <int R> static void tile(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
+  const int64_t stride = in.stride, pairs = (m.ins + 1) / 2;
+  const float* x = in.wide + row * stride;
+  switch (m.format) {
+    case BF16:
+#if defined(__AVX512BF16__)
+      tile_pairs<R>((const half_t*)w, in.narrow + row * stride, stride, pairs, out);
+#else
+      tile_floats<Bf16, R>(w, x, stride, pairs, out);
+#endif
+      break;
+    case F16: tile_floats<F16s, R>(w, x, stride, pairs, out); break;
+    case F32: tile_floats<F32s, R>(w, x, stride, pairs, out); break;
+    case INT8: tile_int8<R>(m, w, in, row, block, out); break;
+    case INT4: tile_int4<R>(m, w, in, row, block, out); break;
+  }
+}
+
+INLINE int64_t block_bytes(const Matrix& m) {
+  const int64_t even = round_up(m.ins, 2);
+  switch (m.format) {
+    case F32: return even * BLOCK * 4;
+    case INT8: return round_up(m.ins, 4) * BLOCK;
+    case INT4: return round_up(m.ins, 8) * BLOCK / 2;
+    default: return even * BLOCK * 2;
+  }
+}
+
+INLINE int num_blocks(const Matrix& m) { return (m.outs + BLOCK - 1) / BLOCK; }
+
+template <int R> struct Tiles {
+  static void run(int rows, const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
+    if (rows == R) tile<R>(m, w, in, row, block, out);
+    else Tiles<R - 1>::run(rows, m, w, in, row, block, out);
+  }
+};
+template <> struct Tiles<0> {
+  static void run(int, const Matrix&, const char*, const Input&, int64_t, int64_t, float*) {}
+};
+
+// One block of outputs for all rows: finish(row, rows, sums [rows, 32]) for each tile, bias included.
+template <class F> INLINE void multiply_block(const Matrix& m, const Input& in, int64_t rows, int64_t block, F finish) {
+  const char* w = (const char*)m.data + block * block_bytes(m);
+  const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  float out[MOST_ROWS * BLOCK];
+  float bias[BLOCK] = {};
+  if (m.bias) memcpy(bias, m.bias + block * BLOCK, 4 * min_(BLOCK, m.outs - block * BLOCK));
+  for (int64_t t = 0; t < tiles; t++) {
+    const int64_t first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
+    Tiles<MOST_ROWS>::run((int)count, m, w, in, first, block, out);
+    if (m.bias)
+      for (int64_t r = 0; r < count; r++)
+        for (int i = 0; i < BLOCK; i += LANES) storeu(out + r * BLOCK + i, load(out + r * BLOCK + i) + load(bias + i));
+    finish(first, count, out);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- rows
+
+INLINE void narrow_row(const float* x, half_t* to, int64_t size) {
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) storeu(to + i, to_bf16(load(x + i)));
+  for (; i < size; i++) to[i] = to_bf16(x[i]);
+}
+
+INLINE float sum_squares(const float* x, int64_t size, float mean) {
+  vf sums = zero();
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    const vf y = load(x + i) - mean;
+    sums = fma(y, y, sums);
+  }
+  float rest = 0;
+  for (; i < size; i++) rest += (x[i] - mean) * (x[i] - mean);
+  return sum_lanes(sums) + rest;
+}
+
+// to = norm(x), which may be the same place.
+static void norm_row(const Norm& norm, const float* x, float* to, int64_t size) {
+  if (norm.kind == NO_NORM) {
+    if (to != x) memcpy(to, x, 4 * size);
+    return;
+  }
+  float mean = 0;
+  if (norm.kind == LAYER_NORM) {
+    vf sums = zero();
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) sums += load(x + i);
+    float rest = 0;
+    for (; i < size; i++) rest += x[i];
+    mean = (sum_lanes(sums) + rest) / size;
+  }
+  const float scale = 1.0f / sqrtf(sum_squares(x, size, mean) / size + norm.eps);
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    vf y = (load(x + i) - mean) * scale;
+    if (norm.weight) y *= load(norm.weight + i);
+    storeu(to + i, norm.bias ? y + load(norm.bias + i) : y);
+  }
+  for (; i < size; i++) {
+    const float y = (x[i] - mean) * scale * (norm.weight ? norm.weight[i] : 1.0f);
+    to[i] = norm.bias ? y + norm.bias[i] : y;
+  }
+}
+
+// The other forms of a row whose float32 numbers are there.
+static void finish_input(const Input& in, int64_t row, int64_t size) {
+  float* x = in.wide + row * in.stride;
+  for (int64_t i = size; i < in.stride; i++) x[i] = 0;
+  if (in.narrow) narrow_row(x, in.narrow + row * in.stride, in.stride);
+  if (in.sums)
+    for (int64_t i = 0; i < in.stride / 32; i++) {
+      vf sum = zero();
+      for (int64_t j = 32 * i; j < 32 * (i + 1); j += LANES)
+        sum += in.narrow ? widen(loadu<vh>(in.narrow + row * in.stride + j)) : load(x + j);
+      in.sums[row * (in.stride / 32) + i] = sum_lanes(sum);
+    }
+  if (in.high) {
+    float most = 1e-30f;
+    for (int64_t i = 0; i < size; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    const float factor = 127.0f / most;
+    for (int64_t i = 0; i < in.stride; i++) {
+      const float y = x[i] * factor, whole = nearbyintf(y), rest = nearbyintf((y - whole) * 254.0f);
+      in.high[row * in.stride + i] = (uint8_t)(128 + (int)whole);
+      in.low[row * in.stride + i] = (uint8_t)(128 + (int)rest);
+    }
+    in.scales[row] = x[0] == x[0] ? most / 127.0f : x[0];
+  }
+}
+
+INLINE void rotate(float* x, const float* cos, const float* sin, int64_t size) {
+  const int64_t half = size / 2;
+  for (int64_t i = 0; i < half; i++) {
+    const float a = x[i], b = x[i + half];
+    x[i] = a * cos[i] - b * sin[i];
+    x[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+// ---------------------------------------------------------------------------------------------- the cache
+
+INLINE int element_bytes(int format) { return format == F32 ? 4 : 2; }
+
+static void store_row(void* to, const float* x, int64_t size, int format) {
+  if (format == F32) memcpy(to, x, 4 * size);
+  else if (format == BF16) narrow_row(x, (half_t*)to, size);
+  else
+    for (int64_t i = 0; i < size; i++) ((half_t*)to)[i] = to_half(x[i]);
+}
+
+template <int FORMAT> INLINE vf load_cached(const void* p, int64_t i) {
+  if (FORMAT == F32) return load((const float*)p + i);
+  const vh h = loadu<vh>((const half_t*)p + i);
+  return FORMAT == BF16 ? widen(h) : from_half(h);
+}
+template <int FORMAT> INLINE float cached(const void* p, int64_t i) {
+  if (FORMAT == F32) return ((const float*)p)[i];
+  return FORMAT == BF16 ? from_bf16(((const half_t*)p)[i]) : from_half(((const half_t*)p)[i]);
+}
+
+// ---------------------------------------------------------------------------------------------- attention
+
+constexpr int COLUMNS = 16;  // scored at once
+constexpr int QUERIES = 24;  // of one piece of work at most
+
+// Which columns a row reads: 0 .. straight - 1, then those of its path.
+struct Reach {
+  int32_t straight, count;  // columns in order, and all
+  int32_t own, first;       // columns up to its own; first column that it sees whatever the window
+  int64_t path;             // where its further columns begin in `paths`
+};
+
+// Keys of 16 columns side by side: floats [d, 16], or pairs of bfloat16 [d / 2, 16].
+template <bool PAIRS, int FORMAT> INLINE void lay(const void* const* columns, int64_t d, uint32_t* to) {
+#if defined(__AVX512F__)
+  if (PAIRS && d % 32 == 0) {
+    for (int64_t part = 0; part < d / 32; part++) {
+      __m512i r[16], t[16];
+      UNROLL for (int c = 0; c < 16; c++) r[c] = _mm512_loadu_si512((const char*)columns[c] + 64 * part);
+      UNROLL for (int c = 0; c < 16; c += 2) {
+        t[c] = _mm512_unpacklo_epi32(r[c], r[c + 1]);
+        t[c + 1] = _mm512_unpackhi_epi32(r[c], r[c + 1]);
+      }
+      UNROLL for (int c = 0; c < 16; c += 4) {
+        r[c] = _mm512_unpacklo_epi64(t[c], t[c + 2]);
+        r[c + 1] = _mm512_unpackhi_epi64(t[c], t[c + 2]);
+        r[c + 2] = _mm512_unpacklo_epi64(t[c + 1], t[c + 3]);
+        r[c + 3] = _mm512_unpackhi_epi64(t[c + 1], t[c + 3]);
+      }
+      UNROLL for (int c = 0; c < 4; c++) {
+        t[c] = _mm512_shuffle_i32x4(r[c], r[c + 4], 0x88);
+        t[c + 4] = _mm512_shuffle_i32x4(r[c], r[c + 4], 0xdd);
+        t[c + 8] = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0x88);
+        t[c + 12] = _mm512_shuffle_i32x4(r[c + 8], r[c + 12], 0xdd);
+      }
+      UNROLL for (int c = 0; c < 4; c++) {
+        _mm512_storeu_si512(to + 16 * (16 * part + c), _mm512_shuffle_i32x4(t[c], t[c + 8], 0x88));
+        _mm512_storeu_si512(to + 16 * (16 * part + c + 8), _mm512_shuffle_i32x4(t[c], t[c + 8], 0xdd));
+        _mm512_storeu_si512(to + 16 * (16 * part + c + 4), _mm512_shuffle_i32x4(t[c + 4], t[c + 12], 0x88));
+        _mm512_storeu_si512(to + 16 * (16 * part + c + 12), _mm512_shuffle_i32x4(t[c + 4], t[c + 12], 0xdd));
+      }
+    }
+    return;
+  }
+#endif
+  for (int c = 0; c < COLUMNS; c++) {
+    if (PAIRS) {
+      for (int64_t i = 0; i < d / 2; i++) memcpy(to + i * COLUMNS + c, (const char*)columns[c] + 4 * i, 4);
+    } else {
+      for (int64_t i = 0; i < d; i++) {
+        const float x = cached<FORMAT>(columns[c], i);
+        memcpy(to + i * COLUMNS + c, &x, 4);
+      }
+    }
+  }
+}
+
+// scores [16] of N queries, which lie `stride` elements apart.
+template <bool PAIRS, int N>
+INLINE void score(const uint32_t* keys, const void* const* queries, int64_t d, float* const* to) {
+#if defined(__AVX512BF16__)
+  if (PAIRS) {
+    __m512 sums[N];
+    UNROLL for (int q = 0; q < N; q++) sums[q] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < d / 2; i++) {
+      const __m512bh k = (__m512bh)_mm512_loadu_si512(keys + 16 * i);
+      UNROLL for (int q = 0; q < N; q++) {
+        int32_t pair;
+        memcpy(&pair, (const char*)queries[q] + 4 * i, 4);
+        sums[q] = _mm512_dpbf16_ps(sums[q], k, (__m512bh)_mm512_set1_epi32(pair));
+      }
+    }
+    UNROLL for (int q = 0; q < N; q++) _mm512_storeu_ps(to[q], sums[q]);
+    return;
+  }
+#endif
+  constexpr int V = COLUMNS / LANES;
+  UNROLL for (int q = 0; q < N; q++) {
+    vf sums[V];
+    UNROLL for (int v = 0; v < V; v++) sums[v] = zero();
+    const float* x = (const float*)queries[q];
+    for (int64_t i = 0; i < d; i++)
+      UNROLL for (int v = 0; v < V; v++) sums[v] = fma(load((const float*)keys + COLUMNS * i + v * LANES), set(x[i]), sums[v]);
+    UNROLL for (int v = 0; v < V; v++) storeu(to[q] + v * LANES, sums[v]);
+  }
+}
+
+template <bool PAIRS>
+static void score_all(const uint32_t* keys, const void* const* queries, int count, int64_t d, float* const* to) {
+  int q = 0;
+  for (; q + 6 <= count; q += 6) score<PAIRS, 6>(keys, queries + q, d, to + q);
+  for (; q + 3 <= count; q += 3) score<PAIRS, 3>(keys, queries + q, d, to + q);
+  for (; q < count; q++) score<PAIRS, 1>(keys, queries + q, d, to + q);
+}
+
+// Scores [from, count) to weights that add up to 1 before `scale_out` is applied; columns are counted from 0, so that
+// lane and place of a column in the sum are always the same. Returns 1 / sum.
+static float soften(float* s, int64_t from, int64_t count, float scale, float softcap) {
+  const int64_t first = from / COLUMNS * COLUMNS, end = round_up(count, COLUMNS);
+  for (int64_t i = first; i < end; i += LANES) {
+    vf x = load(s + i) * scale;
+    if (softcap > 0) x = softcap * tanh_(x / softcap);
+    storeu(s + i, x);
+  }
+  for (int64_t i = first; i < from; i++) s[i] = -__builtin_inff();
+  for (int64_t i = count; i < end; i++) s[i] = -__builtin_inff();
+  vf top = set(-__builtin_inff());
+  for (int64_t i = first; i < end; i += LANES) {
+    const vf x = load(s + i);
+    top = x > top || x != x ? x : top;
+  }
+  const float most = max_lanes(top);
+  constexpr int V = COLUMNS / LANES;
+  vf sums[V];
+  UNROLL for (int v = 0; v < V; v++) sums[v] = zero();
+  for (int64_t i = first; i < end; i += COLUMNS)
+    UNROLL for (int v = 0; v < V; v++) {
+      const vf e = exp_(load(s + i + v * LANES) - most);
+      storeu(s + i + v * LANES, e);
+      sums[v] += e;
+    }
+  UNROLL for (int v = 1; v < V; v++) sums[0] += sums[v];
+  return 1.0f / sum_lanes(sums[0]);
+}
+
+struct Slot {  // one sequence's columns of one layer and key head
+  const char* keys;
+  const char* values;
+  int64_t row_bytes;
+  const int32_t* paths;
+  int64_t column(const Reach& r, int64_t i) const { return i < r.straight ? i : paths[r.path + i - r.straight]; }
+};
+
+// N queries, V vectors of values from `begin` on: sums over columns [from, count), one after another.
+template <int FORMAT, int N, int V>
+INLINE void mean_part(const Slot& slot, const Reach* const* reach, float* const* weights, const int64_t* from,
+                      int64_t begin, float* const* to) {
+  vf sums[N][V];
+  UNROLL for (int q = 0; q < N; q++)
+    UNROLL for (int v = 0; v < V; v++) sums[q][v] = zero();
+  int64_t low = from[0], high = reach[0]->straight, most = from[0];
+  UNROLL for (int q = 1; q < N; q++) {
+    low = low < from[q] ? low : from[q];
+    most = most > from[q] ? most : from[q];
+    high = high < reach[q]->straight ? high : reach[q]->straight;
+  }
+  const auto add = [&](int q, int64_t i) {
+    const char* p = slot.values + slot.column(*reach[q], i) * slot.row_bytes;
+    const vf w = set(weights[q][i]);
+    UNROLL for (int v = 0; v < V; v++) sums[q][v] = fma(load_cached<FORMAT>(p, begin + v * LANES), w, sums[q][v]);
+  };
+  if (N > 1)
+    UNROLL for (int q = 0; q < N; q++)
+      for (int64_t i = from[q]; i < min_(most, reach[q]->count); i++) add(q, i);
+  for (int64_t i = most; i < high; i++) {
+    const char* p = slot.values + i * slot.row_bytes;
+    vf x[V];
+    UNROLL for (int v = 0; v < V; v++) x[v] = load_cached<FORMAT>(p, begin + v * LANES);
+    UNROLL for (int q = 0; q < N; q++) {
+      const vf w = set(weights[q][i]);
+      UNROLL for (int v = 0; v < V; v++) sums[q][v] = fma(x[v], w, sums[q][v]);
+    }
+  }
+  UNROLL for (int q = 0; q < N; q++)
+    for (int64_t i = max_(most, high); i < reach[q]->count; i++) add(q, i);
+  UNROLL for (int q = 0; q < N; q++)
+    UNROLL for (int v = 0; v < V; v++) storeu(to[q] + begin + v * LANES, sums[q][v]);
+}
+
+template <int FORMAT, int N>
+INLINE void mean(const Slot& slot, const Reach* const* reach, float* const* weights, const int64_t* from, int64_t d,
+                 float* const* to) {
+  constexpr int W = LANES == 16 ? 4 : 2;
+  int64_t i = 0;
+  for (; i + W * LANES <= d; i += W * LANES) mean_part<FORMAT, N, W>(slot, reach, weights, from, i, to);
+  for (; i + LANES <= d; i += LANES) mean_part<FORMAT, N, 1>(slot, reach, weights, from, i, to);
+  for (; i < d; i++)
+    UNROLL for (int q = 0; q < N; q++) {
+      float sum = 0;
+      for (int64_t c = from[q]; c < reach[q]->count; c++)
+        sum += weights[q][c] * cached<FORMAT>(slot.values + slot.column(*reach[q], c) * slot.row_bytes, i);
+      to[q][i] = sum;
+    }
+}
+
+// Attention of `count` queries of one sequence and key head; `queries` as `score` reads them.
+template <bool PAIRS, int FORMAT>
+static void attend(const Slot& slot, const Reach* const* reach, const void* const* queries, int count, int64_t d,
+                   int window, float scale, float softcap, float* scores, int64_t width, uint32_t* keys, float* const* to) {
+  int64_t from[QUERIES], begin = 1 << 30, end = 0, shared = 1 << 30;
+  float* rows[QUERIES];
+  for (int q = 0; q < count; q++) {
+    const Reach& r = *reach[q];
+    from[q] = window ? max_(0, min_(r.own - window, r.first)) : 0;
+    begin = min_(begin, from[q]);
+    end = max_(end, r.count);
+    if (r.count > r.straight) shared = min_(shared, r.straight);
+    rows[q] = scores + q * width;
+  }
+  const void* columns[COLUMNS];
+  float* places[QUERIES];
+  begin = begin / COLUMNS * COLUMNS;
+  int64_t i = begin;
+  for (; i < end && (i + COLUMNS <= shared || shared >= end); i += COLUMNS) {  // columns that all read in one place
+    for (int c = 0; c < COLUMNS; c++) columns[c] = slot.keys + min_(i + c, end - 1) * slot.row_bytes;
+    lay<PAIRS, FORMAT>(columns, d, keys);
+    for (int q = 0; q < count; q++) places[q] = rows[q] + i;
+    score_all<PAIRS>(keys, queries, count, d, places);
+  }
+  for (int q = 0; q < count;) {  // columns of its own: the queries of one row share them
+    int same = 1;
+    while (q + same < count && reach[q + same] == reach[q]) same++;
+    const Reach& r = *reach[q];
+    for (int64_t j = i; j < r.count; j += COLUMNS) {
+      for (int c = 0; c < COLUMNS; c++) columns[c] = slot.keys + slot.column(r, min_(j + c, r.count - 1)) * slot.row_bytes;
+      lay<PAIRS, FORMAT>(columns, d, keys);
+      for (int s = 0; s < same; s++) places[s] = rows[q + s] + j;
+      score_all<PAIRS>(keys, queries + q, same, d, places);
+    }
+    q += same;
+  }
+  float factors[QUERIES];
+  for (int q = 0; q < count; q++) factors[q] = soften(rows[q], from[q], reach[q]->count, scale, softcap);
+  constexpr int N = LANES == 16 ? 6 : LANES == 8 ? 4 : 2;
+  int q = 0;
+  for (; q + N <= count; q += N) mean<FORMAT, N>(slot, reach + q, rows + q, from + q, d, to + q);
+  for (; q + 3 <= count && N >= 3; q += 3) mean<FORMAT, 3>(slot, reach + q, rows + q, from + q, d, to + q);
+  for (; q < count; q++) mean<FORMAT, 1>(slot, reach + q, rows + q, from + q, d, to + q);
+  for (int s = 0; s < count; s++)
+    for (int64_t k = 0; k < d; k++) to[s][k] *= factors[s];
+}
+
+#include "pass.h"
 
 }  // namespace PACELINE_ISA

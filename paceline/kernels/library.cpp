@@ -1,75 +1,323 @@
-// A stand-in: which instruction sets this CPU has, and the kernels of the chosen one.
-#include <math.h>
+// The C interface: which instruction set runs, and the threads it runs on.
+#include <errno.h>
 #include <pthread.h>
-#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
 #endif
 
-typedef float Dot(const uint16_t*, const uint16_t*, int64_t);
-namespace portable { Dot dot; }
-namespace avx2 { Dot dot; }
-namespace avx512 { Dot dot; }
-namespace avx512_bf16 { Dot dot; }
+#include "abi.h"
+#include "pool.h"
 
-static Dot* chosen = portable::dot;
+#define DECLARE(name)                                                              \
+  namespace name {                                                                 \
+  int64_t scratch_bytes(const Model*, const Pass*, int threads);                   \
+  int num_phases(const Model*);                                                    \
+  void prepare(const Model*, const Pass*, void* scratch, int threads);             \
+  void run(const Model*, const Pass*, void* scratch, Worker*);                     \
+  void multiply(const Matrix*, const float*, int64_t, float*, void*, Worker*);     \
+  int64_t multiply_bytes(const Matrix*, int64_t rows);                             \
+  }
+DECLARE(portable)
+#if defined(PACELINE_HAS_AVX2)
+DECLARE(avx2)
+#endif
+#if defined(PACELINE_HAS_AVX512)
+DECLARE(avx512)
+#endif
+#if defined(PACELINE_HAS_AVX512_BF16)
+DECLARE(avx512_bf16)
+#endif
 
-static uint32_t bits(unsigned leaf, unsigned sub, int reg) {
-    unsigned r[4] = {0, 0, 0, 0};
+struct Isa {
+  const char* name;
+  int64_t (*scratch_bytes)(const Model*, const Pass*, int);
+  int (*num_phases)(const Model*);
+  void (*prepare)(const Model*, const Pass*, void*, int);
+  void (*run)(const Model*, const Pass*, void*, Worker*);
+  void (*multiply)(const Matrix*, const float*, int64_t, float*, void*, Worker*);
+  int64_t (*multiply_bytes)(const Matrix*, int64_t);
+  int (*runs_here)();
+};
+
+static int always() { return 1; }
 #if defined(__x86_64__)
-    __get_cpuid_count(leaf, sub, &r[0], &r[1], &r[2], &r[3]);
+struct Features {
+  unsigned leaf1, ebx7, eax71;
+  int ymm, zmm;
+};
+static Features features() {
+  Features f = {};
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &f.leaf1, &d)) return f;
+  if (f.leaf1 & 1u << 27) {  // the system keeps wide registers
+    unsigned low, high;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    f.ymm = (low & 6) == 6;
+    f.zmm = f.ymm && (low & 0xe0) == 0xe0;
+  }
+  if (__get_cpuid_count(7, 0, &a, &f.ebx7, &c, &d) && a >= 1) __get_cpuid_count(7, 1, &f.eax71, &b, &c, &d);
+  return f;
+}
+static int has_avx2() {
+  const Features f = features();
+  return f.ymm && f.leaf1 >> 12 & 1 && f.leaf1 >> 29 & 1 && f.ebx7 >> 5 & 1;  // FMA, F16C, AVX2
+}
+static int has_avx512() {
+  const Features f = features();
+  return has_avx2() && f.zmm && f.ebx7 >> 16 & 1 && f.ebx7 >> 17 & 1 && f.ebx7 >> 30 & 1 && f.ebx7 >> 31 & 1;
+}
+static int has_avx512_bf16() {
+  unsigned a, b, c = 0, d;
+  __get_cpuid_count(7, 0, &a, &b, &c, &d);
+  return has_avx512() && features().eax71 >> 5 & 1 && c >> 11 & 1;  // BF16, VNNI
+}
 #endif
-    return r[reg];
+
+#define ISA(name, runs_here)                                                                              \
+  {#name, name::scratch_bytes, name::num_phases, name::prepare, name::run, name::multiply, name::multiply_bytes, runs_here}
+static const Isa isas[] = {
+#if defined(PACELINE_HAS_AVX512_BF16)
+    ISA(avx512_bf16, has_avx512_bf16),
+#endif
+#if defined(PACELINE_HAS_AVX512)
+    ISA(avx512, has_avx512),
+#endif
+#if defined(PACELINE_HAS_AVX2)
+    ISA(avx2, has_avx2),
+#endif
+    ISA(portable, always),
+};
+constexpr int NUM_ISAS = sizeof isas / sizeof *isas;
+static const Isa* chosen = nullptr;
+
+static const Isa& isa() {
+  if (!chosen)
+    for (int i = NUM_ISAS - 1; i >= 0; i--)
+      if (isas[i].runs_here()) chosen = &isas[i];
+  return *chosen;
 }
 
-static bool saved(uint32_t mask) {  // the system keeps these registers
-    if (!(bits(1, 0, 2) >> 27 & 1)) return false;
-    uint32_t low = 0, high = 0;
+// Threads. One pass runs at a time; callers queue at `gate`.
+
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;  // one pass at a time
+static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t sleepers = PTHREAD_COND_INITIALIZER;
+int num_sleeping = 0;
+
+static Team team;
+static Worker workers[MAX_THREADS];
+static int num_workers = 0;  // threads that were started, the caller's not counted
+static int pass_number = 0;  // even: no pass is open
+static int num_inside = 0;   // workers in the open pass
+static pid_t owner = 0;
+
+struct Job {
+  const Isa* isa;
+  const Model* model;
+  const Pass* pass;
+  const Matrix* matrix;
+  const float* in;
+  float* out;
+  int64_t rows;
+  void* scratch;
+};
+static Job job;
+
+static inline void pause_() {
 #if defined(__x86_64__)
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
 #endif
-    return (low & mask) == mask;
 }
 
-static void* work(void* at) {
-    float* x = (float*)at;
-    x[1] = expf(x[0]);
+static int64_t now() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+constexpr int64_t SPIN_INSIDE = 60000;   // ns within a pass: a phase takes less, unless a thread was put aside
+constexpr int64_t SPIN_BETWEEN = 150000;  // ns from one pass to the next
+
+template <class F> static void wait_until(F reached, int64_t spin) {
+  int64_t end = 0;
+  for (int i = 1; !reached(); i++) {
+    if (i > 32) pause_();
+    if (i % 128) continue;
+    const int64_t time = now();
+    if (!end) end = time + spin;
+    if (time < end) continue;
+    pthread_mutex_lock(&sleep_lock);
+    __atomic_add_fetch(&num_sleeping, 1, __ATOMIC_SEQ_CST);
+    while (!reached()) pthread_cond_wait(&sleepers, &sleep_lock);
+    __atomic_sub_fetch(&num_sleeping, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&sleep_lock);
+    return;
+  }
+}
+
+void wait_for(const int* value, int target) {
+  wait_until([=] { return __atomic_load_n(value, __ATOMIC_SEQ_CST) == target; }, SPIN_INSIDE);
+}
+
+void wake_all() {
+  pthread_mutex_lock(&sleep_lock);
+  pthread_cond_broadcast(&sleepers);
+  pthread_mutex_unlock(&sleep_lock);
+}
+
+static void wake_if_needed() {
+  if (__atomic_load_n(&num_sleeping, __ATOMIC_SEQ_CST)) wake_all();
+}
+
+static void work(Worker& me) {
+#if defined(__x86_64__)
+  const unsigned before = _mm_getcsr();
+  _mm_setcsr(0x1f80);  // the same rounding in every thread, whatever the caller has set
+#endif
+  me.phase = 0;
+  if (job.matrix) job.isa->multiply(job.matrix, job.in, job.rows, job.out, job.scratch, &me);
+  else job.isa->run(job.model, job.pass, job.scratch, &me);
+#if defined(__x86_64__)
+  _mm_setcsr(before);
+#endif
+}
+
+static void* serve(void* argument) {
+  Worker& me = *(Worker*)argument;
+  int seen = 0;
+  for (;;) {
+    wait_until([&] {
+      const int open = __atomic_load_n(&pass_number, __ATOMIC_SEQ_CST);
+      return open != seen && open % 2;
+    }, SPIN_BETWEEN);
+    __atomic_add_fetch(&num_inside, 1, __ATOMIC_SEQ_CST);
+    const int open = __atomic_load_n(&pass_number, __ATOMIC_SEQ_CST);
+    if (open % 2 && open != seen && me.id < team.threads) work(me);
+    seen = open;
+    if (__atomic_sub_fetch(&num_inside, 1, __ATOMIC_SEQ_CST) == 0) wake_if_needed();
+  }
+  return nullptr;
+}
+
+static void start_workers(int threads) {
+  if (owner != getpid()) num_workers = num_sleeping = num_inside = 0, owner = getpid();  // a fork keeps no threads
+  while (num_workers + 1 < threads) {
+    Worker& one = workers[num_workers + 1];
+    one.team = &team;
+    one.id = num_workers + 1;
+    pthread_t thread;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    const int failed = pthread_create(&thread, &attributes, serve, &one);
+    pthread_attr_destroy(&attributes);
+    if (failed) return;  // fewer threads do the same work
+    num_workers++;
+  }
+}
+
+static void* scratch = nullptr;
+static int64_t scratch_size = 0;
+
+static void* reserve(int64_t bytes) {
+  if (bytes > scratch_size) {
+    free(scratch);
+    scratch_size = 0;
+    if (posix_memalign(&scratch, 4096, bytes)) return scratch = nullptr;
+    scratch_size = bytes;
+  }
+  return scratch;
+}
+
+static int run_job(int threads, int phases, int64_t bytes) {
+  start_workers(threads);
+  team.threads = threads < num_workers + 1 ? threads : num_workers + 1;
+  const int64_t counters = (int64_t)phases * (team.threads + 1) * sizeof(Counter);
+  char* memory = (char*)reserve(counters + bytes);
+  if (!memory) return ENOMEM;
+  memset(memory, 0, counters);
+  team.next = (Counter*)memory;
+  team.done = team.next + (int64_t)phases * team.threads;
+  job.scratch = memory + counters;
+  if (!job.matrix) job.isa->prepare(job.model, job.pass, job.scratch, team.threads);
+  workers[0].team = &team;
+  workers[0].id = 0;
+  if (team.threads == 1) {
+    work(workers[0]);
     return 0;
+  }
+  __atomic_add_fetch(&pass_number, 1, __ATOMIC_SEQ_CST);  // open
+  wake_if_needed();
+  work(workers[0]);
+  __atomic_add_fetch(&pass_number, 1, __ATOMIC_SEQ_CST);  // closed: who comes now does nothing
+  wait_for(&num_inside, 0);
+  return 0;
 }
 
 extern "C" {
 
-const char* paceline_source_hash() { return PACELINE_SOURCE_HASH; }
-
-int paceline_select(const char* name) {
-    const uint32_t one = bits(1, 0, 2), seven = bits(7, 0, 1);
-    const bool has_avx2 = saved(6) && (seven >> 5 & 1) && (one >> 12 & 1) && (one >> 29 & 1);
-    const bool has_512 = has_avx2 && saved(0xe6) && (seven >> 16 & seven >> 17 & seven >> 30 & seven >> 31 & 1);
-    const bool has_bf16 = has_512 && (bits(7, 0, 2) >> 11 & 1) && (bits(7, 1, 0) >> 5 & 1);
-    (void)has_avx2, (void)has_512, (void)has_bf16;
-    Dot* found = 0;
-    if (!strcmp(name, "portable")) found = portable::dot;
-#if defined(PACELINE_HAS_AVX2)
-    if (!strcmp(name, "avx2") && has_avx2) found = avx2::dot;
+const char* paceline_source_hash() {
+#if defined(PACELINE_SOURCE_HASH)
+  return PACELINE_SOURCE_HASH;
+#else
+  return "";
 #endif
-#if defined(PACELINE_HAS_AVX512)
-    if (!strcmp(name, "avx512") && has_512) found = avx512::dot;
-#endif
-#if defined(PACELINE_HAS_AVX512_BF16)
-    if (!strcmp(name, "avx512_bf16") && has_bf16) found = avx512_bf16::dot;
-#endif
-    if (found) chosen = found;
-    return found != 0;
 }
 
-float paceline_dot(const uint16_t* a, const uint16_t* b, int64_t n) { return chosen(a, b, n); }
+const char* paceline_isa() { return isa().name; }
 
-float paceline_thread_exp(float x) {  // computed by another thread
-    float cell[2] = {x, 0.0f};
-    pthread_t thread;
-    if (pthread_create(&thread, 0, work, cell)) return -1.0f;
-    pthread_join(thread, 0);
-    return cell[1];
+// 1: taken; 0: unknown, not compiled, or nothing that this processor has.
+int paceline_select(const char* name) {
+  for (int i = 0; i < NUM_ISAS; i++)
+    if (!strcmp(isas[i].name, name) && isas[i].runs_here()) {
+      pthread_mutex_lock(&gate);
+      chosen = &isas[i];
+      pthread_mutex_unlock(&gate);
+      return 1;
+    }
+  return 0;
+}
+
+int64_t paceline_struct_bytes(int which) {
+  const int64_t sizes[] = {sizeof(Matrix), sizeof(Norm), sizeof(Layer), sizeof(Model), sizeof(Pass)};
+  return sizes[which];
+}
+
+// 0, or an error number of the system.
+int paceline_run(const Model* model, const Pass* pass, int threads) {
+  pthread_mutex_lock(&gate);
+  job = Job{&isa(), model, pass, nullptr, nullptr, nullptr, 0, nullptr};
+  threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
+  const int failed = run_job(threads, job.isa->num_phases(model), job.isa->scratch_bytes(model, pass, threads));
+  pthread_mutex_unlock(&gate);
+  return failed;
+}
+
+// out [rows, outs] = in [rows, ins] times the matrix, plus its bias.
+int paceline_multiply(const Matrix* matrix, const float* in, int64_t rows, float* out, int threads) {
+  pthread_mutex_lock(&gate);
+  job = Job{&isa(), nullptr, nullptr, matrix, in, out, rows, nullptr};
+  threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;
+  const int failed = run_job(threads, 2, job.isa->multiply_bytes(matrix, rows));
+  pthread_mutex_unlock(&gate);
+  return failed;
+}
+
+// Ask for large pages under the whole pages of a buffer: fewer look-ups while weights are read.
+void paceline_advise(void* data, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const uintptr_t first = ((uintptr_t)data + 4095) & ~(uintptr_t)4095, last = ((uintptr_t)data + bytes) & ~(uintptr_t)4095;
+  if (last > first) madvise((void*)first, last - first, MADV_HUGEPAGE);
+#endif
 }
 }

@@ -1,44 +1,68 @@
-"""Linear layers whose bfloat16 weights are reordered once for oneDNN's kernels.
-
-`F.linear` reads a plain weight and reorders it in every call; with few rows that costs two to three times the product
-itself. The results are bit for bit those of `F.linear`.
-"""
+"""Linear layers whose weights lie as the native kernels read them, see `kernels.packing`."""
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels.library import FORMATS, Matrix, address, ask_large_pages, library, multiply
+from ..kernels.packing import pack, unpack
+
 
 class PackedLinear(nn.Module):
-    """A bfloat16 linear layer on CPU in oneDNN's own layout."""
+    """A linear layer on CPU in bfloat16, float16 or float32; a row's bits do not depend on how many rows there are."""
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.packed: Tensor
-        self.register_buffer(
-            "packed", torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach()), persistent=False
-        )
+        self.register_buffer("packed", pack(linear.weight.detach()), persistent=False)
+        ask_large_pages(self.packed)
         self.bias = linear.bias
 
     @staticmethod
     def fits(linear: nn.Linear) -> bool:
-        """True iff this machine has the kernels for this layer."""
+        """True iff there are kernels for this layer here."""
         weight = linear.weight
-        return (
-            weight.device.type == "cpu"
-            and weight.dtype is torch.bfloat16
-            and torch.backends.mkldnn.is_available()
-            and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        )
+        return weight.device.type == "cpu" and weight.dtype in FORMATS and library() is not None
 
     @property
     def weight(self) -> Tensor:
         """The plain weight [out, in], made anew on every read."""
-        return self.packed.to_dense()
+        return unpack(self.packed, self.out_features, self.in_features)
+
+    @property
+    def matrix(self) -> "Described":
+        """As the kernels take it."""
+        return Described(self, self.packed, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        """[..., in] -> [..., out], in the dtype of `x`."""
+        return self.matrix(x)
+
+
+class Described:
+    """A `Matrix` and the tensors that it points to."""
+
+    def __init__(
+        self,
+        linear: nn.Module,
+        packed: Tensor,
+        bias: Tensor | None,
+        scales: Tensor | None = None,
+        sums: Tensor | None = None,
+        group: int = 0,
+    ):
+        self.bias = None if bias is None else bias.detach().float().contiguous()
+        self.held = (packed, scales, sums)
+        form = FORMATS.get(packed.dtype, 3 if packed.dtype is torch.int8 else 4)
+        self.outs, self.ins = int(linear.out_features), int(linear.in_features)  # type: ignore[arg-type]
+        self.struct = Matrix(
+            data=address(packed), scales=address(scales), sums=address(sums), bias=address(self.bias),
+            outs=self.outs, ins=self.ins, format=form, group=group,
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out], in the dtype of `x`."""
+        return multiply(self.struct, x.reshape(-1, self.ins).float()).view(*x.shape[:-1], self.outs).to(x.dtype)
 
 
 def pack_linears(model: nn.Module) -> int:

@@ -1,6 +1,7 @@
 """A model as the engine knows it, and the one place where it is called."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from .gated import Gate
 from .hf_vision import Vision, deep_keywords
 from .kv_cache import SlotCache
 from .layout import PassLayout
+from .native import NativeDecoder, describe
 from .selftest import Reference
 from .sight import Sight
 from .states import States
@@ -22,7 +24,7 @@ from .states import States
 class LoadedModel:
     """A causal language model, ready for trees, with what the engine must know about it.
 
-    fused: runs the model where its layers are of the Llama form. attends_trees: the model routes through our attention
+    native: runs the model in the native library. fused: runs it on CUDA where its layers are of the Llama form. attends_trees: the model routes through our attention
     function; otherwise it is given a 4-D mask. reference: what plain transformers says on a few made-up tokens, to
     hold the tree pass against. context: the most tokens a sequence may have. mixes_rows: experts make a row's
     numerics depend on the others. fingerprint: which checkpoint it is, see `runner.fingerprint`. gate: of the adapter
@@ -40,6 +42,7 @@ class LoadedModel:
     reference: Reference
     fingerprint: str
     fused: FusedDecoder | None = None
+    native: NativeDecoder | None = None
     gate: Gate | None = None
     vision: Vision | None = None
     sight: Sight | None = None
@@ -80,12 +83,19 @@ class LoadedModel:
             return self._logits(plain_ids, layout, cache, states)
 
     def _logits(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
+        if self.native is not None:
+            logits = self.native.forward(token_ids, layout, cache, states, layout.head_rows or layout.num_nodes)
+            assert logits is not None
+            return logits
         if self.fused is not None:
             return self.fused.logits(token_ids, layout, cache, states)
         return self._call(self.model, token_ids, layout, cache, states).logits[:, -(layout.head_rows or 0) :]
 
     def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> None:
         """Fill the cache; the output head is left out, since nothing reads its logits."""
+        if self.native is not None:
+            self.native.forward(token_ids, layout, cache, states, 0)
+            return
         if self.fused is not None:
             self.fused.hidden(token_ids, layout, cache, states)
             return
@@ -114,11 +124,18 @@ class LoadedModel:
 
     def with_model(self, model: PreTrainedModel) -> "LoadedModel":
         """The same description around another module of the same architecture, which wears nothing."""
-        fused = FusedDecoder(model) if is_fused(model) else None
-        return replace(self, model=model, fused=fused, gate=None, sight=None)
+        return replace(self, model=model, gate=None, sight=None, **decoders(model))
 
     def wearing(self, adapter: SpaceAdapter) -> "LoadedModel":
         """The same model with an adapter on, in a module tree of its own. Raises `IncompatibleModels` without a fit."""
         model = share_copy(self.model)
         gate = put_on(model, adapter, self.device, self.dtype)
-        return replace(self, model=model, fused=FusedDecoder(model, gate) if is_fused(model) else None, gate=gate)
+        return replace(self, model=model, gate=gate, **decoders(model, gate))
+
+
+def decoders(model: PreTrainedModel, gate: Gate | None = None) -> dict[str, Any]:
+    """What runs a model in the place of transformers, by the fields of `LoadedModel`."""
+    if is_fused(model):
+        return {"fused": FusedDecoder(model, gate), "native": None}
+    described = describe(model)
+    return {"fused": None, "native": None if described is None else NativeDecoder(model, described, gate)}

@@ -22,8 +22,8 @@ from .adapter import share_copy
 from .attention import NAME
 from .fingerprint import fingerprint, remember
 from .folder import CONFIG, check_folder, check_layers, local_folder, refused
-from .fused import FusedDecoder, fuse, is_fused
-from .hf_adapter import LoadedModel
+from .fused import fuse, is_fused
+from .hf_adapter import LoadedModel, decoders
 from .hf_vision import family_of, is_vlm, text_half, vision_half
 from .kv_cache import SlotCache
 from .layout import PassLayout
@@ -170,11 +170,11 @@ def _prepare(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, 
     attends = _route_attention(model)
     if not attends and any(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []):
         raise IncompatibleModels(f"{config.model_type} mixes sliding windows with an attention of its own")
-    fused = attends and (is_fused(model) or fuse(model))
-    pack_linears(model)
+    if not pack_linears(model) and attends and not is_fused(model):
+        fuse(model)
+    made = decoders(model) if attends else {}
     name, context = name or config.model_type, _context(config)
-    decoder = FusedDecoder(model) if fused else None
-    return LoadedModel(model, tokenizer, name, context, _eos_ids(model), attends, mixes, reference, which, decoder)
+    return LoadedModel(model, tokenizer, name, context, _eos_ids(model), attends, mixes, reference, which, **made)
 
 
 @torch.inference_mode()

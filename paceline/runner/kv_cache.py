@@ -116,6 +116,19 @@ class SlotCache(Cache):
             self._written[slot] = max(self._written[slot], start + num_nodes)
         return self._starts
 
+    def tensors(
+        self, kv_heads: Sequence[int], head_dims: Sequence[int], dtype: torch.dtype
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of every layer, `[slots, H, capacity, dim]` each, for a pass that writes them itself (CPU)."""
+        if len(self.keys) < len(kv_heads) or len(self.values) < len(kv_heads):
+            like = torch.empty(0, dtype=dtype)
+            numbers = 2 * self.num_slots * self.capacity * sum(h * d for h, d in zip(kv_heads, head_dims, strict=True))
+            self._require(numbers * like.element_size())
+            for layers in (self.keys, self.values):
+                for heads, dim in list(zip(kv_heads, head_dims, strict=True))[len(layers) :]:
+                    layers.append(like.new_zeros(self.num_slots, heads, self.capacity, dim))
+        return self.keys, self.values
+
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:

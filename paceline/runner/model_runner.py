@@ -58,7 +58,9 @@ class ModelRunner:
         self._wants_static = loaded.device.type == "cuda" if static is None else static
         self.static = self._static_passes()
         check_against_reference(self)
-        if invariant is not False:
+        if loaded.native is not None:
+            self.invariant = True  # by construction
+        elif invariant is not False:
             multiple = measure_row_multiple(self)
             if self.static is not None and not agrees_with_dynamic(self, multiple):
                 self.static = None
@@ -120,6 +122,8 @@ class ModelRunner:
 
         With invariant numerics the first call measures it, in a free slot. Raises `CacheFull` where there is none.
         """
+        if self.loaded.native is not None:
+            return True
         if self._joins is None:
             self._joins = measure_joins(self, PREFILL_CHUNK)
         return self._joins

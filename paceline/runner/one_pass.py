@@ -60,6 +60,8 @@ def read_and_verify(runner: "ModelRunner", slot: int, text: Sequence[int], tree:
     Mask tokens are not taken. text: at most a chunk of a prefill.
     """
     device, count, nodes = runner.loaded.device, len(text), tree.num_nodes
+    if runner.loaded.native is not None:
+        return _native(runner, slot, text, tree)
     start, multiple = runner.cache.lengths[slot], runner.row_multiple
     # the tree is padded as in a pass of its own, and then the whole: attention by hand minds how many rows it is given
     padded = tree.padded(round_up(nodes, multiple))
@@ -83,6 +85,23 @@ def read_and_verify(runner: "ModelRunner", slot: int, text: Sequence[int], tree:
     runner.cache.lengths[slot] += count
     first = logits.shape[1] - (total - count)
     return logits[:, first : first + nodes]
+
+
+def _native(runner: "ModelRunner", slot: int, text: Sequence[int], tree: TokenTree) -> Tensor:
+    """The text is the trunk of the tree."""
+    count, start = len(text), runner.cache.lengths[slot]
+    whole = tree.behind(text)
+    runner.cache.begin([slot], whole.num_nodes, drafts=True, text=count)
+    layout = PassLayout(
+        [start], whole.num_nodes, whole, True, 1, runner.max_length, [slot], head_rows=tree.num_nodes,
+        offsets=[runner.cache.offsets[slot]],
+    )  # fmt: skip
+    states = runner.asked()
+    logits = runner.loaded.forward(whole.token_ids, layout, runner.cache, states)
+    if states is not None:
+        runner.states.write([slot], [start], states, runner.cache.capacity)
+    runner.cache.lengths[slot] += count
+    return logits
 
 
 def padded_prefill(

@@ -1,0 +1,73 @@
+// What Python and the kernels share. Mirrored by `library.py`; sizes are checked when the library is loaded.
+#pragma once
+#include <stdint.h>
+
+enum Format { BF16 = 0, F16 = 1, F32 = 2, INT8 = 3, INT4 = 4 };
+enum NormKind { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };
+enum Activation { SILU = 0, GELU_TANH = 1 };
+
+// A linear layer [outs, ins] in blocks of 32 outputs; the layout of each format is told in `linear.py`.
+struct Matrix {
+  const void* data;     // null: there is no such layer
+  const void* scales;   // INT8: float32 [outs]; INT4: bfloat16 (scale, zero) [block, group, 32]
+  const int32_t* sums;  // INT8: sum of the codes of each output [outs]
+  const float* bias;    // [outs] or null
+  const struct Matrix* a;  // low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank], or null
+  const struct Matrix* b;
+  int32_t outs, ins, format, group;  // group: weights that share a scale, INT4 only
+};
+
+struct Norm {
+  const float* weight;
+  const float* bias;
+  float eps;
+  int32_t kind;
+};
+
+struct Layer {
+  struct Matrix q, k, v, o, gate, up, down;  // k, v null: q holds all three; gate null: a plain MLP
+  struct Norm input, after_attention, before_mlp, after_mlp, q_norm, k_norm;
+  int32_t heads, kv_heads, head_dim, rotary_dim;  // rotary_dim 0: no rotation in this layer
+  int32_t window;                                 // columns seen, own included; 0: all
+  int32_t rope;                                   // which table of the pass
+  int32_t norm_whole;  // q_norm and k_norm over all heads together
+  int32_t activation;
+  int32_t width;       // of what q, k, v read: the hidden size, or twice that (EAGLE)
+  float scale, softcap, residual;
+};
+
+struct Model {
+  const struct Layer* layers;
+  struct Matrix head;
+  struct Norm final_norm;
+  const void* embeddings;  // [vocabulary, hidden] in `embedding_format`, or null: rows are always given
+  int32_t embedding_format;
+  int32_t num_layers, hidden;
+  float embedding_scale, logit_scale, logit_softcap;
+  int32_t cache_format;    // BF16, F16 or F32
+};
+
+// One pass over batch x nodes rows. Row (b, n) reads `starts[b]` committed columns of its slot, then its path.
+struct Pass {
+  int64_t batch, nodes;
+  const int64_t* ids;      // [batch, nodes]; null where `rows` is given
+  const float* rows;       // [batch, nodes, hidden] or null
+  const float* wide;       // what q, k, v of layer 0 read [batch, nodes, width], or null
+  const int64_t* parents;  // [batch, nodes], of each row's tree; null: chains
+  const int64_t* starts;   // [batch]
+  const int64_t* slots;    // [batch]
+  const int64_t* offsets;  // [batch], position less column; null: 0
+  const int32_t* ends;     // [batch, nodes] columns that a row sees at least, or null
+  const int32_t* firsts;   // [batch, nodes] first column that a row sees whatever the window, or null
+  const uint8_t* is_mask;  // [batch, nodes] rows that take the low-rank corrections, or null
+  const float* const* cos;  // for each rope table [positions, rotary_dim], see `positions`
+  const float* const* sin;
+  int64_t max_position;    // positions are cut to this; -1: cos, sin hold one row for each row of the pass
+  void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
+  void* const* values;
+  int64_t capacity;
+  float* const* states;    // for state 0 .. num_layers a place for [batch, nodes, hidden], or null; may be null
+  const float* const* deep;  // for each layer what is added behind it [batch, nodes, hidden], or null; may be null
+  float* logits;           // [batch, head_rows, vocabulary] or null
+  int64_t head_rows;       // of the last nodes of each row
+};

@@ -1,0 +1,146 @@
+"""The native library in Python: its structures (`abi.h`), and calls of it."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .build import load
+
+
+class Format(IntEnum):
+    """How the numbers of a matrix or a cache are stored."""
+
+    BF16 = 0
+    F16 = 1
+    F32 = 2
+    INT8 = 3
+    INT4 = 4
+
+
+FORMATS = {torch.bfloat16: Format.BF16, torch.float16: Format.F16, torch.float32: Format.F32}
+NORMS = {"none": 0, "rms": 1, "layer": 2}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
+
+
+class Matrix(ctypes.Structure):
+    """A linear layer, see `packing`."""
+
+
+Matrix._fields_ = [
+    ("data", c_void_p),
+    ("scales", c_void_p),
+    ("sums", c_void_p),
+    ("bias", c_void_p),
+    ("a", POINTER(Matrix)),
+    ("b", POINTER(Matrix)),
+    *((name, c_int32) for name in ("outs", "ins", "format", "group")),
+]
+
+
+class Norm(ctypes.Structure):
+    """A norm over the last dimension; kind 0: none."""
+
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("eps", c_float), ("kind", c_int32)]
+
+
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+_NORMS = ("input", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm")
+_LAYER = ("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation", "width")
+
+
+class Layer(ctypes.Structure):
+    """A decoder layer."""
+
+    _fields_ = [
+        *((name, Matrix) for name in _MATRICES),
+        *((name, Norm) for name in _NORMS),
+        *((name, c_int32) for name in _LAYER),
+        *((name, c_float) for name in ("scale", "softcap", "residual")),
+    ]
+
+
+class Model(ctypes.Structure):
+    """A decoder."""
+
+    _fields_ = [
+        ("layers", POINTER(Layer)),
+        ("head", Matrix),
+        ("final_norm", Norm),
+        ("embeddings", c_void_p),
+        *((name, c_int32) for name in ("embedding_format", "num_layers", "hidden")),
+        *((name, c_float) for name in ("embedding_scale", "logit_scale", "logit_softcap")),
+        ("cache_format", c_int32),
+    ]
+
+
+class Pass(ctypes.Structure):
+    """One pass over a batch of trees."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("batch", "nodes")),
+        *((name, c_void_p) for name in ("ids", "rows", "wide", "parents", "starts", "slots", "offsets", "ends")),
+        *((name, c_void_p) for name in ("firsts", "is_mask", "cos", "sin")),
+        ("max_position", c_int64),
+        *((name, c_void_p) for name in ("keys", "values")),
+        ("capacity", c_int64),
+        *((name, c_void_p) for name in ("states", "deep", "logits")),
+        ("head_rows", c_int64),
+    ]
+
+
+@cache
+def library() -> Any:
+    """The loaded library with its signatures, or None where there is none; `build.load` says why."""
+    found = load().library
+    if found is None:
+        return None
+    found.paceline_isa.restype = ctypes.c_char_p
+    found.paceline_run.argtypes = [POINTER(Model), POINTER(Pass), ctypes.c_int]
+    found.paceline_multiply.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, ctypes.c_int]
+    found.paceline_advise.argtypes = [c_void_p, c_int64]
+    found.paceline_struct_bytes.restype = c_int64
+    for which, kind in enumerate((Matrix, Norm, Layer, Model, Pass)):
+        assert found.paceline_struct_bytes(which) == ctypes.sizeof(kind), kind
+    return found
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where the numbers of a contiguous tensor lie; None for None."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_void_p]:
+    """An array of them."""
+    return (c_void_p * len(tensors))(*(address(tensor) for tensor in tensors))
+
+
+def run(model: Model, one: Pass) -> None:
+    """Run a pass on as many threads as torch uses. Raises `MemoryError`."""
+    if library().paceline_run(byref(model), byref(one), torch.get_num_threads()):
+        raise MemoryError("there is no memory for a pass of so many rows")
+
+
+def multiply(matrix: Matrix, rows: Tensor) -> Tensor:
+    """float32 [R, in] -> float32 [R, out], bias included. Raises `MemoryError`."""
+    rows = rows.contiguous()
+    out = rows.new_empty(len(rows), matrix.outs)
+    if len(rows) and library().paceline_multiply(
+        byref(matrix), rows.data_ptr(), len(rows), out.data_ptr(), torch.get_num_threads()
+    ):
+        raise MemoryError("there is no memory for a product of so many rows")
+    return out
+
+
+def ask_large_pages(tensor: Tensor) -> None:
+    """Let the system put large pages under a tensor that will be read whole in every pass."""
+    if library() is not None:
+        library().paceline_advise(tensor.data_ptr(), tensor.nbytes)

@@ -1,0 +1,70 @@
+"""How weights [out, in] lie for the kernels: in blocks of 32 outputs, so that one load holds many outputs.
+
+format      tensor                                  a weight
+BF16        [blocks, in / 2, 32, 2]                 itself; pairs of inputs lie together
+F16, F32    [blocks, in, 32]                        itself
+INT8        [blocks, in / 4, 32, 4]                 code * scale of its output
+INT4        [blocks, in / 8, 32], int32             (code - 8) * scale + zero of its group; bits 4 j hold input 2 j,
+                                                    bits 16 + 4 j input 2 j + 1
+
+Outputs are padded to whole blocks, inputs to what lies together, with zeros.
+"""
+
+import torch
+from torch import Tensor, nn
+
+BLOCK = 32
+
+
+def _blocks(weight: Tensor, together: int) -> Tensor:
+    """[out, in] -> [blocks, 32, in / together, together]."""
+    outs, ins = weight.shape
+    padded = nn.functional.pad(weight, (0, -ins % together, 0, -outs % BLOCK))
+    return padded.view(len(padded) // BLOCK, BLOCK, -1, together)
+
+
+def pack(weight: Tensor) -> Tensor:
+    """bfloat16, float16, float32 or int8 [out, in]."""
+    together = {torch.bfloat16: 2, torch.int8: 4}.get(weight.dtype, 1)
+    blocks = _blocks(weight, 2 if together == 1 else together)
+    if together == 1:
+        return blocks.flatten(2).transpose(1, 2).contiguous()
+    return blocks.transpose(1, 2).contiguous()
+
+
+def unpack(packed: Tensor, outs: int, ins: int) -> Tensor:
+    """What `pack` was given, [out, in]."""
+    if packed.dim() == 4:
+        packed = packed.transpose(1, 2).flatten(2)
+    else:
+        packed = packed.transpose(1, 2)
+    return packed.reshape(-1, packed.shape[2])[:outs, :ins].contiguous()
+
+
+_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
+
+
+def pack_codes(codes: Tensor) -> Tensor:
+    """INT4 codes 0..15 of any integer type [out, in], in a multiple of 8."""
+    eights = _blocks(codes, 8).transpose(1, 2).long()
+    joined = sum(eights[..., i] << shift for i, shift in enumerate(_SHIFTS))
+    assert isinstance(joined, Tensor)
+    return torch.where(joined >= 1 << 31, joined - (1 << 32), joined).int().contiguous()
+
+
+def unpack_codes(packed: Tensor, outs: int, ins: int) -> Tensor:
+    """int32 [out, in]."""
+    eights = torch.stack([packed >> shift & 15 for shift in _SHIFTS], -1).transpose(1, 2)
+    return eights.reshape(-1, ins)[:outs].contiguous()
+
+
+def pack_params(params: Tensor) -> Tensor:
+    """Scales and zeros bfloat16 [in / group, out, 2] -> [blocks, in / group, 32, 2]."""
+    groups, outs, _ = params.shape
+    padded = nn.functional.pad(params, (0, 0, 0, -outs % BLOCK))
+    return padded.view(groups, -1, BLOCK, 2).transpose(0, 1).contiguous()
+
+
+def unpack_params(packed: Tensor, outs: int) -> Tensor:
+    """bfloat16 [in / group, out, 2]."""
+    return packed.transpose(0, 1).flatten(1, 2)[:, :outs].contiguous()

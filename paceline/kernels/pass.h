@@ -1,0 +1,432 @@
+// The phases of a pass; included by body.cpp.
+
+struct Scratch {
+  int64_t rows, hidden, width;  // width: columns that scores have room for
+  Reach* reach;                 // [rows]
+  int64_t* position;            // [rows]
+  int32_t* paths;
+  int64_t* masks;               // rows that take low-rank corrections
+  int64_t num_masks;
+  float* x;                     // [rows, hidden], the residual stream
+  float* y;                     // [rows, hidden], what a norm behind a product reads
+  float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim]
+  half_t* queries;              // [rows, heads head_dim] in bfloat16
+  float* inner;                 // [4][rows, INNER], what the first factors of corrections give
+  Input normed, attended, mlp;
+  char* of_thread;              // scores, keys
+  int64_t thread_bytes;
+};
+constexpr int64_t INNER = 256;  // the largest rank of a correction, all parts of a joined layer together
+
+struct Sizes {
+  int64_t normed, attended, mlp, qkv, queries, head_dim;
+  bool bytes, sums;
+};
+
+static void note_format(Sizes& s, const Matrix& m) {
+  if (!m.data) return;
+  s.bytes |= BYTES_DOT && m.format == INT8;
+  s.sums |= m.format == INT4;
+}
+
+static Sizes sizes_of(const Model* model) {
+  Sizes s = {};
+  s.normed = model->hidden;
+  for (int i = 0; i < model->num_layers; i++) {
+    const Layer& l = model->layers[i];
+    s.normed = max_(s.normed, l.width);
+    s.attended = max_(s.attended, (int64_t)l.heads * l.head_dim);
+    s.mlp = max_(s.mlp, l.down.ins);
+    s.qkv = max_(s.qkv, (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim);
+    s.head_dim = max_(s.head_dim, l.head_dim);
+    const Matrix* all[] = {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down};
+    for (const Matrix* m : all) note_format(s, *m);
+  }
+  note_format(s, model->head);
+  return s;
+}
+
+struct Cutter {  // hands out pieces of memory; with none it only counts
+  char* at;
+  int64_t used;
+  template <class T> T* take(int64_t count) {
+    T* piece = (T*)(at ? at + used : nullptr);
+    used += round_up(count * (int64_t)sizeof(T), LINE);
+    return piece;
+  }
+};
+
+static Input cut_input(Cutter& cut, int64_t rows, int64_t size, const Sizes& s) {
+  Input in = {};
+  in.stride = round_up(size, 32);
+  in.wide = cut.take<float>(rows * in.stride);
+  if (HAS_DP) in.narrow = cut.take<half_t>(rows * in.stride + 32);
+  if (s.bytes) {
+    in.high = cut.take<uint8_t>(rows * in.stride + 32);
+    in.low = cut.take<uint8_t>(rows * in.stride + 32);
+    in.scales = cut.take<float>(rows);
+  }
+  if (s.sums) in.sums = cut.take<float>(rows * in.stride / 32);
+  return in;
+}
+
+static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratch* s, char* memory) {
+  const Sizes sizes = sizes_of(model);
+  const int64_t rows = pass->batch * pass->nodes;
+  int64_t most = 0;
+  for (int64_t b = 0; b < pass->batch; b++) most = max_(most, pass->starts[b]);
+  Cutter cut = {memory, round_up(sizeof(Scratch), LINE)};
+  s->rows = rows;
+  s->hidden = model->hidden;
+  s->width = round_up(most + pass->nodes + 1, COLUMNS) + COLUMNS;
+  if (pass->ends)
+    for (int64_t t = 0; t < rows; t++) s->width = max_(s->width, round_up(pass->ends[t], COLUMNS) + COLUMNS);
+  s->reach = cut.take<Reach>(rows);
+  s->position = cut.take<int64_t>(rows);
+  s->paths = cut.take<int32_t>(pass->parents ? rows * pass->nodes : 0);
+  s->masks = cut.take<int64_t>(rows);
+  s->x = cut.take<float>(rows * model->hidden);
+  s->y = cut.take<float>(rows * model->hidden);
+  s->qkv = cut.take<float>(rows * sizes.qkv);
+  s->queries = cut.take<half_t>(rows * sizes.attended + 32);
+  s->inner = cut.take<float>(pass->is_mask ? 4 * rows * INNER : 0);
+  s->normed = cut_input(cut, rows, sizes.normed, sizes);
+  s->attended = cut_input(cut, rows, sizes.attended, sizes);
+  s->mlp = cut_input(cut, rows, sizes.mlp, sizes);
+  s->thread_bytes = round_up(4 * QUERIES * s->width, LINE) + round_up(4 * COLUMNS * sizes.head_dim, LINE);
+  s->of_thread = cut.take<char>(threads * s->thread_bytes);
+  return cut.used;
+}
+
+int64_t scratch_bytes(const Model* model, const Pass* pass, int threads) {
+  Scratch s;
+  return lay_out(model, pass, threads, &s, nullptr);
+}
+
+int num_phases(const Model* model) { return 16 * model->num_layers + 8; }
+
+// What each row reads. A row's columns are in order as far as its ancestors lie at the depth that is their index, as in
+// a chain; from there on they are listed.
+void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
+  Scratch& s = *(Scratch*)memory;
+  lay_out(model, pass, threads, &s, (char*)memory);
+  int64_t used = 0;
+  s.num_masks = 0;
+  for (int64_t b = 0; b < pass->batch; b++) {
+    const int64_t start = pass->starts[b];
+    Reach* reach = s.reach + b * pass->nodes;
+    for (int64_t n = 0; n < pass->nodes; n++) {
+      const int64_t row = b * pass->nodes + n, parent = pass->parents ? pass->parents[row] : n - 1;
+      Reach& r = reach[n];
+      r.own = parent < 0 ? (int32_t)start + 1 : reach[parent].own + 1;
+      r.straight = parent < 0 ? (int32_t)start : reach[parent].straight;
+      r.path = used;
+      if (r.straight == r.own - 1 && start + n == r.straight) {
+        r.straight = r.own;
+      } else {  // listed: the parent's, then its own
+        for (int64_t i = 0; parent >= 0 && i < reach[parent].own - reach[parent].straight; i++)
+          s.paths[used++] = s.paths[reach[parent].path + i];
+        s.paths[used++] = (int32_t)(start + n);
+      }
+      r.count = r.own;
+      r.first = pass->firsts ? pass->firsts[row] : INT32_MAX;
+      if (pass->ends && pass->ends[row] > r.count) r.count = r.straight = pass->ends[row];
+      int64_t position = r.own - 1;
+      if (pass->max_position >= 0) position = min_(position, pass->max_position);
+      s.position[row] = pass->max_position < 0 ? row : position + (pass->offsets ? pass->offsets[b] : 0);
+      if (pass->is_mask && pass->is_mask[row]) s.masks[s.num_masks++] = row;
+    }
+  }
+}
+
+// The first factors of the corrections of up to four layers that read the same rows.
+static void correct_inner(const Scratch& s, const Matrix* const* layers, int count, const Input& in, Worker& me) {
+  if (!s.num_masks) return;
+  phase(me, (int)s.num_masks, [&](int piece) {
+    const int64_t row = s.masks[piece];
+    for (int i = 0; i < count; i++) {
+      const Matrix* a = layers[i]->a;
+      if (!a) continue;
+      float* to = s.inner + (i * s.rows + row) * INNER;
+      float out[BLOCK];
+      for (int64_t block = 0; block < num_blocks(*a); block++) {
+        tile<1>(*a, (const char*)a->data + block * block_bytes(*a), in, row, block, out);
+        memcpy(to + block * BLOCK, out, 4 * BLOCK);
+      }
+    }
+  });
+}
+
+// ... and what the second ones make of them, added to the sums of a block.
+static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t block, int64_t first, int64_t count,
+                          const uint8_t* is_mask, float* sums) {
+  for (int64_t r = first; r < first + count; r++) {
+    if (!is_mask[r]) continue;
+    Input in = {};
+    in.wide = s.inner + (which * s.rows + r) * INNER;
+    in.stride = INNER;
+    float out[BLOCK];
+    tile<1>(*m.b, (const char*)m.b->data + block * block_bytes(*m.b), in, 0, block, out);
+    for (int i = 0; i < BLOCK; i++) sums[(r - first) * BLOCK + i] += out[i];
+  }
+}
+
+INLINE vf activate(vf x, int kind) {
+  if (kind == SILU) return x / (exp_(-x) + 1.0f);
+  const vf inner = 0.7978845608028654f * fma(x * x * x, set(0.044715f), x);
+  return 0.5f * x * (1.0f + tanh_(inner));
+}
+
+// Runs f(first row, rows, sums) over every block of a layer, with biases and corrections.
+template <class F>
+INLINE void product(Worker& me, const Scratch& s, const Pass* pass, const Matrix* const* layers, int count,
+                    const Input& in, int64_t rows, F finish) {
+  const bool corrects = s.num_masks > 0;
+  if (corrects) {
+    bool any = false;
+    for (int i = 0; i < count; i++) any |= layers[i]->a != nullptr;
+    if (any) correct_inner(s, layers, count, in, me);
+  }
+  int total = 0;
+  for (int i = 0; i < count; i++) total += num_blocks(*layers[i]);
+  phase(me, total, [&](int piece) {
+    int which = 0;
+    int64_t before = 0;
+    while (piece >= num_blocks(*layers[which])) {
+      piece -= num_blocks(*layers[which]);
+      before += layers[which++]->outs;
+    }
+    const Matrix& m = *layers[which];
+    const int64_t outs = min_(BLOCK, m.outs - (int64_t)piece * BLOCK);
+    multiply_block(m, in, rows, piece, [&](int64_t first, int64_t number, float* sums) {
+      if (corrects && m.a) correct_block(s, m, which, piece, first, number, pass->is_mask, sums);
+      finish(first, number, before + (int64_t)piece * BLOCK, outs, sums);
+    });
+  });
+}
+
+static void embed(const Model* model, const Pass* pass, const Scratch& s, int64_t row) {
+  float* x = s.x + row * s.hidden;
+  if (pass->rows) {
+    memcpy(x, pass->rows + row * s.hidden, 4 * s.hidden);
+    return;
+  }
+  const int64_t at = pass->ids[row] * s.hidden;
+  for (int64_t i = 0; i < s.hidden; i++) {
+    float value;
+    if (model->embedding_format == F32) value = ((const float*)model->embeddings)[at + i];
+    else if (model->embedding_format == BF16) value = from_bf16(((const half_t*)model->embeddings)[at + i]);
+    else value = from_half(((const half_t*)model->embeddings)[at + i]);
+    x[i] = value * model->embedding_scale;
+  }
+}
+
+// q and k normed and turned, k and v in the cache.
+static void place_row(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, int64_t row) {
+  const int64_t d = l.head_dim, b = row / pass->nodes, n = row % pass->nodes;
+  float* q = s.qkv + row * (l.heads + 2 * l.kv_heads) * d;
+  float* k = q + l.heads * d;
+  if (l.norm_whole) {
+    norm_row(l.q_norm, q, q, l.heads * d);
+    norm_row(l.k_norm, k, k, l.kv_heads * d);
+  }
+  const float* cos = l.rotary_dim ? pass->cos[l.rope] + s.position[row] * l.rotary_dim : nullptr;
+  const float* sin = l.rotary_dim ? pass->sin[l.rope] + s.position[row] * l.rotary_dim : nullptr;
+  for (int h = 0; h < l.heads + l.kv_heads; h++) {
+    float* x = q + h * d;
+    if (!l.norm_whole) norm_row(h < l.heads ? l.q_norm : l.k_norm, x, x, d);
+    if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim);
+  }
+  if (HAS_DP && model->cache_format == BF16) narrow_row(q, s.queries + row * l.heads * d, l.heads * d);
+  const int64_t size = d * element_bytes(model->cache_format);
+  for (int h = 0; h < l.kv_heads; h++) {
+    const int64_t at = ((pass->slots[b] * l.kv_heads + h) * pass->capacity + pass->starts[b] + n) * size;
+    store_row((char*)pass->keys[index] + at, k + h * d, d, model->cache_format);
+    store_row((char*)pass->values[index] + at, k + (l.kv_heads + h) * d, d, model->cache_format);
+  }
+}
+
+static void attend_layer(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, Worker& me) {
+  const int64_t d = l.head_dim, groups = l.heads / l.kv_heads, sequences = pass->batch * l.kv_heads;
+  const int64_t threads = me.team->threads, width = (l.heads + 2 * l.kv_heads) * d;
+  int64_t parts = (groups + QUERIES - 1) / QUERIES;  // of the queries of one row and key head
+  if (sequences * pass->nodes < threads) parts = max_(parts, min_(groups, threads / (sequences * pass->nodes)));
+  const int64_t each = (groups + parts - 1) / parts;
+  const int64_t wanted = pass->nodes * sequences * parts / (4 * threads);
+  const int64_t nodes = max_(1, min_(QUERIES / each, wanted)), chunks = (pass->nodes + nodes - 1) / nodes;
+  phase(me, (int)(sequences * chunks * parts), [&](int piece) {
+    const int64_t part = piece % parts, chunk = piece / parts % chunks, sequence = piece / parts / chunks;
+    const int64_t b = sequence / l.kv_heads, h = sequence % l.kv_heads;
+    const int64_t size = d * element_bytes(model->cache_format);
+    const int64_t at = (pass->slots[b] * l.kv_heads + h) * pass->capacity * size;
+    const Slot slot = {(char*)pass->keys[index] + at, (char*)pass->values[index] + at, size, s.paths};
+    const Reach* reach[QUERIES];
+    const void* queries[QUERIES];
+    float* to[QUERIES];
+    int count = 0;
+    const bool pairs = HAS_DP && model->cache_format == BF16;
+    for (int64_t n = chunk * nodes; n < min_(pass->nodes, (chunk + 1) * nodes); n++)
+      for (int64_t g = part * each; g < min_(groups, (part + 1) * each); g++) {
+        const int64_t row = b * pass->nodes + n, head = h * groups + g;
+        reach[count] = s.reach + row;
+        queries[count] = pairs ? (const void*)(s.queries + row * l.heads * d + head * d)
+                               : (const void*)(s.qkv + row * width + head * d);
+        to[count++] = s.attended.wide + row * s.attended.stride + head * d;
+      }
+    if (!count) return;
+    float* scores = (float*)(s.of_thread + me.id * s.thread_bytes);
+    uint32_t* keys = (uint32_t*)((char*)scores + round_up(4 * QUERIES * s.width, LINE));
+    if (pairs) attend<true, BF16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
+    else if (model->cache_format == BF16)
+      attend<false, BF16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
+    else if (model->cache_format == F16)
+      attend<false, F16>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
+    else attend<false, F32>(slot, reach, queries, count, d, l.window, l.scale, l.softcap, scores, s.width, keys, to);
+    if (s.attended.narrow && !s.attended.sums && !s.attended.high)
+      for (int q = 0; q < count; q++) narrow_row(to[q], s.attended.narrow + (to[q] - s.attended.wide), d);
+  });
+  if (s.attended.sums || s.attended.high || l.heads * d % 32)
+    phase(me, (int)s.rows, [&](int row) { finish_input(s.attended, row, l.heads * d); });
+}
+
+// x += residual * sums, or the same by way of a norm.
+static void add_product(const Pass* pass, const Scratch& s, const Layer& l, const Matrix& m, const Norm& norm,
+                        const Input& in, Worker& me) {
+  const Matrix* one[] = {&m};
+  const bool direct = norm.kind == NO_NORM;
+  float* to = direct ? s.x : s.y;
+  product(me, s, pass, one, 1, in, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+    for (int64_t r = 0; r < count; r++) {
+      float* x = to + (first + r) * s.hidden + out;
+      for (int64_t i = 0; i < outs; i++) x[i] = direct ? x[i] + l.residual * sums[r * BLOCK + i] : sums[r * BLOCK + i];
+    }
+  });
+  if (!direct)
+    phase(me, (int)s.rows, [&](int row) {
+      float *y = s.y + row * s.hidden, *x = s.x + row * s.hidden;
+      norm_row(norm, y, y, s.hidden);
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += l.residual * y[i];
+    });
+}
+
+static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, Worker& me) {
+  const Layer& l = model->layers[index];
+  phase(me, (int)s.rows, [&](int row) {
+    float* x = s.x + row * s.hidden;
+    if (index == 0) embed(model, pass, s, row);
+    else if (pass->deep && pass->deep[index - 1])
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[index - 1][row * s.hidden + i];
+    if (pass->states && pass->states[index]) memcpy(pass->states[index] + row * s.hidden, x, 4 * s.hidden);
+    float* to = s.normed.wide + row * s.normed.stride;
+    if (index == 0 && pass->wide) memcpy(to, pass->wide + row * l.width, 4 * l.width);
+    else norm_row(l.input, x, to, s.hidden);
+    finish_input(s.normed, row, index == 0 && pass->wide ? l.width : s.hidden);
+  });
+  const Matrix* qkv[] = {&l.q, &l.k, &l.v};
+  const int64_t width = (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim;
+  product(me, s, pass, qkv, l.k.data ? 3 : 1, s.normed, s.rows,
+          [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+            for (int64_t r = 0; r < count; r++)
+              memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
+          });
+  phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
+  attend_layer(model, pass, s, l, index, me);
+  add_product(pass, s, l, l.o, l.after_attention, s.attended, me);
+
+  phase(me, (int)s.rows, [&](int row) {
+    norm_row(l.before_mlp, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
+    finish_input(s.normed, row, s.hidden);
+  });
+  const bool corrects = s.num_masks && (l.up.a || l.gate.a);
+  const Matrix* both[] = {&l.gate, &l.up};
+  if (corrects) correct_inner(s, both, 2, s.normed, me);
+  const bool whole = s.mlp.sums || s.mlp.high || l.up.outs % 32;
+  phase(me, num_blocks(l.up), [&](int block) {
+    const int64_t outs = min_(BLOCK, l.up.outs - (int64_t)block * BLOCK), tiles = (s.rows + MOST_ROWS - 1) / MOST_ROWS;
+    float sums[2][MOST_ROWS * BLOCK];
+    for (int64_t t = 0; t < tiles; t++) {
+      const int64_t first = s.rows * t / tiles, count = s.rows * (t + 1) / tiles - first;
+      for (int i = l.gate.data ? 0 : 1; i < 2; i++) {
+        const Matrix& m = *both[i];
+        const char* w = (const char*)m.data + block * block_bytes(m);
+        Tiles<MOST_ROWS>::run((int)count, m, w, s.normed, first, block, sums[i]);
+        if (m.bias)
+          for (int64_t r = 0; r < count; r++)
+            for (int64_t k = 0; k < outs; k++) sums[i][r * BLOCK + k] += m.bias[(int64_t)block * BLOCK + k];
+        if (corrects && m.a) correct_block(s, m, i, block, first, count, pass->is_mask, sums[i]);
+      }
+      for (int64_t r = 0; r < count; r++) {
+        const int64_t at = (first + r) * s.mlp.stride + block * BLOCK;
+        for (int k = 0; k < BLOCK; k += LANES) {
+          const vf up = load(sums[1] + r * BLOCK + k);
+          const vf made = l.gate.data ? activate(load(sums[0] + r * BLOCK + k), l.activation) * up
+                                      : activate(up, l.activation);
+          storeu(s.mlp.wide + at + k, made);
+          if (s.mlp.narrow && !whole) storeu(s.mlp.narrow + at + k, to_bf16(made));
+        }
+      }
+    }
+  });
+  if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
+  add_product(pass, s, l, l.down, l.after_mlp, s.mlp, me);
+}
+
+void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
+  Worker& me = *worker;
+  const Scratch& s = *(const Scratch*)memory;
+  for (int index = 0; index < model->num_layers; index++) run_layer(model, pass, s, index, me);
+  float* last = pass->states ? pass->states[model->num_layers] : nullptr;
+  if (!last && !pass->logits) return;
+  const int64_t kept = pass->logits ? pass->head_rows : 0, rows = pass->batch * kept;
+  phase(me, (int)s.rows, [&](int row) {
+    const int64_t b = row / pass->nodes, n = row % pass->nodes - (pass->nodes - kept);
+    float* x = s.x + (int64_t)row * s.hidden;
+    if (pass->deep && pass->deep[model->num_layers - 1])
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[model->num_layers - 1][row * s.hidden + i];
+    float* to = n >= 0 ? s.normed.wide + (b * kept + n) * s.normed.stride : s.y + (int64_t)row * s.hidden;
+    if (n >= 0 || last) norm_row(model->final_norm, x, to, s.hidden);
+    if (last) memcpy(last + (int64_t)row * s.hidden, to, 4 * s.hidden);
+    if (n >= 0) finish_input(s.normed, b * kept + n, s.hidden);
+  });
+  if (!pass->logits) return;
+  const Matrix* one[] = {&model->head};
+  Scratch plain = s;
+  plain.num_masks = 0;
+  product(me, plain, pass, one, 1, s.normed, rows,
+          [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+            for (int64_t r = 0; r < count; r++) {
+              float* to = pass->logits + (first + r) * model->head.outs + out;
+              for (int64_t i = 0; i < outs; i++) {
+                const float y = sums[r * BLOCK + i] * model->logit_scale;
+                to[i] = model->logit_softcap > 0 ? model->logit_softcap * tanhf(y / model->logit_softcap) : y;
+              }
+            }
+          });
+}
+
+// A product by itself, for modules that are called from Python. Memory: the rows in the forms that it reads.
+int64_t multiply_bytes(const Matrix* m, int64_t rows) {
+  Sizes sizes = {};
+  note_format(sizes, *m);
+  Cutter cut = {nullptr, 0};
+  cut_input(cut, rows, m->ins, sizes);
+  return cut.used;
+}
+
+void multiply(const Matrix* m, const float* rows_in, int64_t rows, float* out, void* memory, Worker* worker) {
+  Sizes sizes = {};
+  note_format(sizes, *m);
+  Cutter cut = {(char*)memory, 0};
+  const Input in = cut_input(cut, rows, m->ins, sizes);
+  phase(*worker, (int)rows, [&](int row) {
+    memcpy(in.wide + row * in.stride, rows_in + (int64_t)row * m->ins, 4 * m->ins);
+    finish_input(in, row, m->ins);
+  });
+  phase(*worker, num_blocks(*m), [&](int block) {
+    const int64_t outs = min_(BLOCK, m->outs - (int64_t)block * BLOCK);
+    multiply_block(*m, in, rows, block, [&](int64_t first, int64_t count, float* sums) {
+      for (int64_t r = 0; r < count; r++)
+        memcpy(out + (first + r) * m->outs + (int64_t)block * BLOCK, sums + r * BLOCK, 4 * outs);
+    });
+  });
+}

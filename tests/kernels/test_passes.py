@@ -1,0 +1,117 @@
+"""Native passes against transformers, and bit for bit against one row at a time."""
+
+import random
+
+import pytest
+import torch
+
+from paceline.core.tree import TokenTree
+from paceline.kernels import load
+from paceline.kernels.library import library
+from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.runner.native import FORMS
+from tests.tiny import ARCHITECTURES, tiny_model
+
+pytestmark = [
+    pytest.mark.usefixtures("unchecked_types"),
+    pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}"),
+]
+
+NATIVE = [name for name, (kind, _) in ARCHITECTURES.items() if kind in FORMS]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=load().isas)
+def isa(request):
+    """Each instruction set that this processor has."""
+    assert library().paceline_select(request.param.encode())
+    yield request.param
+    library().paceline_select(load().isa.encode())
+
+
+def rows(runner: ModelRunner, slot: int, tokens: list[int]) -> torch.Tensor:
+    """Logits [N, V] of a chain read one row at a time; the slot is left as it was."""
+    found = []
+    with runner.tentative([slot]):
+        for token in tokens:
+            found.append(runner.forward([slot], TokenTree.chain([[token]])).logits[0, 0].clone())
+            runner.commit([slot], [[]])
+    return torch.stack(found)
+
+
+def random_tree(count: int, rng: random.Random) -> TokenTree:
+    """A tree of any shape: chains, bushes, and siblings far apart."""
+    bushy = rng.random()
+    parents = [-1] + [rng.randrange(n) if rng.random() < bushy else n - 1 for n in range(1, count)]
+    return TokenTree.from_lists([[rng.randrange(3, 97) for _ in range(count)]], [parents])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NATIVE)
+def test_logits_are_those_of_transformers(name, dtype):
+    """After a prompt and along a tree, within the rounding of the weights' type."""
+    model = tiny_model(name, dtype)
+    ids = torch.randint(3, 97, (1, 40), generator=torch.Generator().manual_seed(5))
+    with torch.inference_mode():
+        want = model(ids).logits[0].float()
+    runner = ModelRunner(wrap_model(model), 2, 128)
+    assert runner.loaded.native is not None
+    slot = runner.cache.allocate()
+    runner.prefill(slot, ids[0, :23].tolist())
+    got = runner.forward([slot], TokenTree.chain([ids[0, 23:].tolist()])).logits[0]
+    error = (got - want[23:]).abs().max() / want.std()
+    assert error < {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.15}[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_row_has_the_same_bits_in_every_pass(name, dtype, isa):
+    """Random trees, neighbours, chunks and thread counts against one row at a time."""
+    rng = random.Random(f"{name} {dtype}")
+    target = wrap_model(tiny_model(name, dtype))
+    runner = ModelRunner(target, 3, 200)
+    slots, threads = [runner.cache.allocate() for _ in range(3)], torch.get_num_threads()
+    try:
+        for _ in range(4):
+            torch.set_num_threads(rng.choice((1, 2, 5)))
+            text = [rng.randrange(3, 97) for _ in range(rng.choice((1, 14, 15, 47, 90)))]
+            for slot in slots:
+                runner.cache.truncate(slot, 0)
+            runner.prefill(slots[0], text)
+            cut = rng.randrange(len(text))
+            runner.prefill(slots[1], text[:cut])
+            runner.prefill(slots[1], text[cut:])
+            runner.prefill(slots[2], text[: cut + 1])
+            assert_same_cache(runner, slots[0], slots[1], len(text))
+            tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
+            others = [random_tree(tree.num_nodes, rng) for _ in range(2)]
+            batch = TokenTree(*(torch.cat(parts) for parts in zip(fields(tree), *map(fields, others), strict=True)))
+            order = rng.sample(range(3), 3)
+            shuffled = TokenTree(*(part[torch.tensor(order)] for part in fields(batch)))
+            got = runner.forward([slots[i] for i in order], shuffled).logits[order.index(0)]
+            own = runner.forward(slots[:1], tree).logits[0]
+            assert torch.equal(got, own)
+            for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
+                path = [0, *tree.path_to(0, leaf)]
+                assert torch.equal(own[path], rows(runner, slots[1], tree.token_ids[0, path].tolist()))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def fields(tree: TokenTree) -> tuple[torch.Tensor, ...]:
+    """Its tensors."""
+    return tree.token_ids, tree.parents, tree.is_probe
+
+
+def assert_same_cache(runner: ModelRunner, one: int, other: int, length: int) -> None:
+    """Keys and values of two slots, bit for bit."""
+    for layer in (*runner.cache.keys, *runner.cache.values):
+        assert torch.equal(layer[one, :, :length], layer[other, :, :length])
+
+
+def test_every_family_that_is_described_is_native():
+    """A form that the describer does not know would silently be slow."""
+    target: LoadedModel
+    for name in NATIVE:
+        target = wrap_model(tiny_model(name))
+        assert target.native is not None, name

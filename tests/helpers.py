@@ -94,7 +94,7 @@ def run(
 
 def reading_apart(on: ModelRunner) -> ModelRunner:
     """The runner, reading prompts before the first round: for tests that look at drafts from that round on."""
-    on._joins = False
+    on.joins = False
     return on
 
 

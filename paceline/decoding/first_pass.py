@@ -2,7 +2,7 @@
 
     prompt's last chunk + root                 plain decoding, and drafters that need what the target's pass leaves
     prompt's last chunk + root + candidates    drafters that need nothing of it: a short answer may cost this pass alone
-    prompt's last chunk, then root + ...       2 passes: large trees, and where one has not the bits of two (`one_pass`)
+    prompt's last chunk, then root + ...       2 passes: where one has not the bits of two (`ModelRunner.joins`)
 
 The rest of a batch is verified together, as ever; rows that read are verified one by one.
 """
@@ -17,7 +17,6 @@ from ..core.outputs import TargetOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import ModelRunner
-from ..runner.one_pass import MOST_NODES, read_and_verify
 
 
 def unread(runner: ModelRunner, seq: Sequence) -> list[int]:
@@ -25,29 +24,17 @@ def unread(runner: ModelRunner, seq: Sequence) -> list[int]:
     return seq.token_ids[runner.cache.lengths[seq.slot] : -1] if seq.is_unread else []
 
 
-def read(runner: ModelRunner, seqs: Seq[Sequence]) -> float:
-    """Have the target read what is unread of these sequences; returns the seconds it took."""
-    begin = time.perf_counter()
-    waiting = [seq for seq in seqs if unread(runner, seq)]
-    for seq in waiting:
-        runner.prefill(seq.slot, unread(runner, seq))
-    return time.perf_counter() - begin if waiting else 0.0
-
-
 def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[TargetOutput, list[bool], float]:
     """The target's pass over the trees. Also which rows were verified while their prompts were read, and the seconds
     of those passes.
-
-    A row with unread text is read first where its tree is larger than `MOST_NODES`.
     """
-    joins = [bool(unread(runner, seq)) and _own(tree, b).num_nodes <= MOST_NODES for b, seq in enumerate(seqs)]
-    seconds = read(runner, [seq for seq, join in zip(seqs, joins, strict=True) if not join])
+    joins = [bool(unread(runner, seq)) for seq in seqs]
     if not any(joins):
-        return runner.forward([seq.slot for seq in seqs], tree), joins, seconds
+        return runner.forward([seq.slot for seq in seqs], tree), joins, 0.0
     begin = time.perf_counter()
     rows: list[Tensor | None] = [_joined(runner, seq, tree, b) if joins[b] else None for b, seq in enumerate(seqs)]
     next(row for row in rows if row is not None)[0, 0].item()  # waits for the device
-    seconds += time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
     others = [b for b, join in enumerate(joins) if not join]
     if others:
         index = torch.tensor(others, device=tree.token_ids.device)
@@ -61,7 +48,7 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
 def _joined(runner: ModelRunner, seq: Sequence, tree: TokenTree, row: int) -> Tensor:
     """Logits [N, V] of one row, 0 at the probes that only pad it."""
     own = _own(tree, row)
-    logits = read_and_verify(runner, seq.slot, unread(runner, seq), own)[0]
+    logits = runner.forward([seq.slot], own, unread(runner, seq)).logits[0]
     return torch.nn.functional.pad(logits, (0, 0, 0, tree.num_nodes - own.num_nodes))
 
 

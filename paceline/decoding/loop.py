@@ -29,8 +29,6 @@ class SpeculativeDecoder:
         self.timings = Timings()
         with runner.lock:
             bind_once(drafter, runner, verifier)
-            if runner.cache.num_free:
-                _ = runner.joins  # measured now rather than in an answer
             policy.bind(drafter, runner.pass_seconds)
 
     def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> None:
@@ -41,10 +39,9 @@ class SpeculativeDecoder:
         """
         begin = time.perf_counter()
         self.runner.states.kept = self.drafter.reads_states
-        leave = self.runner.joins  # may measure, while a slot is free
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self._forget(seq.slot)  # what an interrupted release may have left behind
-        seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, leave)
+        seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, self.runner.joins)
         seq.is_unread = self.runner.cache.lengths[seq.slot] < len(seq.token_ids) - 1
         self.timings.vision += seeing
         self.timings.prefill += time.perf_counter() - begin - seeing

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..errors import IncompatibleModels
-from .joined import JoinedLayout
 from .layout import PassLayout, Segment
 
 NAME = "paceline"
@@ -58,15 +57,12 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention over the slot cache: query [B, Hq, N, d], key, value [slots, H, S, d] -> [B, N, Hq, dv]."""
-    if isinstance(layout, JoinedLayout):
-        return _attend_parts(query, key, value, layout, scale, window, softcap, sinks)
     tree = layout.tree
     branches = layout.canonical and tree is not None and not tree.is_chain
-    if softcap is not None or sinks is not None or key.shape[-1] != value.shape[-1]:
-        by_hand = _attend_chains if branches else _attend_rows
-        return by_hand(query, key, value, layout, scale, window, softcap, sinks)
     if branches:
-        return _attend_turns(query, key, value, layout, scale, window)
+        return _attend_chains(query, key, value, layout, scale, window, softcap, sinks)
+    if softcap is not None or sinks is not None or key.shape[-1] != value.shape[-1]:
+        return _attend_rows(query, key, value, layout, scale, window, softcap, sinks)
     fused = nn.functional.scaled_dot_product_attention
     (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
     if tree is None:  # prefill, one row: many nodes, so the groups are left to the kernel
@@ -90,27 +86,6 @@ def attend(
     return out.reshape(batch, kv_heads, nodes, groups, d).permute(0, 2, 1, 3, 4).reshape(batch, nodes, heads, d)
 
 
-def _attend_parts(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: JoinedLayout,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Each part by the calls of the pass that it would be alone; rows that pad get zeros."""
-    done, first = list[Tensor](), 0
-    for part in layout.parts:
-        rows = query[:, :, first : first + part.num_nodes]
-        done.append(attend(rows, key, value, part, scale, window, softcap, sinks))
-        first += part.num_nodes
-    if first < layout.num_nodes:
-        done.append(done[0].new_zeros(1, layout.num_nodes - first, *done[0].shape[2:]))
-    return torch.cat(done, 1)
-
-
 def _assembled(parts: list[Tensor], segments: list[Segment]) -> Tensor:
     """The pieces of a pass in one tensor: the nodes of a row side by side, the rows below one another."""
     rows: list[Tensor] = []
@@ -118,48 +93,6 @@ def _assembled(parts: list[Tensor], segments: list[Segment]) -> Tensor:
         pieces = [part for _, part in group]
         rows.append(pieces[0] if len(pieces) == 1 else torch.cat(pieces, 2))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
-def _attend_turns(
-    query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, scale: float, window: int | None
-) -> Tensor:
-    """Branching trees chain by chain, each node once: the bits of `_attend_chains` without its copies of the prefix.
-
-    For each turn the keys of a path are put where plain decoding has them; in the end all lie in tree order again.
-    Mask tokens, and what stands behind them, are then one further call: chain by chain they would be a turn a group.
-    """
-    (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
-    groups, rows = heads // kv_heads, []
-    for row, split in enumerate(layout.branchings):
-        slot = layout.slots[row] if layout.slots else row
-        drafted = slice(layout.starts[row], layout.starts[row] + nodes)
-        in_order = [(cached, cached[slot, :, drafted].clone()) for cached in (key, value)]
-        laid = [(cached, kept.index_select(1, split.order)) for cached, kept in in_order]
-        # A key head's queries lie in one matrix, so that its keys are read once: [H, N G, d]
-        own = query[row].index_select(1, split.order).view(kv_heads, groups, -1, d)
-        folded = own.transpose(1, 2).reshape(1, kv_heads, -1, d)
-        parts = []
-        for turn, mask in zip(split.turns, layout.turn_masks(row, window, groups, query.dtype), strict=True):
-            count = turn.nodes.stop - turn.nodes.start
-            for cached, states in laid:
-                cached[slot, :, turn.column : turn.column + count] = states[:, turn.nodes]
-            q = folded[:, :, turn.nodes.start * groups : turn.nodes.stop * groups]
-            if mask.shape[2] != q.shape[2]:
-                q = nn.functional.pad(q, (0, 0, 0, mask.shape[2] - q.shape[2]))
-            k, v = (cached[slot, None, :, : turn.width] for cached in (key, value))
-            out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-            parts.append(out[0, :, : count * groups])
-        for cached, kept in in_order:
-            cached[slot, :, drafted] = kept
-        done = torch.cat(parts, 1).view(kv_heads, -1, groups, d).index_select(1, split.place)
-        if (first := layout.first_mask[row]) < nodes:
-            mask = layout.probe_mask(row, window, groups, query.dtype)
-            q = query[row, :, first:].reshape(kv_heads, groups, -1, d).transpose(1, 2).reshape(1, kv_heads, -1, d)
-            k, v = (cached[slot, None, :, : mask.shape[3]] for cached in (key, value))
-            out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-            done = torch.cat([done, out.view(kv_heads, -1, groups, d)], 1)
-        rows.append(done)
-    return torch.stack(rows).transpose(1, 2).reshape(batch, nodes, heads, d)
 
 
 def _attend_chains(

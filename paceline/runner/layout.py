@@ -2,14 +2,13 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from ..core.tree import TokenTree
-from .branching import Branching, branching
 from .kv_cache import BLOCK, round_up
 
 
@@ -42,12 +41,6 @@ class PromptRows:
     blocks: tuple[tuple[int, int], ...] = ()
     blocks_cross_window: bool = False
 
-    def padded(self, num_nodes: int) -> "PromptRows":
-        """With rows behind that only pad the pass; they show no picture."""
-        more = num_nodes - self.embeds.shape[1]
-        is_image = None if self.is_image is None else nn.functional.pad(self.is_image, (0, more))
-        return replace(self, embeds=nn.functional.pad(self.embeds, (0, 0, 0, more)), is_image=is_image)
-
 
 @dataclass
 class PassLayout:
@@ -73,8 +66,6 @@ class PassLayout:
     num_calls: int = 0  # layers that went through `tree_attention`
     _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
     _segments: dict[tuple[int | None, int], list["Segment"]] = field(default_factory=dict)
-    _turn_masks: dict[tuple[int | None, int, int], list[Tensor]] = field(default_factory=dict)
-    _probe_masks: dict[tuple[int | None, int, int], Tensor] = field(default_factory=dict)
 
     @cached_property
     def depth(self) -> Tensor:
@@ -185,51 +176,6 @@ class PassLayout:
         if self.canonical:
             return here == there and len(self._edges(row)) == len(self._edges(other)) == 2
         return 2 * min(here, there) > max(here, there)
-
-    @cached_property
-    def branchings(self) -> list["Branching"]:
-        """For each row of a branching tree, how it is computed chain by chain."""
-        assert self.tree is not None
-        given = self.num_given or self.num_nodes
-        return [
-            branching(start, parents[: min(given, first)], tokens, first, self.device)
-            for start, parents, tokens, first in zip(
-                self.starts, self.tree.parents.tolist(), self.tree.token_ids.tolist(), self.first_mask, strict=True
-            )
-        ]
-
-    @cached_property
-    def first_mask(self) -> list[int]:
-        """Of each row the first mask token, N where it has none: before it stand root and candidates, behind it probes.
-
-        Probes are guesses that nobody decodes again, so from there on no bits have to repeat.
-        """
-        if self.is_mask is None:
-            return [self.num_nodes] * len(self.starts)
-        pairs = zip(self.is_mask.int().argmax(1).tolist(), self.is_mask.any(1).tolist(), strict=True)
-        return [first if some else self.num_nodes for first, some in pairs]
-
-    def probe_mask(self, row: int, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """What the nodes from the first mask token on see, 0 or -inf, keys in tree order. [1, 1, M groups, S]."""
-        if (window, groups, row) not in self._probe_masks:
-            seen = self.visible(window)[row][self.first_mask[row] :]
-            self._probe_masks[window, groups, row] = _additive(seen, dtype).repeat_interleave(groups, 0)[None, None]
-        return self._probe_masks[window, groups, row]
-
-    def turn_masks(self, row: int, window: int | None, groups: int, dtype: torch.dtype) -> list[Tensor]:
-        """For each turn of a row its mask [1, 1, M, S], 0 or -inf, M = nodes x groups (then padding up to `_sound`)."""
-        if (window, groups, row) not in self._turn_masks:
-            masks = []
-            for turn in self.branchings[row].turns:
-                column = torch.arange(turn.width, device=self.device)
-                own = turn.column + torch.arange(turn.nodes.stop - turn.nodes.start, device=self.device)[:, None]
-                seen = column <= own
-                if window is not None:
-                    seen &= own - column < window
-                mask = _additive(seen, dtype).repeat_interleave(groups, 0)
-                masks.append(nn.functional.pad(mask, (0, 0, 0, _sound(len(mask)) - len(mask)))[None, None])
-            self._turn_masks[window, groups, row] = masks
-        return self._turn_masks[window, groups, row]
 
     @cached_property
     def chains(self) -> list[list["Chain"]]:

@@ -18,7 +18,6 @@ from .hf_adapter import LoadedModel
 from .kv_cache import SlotCache, round_up
 from .layout import PassLayout, PromptRows
 from .numerics import measure_row_multiple, refuse
-from .one_pass import measure_joins, padded_prefill
 from .reading import PromptReader
 from .selftest import check_against_reference
 from .sight import check_sight
@@ -31,9 +30,11 @@ PREFILL_CHUNK = 512
 class ModelRunner:
     """A model with a slot cache.
 
-    invariant: True asks that the bits of a row do not depend on how many rows share its pass, None takes it where it
-    can be had. Passes are then padded to a multiple of `row_multiple` rows, measured on this device, and trees are
-    computed as the chains they consist of. Raises `NumericsError` where it is required and cannot be had.
+    invariant: True asks that the bits of a row do not depend on what shares its pass, None takes it where it can be
+    had. Native passes have it by construction. Others are then padded to a multiple of `row_multiple` rows, measured on
+    this device, and trees are computed as the chains they consist of. Raises `NumericsError` where it is required and
+    cannot be had.
+    joins: the end of a prompt and the first draft share a pass; not where bits were measured without.
     static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where the model's layers are of
     the Llama form; None: on CUDA. With invariant numerics they stay only if they give the bits of the other passes, and
     trees that branch do without them. Trees with mask tokens always do: only passes made anew know their rows.
@@ -53,14 +54,11 @@ class ModelRunner:
         self.lock = threading.RLock()  # one thread at a time runs the model
         self.states = StateStore(max_batch_size)
         self.reader, self.chunk = PromptReader(), PREFILL_CHUNK
-        self.invariant, self.row_multiple = False, 1
-        self._joins: bool | None = None  # not measured yet
+        self.invariant, self.row_multiple = loaded.native is not None, 1
         self._wants_static = loaded.device.type == "cuda" if static is None else static
         self.static = self._static_passes()
         check_against_reference(self)
-        if loaded.native is not None:
-            self.invariant = True  # by construction
-        elif invariant is not False:
+        if loaded.native is None and invariant is not False:
             multiple = measure_row_multiple(self)
             if self.static is not None and not agrees_with_dynamic(self, multiple):
                 self.static = None
@@ -69,6 +67,7 @@ class ModelRunner:
                 self.invariant, self.row_multiple = True, multiple
             elif invariant:
                 raise refuse(loaded)
+        self.joins = loaded.native is not None or not self.invariant
         check_sight(self)  # as prompts will be read, padded with invariant numerics
 
     @property
@@ -116,25 +115,13 @@ class ModelRunner:
         """`"invariant"` or `"fast"`."""
         return "invariant" if self.invariant else "fast"
 
-    @property
-    def joins(self) -> bool:
-        """Whether the end of a prompt and the first draft may share a pass, see `one_pass`.
-
-        With invariant numerics the first call measures it, in a free slot. Raises `CacheFull` where there is none.
-        """
-        if self.loaded.native is not None:
-            return True
-        if self._joins is None:
-            self._joins = measure_joins(self, PREFILL_CHUNK)
-        return self._joins
-
     def sharing_cache(self, loaded: LoadedModel) -> "ModelRunner":
         """A runner of another model of the same shape on this runner's cache (the quantised self-draft)."""
         other = ModelRunner.__new__(ModelRunner)
         other.loaded, other.max_length, other.cache, other.lock = loaded, self.max_length, self.cache, self.lock
         other.states = StateStore(self.cache.num_slots)
-        other.reader, other.chunk = PromptReader(), self.chunk
-        other.invariant, other.row_multiple, other._joins = False, 1, False
+        other.reader, other.chunk, other.joins = PromptReader(), self.chunk, False
+        other.invariant, other.row_multiple = loaded.native is not None, 1
         other._wants_static = self._wants_static
         other.static = other._static_passes()
         return other
@@ -201,54 +188,63 @@ class ModelRunner:
     @torch.inference_mode()
     def read_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
         """Cache tokens in one pass; rows: what is read in their place."""
-        count = len(token_ids)
-        ids, layout = padded_prefill(self, slot, token_ids, rows)
-        starts = self.cache.begin([slot], layout.num_nodes, drafts=True, whole=self.loaded.attends_trees, text=count)
+        count, starts = len(token_ids), [self.cache.lengths[slot]]
+        layout = PassLayout(
+            starts, count, None, self.invariant, self.row_multiple, self.max_length, [slot], device=self.loaded.device,
+            offsets=[self.cache.offsets[slot]], rows=rows,
+        )  # fmt: skip
+        self.cache.begin([slot], count, drafts=True, whole=self.loaded.attends_trees, text=count)
         states = self.asked()
-        self.loaded.prefill(ids, layout, self.cache, states)
+        self.loaded.prefill(torch.tensor([[*token_ids]], device=self.loaded.device), layout, self.cache, states)
         if states is not None:
-            given = {layer: state[:, :count] for layer, state in states.items()}
-            self.states.write([slot], starts, given, self.cache.capacity)
+            self.states.write([slot], starts, states, self.cache.capacity)
         self.cache.lengths[slot] += count
 
     @torch.inference_mode()
-    def forward(self, slots: Sequence[int], tree: TokenTree) -> TargetOutput:
+    def forward(self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = ()) -> TargetOutput:
         """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given.
 
         Mask tokens (ids from `vocab_size` on, of an adapter that is worn) stand behind the candidates of their row.
+        text: of one slot, tokens that the pass reads before its root, and keeps.
         """
-        num_nodes, static = tree.num_nodes, self.static
+        num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and bool((tree.token_ids >= self.vocab_size).any())
         offsets = [self.cache.offsets[slot] for slot in slots]
-        fits = static is not None and not masked and static.takes(num_nodes, self.row_multiple)
-        fits = fits and not any(offsets)  # static passes count positions by columns
         states = self.asked()
-        if static is not None and fits and (not self.invariant or tree.is_chain):
-            starts = [self.cache.lengths[slot] for slot in slots]
+        starts = [self.cache.lengths[slot] for slot in slots]
+        if static is not None and self._fits_static(tree, masked or any(offsets) or count > 0):
             logits = static.run(slots, tree, self.row_multiple, states)
-            if states is not None:
-                self.states.write(slots, starts, states, self.cache.capacity)
-            return TargetOutput(logits)
-        padded = tree.padded(round_up(num_nodes, self.row_multiple))
-        starts = self.cache.begin(slots, padded.num_nodes, drafts=True, whole=self.loaded.attends_trees)
-        layout = PassLayout(
-            starts,
-            padded.num_nodes,
-            padded,
-            self.invariant,
-            self.row_multiple,
-            self.max_length,
-            list(slots),
-            num_nodes,
-            padded.token_ids.device,
-            is_mask=padded.token_ids >= self.vocab_size if masked else None,
-            offsets=offsets,
-        )
-        logits = self.loaded.forward(padded.token_ids, layout, self.cache, states)
+        else:
+            tree = tree.behind(text) if count else tree
+            padded = tree.padded(round_up(tree.num_nodes, self.row_multiple))
+            self.cache.begin(slots, padded.num_nodes, drafts=True, whole=self.loaded.attends_trees, text=count)
+            layout = PassLayout(
+                starts,
+                padded.num_nodes,
+                padded,
+                self.invariant,
+                self.row_multiple,
+                self.max_length,
+                list(slots),
+                tree.num_nodes,
+                padded.token_ids.device,
+                head_rows=padded.num_nodes - count,
+                is_mask=padded.token_ids >= self.vocab_size if masked else None,
+                offsets=offsets,
+            )
+            logits = self.loaded.forward(padded.token_ids, layout, self.cache, states)[:, :num_nodes]
         if states is not None:
-            given = {layer: state[:, :num_nodes] for layer, state in states.items()}
+            given = {layer: state[:, : count + num_nodes] for layer, state in states.items()}
             self.states.write(slots, starts, given, self.cache.capacity)
-        return TargetOutput(logits[:, :num_nodes])
+        if count:
+            self.cache.lengths[slots[0]] += count
+        return TargetOutput(logits)
+
+    def _fits_static(self, tree: TokenTree, special: bool) -> bool:
+        """Whether a static pass takes this tree; special: it has masks or text, or positions other than columns."""
+        assert self.static is not None
+        fits = not special and self.static.takes(tree.num_nodes, self.row_multiple)
+        return fits and (not self.invariant or tree.is_chain)
 
     def asked(self) -> States | None:
         """A place for each hidden state that is watched; None where there is none."""

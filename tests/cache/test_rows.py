@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import torch
 
 from paceline import SamplingParams
 from paceline.errors import IncompatibleModels
@@ -25,8 +26,8 @@ RANDOM = [random.Random(4).randint(0, 4) for _ in range(20)]
 SCRIPTS = {"none": [0], "all": [None], "alternating": [None, 0], "random": RANDOM}
 
 
-def scripted(name: str, script, ids=REPEATING, kind=Scripted, branching: bool = True):
-    return kind({tuple(ids): oracle(loaded(name), ids, LONG).token_ids}, script, branching)
+def scripted(name: str, script, ids=REPEATING, kind=Scripted, branching: bool = True, dtype=torch.float32):
+    return kind({tuple(ids): oracle(loaded(name, dtype), ids, LONG).token_ids}, script, branching)
 
 
 @pytest.mark.parametrize("branching", [False, True], ids=["chain", "tree"])
@@ -68,16 +69,16 @@ def test_cache_mutants_are_caught(mutant):
 
 @pytest.mark.parametrize("mutant", LAYOUT_MUTANTS)
 def test_layout_mutants_are_caught(mutant, monkeypatch):
-    on = ModelRunner(loaded(), 2)
-    drafter = scripted("llama", [2, None])
+    on = ModelRunner(loaded("llama", torch.float64), 2)  # the torch path: native passes have mutants of their own
+    drafter = scripted("llama", [2, None], dtype=torch.float64)
     with_layout(monkeypatch, on.loaded, mutant)
     assert not sound_after_every_round(on, drafter, REPEATING, 4, LONG)
     with pytest.raises(IncompatibleModels, match="same logits for a tree"):  # loading would have caught it as well
-        ModelRunner(loaded(), 1)
+        ModelRunner(loaded("llama", torch.float64), 1)
 
 
 def test_a_lost_window_is_caught(monkeypatch):
-    on, drafter = ModelRunner(loaded("mistral"), 1), scripted("mistral", [2])
+    on, drafter = ModelRunner(loaded("mistral", torch.float64), 1), scripted("mistral", [2], dtype=torch.float64)
     with_layout(monkeypatch, on.loaded, NoWindow)
     assert not sound_after_every_round(on, drafter, REPEATING, 2, LONG)
 

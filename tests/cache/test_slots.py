@@ -143,10 +143,10 @@ def test_an_error_inside_a_pass(drafter, call, monkeypatch):
     count = 0
     real = ModelRunner.forward
 
-    def forward(self, slots, tree):
+    def forward(self, slots, tree, text=()):
         nonlocal count
         count += 1
-        out = real(self, slots, tree)
+        out = real(self, slots, tree, text)
         if count == call:
             raise MemoryError("no room")
         return out

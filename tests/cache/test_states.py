@@ -26,7 +26,8 @@ class Walk:
     """Sequences in slots of one runner, moved on by made-up trees along made-up paths."""
 
     def __init__(self, name: str, static: bool = False, seed: int = 0):
-        self.on, self.model = ModelRunner(loaded(name), 3, static=static), tiny_model(name)
+        dtype = torch.float64 if static else torch.float32
+        self.on, self.model = ModelRunner(loaded(name, dtype), 3, static=static), tiny_model(name, dtype)
         self.on.states.watch(LAYERS[:1])
         self.on.states.watch(LAYERS[1:])
         self.rng, self.texts = random.Random(seed), dict[int, list[int]]()

@@ -6,12 +6,12 @@ import pytest
 
 from paceline import Choose, Coupled, DraftModel, Fixed, Plain, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.outputs import Round
+from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, first_pass, generate
 from paceline.policy import CostModel, Gate
 from paceline.policy.costs import TurnSeconds
 from paceline.policy.option import Choice
-from paceline.runner import LoadedModel, ModelRunner, model_runner, one_pass, wrap_model
-from paceline.runner.joined import JoinedLayout
+from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
 from tests.helpers import REPEATING, loaded, oracle, prompt, result, sequence
 from tests.lossless.drafters import small_draft, twin
@@ -139,9 +139,14 @@ def test_architectures(name):
 
 
 def test_its_seconds_are_those_of_the_prefill(monkeypatch):
-    real = first_pass.read_and_verify
-    monkeypatch.setattr(first_pass, "read_and_verify", lambda *given: time.sleep(0.3) or real(*given))
-    (seq,), decoder = answers(ModelRunner(loaded(), 1), DraftModel(twin(loaded())), [REPEATING], depth=3)
+    real, on = ModelRunner.forward, ModelRunner(loaded(), 1)
+
+    def slow(self, slots, tree, text=()):
+        time.sleep(0.3 if text else 0.0)
+        return real(self, slots, tree, text)
+
+    monkeypatch.setattr(ModelRunner, "forward", slow)
+    (seq,), decoder = answers(on, DraftModel(twin(loaded())), [REPEATING], depth=3)
     assert decoder.timings.prefill >= 0.3 > decoder.timings.verify
     assert seq.rounds[0].verify_s < 0.3
 
@@ -221,20 +226,14 @@ def test_a_step_that_fails_leaves_the_prompt_unread():
     decoder.release(seq)
 
 
-def one_column_early(*args, parts, **options):
-    """A layout whose draft is attended to as if it stood a column before its own."""
-    if len(parts) == 2:
-        parts[1].starts[0] -= 1
-    return JoinedLayout(*args, parts=parts, **options)
-
-
 @pytest.mark.parametrize("mutant", ["one column early", "forgets the text"])
 def test_mutants_are_caught(monkeypatch, mutant):
     if mutant == "one column early":
-        monkeypatch.setattr(one_pass, "JoinedLayout", one_column_early)
+        real_tree = TokenTree.behind
+        monkeypatch.setattr(TokenTree, "behind", lambda tree, text: _early(real_tree(tree, text), len(text)))
     else:
-        real = first_pass.read_and_verify
-        monkeypatch.setattr(first_pass, "read_and_verify", lambda on, slot, text, tree: real(on, slot, text[:-1], tree))
+        real = ModelRunner.forward
+        monkeypatch.setattr(ModelRunner, "forward", lambda on, slots, tree, text=(): real(on, slots, tree, text[:-1]))
     prompts, params = [REPEATING, prompt(40)], SamplingParams(max_tokens=12)
     try:
         seqs, _ = answers(ModelRunner(loaded(), 2), DraftModel(twin(loaded())), prompts, params)
@@ -244,10 +243,8 @@ def test_mutants_are_caught(monkeypatch, mutant):
     assert caught
 
 
-def test_joined_needs_the_same_bits(monkeypatch):
-    """Where products differ between row counts, invariant numerics keep the two passes."""
-    on = ModelRunner(wrap_model(tiny_model("llama")), 1)
-    on.invariant, on.row_multiple = True, 4
-    real = one_pass.project
-    monkeypatch.setattr(one_pass, "project", lambda m, x, plus=None: real(m, x, plus) * (1 + 1e-6 * (len(x) > 100)))
-    assert not one_pass.measure_joins(on, model_runner.PREFILL_CHUNK)
+def _early(whole: TokenTree, count: int) -> TokenTree:
+    """The root hangs under the text's last token but one."""
+    parents = whole.parents.clone()
+    parents[0, count] = count - 2
+    return TokenTree(whole.token_ids, parents, whole.is_probe)

@@ -12,13 +12,13 @@ from paceline.runner import ModelRunner
 from paceline.verify import choose
 from tests.adversaries import Ending, Scripted
 from tests.cache.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout
-from tests.helpers import NO_EOS, REPEATING, SEED, assert_sound, loaded, oracle, result, run, sequence
+from tests.helpers import NO_EOS, REPEATING, SEED, assert_sound, loaded, oracle, reading_apart, result, run, sequence
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=24)
 
 
-def scripted(ids=REPEATING, name: str = "llama") -> Scripted:
-    return Scripted({tuple(ids): oracle(loaded(name), ids, PARAMS).token_ids}, [2, None], branching=True)
+def scripted(ids=REPEATING, name: str = "llama", dtype=torch.float32) -> Scripted:
+    return Scripted({tuple(ids): oracle(loaded(name, dtype), ids, PARAMS).token_ids}, [2, None], branching=True)
 
 
 def is_identical(on: ModelRunner, drafter, params=PARAMS, ids=REPEATING, verifier=None, eos=NO_EOS, kind=Sequence):
@@ -44,13 +44,13 @@ def test_cache_faults(mutant):
 
 @pytest.mark.parametrize("mutant", LAYOUT_MUTANTS)
 def test_layout_faults(mutant, monkeypatch):
-    on, drafter = ModelRunner(loaded(), 1), scripted()
+    on, drafter = reading_apart(ModelRunner(loaded("llama", torch.float64), 1)), scripted(dtype=torch.float64)
     with_layout(monkeypatch, on.loaded, mutant)
     assert not is_identical(on, drafter)
 
 
 def test_a_lost_window(monkeypatch):
-    on, drafter = ModelRunner(loaded("mistral"), 1), scripted(name="mistral")
+    on, drafter = ModelRunner(loaded("mistral", torch.float64), 1), scripted(name="mistral", dtype=torch.float64)
     with_layout(monkeypatch, on.loaded, NoWindow)
     assert not is_identical(on, drafter)
 

@@ -48,6 +48,7 @@ class SlotCache(Cache):
         self._slots: list[int] = []  # of the pass in progress
         self._starts: list[int] = []
         self._drafts, self._text, self._whole = False, 0, True
+        self._growing = False
         self._written = [0] * num_slots  # columns that may hold something
         self._free = list(range(num_slots))
         self._is_used: dict[int, Callable[[], bool] | None] = {}  # by slot, of those that were allocated with it
@@ -197,12 +198,14 @@ class SlotCache(Cache):
         return like.new_zeros(self.num_slots, like.shape[1], self.capacity, like.shape[3])
 
     def _ensure(self, length: int) -> None:
-        if length <= self.capacity:
+        if length <= self.capacity and not self._growing:
             return
+        self._growing = True  # until all tensors have grown: an interrupt may come between them
         limit, capacity = round_up(self.max_length), self.capacity
         while capacity < min(length, limit):
             capacity = min(capacity * 2, limit)
-        capacity = max(capacity, round_up(length))  # padding may reach past the context
+        grown = (t.shape[2] for t in (*self.keys, *self.values))
+        capacity = max(capacity, round_up(length), *grown)  # padding may reach past the context
         more = sum(t.nbytes // t.shape[2] * (capacity - t.shape[2]) for t in (*self.keys, *self.values))
         if more > 0:
             self._require(more, self.keys[0].device)
@@ -210,7 +213,7 @@ class SlotCache(Cache):
             for index, old in enumerate(layers):
                 if old.shape[2] < capacity:
                     layers[index] = functional.pad(old, (0, 0, 0, capacity - old.shape[2]))
-        self.capacity = capacity  # last: after an interrupt the rest grows with the next pass
+        self.capacity, self._growing = capacity, False
 
     def _require(self, needed: int, device: torch.device | None = None) -> None:
         """Raise `CacheFull` where the memory cannot hold so many bytes more."""

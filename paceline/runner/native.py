@@ -85,6 +85,7 @@ class NativeDecoder:
         self._rotary: Any = self._base.rotary_emb
         self._tables: list[tuple[Tensor, Tensor]] = []
         self._pointers: tuple[Any, Any] | None = None
+        self._dtype = cast("torch.dtype", model.dtype)
 
     def forward(
         self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None, head_rows: int
@@ -117,10 +118,7 @@ class NativeDecoder:
             one.is_mask = hold(layout.is_mask.contiguous())
         cos, sin = self._rotations(layout, one, held)
         one.cos, one.sin = cast("c_void_p", cos), cast("c_void_p", sin)
-        keys, values = cache.tensors(found.kv_heads, found.head_dims, cast("torch.dtype", self._model.dtype))
-        key_places, value_places = addresses(keys), addresses(values)
-        one.keys, one.values, one.capacity = _place(key_places), _place(value_places), cache.capacity
-        held += [key_places, value_places]
+        one.keys, one.values, one.capacity = *self._places(cache, held), cache.capacity
         if layout.rows is not None and layout.rows.deep:
             deep = addresses(_deep(layout, found.num_layers, held))
             one.deep = _place(deep)
@@ -138,8 +136,15 @@ class NativeDecoder:
             for index in states:
                 state = wanted[index]
                 assert state is not None
-                states[index] = state.to(self._model.dtype)
+                states[index] = state.to(self._dtype)
         return logits
+
+    def _places(self, cache: SlotCache, held: list[object]) -> tuple[c_void_p, c_void_p]:
+        """Where keys and values of each layer lie."""
+        tensors = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
+        keys, values = map(addresses, tensors)
+        held += [keys, values]
+        return _place(keys), _place(values)
 
     def _rows(self, token_ids: Tensor, layout: PassLayout) -> Tensor | None:
         """What enters the first layer, float32 [B, N, E]; None where token ids say it all."""

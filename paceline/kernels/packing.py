@@ -40,10 +40,9 @@ def packed_bytes(weight: Tensor) -> int:
 
 def unpack(packed: Tensor, outs: int, ins: int) -> Tensor:
     """What `pack` was given, [out, in]."""
+    packed = packed.transpose(1, 2)
     if packed.dim() == 4:
-        packed = packed.transpose(1, 2).flatten(2)
-    else:
-        packed = packed.transpose(1, 2)
+        packed = packed.flatten(2)
     return packed.reshape(-1, packed.shape[2])[:outs, :ins].contiguous()
 
 

@@ -11,6 +11,7 @@ import ctypes
 from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from ..kernels.library import (
     Model,
     Norm,
     Pass,
+    Places,
     address,
     addresses,
     library,
@@ -85,6 +87,7 @@ class NativeDecoder:
         self._rotary: Any = self._base.rotary_emb
         self._tables: list[tuple[Tensor, Tensor]] = []
         self._pointers: tuple[Any, Any] | None = None
+        self._kept: tuple[ref[Tensor], ref[Tensor], Places, Places] | None = None  # of the cache that was last used
         self._dtype = cast("torch.dtype", model.dtype)
 
     def forward(
@@ -118,7 +121,7 @@ class NativeDecoder:
             one.is_mask = hold(layout.is_mask.contiguous())
         cos, sin = self._rotations(layout, one, held)
         one.cos, one.sin = cast("c_void_p", cos), cast("c_void_p", sin)
-        one.keys, one.values, one.capacity = *self._places(cache, held), cache.capacity
+        one.keys, one.values, one.capacity = *self._places(cache), cache.capacity
         if layout.rows is not None and layout.rows.deep:
             deep = addresses(_deep(layout, found.num_layers, held))
             one.deep = _place(deep)
@@ -139,11 +142,13 @@ class NativeDecoder:
                 states[index] = state.to(self._dtype)
         return logits
 
-    def _places(self, cache: SlotCache, held: list[object]) -> tuple[c_void_p, c_void_p]:
+    def _places(self, cache: SlotCache) -> tuple[c_void_p, c_void_p]:
         """Where keys and values of each layer lie."""
-        tensors = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
-        keys, values = map(addresses, tensors)
-        held += [keys, values]
+        keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
+        kept = self._kept
+        if kept is None or kept[0]() is not keys[0] or kept[1]() is not values[-1]:  # all of them change together
+            kept = self._kept = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
+        keys, values = kept[2:]
         return _place(keys), _place(values)
 
     def _rows(self, token_ids: Tensor, layout: PassLayout) -> Tensor | None:

@@ -32,7 +32,8 @@ from ..kernels.library import (
     library,
     run,
 )
-from ..kernels.packing import BLOCK, pack
+from ..kernels.packing import pack
+from ..quant.packed import Described
 from .gated import Gate, Gated
 from .kv_cache import SlotCache
 from .layout import PassLayout
@@ -355,7 +356,8 @@ class _Describer:
 
     def matrix(self, linear: Any) -> Matrix:
         gated = linear if isinstance(linear, Gated) else None
-        described = (linear.base if gated else linear).matrix  # AttributeError: a layer of another kind
+        base: Any = linear.base if gated else linear
+        described: Described = base.matrix  # AttributeError: a layer of another kind
         self.held.append(described)
         if gated is not None:
             factors = [self.factor(gated.a), self.factor(gated.b)]
@@ -370,17 +372,10 @@ class _Describer:
 
     def halves(self, linear: Any) -> tuple[Matrix, Matrix]:
         """A matrix of two, as both."""
-        whole = self.matrix(linear)
-        inner, packed = whole.outs // 2, getattr(linear, "packed", None)
-        if packed is None or whole.format > Format.F32:
-            raise _Unknown("gate and up in one matrix")
-        parts = [packed[: inner // BLOCK], packed[inner // BLOCK :]]
-        if inner % BLOCK:  # the border lies within a block
-            parts = [pack(part) for part in linear.weight.chunk(2)]
-            self.held.append(parts)
-        biases = [whole.bias, None if whole.bias is None else whole.bias + 4 * inner]
-        first, second = (
-            Matrix(data=address(part), bias=bias, outs=inner, ins=whole.ins, format=whole.format)
-            for part, bias in zip(parts, biases, strict=True)
-        )
-        return first, second
+        if isinstance(linear, Gated):
+            raise _Unknown("a correction of gate and up in one matrix")
+        whole: Described = linear.matrix
+        inner = whole.outs // 2
+        parts = whole.part(0, inner), whole.part(inner, whole.outs)
+        self.held += parts
+        return parts[0].struct, parts[1].struct

@@ -378,14 +378,14 @@ class _Describer:
     def halves(self, linear: Any) -> tuple[Matrix, Matrix]:
         """A matrix of two, as both."""
         gated = linear if isinstance(linear, Gated) else None
-        linear = gated.base if gated else linear
-        whole = self.matrix(linear)
-        inner, packed = whole.outs // 2, getattr(linear, "packed", None)
+        base: Any = linear if gated is None else gated.base
+        whole = self.matrix(base)
+        inner, packed = whole.outs // 2, getattr(base, "packed", None)
         if packed is None or whole.format > Format.F32:
             raise _Unknown("gate and up in one matrix")
         parts = [packed[: inner // BLOCK], packed[inner // BLOCK :]]
         if inner % BLOCK:  # the border lies within a block
-            parts = [pack(part) for part in linear.weight.chunk(2)]
+            parts = [pack(part) for part in base.weight.chunk(2)]
             self.held.append(parts)
         biases = [whole.bias, None if whole.bias is None else whole.bias + 4 * inner]
         first, second = (

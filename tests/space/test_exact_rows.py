@@ -1,20 +1,18 @@
 """With invariant numerics, candidates before mask tokens have the bits of plain decoding; so the answers do too."""
 
 import random
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
 
 from paceline import Coupled, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.runner import LoadedModel, ModelRunner, attention, wrap_model
-from paceline.runner.layout import PassLayout
+from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Adversary, Nodes
 from tests.cache.common import held
 from tests.helpers import VOCAB, on_torch, oracle, prompt, result, run, sequence
 from tests.space.common import adapter, hung, hung_chain
-from tests.space.test_runner import worst
 from tests.tiny import tiny_model
 
 K = 5
@@ -99,52 +97,10 @@ def test_rows_of_a_batch(kind):
     assert same_bits(worn(*kind), [62, 5, 130], hung(tokens, parents, [2, 0, 5]))
 
 
-def fast(monkeypatch, runner) -> None:
-    """One call for all nodes, as with fast numerics."""
-    monkeypatch.setattr(runner, "invariant", False)
-
-
-def with_the_masks(monkeypatch, runner) -> None:
-    """All nodes but the root are computed in the masks' call."""
-    monkeypatch.setattr(PassLayout, "first_mask", property(lambda layout: [1] * len(layout.starts)))
-
-
-@pytest.mark.parametrize("mutant", [fast, with_the_masks])
-def test_what_the_bits_rest_on(monkeypatch, mutant):
+def test_what_the_bits_rest_on(monkeypatch):
     runner, tree = worn("torch llama"), hung([BRANCHING[0]], [BRANCHING[1]], [K])
-    mutant(monkeypatch, runner)
+    monkeypatch.setattr(runner, "invariant", False)  # one call for all nodes, as with fast numerics
     assert not all(same_bits(runner, [length], tree) for length in (60, 62, 127))
-
-
-def test_masks_of_a_branching_tree_are_one_call_and_right(monkeypatch):
-    on = adapter("llama", 3)
-    runner = ModelRunner(on_torch(tiny_model("llama")), 1, invariant=True)
-    runner.wear(on)
-    calls = []
-    right = attention._attend_turns
-
-    def seen(query, key, value, layout, *rest):
-        before = len(layout.branchings[0].turns)
-        calls.append((before, layout.first_mask))
-        return right(query, key, value, layout, *rest)
-
-    monkeypatch.setattr(attention, "_attend_turns", seen)
-    assert worst(runner, "llama", on) < 2e-4
-    assert calls == [(2, [5])] * 2  # a turn for each leaf among the candidates, none for a group of masks; two layers
-
-
-def test_the_slow_way_agrees_on_candidates(monkeypatch):
-    runner, tree = worn("torch llama"), hung([BRANCHING[0]], [BRANCHING[1]], [K])
-    slot = runner.admit(prompt(62))
-    runner.prefill(slot, prompt(62))
-    fast = runner.forward([slot], tree).logits[0, : len(BRANCHING[0])]
-
-    def slow(query, key, value, layout, scale, window):
-        return attention._attend_chains(query, key, value, layout, scale, window, None, None)
-
-    monkeypatch.setattr(attention, "_attend_turns", slow)
-    assert torch.equal(runner.forward([slot], tree).logits[0, : len(BRANCHING[0])], fast)
-    runner.cache.release(slot)
 
 
 class Hangs(Adversary):
@@ -234,10 +190,3 @@ def test_static_passes_take_no_masks(monkeypatch):
     assert runner.static.num_runs == runs + 1
     assert torch.allclose(runner.forward([slot], tree).logits[:, :2], before, atol=1e-4)
     assert runner.static.num_runs == runs + 1
-
-
-def test_layout_knows_the_first_mask():
-    tree = hung_chain([[5, 9], [8], [8, 9, 7]], [2, 1, 0])
-    layout = partial(PassLayout, [3, 4, 5], tree.num_nodes, tree, True)
-    assert layout().first_mask == [tree.num_nodes] * 3
-    assert layout(is_mask=tree.token_ids >= VOCAB).first_mask == [2, 1, tree.num_nodes]

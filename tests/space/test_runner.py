@@ -177,7 +177,7 @@ class OtherGroupsSeen(PassLayout):
     def _visible(self, row, window):
         mask = super()._visible(row, window)
         if self.is_mask is not None:
-            first, start = self.first_mask[row], self.starts[row]
+            first, start = int(self.is_mask[row].int().argmax()), self.starts[row]
             mask[first + K : first + 2 * K, start + first : start + first + K] = True
         return mask
 

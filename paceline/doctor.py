@@ -10,6 +10,7 @@ from torch import nn
 from .errors import ConfigError
 from .hardware import Load, available_memory, cpu_flags, watch_load
 from .kernels import load as load_kernels
+from .kernels.packing import BLOCK
 from .llm import LLM
 from .machine import read_bandwidth, weight_bytes
 from .pass_costs import PassCosts
@@ -147,12 +148,13 @@ def held_bytes(model: nn.Module) -> int:
 def int4_bytes(model: nn.Module, group_size: int = _GROUP_SIZE) -> int:
     """Bytes of the codes, scales and zeros of an INT4 copy of the linear layers: half a byte a weight, 4 a group.
 
-    At most: the self-draft may find the output head faster as it is, and then shares it.
+    Outputs count as the native kernels pad them. At most: the self-draft may find the output head faster as it is, and
+    then shares it.
     """
     total = 0
     for module in model.modules():
         if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, group_size):
-            weights = module.in_features * module.out_features
+            weights = module.in_features * (module.out_features + -module.out_features % BLOCK)
             total += weights // 2 + 4 * (weights // group_size)
     return total
 

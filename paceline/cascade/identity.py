@@ -3,7 +3,6 @@
 import hashlib
 from dataclasses import asdict, dataclass, fields
 
-import torch
 from torch import nn
 
 from ..errors import ConfigError
@@ -65,8 +64,7 @@ def _rounding(model: nn.Module) -> str:
         if not isinstance(module, Int4Linear | Int8Linear | Fp8Linear):
             continue
         formats.add(type(module).__name__.removesuffix("Linear").lower())
-        for name, held in sorted(module.named_buffers(recurse=False)):
-            if held.dtype in (torch.bfloat16, torch.float32):
-                digest.update(f"{path}.{name}{tuple(held.shape)}".encode())
-                digest.update(held.flatten()[:_SAMPLE].float().cpu().numpy().tobytes())
+        name, held = ("params", module.params) if isinstance(module, Int4Linear) else ("scales", module.scales)
+        digest.update(f"{path}.{name}{tuple(held.shape)}".encode())
+        digest.update(held.flatten()[:_SAMPLE].float().cpu().numpy().tobytes())
     return f"{'+'.join(sorted(formats))} {digest.hexdigest()[:12]}" if formats else ""

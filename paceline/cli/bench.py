@@ -189,8 +189,7 @@ def bench(
         sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
         kept, left_out = fitting(llms[0], questions)
         chosen = choose(kept, num_prompts)
-        if Path(suite).is_file():
-            remark_raw(sum(one.chat is None for one in chosen), llms[0], screen)
+        remark_raw(sum(one.chat is None for one in chosen), llms[0], screen)
         if not chosen:
             raise ConfigError(
                 "no prompt fits the context",

@@ -135,7 +135,7 @@ def _peer_table(summary: dict[str, Any]) -> Table:
             escape(one["side"]),
             number(one["tokens_per_s"], ".1f"),
             *(_with_interval(ratio) for ratio in ratios),
-            _percent(one["identical_share"]) + "%",
+            "–" if one["identical_share"] is None else _percent(one["identical_share"]) + "%",
         )
     return table
 

@@ -6,9 +6,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from jaxtyping import Int
-from torch import Tensor
-
 from ..errors import ConfigError
 from .draft import Draft
 from .outputs import Round, TargetLaw, TargetOutput, VerifyOutput
@@ -140,10 +137,11 @@ class Verifier(ABC):
     exact: ClassVar[bool]  # the output is token-identical to plain decoding with the same seed
 
     @abstractmethod
-    def verify(
-        self, draft: Draft, law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, " B"]
-    ) -> VerifyOutput:
-        """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
+    def verify(self, draft: Draft, law: TargetLaw, seeds: Seq[int], positions: Seq[int]) -> VerifyOutput:
+        """Walk each tree from its root. One 64-bit seed for each row, signed.
+
+        positions: for each row the absolute position of the token after the root.
+        """
 
 
 class DraftPolicy(ABC):

@@ -1,8 +1,10 @@
 """What the target said, what the verifier decided, and the record every round leaves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,13 +28,13 @@ class TargetLaw:
     plain decoding would not reach, where it might raise or forbid everything.
 
     scores:    log-probabilities up to a constant per node, before `process`; -inf where a token is forbidden.
-    is_greedy: rows at temperature 0, whose law is all on the argmax of the scores: the limit of sampling.
+    is_greedy: for each row whether it is at temperature 0: its law is all on the argmax, the limit of sampling.
     process:   (scores [K, V], their rows, their nodes) -> processed scores [K, V]; None: `scores` are final.
     errors:    what went wrong while `process` ran, by (row, node); such a node has no law.
     """
 
     scores: Float[Tensor, "B N V"]
-    is_greedy: Bool[Tensor, " B"]
+    is_greedy: Sequence[bool]
     process: Callable[[Tensor, list[int], list[int]], Tensor] | None = None
     errors: dict[tuple[int, int], Exception] = field(default_factory=dict[tuple[int, int], Exception])
 
@@ -56,10 +58,18 @@ class TargetLaw:
         """float64 probabilities, of scores that are final; each row sums to 1."""
         assert self.process is None
         soft = torch.softmax(self.scores.double(), dim=-1)
-        if not bool(self.is_greedy.any()):
-            return soft
-        hard = torch.zeros_like(soft).scatter_(-1, self.scores.argmax(-1, keepdim=True), 1.0)
-        return torch.where(self.is_greedy[:, None, None], hard, soft)
+        for row, is_greedy in enumerate(self.is_greedy):
+            if is_greedy:
+                soft[row] = torch.zeros_like(soft[row]).scatter_(-1, self.scores[row].argmax(-1, keepdim=True), 1.0)
+        return soft
+
+
+class Walk(NamedTuple):
+    """One row's way down: the accepted nodes, then the target's own token."""
+
+    path: list[int]
+    next_token: int  # -1: the last node of the path has no law
+    is_bonus: bool  # stopped where nothing more was drafted
 
 
 @dataclass(frozen=True)
@@ -71,12 +81,44 @@ class VerifyOutput:
     next_token:   the *recovered* token after a rejection, or the *bonus* token when a whole path was accepted; -1
                   where the path leads to a node without a law, which is an error unless the answer ends on the path.
     is_bonus:     True where nothing was rejected: the path ended at a leaf of the draft.
+
+    Given as tensors, or by `of`; the other form is made once, when it is first asked for.
     """
 
     path: Int[Tensor, "B D"]
     num_accepted: Int[Tensor, " B"]
     next_token: Int[Tensor, " B"]
     is_bonus: Bool[Tensor, " B"]
+
+    @staticmethod
+    def of(walks: list[Walk], device: torch.device) -> "VerifyOutput":
+        """The walks of a batch; their tensors are on `device`."""
+        made = object.__new__(VerifyOutput)
+        made.__dict__.update(walks=walks, device=device)
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """The tensors, which are not there yet."""
+            if name not in ("path", "num_accepted", "next_token", "is_bonus") or "walks" not in self.__dict__:
+                raise AttributeError(name)
+            rows, longest = len(self.walks), max((len(walk.path) for walk in self.walks), default=0)
+            table = [
+                [len(path), token, int(is_bonus), *path, *[-1] * (longest - len(path))]
+                for path, token, is_bonus in self.walks
+            ]
+            packed = torch.tensor(table, dtype=torch.long, device=self.device).reshape(rows, 3 + longest)
+            fields = (packed[:, 3:], packed[:, 0], packed[:, 1], packed[:, 2].bool())
+            self.__dict__.update(zip(("path", "num_accepted", "next_token", "is_bonus"), fields, strict=True))
+            return self.__dict__[name]
+
+    @cached_property
+    def walks(self) -> list[Walk]:
+        """Each row's walk; waits for the device."""
+        fields = (self.path, self.num_accepted, self.next_token, self.is_bonus)
+        rows = zip(*(field.tolist() for field in fields), strict=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
+        return [Walk(path[:count], token, is_bonus) for path, count, token, is_bonus in rows]
 
 
 class Origin(Enum):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Annotated, Protocol, cast, runtime_checkable
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -85,7 +86,7 @@ class SamplingParams:
                 )
         return cls(**options)  # type: ignore[arg-type]
 
-    @property
+    @cached_property
     def needs_history(self) -> bool:
         """True iff the law of a token depends on which tokens came before it, beyond the model itself."""
         return (

@@ -19,10 +19,32 @@ and stands behind all candidates of its row, so that these have the columns of p
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+_CPU = torch.device("cpu")
+
+
+class TreeLists(NamedTuple):
+    """A tree's fields as nested lists, [B][N]; never written to."""
+
+    token_ids: list[list[int]]
+    parents: list[list[int]]
+    is_probe: list[list[bool]]
+
+    def are_sound(self, width: int) -> bool:
+        """Whether they would make int64, int64 and bool tensors of one shape [B, width], 0 < width."""
+        if not len(self.token_ids) == len(self.parents) == len(self.is_probe):
+            return False
+        for ids, ups, probes in zip(*self, strict=True):
+            if not 0 < width == len(ids) == len(ups) == len(probes):
+                return False
+            if {*map(type, ids), *map(type, ups)} != {int} or {*map(type, probes)} != {bool}:
+                return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -32,16 +54,50 @@ class TokenTree:
     token_ids: token of each node.
     parents:   index of each node's parent, -1 at the root (node 0).
     is_probe:  True where the node is read but never accepted; a probe has no candidate below it.
+
+    Given as tensors, or by `from_lists`; the other form is made once, when it is first asked for.
     """
 
     token_ids: Int[Tensor, "B N"]
     parents: Int[Tensor, "B N"]
     is_probe: Bool[Tensor, "B N"]
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor:
+            """A tensor that is not there yet."""
+            if name not in TreeLists._fields or "lists" not in self.__dict__:
+                raise AttributeError(name)
+            dtype = torch.bool if name == "is_probe" else torch.long
+            made = torch.tensor(getattr(self.lists, name), dtype=dtype, device=self.device)
+            self.__dict__[name] = made
+            return made
+
+    @cached_property
+    def lists(self) -> TreeLists:
+        """The fields as lists; waits for the device."""
+        return TreeLists(*(field.tolist() for field in (self.token_ids, self.parents, self.is_probe)))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
+
+    def reread(self) -> TreeLists:
+        """The lists of a tree that others made, who may have written to its tensors: read anew if there are any."""
+        if not self.is_listed:
+            self.__dict__["lists"] = TokenTree(self.token_ids, self.parents, self.is_probe).lists
+        return self.lists
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.token_ids.device
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether it was made of lists, which are sound, and has no tensors yet."""
+        return not any(name in self.__dict__ for name in TreeLists._fields)
+
     @property
     def num_nodes(self) -> int:
         """N, the root included."""
-        return self.token_ids.shape[1]
+        return len(self.lists.token_ids[0]) if self.is_listed else self.token_ids.shape[1]
 
     @cached_property
     def ancestor_mask(self) -> Bool[Tensor, "B N N"]:
@@ -70,8 +126,7 @@ class TokenTree:
 
     def path_to(self, row: int, node: int) -> list[int]:
         """Node indices from below the root down to `node`; empty for the root itself."""
-        path: list[int] = []
-        parents: list[int] = self.parents[row].tolist()  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        path, parents = list[int](), self.lists.parents[row]
         while node > 0:
             path.append(node)
             node = parents[node]
@@ -87,50 +142,77 @@ class TokenTree:
 
     def to(self, device: torch.device) -> "TokenTree":
         """The same trees on `device`; itself if they are there."""
-        if self.token_ids.device == device:
+        if self.device == device:
             return self
+        if self.is_listed:
+            return _of(self.lists, device)
         return TokenTree(self.token_ids.to(device), self.parents.to(device), self.is_probe.to(device))
 
     def trimmed(self) -> "TokenTree":
         """The same trees without the nodes at the end that are probes in every row; itself where there are none."""
-        kept = (~self.is_probe).any(0).nonzero()
-        width = int(kept[-1]) + 1 if len(kept) else 1
+        width = self.num_nodes
+        while width > 1 and all(row[width - 1] for row in self.lists.is_probe):
+            width -= 1
         if width == self.num_nodes:
             return self
-        return TokenTree(self.token_ids[:, :width], self.parents[:, :width], self.is_probe[:, :width])
+        ids, ups, probes = self.lists
+        cut = TreeLists([row[:width] for row in ids], [row[:width] for row in ups], [row[:width] for row in probes])
+        return _of(cut, self.device)
 
     def padded(self, num_nodes: int) -> "TokenTree":
         """The same trees with probes hung under the root until each has `num_nodes` nodes."""
         extra = num_nodes - self.num_nodes
         if extra <= 0:
             return self
-        pad = (0, extra)
-        return TokenTree(
-            torch.nn.functional.pad(self.token_ids, pad, value=0),
-            torch.nn.functional.pad(self.parents, pad, value=0),
-            torch.nn.functional.pad(self.is_probe, pad, value=True),
-        )
+        if not self.is_listed:
+            pad = torch.nn.functional.pad
+            return TokenTree(
+                pad(self.token_ids, (0, extra), value=0),
+                pad(self.parents, (0, extra), value=0),
+                pad(self.is_probe, (0, extra), value=True),
+            )
+        ids, ups, probes = self.lists
+        zeros, marks = [0] * extra, [True] * extra
+        lists = TreeLists([row + zeros for row in ids], [row + zeros for row in ups], [row + marks for row in probes])
+        return _of(lists, self.device)
+
+    def of_rows(self, rows: Sequence[int]) -> "TokenTree":
+        """The trees of these rows alone, as wide as all of them."""
+        ids, ups, probes = self.lists
+        lists = TreeLists([ids[row] for row in rows], [ups[row] for row in rows], [probes[row] for row in rows])
+        return _of(lists, self.device)
 
     @staticmethod
     def from_lists(
         tokens: Sequence[Sequence[int]],
         parents: Sequence[Sequence[int]],
-        device: torch.device | str = "cpu",
+        device: torch.device | str = _CPU,
         probes: Sequence[Sequence[bool]] | None = None,
     ) -> "TokenTree":
         """Trees of unequal sizes, one list per row (root first), padded with probes to the longest."""
         width = max(len(row) for row in tokens)
-        ids = [list(row) + [0] * (width - len(row)) for row in tokens]
-        ups = [list(row) + [0] * (width - len(row)) for row in parents]
         marks = probes if probes is not None else [[False] * len(row) for row in tokens]
-        flags = [list(row) + [True] * (width - len(row)) for row in marks]
+        lists = TreeLists(
+            [[*row, *[0] * (width - len(row))] for row in tokens],
+            [[*row, *[0] * (width - len(row))] for row in parents],
+            [[*row, *[True] * (width - len(row))] for row in marks],
+        )
+        if lists.are_sound(width):  # else they become whatever tensors they can, which the loop will judge
+            return _of(lists, device if isinstance(device, torch.device) else torch.device(device))
         return TokenTree(
-            torch.tensor(ids, dtype=torch.long, device=device),
-            torch.tensor(ups, dtype=torch.long, device=device),
-            torch.tensor(flags, dtype=torch.bool, device=device),
+            torch.tensor(lists.token_ids, dtype=torch.long, device=device),
+            torch.tensor(lists.parents, dtype=torch.long, device=device),
+            torch.tensor(lists.is_probe, dtype=torch.bool, device=device),
         )
 
     @staticmethod
-    def chain(tokens: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> "TokenTree":
+    def chain(tokens: Sequence[Sequence[int]], device: torch.device | str = _CPU) -> "TokenTree":
         """One chain per row: `tokens[b]` is the root followed by the drafted tokens (possibly none)."""
-        return TokenTree.from_lists(tokens, [list(range(-1, len(row) - 1)) for row in tokens], device)
+        return TokenTree.from_lists(tokens, [range(-1, len(row) - 1) for row in tokens], device)
+
+
+def _of(lists: TreeLists, device: torch.device) -> TokenTree:
+    """A tree of sound lists, which has no tensors yet."""
+    tree = object.__new__(TokenTree)
+    tree.__dict__.update(lists=lists, device=device)
+    return tree

@@ -1,8 +1,7 @@
 """What every drafter owes the loop, checked each round: a bad draft is an error that names the drafter."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,19 +13,23 @@ from ..core.tree import TokenTree
 from ..errors import DraftError, PacelineError
 
 
-@contextmanager
-def naming(drafter: Drafter, verb: str):
-    """What a drafter raises becomes a `DraftError` that names it, with its own error as the cause.
+class naming:
+    """What a drafter raises inside becomes a `DraftError` that names it, with its own error as the cause.
 
     Paceline's errors and a lack of memory pass as they are.
     """
-    try:
-        yield
-    except (PacelineError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
+
+    def __init__(self, drafter: Drafter, verb: str):
+        self._drafter, self._verb = drafter, verb
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, PacelineError | MemoryError | torch.OutOfMemoryError):
+            return
         told = f"{type(error).__name__}: {error}"
-        raise DraftError(f"the drafter {_name(drafter)} failed in {verb}()", got=told) from error
+        raise DraftError(f"{_name(self._drafter)} failed in {self._verb}()", got=told) from error
 
 
 def check_draft(
@@ -43,9 +46,9 @@ def check_draft(
     num_masks: mask tokens that the target takes; mask j is a probe with token `vocab_size + j`, see `_check_mask`.
     undraftable: tokens that stand for pictures.
     """
-    _check_fields(draft, len(seqs), vocab_size, "a drafter" if drafter is None else _name(drafter))
+    _check_fields(draft, len(seqs), vocab_size, drafter)
     tree = draft.tree
-    ids, parents, probes = tree.token_ids.tolist(), tree.parents.tolist(), tree.is_probe.tolist()
+    ids, parents, probes = tree.reread()
     for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
         if ids[row][0] != seq.token_ids[-1] or parents[row][0] != -1 or probes[row][0]:
             raise DraftError(
@@ -86,38 +89,54 @@ def check_draft(
                 raise DraftError(f"{draft.source} drafted too deep", got=depth[node], expected=f"<= {budget.depth}")
 
 
-def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: str) -> None:
+def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | None) -> None:
     """Types, dtypes and shapes of everything that a drafter hands over."""
 
-    def need(holds: bool, field: str, got: object, expected: str) -> None:
-        if not holds:
-            got = f"{got.dtype} {list(got.shape)}" if isinstance(got, Tensor) else f"{type(got).__name__} {got!r:.60}"
-            raise DraftError(f"the drafter {drafter} handed over a wrong {field}", got=got, expected=expected)
+    def wrong(field: str, got: object, expected: str) -> DraftError:
+        got = f"{got.dtype} {list(got.shape)}" if isinstance(got, Tensor) else f"{type(got).__name__} {got!r:.60}"
+        return DraftError(f"{_name(drafter)} handed over a wrong {field}", got=got, expected=expected)
 
-    need(isinstance(draft, Draft), "draft", draft, "a Draft")
-    need(isinstance(draft.source, str), "source", draft.source, "text")
-    need(isinstance(draft.tree, TokenTree), "tree", draft.tree, "a TokenTree")
-    ids = draft.tree.token_ids
-    shape = f"int64 [{rows}, nodes], at least one node a row"
-    fits = isinstance(ids, Tensor) and ids.dtype == torch.long and ids.dim() == 2
-    need(fits and ids.shape[0] == rows and ids.shape[1] > 0, "tree.token_ids", ids, shape)
-    size = list(ids.shape)
-    for field, dtype in (("parents", torch.long), ("is_probe", torch.bool)):
-        got = getattr(draft.tree, field)
-        fits = isinstance(got, Tensor) and got.dtype == dtype and got.shape == ids.shape and got.device == ids.device
-        need(fits, f"tree.{field}", got, f"{dtype} {size} on {ids.device}")
-    need(isinstance(draft.law, Law), "law", draft.law, "a Law")
-    need(draft.has_law, "q", draft.q, f"{'no' if draft.law is Law.POINT_MASS else 'a'} q with {draft.law.name}")
+    if not isinstance(draft, Draft):
+        raise wrong("draft", draft, "a Draft")
+    if not isinstance(draft.source, str):
+        raise wrong("source", draft.source, "text")
+    if not isinstance(draft.tree, TokenTree):
+        raise wrong("tree", draft.tree, "a TokenTree")
+    if draft.tree.is_listed and len(draft.tree.lists.token_ids) == rows:  # made of lists that are right
+        size = [rows, draft.tree.num_nodes]
+    else:
+        size = _check_tensors(draft.tree, rows, wrong)
+    if not isinstance(draft.law, Law):
+        raise wrong("law", draft.law, "a Law")
+    if not draft.has_law:
+        raise wrong("q", draft.q, f"{'no' if draft.law is Law.POINT_MASS else 'a'} q with {draft.law.name}")
     for field, got, full in (("q", draft.q, [*size, vocab_size]), ("confidence", draft.confidence, size)):
-        fits = got is None or (isinstance(got, Tensor) and got.is_floating_point() and list(got.shape) == full)
-        need(fits, field, got, f"floating-point {full}")
+        if got is not None and not (isinstance(got, Tensor) and got.is_floating_point() and list(got.shape) == full):
+            raise wrong(field, got, f"floating-point {full}")
     for field, got, kind in (("sources", draft.sources, str), ("hints", draft.hints, int)):
         fits = got is None or (isinstance(got, tuple) and len(got) == rows and all(isinstance(x, kind) for x in got))
-        need(fits, field, got, f"a tuple of {rows} {kind.__name__}")
+        if not fits:
+            raise wrong(field, got, f"a tuple of {rows} {kind.__name__}")
 
 
-def _name(drafter: Drafter) -> str:
-    return repr(str(getattr(drafter, "name", type(drafter).__name__)))
+def _check_tensors(tree: TokenTree, rows: int, wrong: Callable[[str, object, str], DraftError]) -> list[int]:
+    """The fields of a tree; returns its rows and nodes."""
+    ids = tree.token_ids
+    if not (
+        isinstance(ids, Tensor) and ids.dtype == torch.long and ids.dim() == 2 and len(ids) == rows and ids.numel()
+    ):
+        raise wrong("tree.token_ids", ids, f"int64 [{rows}, nodes], at least one node a row")
+    size = list(ids.shape)
+    for field, dtype in (("parents", torch.long), ("is_probe", torch.bool)):
+        got = getattr(tree, field)
+        fits = isinstance(got, Tensor) and got.dtype == dtype and got.shape == ids.shape and got.device == ids.device
+        if not fits:
+            raise wrong(f"tree.{field}", got, f"{dtype} {size} on {ids.device}")
+    return size
+
+
+def _name(drafter: Drafter | None) -> str:
+    return "a drafter" if drafter is None else f"the drafter {str(getattr(drafter, 'name', type(drafter).__name__))!r}"
 
 
 def _check_mask(source: str, ids: list[int], probes: list[bool], node: int, up: int, vocab_size: int) -> None:

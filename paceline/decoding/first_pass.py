@@ -28,6 +28,8 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
     """The target's pass over the trees. Also which rows were verified while their prompts were read, and the seconds
     of those passes.
     """
+    if not any(seq.is_unread for seq in seqs):
+        return runner.forward([seq.slot for seq in seqs], tree), [False] * len(seqs), 0.0
     joins = [bool(unread(runner, seq)) for seq in seqs]
     if not any(joins):
         return runner.forward([seq.slot for seq in seqs], tree), joins, 0.0
@@ -37,9 +39,7 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
     seconds = time.perf_counter() - begin
     others = [b for b, join in enumerate(joins) if not join]
     if others:
-        index = torch.tensor(others, device=tree.token_ids.device)
-        part = TokenTree(tree.token_ids[index], tree.parents[index], tree.is_probe[index])
-        logits = runner.forward([seqs[b].slot for b in others], part).logits
+        logits = runner.forward([seqs[b].slot for b in others], tree.of_rows(others)).logits
         for place, b in enumerate(others):
             rows[b] = logits[place]
     return TargetOutput(torch.stack([row for row in rows if row is not None])), joins, seconds
@@ -47,12 +47,6 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
 
 def _joined(runner: ModelRunner, seq: Sequence, tree: TokenTree, row: int) -> Tensor:
     """Logits [N, V] of one row, 0 at the probes that only pad it."""
-    own = _own(tree, row)
+    own = tree.of_rows([row]).trimmed()  # without the probes that only pad it
     logits = runner.forward([seq.slot], own, unread(runner, seq)).logits[0]
     return torch.nn.functional.pad(logits, (0, 0, 0, tree.num_nodes - own.num_nodes))
-
-
-def _own(tree: TokenTree, row: int) -> TokenTree:
-    """One row, without the probes that only pad it."""
-    only = slice(row, row + 1)
-    return TokenTree(tree.token_ids[only], tree.parents[only], tree.is_probe[only]).trimmed()

@@ -27,6 +27,8 @@ class SpeculativeDecoder:
     def __init__(self, runner: ModelRunner, drafter: Drafter, verifier: Verifier, policy: DraftPolicy):
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
         self.timings = Timings()
+        # These never change, and asking the model for them is slow.
+        self._device, self._known = runner.loaded.device, (runner.vocab_size, runner.undraftable)
         with runner.lock:
             bind_once(drafter, runner, verifier)
             policy.bind(drafter, runner.pass_seconds)
@@ -70,25 +72,23 @@ class SpeculativeDecoder:
             draft = self.drafter.propose(seqs, budgets)
         t1 = time.perf_counter()
         draft_s = t1 - t0
-        runner = self.runner
-        known = (runner.vocab_size, runner.num_masks, runner.undraftable)
-        check_draft(draft, seqs, budgets, *known, self.drafter)
-        tree = draft.tree.to(self.runner.loaded.device)
+        vocab_size, undraftable = self._known
+        check_draft(draft, seqs, budgets, vocab_size, self.runner.num_masks, undraftable, self.drafter)
+        tree = draft.tree.to(self._device)
         # one target pass over candidates and probes, and over the end of a prompt that is still unread
         out, with_prompt, reading = first_pass.forward(self.runner, seqs, tree)
         t2 = time.perf_counter()
         verify_s = t2 - t1 - reading
         judged = draft.trimmed()  # masks and padding at the end have no law that anybody needs
-        width = judged.tree.num_nodes
-        law = target_law(out.logits[:, :width], seqs, judged.tree.to(tree.token_ids.device))
-        seeds = torch.tensor([seq.seed for seq in seqs], device=out.logits.device)
-        positions = torch.tensor([len(seq.token_ids) for seq in seqs], device=out.logits.device)
-        verdict = self.verifier.verify(judged, law, seeds, positions)
-        paths = [row[:n] for row, n in zip(verdict.path.tolist(), verdict.num_accepted.tolist(), strict=True)]
+        logits = out.logits if judged is draft else out.logits[:, : judged.tree.num_nodes]
+        law = target_law(logits, seqs, judged.tree)
+        positions = [len(seq.token_ids) for seq in seqs]
+        verdict = self.verifier.verify(judged, law, [seq.seed for seq in seqs], positions)
+        paths = [walk.path for walk in verdict.walks]
         self.runner.commit(slots, paths)  # keep the accepted rows, forget the rest
         for seq in seqs:
             seq.is_unread = False
-        emitted = self._append(seqs, draft, out, law, verdict, paths)
+        emitted = self._append(seqs, draft, out, law, verdict)
         seconds = (draft_s, verify_s, time.perf_counter() - t2)
         for seq, record in zip(seqs, records_of(draft, paths, emitted, with_prompt, seconds), strict=True):
             seq.rounds.append(record)
@@ -107,10 +107,12 @@ class SpeculativeDecoder:
 
         Drafters that need what the target's pass leaves behind draft from the second round on.
         """
+        if wish.depth == wish.nodes == 0:
+            return wish
         room = self.runner.room(seq.slot) - len(first_pass.unread(self.runner, seq))
         waits = seq.is_unread and not self.drafter.drafts_unread(wish.arm)
         depth = 0 if waits else max(0, min(wish.depth, wish.nodes, seq.remaining - 1, room))
-        return replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
+        return wish if depth == wish.depth > 0 else replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 
     def _append(
         self,
@@ -119,21 +121,20 @@ class SpeculativeDecoder:
         out: TargetOutput,
         law: TargetLaw,
         verdict: VerifyOutput,
-        paths: list[list[int]],
     ) -> list[int]:
         """Hand each sequence its accepted tokens and the target's own, cut where it ends; returns how many it took.
 
         Raises what went wrong behind the accepted tokens, where the answer goes on there.
         """
-        token_ids, probes = draft.tree.token_ids.tolist(), draft.tree.is_probe.tolist()
+        token_ids, _, probes = draft.tree.lists
         counts = []
-        for row, seq in enumerate(seqs):
-            last = Origin.BONUS if bool(verdict.is_bonus[row]) else Origin.RECOVERED
+        for row, (seq, (path, token, is_bonus)) in enumerate(zip(seqs, verdict.walks, strict=True)):
+            last = Origin.BONUS if is_bonus else Origin.RECOVERED
             last = Origin.PLAIN if all(probes[row][1:]) else last
-            emitted = [(token_ids[row][node], Origin.DRAFTED) for node in paths[row]]
-            if (token := int(verdict.next_token[row])) >= 0:
+            emitted = [(token_ids[row][node], Origin.DRAFTED) for node in path]
+            if token >= 0:
                 emitted.append((token, last))
-            nodes, count, position = [0, *paths[row]], 0, len(seq.token_ids) + len(paths[row])
+            nodes, count, position = [0, *path], 0, len(seq.token_ids) + len(path)
             for parent, (token, origin) in zip(nodes, emitted, strict=False):
                 k = seq.params.logprobs
                 logprob = None if k is None else token_logprob(out.logits[row, parent], token, k)

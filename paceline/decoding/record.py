@@ -16,7 +16,7 @@ def records_of(
     paths: accepted nodes. emitted: tokens appended. with_prompt: see `Round`. seconds: draft, verify and rest of the
     whole batch's turn.
     """
-    token_ids, parents, probes = (t.tolist() for t in (draft.tree.token_ids, draft.tree.parents, draft.tree.is_probe))
+    token_ids, parents, probes = draft.tree.lists
     confidence = None if draft.confidence is None else draft.confidence.tolist()
     records = []
     for row, path in enumerate(paths):

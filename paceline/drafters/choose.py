@@ -119,15 +119,8 @@ class Choose(Drafter):
 
 def _merged(parts: list[_Part]) -> Draft:
     """Rows of several drafts as one. Raises `DraftError` where no single law can describe them."""
-    width = max(draft.tree.num_nodes for draft, _ in parts)
-    device = next((draft.q.device for draft, _ in parts if draft.q is not None), parts[0][0].tree.token_ids.device)
-    trees = [draft.tree.to(device).padded(width) for draft, _ in parts]
-    rows = [row for _, row in parts]
-    tree = TokenTree(
-        torch.stack([made.token_ids[row] for made, row in zip(trees, rows, strict=True)]),
-        torch.stack([made.parents[row] for made, row in zip(trees, rows, strict=True)]),
-        torch.stack([made.is_probe[row] for made, row in zip(trees, rows, strict=True)]),
-    )
+    tree = _merged_tree(parts)
+    width = tree.num_nodes
     law, q = _common_law(parts, width)
     weighs = any(draft.confidence is not None for draft, _ in parts)
     return Draft(
@@ -141,13 +134,29 @@ def _merged(parts: list[_Part]) -> Draft:
     )
 
 
+def _merged_tree(parts: list[_Part]) -> TokenTree:
+    """The rows' trees, padded to the widest, where q is; of tensors unless all are lists still."""
+    width = max(draft.tree.num_nodes for draft, _ in parts)
+    device = next((draft.q.device for draft, _ in parts if draft.q is not None), parts[0][0].tree.device)
+    trees = [draft.tree.to(device).padded(width) for draft, _ in parts]
+    if all(made.is_listed for made in trees):
+        rows = [[field[row] for field in made.lists] for made, (_, row) in zip(trees, parts, strict=True)]
+        tokens, parents, probes = (list(field) for field in zip(*rows, strict=True))
+        return TokenTree.from_lists(tokens, parents, device, probes)
+    return TokenTree(
+        torch.stack([made.token_ids[row] for made, (_, row) in zip(trees, parts, strict=True)]),
+        torch.stack([made.parents[row] for made, (_, row) in zip(trees, parts, strict=True)]),
+        torch.stack([made.is_probe[row] for made, (_, row) in zip(trees, parts, strict=True)]),
+    )
+
+
 def _common_law(parts: list[_Part], width: int) -> tuple[Law, Tensor | None]:
     """The law of all rows, and q [B, N, V] unless it is POINT_MASS.
 
     A single token without a law, among rows drawn from q, is a draw from the one-hot law on itself: acceptance
     min(1, p(x) / 1) and residual p without x are those of a point mass. For several siblings that is no longer so.
     """
-    laws = {draft.law for draft, row in parts if not bool(draft.tree.is_probe[row, 1:].all())}
+    laws = {draft.law for draft, row in parts if not all(draft.tree.reread().is_probe[row][1:])}
     first = next((draft.q for draft, _ in parts if draft.law in laws and draft.q is not None), None)
     if first is None:
         return Law.POINT_MASS, None

@@ -224,15 +224,25 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
       in.sums[row * (in.stride / 32) + i] = sum_lanes(sum);
     }
   if (in.high) {
-    float most = 1e-30f;
-    for (int64_t i = 0; i < size; i++) most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
-    const float factor = 127.0f / most;
-    for (int64_t i = 0; i < in.stride; i++) {
-      const float y = x[i] * factor, whole = nearbyintf(y), rest = nearbyintf((y - whole) * 254.0f);
-      in.high[row * in.stride + i] = (uint8_t)(128 + (int)whole);
-      in.low[row * in.stride + i] = (uint8_t)(128 + (int)rest);
+    vu most_bits = {};  // of numbers without signs, which are ordered as their bits are, infinity and NaN on top
+    for (int64_t i = 0; i < in.stride; i += LANES) {
+      const vu magnitude = loadu<vu>(x + i) & 0x7fffffffu;
+      most_bits = magnitude > most_bits ? magnitude : most_bits;
     }
-    in.scales[row] = x[0] == x[0] ? most / 127.0f : x[0];
+    float most = 1e-30f;
+    bool broken = false;
+    for (int i = 0; i < LANES; i++) {
+      broken |= most_bits[i] >= 0x7f800000u;
+      most = bits(most_bits)[i] > most ? bits(most_bits)[i] : most;
+    }
+    const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, whose byte is the lowest of the sum
+    typedef uint8_t bytes __attribute__((vector_size(LANES)));
+    for (int64_t i = 0; i < in.stride; i += LANES) {
+      const vf y = load(x + i) * (127.0f / most), high = y + magic, low = (y - (high - magic)) * 254.0f + magic;
+      storeu(in.high + row * in.stride + i, __builtin_convertvector((ubits(high) ^ 0x80) & 0xff, bytes));
+      storeu(in.low + row * in.stride + i, __builtin_convertvector((ubits(low) ^ 0x80) & 0xff, bytes));
+    }
+    in.scales[row] = broken ? __builtin_nanf("") : most / 127.0f;
   }
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, byref, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -118,7 +118,11 @@ def address(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_void_p]:
+Places: TypeAlias = "ctypes.Array[c_void_p]"
+"""Addresses of tensors."""
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> Places:
     """An array of them."""
     return (c_void_p * len(tensors))(*(address(tensor) for tensor in tensors))
 

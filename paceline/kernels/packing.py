@@ -40,10 +40,9 @@ def packed_bytes(weight: Tensor) -> int:
 
 def unpack(packed: Tensor, outs: int, ins: int) -> Tensor:
     """What `pack` was given, [out, in]."""
+    packed = packed.transpose(1, 2)
     if packed.dim() == 4:
-        packed = packed.transpose(1, 2).flatten(2)
-    else:
-        packed = packed.transpose(1, 2)
+        packed = packed.flatten(2)
     return packed.reshape(-1, packed.shape[2])[:outs, :ins].contiguous()
 
 
@@ -52,10 +51,11 @@ _SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
 
 def pack_codes(codes: Tensor) -> Tensor:
     """INT4 codes 0..15 of any integer type [out, in], in a multiple of 8."""
-    eights = _blocks(codes, 8).transpose(1, 2).long()
-    joined = sum(eights[..., i] << shift for i, shift in enumerate(_SHIFTS))
-    assert isinstance(joined, Tensor)
-    return torch.where(joined >= 1 << 31, joined - (1 << 32), joined).int().contiguous()
+    eights = _blocks(codes.int(), 8).transpose(1, 2)
+    joined = eights[..., 0].clone(memory_format=torch.contiguous_format)
+    for i, shift in enumerate(_SHIFTS[1:], 1):
+        joined |= eights[..., i] << shift
+    return joined
 
 
 def unpack_codes(packed: Tensor, outs: int, ins: int) -> Tensor:

@@ -34,6 +34,8 @@ class Fixed(DraftPolicy):
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
         """The fixed budget for everyone."""
+        if self._depth == 0:
+            return [DraftBudget(0, 0)] * len(seqs)
         return [DraftBudget(self._depth, self._nodes, first_arm(self._drafter, seq)) for seq in seqs]
 
 

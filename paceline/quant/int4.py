@@ -1,4 +1,4 @@
-"""INT4 weights in groups, asymmetric, round to nearest; multiplied by ATen's own kernels on CPU and CUDA.
+"""INT4 weights in groups, asymmetric, round to nearest; multiplied by the native kernels on CPU, by ATen's elsewhere.
 
 A group of `group_size` weights of one output row shares a scale s and a zero point z, both in bfloat16:
 
@@ -6,15 +6,16 @@ A group of `group_size` weights of one output row shares a scale s and a zero po
 
 Weights of 3 and 2 bits use the 8 or 4 codes in the middle of the same container (s = (max - min) / 7 or / 3): they
 show what fewer bits would cost in acceptance, but take the memory and the time of 4 bits.
-The kernel is at its best at 1 to 4 rows and takes its time for every further one: at 16 rows INT8 is faster.
 """
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels.library import ask_large_pages
+from ..kernels.packing import pack_codes, pack_params, unpack_params
 from .fp8 import Fp8Linear
 from .int8 import Int8Linear
-from .packed import PackedLinear
+from .packed import Described, PackedLinear, device_of, has_kernels
 
 GROUP_SIZES = (32, 64, 128, 256)
 BITS = (4, 3, 2)
@@ -95,11 +96,14 @@ def _pack(codes: Tensor) -> Tensor:
         # The CUDA layout takes two codes a byte, the even one in the high half.
         pairs = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
         return torch.ops.aten._convert_weight_to_int4pack(pairs, _INNER_K_TILES)
+    if has_kernels(codes.device):
+        return pack_codes(codes)
     return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
 
 
 class Int4Linear(nn.Module):
-    """A linear layer with packed INT4 weights; activations are multiplied in bfloat16.
+    """A linear layer with packed INT4 weights; activations are multiplied in bfloat16, or in float32 where the
+    processor has no instruction for that.
 
     bits: of the weights' rounding, 4, 3 or 2; the container has 4.
     """
@@ -126,27 +130,48 @@ class Int4Linear(nn.Module):
         return made
 
     def _hold(self, packed: Tensor, params: Tensor) -> None:
+        self._native = has_kernels(packed.device)
         self.packed: Tensor
-        self.params: Tensor
+        self.packed_params: Tensor
         self.register_buffer("packed", packed, persistent=False)
-        self.register_buffer("params", params, persistent=False)
+        self.register_buffer("packed_params", pack_params(params) if self._native else params, persistent=False)
+        if self._native:
+            ask_large_pages(self.packed)
+            ask_large_pages(self.packed_params)
 
     @staticmethod
     def fits(linear: nn.Linear | PackedLinear | Int8Linear | Fp8Linear, group_size: int) -> bool:
-        """True iff the kernels take this shape."""
-        return linear.in_features % group_size == 0 and linear.out_features % 16 == 0
+        """True iff the kernels of its device take this shape."""
+        if linear.in_features % group_size:
+            return False
+        return linear.out_features % 16 == 0 or has_kernels(device_of(linear))
+
+    @property
+    def params(self) -> Tensor:
+        """Scales and zeros, bfloat16 [in / group_size, out, 2]."""
+        return unpack_params(self.packed_params, self.out_features) if self._native else self.packed_params
+
+    @property
+    def matrix(self) -> Described:
+        """As the kernels take it. Raises AttributeError where ATen multiplies."""
+        if not self._native:
+            raise AttributeError("the codes do not lie as the native kernels read them")
+        shape = self.out_features, self.in_features
+        return Described(*shape, self.packed, self.bias, self.packed_params, group=self.group_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
+        if self._native:
+            return self.matrix(x)
         rows = x.reshape(-1, self.in_features).bfloat16()
         if rows.device.type == "cuda":
-            out = torch.ops.aten._weight_int4pack_mm(rows, self.packed, self.group_size, self.params)
+            out = torch.ops.aten._weight_int4pack_mm(rows, self.packed, self.group_size, self.packed_params)
         else:
-            out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group_size, self.params)
+            out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group_size, self.packed_params)
         out = out.to(x.dtype).view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of codes, scales and zeros."""
-        return self.packed.nbytes + self.params.nbytes
+        """Bytes of codes, scales and zeros, padding included."""
+        return self.packed.nbytes + self.packed_params.nbytes

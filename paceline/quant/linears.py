@@ -69,13 +69,13 @@ def quantize_target(
         return Int4Linear(linear, group_size) if Int4Linear.fits(linear, group_size) else None
 
     def make_head(linear: Dense) -> Quantized | None:
-        # Few rows of the vocabulary are near ties, and 4 bits decide them wrongly; in INT8 the head is not slower.
+        # Few rows of the vocabulary are near ties, and 4 bits decide them wrongly.
         return Int8Linear(linear) if Int8Linear.fits(linear) else make(linear)
 
     contest = Contest() if layers == "auto" else None
     needs = {
-        "int4": f"inputs divisible by {group_size} and outputs by 16",
-        "int8": "inputs divisible by 32",
+        "int4": f"inputs divisible by {group_size}, and outputs by 16 without native kernels",
+        "int8": "inputs divisible by 32 without native kernels",
         "fp8": "inputs and outputs divisible by 16",
     }[weights]
     report = _replace_layers(model, nn.Linear | PackedLinear, make, contest, f"{weights.upper()}", needs)
@@ -109,7 +109,7 @@ def quantize_linears(
 
     kinds = nn.Linear | PackedLinear | Int8Linear | Fp8Linear
     contest = Contest() if layers == "auto" else None
-    needs = f"inputs divisible by {group_size} and outputs by 16, and not yet in INT4"
+    needs = f"inputs divisible by {group_size}, outputs by 16 without native kernels, and not yet in INT4"
     report = _replace_layers(model, kinds, make, contest, "INT4", needs)
     if lm_head == "shared":
         return report

@@ -5,10 +5,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ..kernels.library import FORMATS, Matrix, address, ask_large_pages, library, multiply
-from ..kernels.packing import pack, packed_bytes, unpack
+from ..kernels.library import FORMATS, Format, Matrix, address, ask_large_pages, library, multiply
+from ..kernels.packing import BLOCK, pack, pack_codes, pack_params, packed_bytes, unpack, unpack_codes, unpack_params
 
 _PAGE, _LINE = 2 << 20, 64
+
+
+def has_kernels(device: torch.device) -> bool:
+    """True iff the native library multiplies on this device."""
+    return device.type == "cpu" and library() is not None
+
+
+def device_of(linear: nn.Module) -> torch.device:
+    """Where a linear layer's weights are, in whatever format."""
+    return next(iter([*linear.parameters(), *linear.buffers()])).device
 
 
 class PackedLinear(nn.Module):
@@ -27,7 +37,7 @@ class PackedLinear(nn.Module):
     def fits(linear: nn.Linear) -> bool:
         """True iff there are kernels for this layer here."""
         weight = linear.weight
-        return weight.device.type == "cpu" and weight.dtype in FORMATS and library() is not None
+        return has_kernels(weight.device) and weight.dtype in FORMATS
 
     @property
     def weight(self) -> Tensor:
@@ -37,7 +47,7 @@ class PackedLinear(nn.Module):
     @property
     def matrix(self) -> "Described":
         """As the kernels take it."""
-        return Described(self, self.packed, self.bias)
+        return Described(self.out_features, self.in_features, self.packed, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
@@ -45,25 +55,48 @@ class PackedLinear(nn.Module):
 
 
 class Described:
-    """A `Matrix` and the tensors that it points to."""
+    """A `Matrix` and the tensors that it points to.
+
+    packed: weights, or codes int8 or int32 (INT4). scales: of codes, packed params for INT4. sums: of INT8 codes.
+    """
 
     def __init__(
         self,
-        linear: nn.Module,
+        outs: int,
+        ins: int,
         packed: Tensor,
         bias: Tensor | None,
         scales: Tensor | None = None,
         sums: Tensor | None = None,
         group: int = 0,
     ):
+        self.outs, self.ins, self.group = outs, ins, group
         self.bias = None if bias is None else bias.detach().float().contiguous()
-        self.held = (packed, scales, sums)
-        form = FORMATS.get(packed.dtype, 3 if packed.dtype is torch.int8 else 4)
-        self.outs, self.ins = int(linear.out_features), int(linear.in_features)  # type: ignore[arg-type]
+        self.packed, self.scales, self.sums = packed, scales, sums
+        self.format = FORMATS.get(packed.dtype, Format.INT8 if packed.dtype is torch.int8 else Format.INT4)
         self.struct = Matrix(
             data=address(packed), scales=address(scales), sums=address(sums), bias=address(self.bias),
-            outs=self.outs, ins=self.ins, format=form, group=group,
+            outs=outs, ins=ins, format=self.format, group=group,
         )  # fmt: skip
+
+    def part(self, first: int, last: int) -> "Described":
+        """Outputs `first` .. `last` - 1 as a matrix of their own; packed anew where the first is within a block."""
+        cut = slice(first, last)
+        packed, scales, bias = self.packed, self.scales, None if self.bias is None else self.bias[cut]
+        blocks = slice(first // BLOCK, -(-last // BLOCK))
+        if first % BLOCK == 0:
+            packed = packed[blocks]
+            if scales is not None:
+                scales = scales[blocks if self.group else cut]
+        elif self.group:
+            assert scales is not None
+            packed = pack_codes(unpack_codes(packed, self.outs, self.ins)[cut])
+            scales = pack_params(unpack_params(scales, self.outs)[:, cut])
+        else:
+            packed = pack(unpack(packed, self.outs, self.ins)[cut])
+            scales = None if scales is None else scales[cut]
+        sums = None if self.sums is None else self.sums[cut]
+        return Described(last - first, self.ins, packed, bias, scales, sums, self.group)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""

@@ -24,9 +24,9 @@ from .states import States
 class LoadedModel:
     """A causal language model, ready for trees, with what the engine must know about it.
 
-    native: runs the model in the native library. fused: runs it on CUDA where its layers are of the Llama form. attends_trees: the model routes through our attention
-    function; otherwise it is given a 4-D mask. reference: what plain transformers says on a few made-up tokens, to
-    hold the tree pass against. context: the most tokens a sequence may have. mixes_rows: experts make a row's
+    native: runs the model in the native library; fused: where its layers are of the Llama form and it does not run
+    there. attends_trees: the model routes through our attention function; otherwise it is given a 4-D mask. reference:
+    what plain transformers says on a few made-up tokens, to hold the tree pass against. context: the most tokens a sequence may have. mixes_rows: experts make a row's
     numerics depend on the others. fingerprint: which checkpoint it is, see `runner.fingerprint`. gate: of the adapter
     that the model wears. vision: the vision half of a vision-language model, of which `model` is the text half.
     sight: what plain transformers says of a made-up picture.

@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import IncompatibleModels
 from ..modules.int4_draft import Int4Draft
 from ..quant import Int4Linear
+from ..quant.packed import device_of
 from .adapter import decoder_layers, place_of
 
 
@@ -41,11 +41,7 @@ def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
                 )  # fmt: skip
             both = [draft.packable(index, name) for _, name, _ in parts]
             codes, params = torch.cat([c for c, _ in both]), torch.cat([p for _, p in both], 1)
-            device = _device_of(old)
+            device = device_of(old)
             made.append(Int4Linear.of(codes.to(device), params.to(device), old.bias))
             layer.set_submodule(path, made[-1])
     return made
-
-
-def _device_of(linear: nn.Module) -> torch.device:
-    return next(iter([*linear.parameters(), *linear.buffers()])).device

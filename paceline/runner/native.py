@@ -11,6 +11,7 @@ import ctypes
 from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +26,14 @@ from ..kernels.library import (
     Model,
     Norm,
     Pass,
+    Places,
     address,
     addresses,
     library,
     run,
 )
-from ..kernels.packing import BLOCK, pack
+from ..kernels.packing import pack
+from ..quant.packed import Described
 from .gated import Gate, Gated
 from .kv_cache import SlotCache
 from .layout import PassLayout
@@ -85,6 +88,7 @@ class NativeDecoder:
         self._rotary: Any = self._base.rotary_emb
         self._tables: list[tuple[Tensor, Tensor]] = []
         self._pointers: tuple[Any, Any] | None = None
+        self._kept: tuple[ref[Tensor], ref[Tensor], Places, Places] | None = None  # of the cache that was last used
         self._dtype = cast("torch.dtype", model.dtype)
 
     def forward(
@@ -118,7 +122,7 @@ class NativeDecoder:
             one.is_mask = hold(layout.is_mask.contiguous())
         cos, sin = self._rotations(layout, one, held)
         one.cos, one.sin = cast("c_void_p", cos), cast("c_void_p", sin)
-        one.keys, one.values, one.capacity = *self._places(cache, held), cache.capacity
+        one.keys, one.values, one.capacity = *self._places(cache), cache.capacity
         if layout.rows is not None and layout.rows.deep:
             deep = addresses(_deep(layout, found.num_layers, held))
             one.deep = _place(deep)
@@ -139,11 +143,13 @@ class NativeDecoder:
                 states[index] = state.to(self._dtype)
         return logits
 
-    def _places(self, cache: SlotCache, held: list[object]) -> tuple[c_void_p, c_void_p]:
+    def _places(self, cache: SlotCache) -> tuple[c_void_p, c_void_p]:
         """Where keys and values of each layer lie."""
-        tensors = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
-        keys, values = map(addresses, tensors)
-        held += [keys, values]
+        keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
+        kept = self._kept
+        if kept is None or kept[0]() is not keys[0] or kept[1]() is not values[-1]:  # all of them change together
+            kept = self._kept = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
+        keys, values = kept[2:]
         return _place(keys), _place(values)
 
     def _rows(self, token_ids: Tensor, layout: PassLayout) -> Tensor | None:
@@ -350,7 +356,8 @@ class _Describer:
 
     def matrix(self, linear: Any) -> Matrix:
         gated = linear if isinstance(linear, Gated) else None
-        described = (linear.base if gated else linear).matrix  # AttributeError: a layer of another kind
+        base: Any = linear.base if gated else linear
+        described: Described = base.matrix  # AttributeError: a layer of another kind
         self.held.append(described)
         if gated is not None:
             factors = [self.factor(gated.a), self.factor(gated.b)]
@@ -365,17 +372,10 @@ class _Describer:
 
     def halves(self, linear: Any) -> tuple[Matrix, Matrix]:
         """A matrix of two, as both."""
-        whole = self.matrix(linear)
-        inner, packed = whole.outs // 2, getattr(linear, "packed", None)
-        if packed is None or whole.format > Format.F32:
-            raise _Unknown("gate and up in one matrix")
-        parts = [packed[: inner // BLOCK], packed[inner // BLOCK :]]
-        if inner % BLOCK:  # the border lies within a block
-            parts = [pack(part) for part in linear.weight.chunk(2)]
-            self.held.append(parts)
-        biases = [whole.bias, None if whole.bias is None else whole.bias + 4 * inner]
-        first, second = (
-            Matrix(data=address(part), bias=bias, outs=inner, ins=whole.ins, format=whole.format)
-            for part, bias in zip(parts, biases, strict=True)
-        )
-        return first, second
+        if isinstance(linear, Gated):
+            raise _Unknown("a correction of gate and up in one matrix")
+        whole: Described = linear.matrix
+        inner = whole.outs // 2
+        parts = whole.part(0, inner), whole.part(inner, whole.outs)
+        self.held += parts
+        return parts[0].struct, parts[1].struct

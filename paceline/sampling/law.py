@@ -6,8 +6,7 @@ tree    t3 ── a ── b       token     t3 a  b  c  d
 """
 
 from collections.abc import Sequence as Seq
-from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ def target_law(
     the tokens so far; never behind a draft that was rejected, nor behind the end of the answer. What one raises, NaN,
     or a token that it leaves none of, becomes the answer's error where plain decoding would have met it.
     """
-    is_greedy = torch.tensor([seq.params.temperature == 0 for seq in seqs], device=logits.device)
+    is_greedy = [seq.params.temperature == 0 for seq in seqs]
     if all(_is_raw(seq) for seq in seqs):
         return TargetLaw(logits, is_greedy)
     errors = dict[tuple[int, int], Exception]()
@@ -87,18 +86,10 @@ class _Processing:
             scores = torch.where(torch.tensor(raw, device=scores.device).unsqueeze(1), logits, scores)
         return scores
 
-    @cached_property
-    def _lists(self) -> tuple[Any, Any]:
-        return self.tree.token_ids.tolist(), self.tree.parents.tolist()
-
     def _path(self, row: int, node: int) -> list[int]:
         """The drafted tokens from below the root down to the node."""
-        tokens, parents = self._lists
-        path = list[int]()
-        while node > 0:
-            path.append(tokens[row][node])
-            node = parents[row][node]
-        return path[::-1]
+        tokens = self.tree.lists.token_ids[row]
+        return [tokens[on_path] for on_path in self.tree.path_to(row, node)]
 
 
 def _processed(scores: Tensor, seq: Sequence, path: list[int]) -> Tensor:  # [1, V] -> [V]

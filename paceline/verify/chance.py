@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import final
 
 import torch
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
 from ..core.rng import Purpose, uniforms
@@ -36,9 +36,8 @@ class Keyed(Chance):
     The two purposes are disjoint streams, and a position is decided once, so no number answers two questions.
     """
 
-    def __init__(self, seed: Int[Tensor, " 1"], position: int, siblings: int):
-        self._seed = seed
-        self._position = torch.full((1, 1), position, dtype=torch.long, device=seed.device)
+    def __init__(self, seed: int, position: int, siblings: int):
+        self._seed, self._position = torch.tensor([seed]), torch.tensor([[position]])
         self._coins = iter(self._numbers(Purpose.ACCEPT, siblings))
 
     def _numbers(self, purpose: Purpose, count: int) -> list[float]:

@@ -4,20 +4,20 @@ The noise of a position is a function of (seed, position) alone. So the target's
 before anything is drafted, and a draft can only be right or wrong about it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.argmax import argmax
+from ..core.argmax import argmax, node_argmax
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetLaw, VerifyOutput
+from ..core.outputs import TargetLaw, VerifyOutput, Walk
 from ..core.rng import Purpose, gumbel
 from ..schema import checked_call
-from .walk import Branches, Walk, to_list, verdict
+from .walk import Branches, to_list
 
 
 def choose(law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
@@ -31,7 +31,7 @@ def choose(law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N
     places = [
         (row, node, position) for row, found in enumerate(to_list(positions)) for node, position in enumerate(found)
     ]
-    tokens = _choices(law, to_list(law.is_greedy), seeds, places)
+    tokens = _choices(law, law.is_greedy, to_list(seeds), places)
     for row, node, position in places:
         if tokens[row, node] < 0:
             raise law.error(row, node, position)
@@ -39,7 +39,7 @@ def choose(law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N
 
 
 def _choices(
-    law: TargetLaw, is_greedy: Sequence[bool], seeds: Int[Tensor, " B"], places: list[tuple[int, int, int]]
+    law: TargetLaw, is_greedy: Sequence[bool], seeds: Sequence[int], places: list[tuple[int, int, int]]
 ) -> dict[tuple[int, int], int]:
     """The target's token after each (row, node), whose position comes third; -1 where the scores give no law.
 
@@ -47,13 +47,13 @@ def _choices(
     """
     chosen = {(row, node): -1 for row, node, _ in places}
     for greedy in (True, False):
-        group = [place for place in places if bool(is_greedy[place[0]]) == greedy]
+        group = [place for place in places if is_greedy[place[0]] == greedy]
         if not group:
             continue
-        rows, nodes, positions = (list(column) for column in zip(*group, strict=True))
+        rows, nodes, positions = ([place[i] for place in group] for i in range(3))
         scores = law.at(rows, nodes)
         if not greedy:
-            scores = scores + _noise(seeds, rows, positions, scores.shape[-1])
+            scores = scores + _noise([seeds[row] for row in rows], positions, scores)
         chosen.update(zip(zip(rows, nodes, strict=True), to_list(_argmax(scores)), strict=True))
     return chosen
 
@@ -64,12 +64,12 @@ def _argmax(scores: Float[Tensor, "*K V"]) -> Int[Tensor, "*K"]:
     return token.where(best.isfinite(), -1).squeeze(-1)
 
 
-def _noise(seeds: Int[Tensor, " B"], rows: list[int], positions: list[int], size: int) -> Float[Tensor, "K V"]:
-    """The target's noise, computed once per row and distinct position: it costs more than the argmax it feeds."""
-    places = list(zip(rows, positions, strict=True))
+def _noise(seeds: Sequence[int], positions: Sequence[int], scores: Float[Tensor, "K V"]) -> Float[Tensor, "K V"]:
+    """The target's noise, computed once per distinct seed and position: it costs more than the argmax it feeds."""
+    places = list(zip(seeds, positions, strict=True))
     distinct = {place: index for index, place in enumerate(dict.fromkeys(places))}
-    row, position = torch.tensor([*distinct], device=seeds.device).unbind(1)
-    noise = gumbel(seeds[row], position.unsqueeze(1), Purpose.TARGET, size).squeeze(1)
+    seed, position = torch.tensor([*distinct], device=scores.device).unbind(1)
+    noise = gumbel(seed, position.unsqueeze(1), Purpose.TARGET, scores.shape[-1]).squeeze(1)
     return noise if len(distinct) == len(places) else noise[[distinct[place] for place in places]]
 
 
@@ -93,32 +93,41 @@ class Coupled(Verifier):
     def __init__(self, whole_tree: bool | None = None):
         self.whole_tree = whole_tree
 
-    def verify(
-        self, draft: Draft, law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, " B"]
-    ) -> VerifyOutput:
+    def verify(self, draft: Draft, law: TargetLaw, seeds: Sequence[int], positions: Sequence[int]) -> VerifyOutput:
         """Walk all trees together, one level a turn. `positions[b]` is the position of the token after the root."""
-        device = law.scores.device
-        at_once = self.whole_tree if self.whole_tree is not None else device.type != "cpu"
-        at_once = at_once and law.process is None
-        columns = [law.is_greedy.unsqueeze(1).expand(-1, draft.tree.num_nodes)]
-        if at_once:
-            columns.append(_argmax(law.scores))
-        rows, (flags, *known) = Branches.read(draft.tree, *(column.long() for column in columns))
-        greedy = [bool(row[0]) for row in flags]
-        starts: list[int] = to_list(positions)
-
-        paths: list[list[int]] = [[] for _ in rows]
-        walks: dict[int, Walk] = {}
-        while len(walks) < len(rows):
+        trees = Branches.read(draft.tree)
+        walks = dict[int, Walk]()
+        if law.process is None and any(law.is_greedy):
+            choice = self._greedy(law.scores)
+            walks = {row: _follow(tree, row, choice) for row, tree in enumerate(trees) if law.is_greedy[row]}
+        paths: list[list[int]] = [[] for _ in trees]
+        while len(walks) < len(trees):
             at = {row: path[-1] if path else 0 for row, path in enumerate(paths) if row not in walks}
-            tokens = {(row, node): known[0][row][node] for row, node in at.items() if known and greedy[row]}
-            unknown = [(row, at[row], starts[row] + len(paths[row])) for row in at if (row, at[row]) not in tokens]
-            tokens |= _choices(law, greedy, seeds, unknown)
+            tokens = _choices(
+                law, law.is_greedy, seeds, [(row, at[row], positions[row] + len(paths[row])) for row in at]
+            )
             for row, node in at.items():
-                token, children = tokens[row, node], rows[row].children[node]
-                child = next((child for child in children if rows[row].tokens[child] == token), None)
+                child = trees[row].child(node, token := tokens[row, node])
                 if child is None:
-                    walks[row] = Walk(paths[row], token, is_bonus=not children)
+                    walks[row] = Walk(paths[row], token, is_bonus=not trees[row].children[node])
                 else:
                     paths[row].append(child)
-        return verdict([walks[row] for row in range(len(rows))], device)
+        return VerifyOutput.of([walks[row] for row in range(len(trees))], law.scores.device)
+
+    def _greedy(self, scores: Float[Tensor, "B N V"]) -> Callable[[int, int], int]:
+        """What gives the choice of a greedy row at a node."""
+        if self.whole_tree is False or (self.whole_tree is None and scores.is_cpu):
+            return node_argmax(scores) if scores.is_cpu else lambda row, node: int(_argmax(scores[row, node]))
+        known: list[list[int]] = to_list(_argmax(scores))
+        return lambda row, node: known[row][node]
+
+
+def _follow(tree: Branches, row: int, choice: Callable[[int, int], int]) -> Walk:
+    """Walk down while a child holds the choice at its parent."""
+    node, path = 0, list[int]()
+    while True:
+        token = choice(row, node)
+        child = tree.child(node, token)
+        if child is None:
+            return Walk(path, token, is_bonus=not tree.children[node])
+        path.append(node := child)

@@ -1,17 +1,18 @@
 """`Ratio`: the output follows the target's law, though not with the tokens plain decoding would give."""
 
+from collections.abc import Sequence
 from typing import ClassVar, final
 
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetLaw, VerifyOutput
+from ..core.outputs import TargetLaw, VerifyOutput, Walk
 from .chance import Chance, Keyed
 from .rows import check_draft, p_at, q_at
 from .siblings import iid, point_mass, without_replacement
-from .walk import Branches, Walk, descend, to_list, verdict
+from .walk import Branches, descend
 
 
 @final
@@ -33,26 +34,23 @@ class Ratio(Verifier):
     lossless: ClassVar[bool] = True
     exact: ClassVar[bool] = False
 
-    def verify(
-        self, draft: Draft, law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, " B"]
-    ) -> VerifyOutput:
+    def verify(self, draft: Draft, law: TargetLaw, seeds: Sequence[int], positions: Sequence[int]) -> VerifyOutput:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
         check_draft(draft, law)
-        rows, _ = Branches.read(draft.tree)
-        starts: list[int] = to_list(positions)
+        rows = Branches.read(draft.tree)
 
         def walk(row: int) -> Walk:
             def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
                 p = p_at(law, row, node)
                 if p is None:
                     return None, -1
-                chance = Keyed(seeds[row : row + 1], starts[row] + depth, len(children))
+                chance = Keyed(seeds[row], positions[row] + depth, len(children))
                 index, owed = _offer(draft, row, node, p, [rows[row].tokens[child] for child in children], chance)
                 return index, -1 if index is not None else chance.draw(owed)
 
             return descend(rows[row], decide)
 
-        return verdict([walk(row) for row in range(len(rows))], law.scores.device)
+        return VerifyOutput.of([walk(row) for row in range(len(rows))], law.scores.device)
 
 
 def _offer(

@@ -1,21 +1,22 @@
 """`Typical`: lossy; keeps whatever the target finds plausible enough, which changes the law of the answer."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, final
 
-from jaxtyping import Float64, Int
+from jaxtyping import Float64
 from pydantic import Field
 from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetLaw, VerifyOutput
+from ..core.outputs import TargetLaw, VerifyOutput, Walk
 from ..errors import LossyNotAllowed
 from ..schema import checked_call
 from .chance import Keyed
 from .laws import probability
 from .rows import p_at
-from .walk import Branches, Walk, to_list, verdict
+from .walk import Branches
 
 
 @final
@@ -54,20 +55,17 @@ class Typical(Verifier):
         entropy = float(-p.xlogy(p).sum())
         return min(self.epsilon, self.delta * math.exp(-entropy))
 
-    def verify(
-        self, draft: Draft, law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, " B"]
-    ) -> VerifyOutput:
+    def verify(self, draft: Draft, law: TargetLaw, seeds: Sequence[int], positions: Sequence[int]) -> VerifyOutput:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
-        rows, _ = Branches.read(draft.tree)
-        starts: list[int] = to_list(positions)
+        rows = Branches.read(draft.tree)
         walks = list[Walk]()
         for row, branches in enumerate(rows):
             path = self._longest(branches, law, row)
-            node, position = path[-1] if path else 0, starts[row] + len(path)
+            node, position = path[-1] if path else 0, positions[row] + len(path)
             p = p_at(law, row, node)
-            token = -1 if p is None else Keyed(seeds[row : row + 1], position, 0).draw(p)
+            token = -1 if p is None else Keyed(seeds[row], position, 0).draw(p)
             walks.append(Walk(path, token, is_bonus=not branches.children[node]))
-        return verdict(walks, law.scores.device)
+        return VerifyOutput.of(walks, law.scores.device)
 
     def _longest(self, branches: Branches, law: TargetLaw, row: int) -> list[int]:
         """The longest path of tokens that stand; of equally long ones the likeliest."""

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
+from importlib.util import find_spec
 from io import FileIO
 
 import pytest
@@ -76,6 +78,13 @@ def test_raw_prompts_of_a_file_are_remarked_once(bench, tmp_path):
     assert "template" not in result.stderr
     answers = [one for one in open_results(tmp_path / "chats").answers() if one.is_plain]
     assert [(one.id, one.turn, one.prompt) for one in answers] == [("1", 0, "w5 w9"), ("2", 0, "w5"), ("2", 1, "w7")]
+
+
+def test_raw_prompts_of_a_published_suite_are_remarked(bench, tmp_path):
+    (tmp_path / "HumanEval.jsonl").write_text('{"task_id": "HumanEval/0", "prompt": "w5 w9"}\n')
+    result = paceline(*bench, "--suite", "humaneval", "--data", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("without the model's chat template: 1") == 1
 
 
 def test_help_has_an_example():
@@ -194,6 +203,34 @@ def test_answers_of_a_single_token_have_no_speed(bench):
     assert result.exit_code == 0, result.output
     assert "3 identical" in result.stdout
     assert "–" in result.stdout
+
+
+def test_a_category_that_ends_at_once_is_shown_and_drawn_beside_others(bench, model, tmp_path):
+    """Two prompts, six drafters; one answer is its first token alone, so that its category has no speed-up."""
+    (first,) = (one["token_ids"][0] for one in _first_tokens(bench, tmp_path))
+    ends = shutil.copytree(model, tmp_path / "ends")
+    for name in ("config.json", "generation_config.json"):
+        told = json.loads((ends / name).read_text())
+        (ends / name).write_text(json.dumps({**told, "eos_token_id": [first]}))
+    drafters = ["lookup", "none", "self-int4", "lookup+self-int4", f"model:{ends}", f"lookup+model:{ends}"]
+    asked = ("bench", str(ends), *bench[2:], "--num-prompts", "2", *(x for name in drafters for x in ("-d", name)))
+    for form in ((), ("--json",)):
+        folder = str(tmp_path / f"both{len(form)}")
+        result = paceline(*asked, "--out", folder, *form)
+        assert result.exit_code == 0, result.output
+        told = json.loads((tmp_path / folder / "summary.json").read_text())
+        speeds = [[one["speedup"] for one in run["categories"].values()] for run in told["runs"]]
+        assert all(None in row and row != [None, None] for row in speeds)
+        for command in (("plot", folder), ("show", folder), ("show", folder, "--json"), ("show", folder, "--html")):
+            if command[0] != "plot" or find_spec("matplotlib"):
+                assert paceline(*command).exit_code == 0, command
+
+
+def _first_tokens(bench, folder) -> list[dict]:
+    """The plain answers, of one token each, to the first prompt."""
+    answer(*bench, "--num-prompts", "1", "--max-tokens", "1", "--out", str(folder / "first"))
+    lines = [json.loads(line) for line in (folder / "first" / "answers.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["side"] == "plain"]
 
 
 def test_interrupted_before_anything_was_measured(bench, tmp_path, monkeypatch):

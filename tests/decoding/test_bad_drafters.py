@@ -107,6 +107,24 @@ def test_one_drafter_for_two_engines_is_refused(wrap):
         engine(wrap(lookup))
 
 
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: Choose([one])], ids=["itself", "member"])
+def test_what_is_written_to_a_trees_tensors_counts(wrap):
+    """A tree made of lists has them beside its tensors; a drafter that edits the tensors edits the tree."""
+
+    def edited(draft: Draft) -> Draft:
+        assert draft.tree.lists.token_ids[0][1:] == [7] * (draft.tree.num_nodes - 1)
+        draft.tree.token_ids[:, 1:] = 6
+        draft.tree.is_probe[:, 2:] = True
+        return draft
+
+    llm = engine(wrap(Broken(edited)))
+    got = llm.generate(REPEATING, PARAMS)[0]
+    assert got.token_ids == llm.plain().generate(REPEATING, PARAMS)[0].token_ids
+    drafted = [one.token_ids[1:] for one in got.rounds if one.num_drafted]
+    assert drafted
+    assert set(drafted) == {(6,)}
+
+
 def test_a_draft_that_is_right_is_taken():
     full = field(
         law=Law.IID, q=torch.full((1, 4, VOCAB), 1 / VOCAB), confidence=torch.ones(1, 4), hints=(3,), sources=("a",)

@@ -111,7 +111,7 @@ class Accepts(Verifier):
         taken = drafted.clamp(max=count)
         width = max(1, count)
         path = torch.tensor([[n if n <= int(t) else -1 for n in range(1, width + 1)] for t in taken])
-        return VerifyOutput(path, taken, (positions * 7 + 3) % 90 + 3, taken == drafted)
+        return VerifyOutput(path, taken, (torch.tensor(positions) * 7 + 3) % 90 + 3, taken == drafted)
 
 
 def watched(

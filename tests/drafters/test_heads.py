@@ -147,7 +147,7 @@ def test_sampled_rows_draft_the_target_s_own_choice():
     logits = torch.randn(64, 97, generator=torch.Generator().manual_seed(0))
     params = SamplingParams(temperature=0.8, top_k=30)
     seqs = [sequence(target, prompt(3 + n % 5, n), params, seed=n) for n in range(64)]
-    law = TargetLaw(warp(logits, [params] * 64).unsqueeze(1), torch.zeros(64, dtype=torch.bool))
+    law = TargetLaw(warp(logits, [params] * 64).unsqueeze(1), [False] * 64)
     positions = torch.tensor([[len(seq.token_ids) + 2] for seq in seqs])
     expected = choose(law, torch.arange(64), positions).squeeze(1).tolist()
     ids = torch.arange(97)

@@ -7,7 +7,6 @@ import torch
 
 from paceline.core.tree import TokenTree
 from paceline.kernels import load
-from paceline.kernels.library import library
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from paceline.runner.native import FORMS
 from tests.tiny import ARCHITECTURES, tiny_model
@@ -19,14 +18,6 @@ pytestmark = [
 
 NATIVE = [name for name, (kind, _) in ARCHITECTURES.items() if kind in FORMS]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(params=load().isas)
-def isa(request):
-    """Each instruction set that this processor has."""
-    assert library().paceline_select(request.param.encode())
-    yield request.param
-    library().paceline_select(load().isa.encode())
 
 
 def rows(runner: ModelRunner, slot: int, tokens: list[int]) -> torch.Tensor:

@@ -53,7 +53,7 @@ def tensors(rows: list[Drafted], p: PathLaw, q: PathLaw, law: Law) -> tuple[Draf
     for index, row in enumerate(rows):
         scores[index, : len(row.paths)] = torch.tensor(np.stack([p(path).astype(float) for path in row.paths])).log()
         drawn[index, : len(row.paths)] = torch.tensor(np.stack([q(path).astype(float) for path in row.paths]))
-    target = TargetLaw(scores, torch.zeros(len(rows), dtype=torch.bool))
+    target = TargetLaw(scores, [False] * len(rows))
     return Draft(tree, law, None if law is Law.POINT_MASS else drawn), target
 
 

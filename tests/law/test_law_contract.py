@@ -25,8 +25,8 @@ def wants(*tokens: int) -> Tensor:
 
 def verify(verifier: Verifier, draft: Draft, scores: Tensor, greedy: bool = True, position: int = 7) -> VerifyOutput:
     rows = len(scores)
-    law = TargetLaw(scores, torch.full((rows,), greedy))
-    return verifier.verify(draft, law, torch.arange(rows), torch.full((rows,), position))
+    law = TargetLaw(scores, [greedy] * rows)
+    return verifier.verify(draft, law, range(rows), [position] * rows)
 
 
 @pytest.fixture(params=VERIFIERS, ids=IDS)
@@ -73,14 +73,14 @@ def test_ragged_batch_pads_paths(verifier: Verifier) -> None:
 def test_rows_do_not_depend_on_their_neighbours(verifier: Verifier) -> None:
     draft = Draft(TokenTree.chain([[0, 1, 2], [0, 3, 3], [0, 4, 1]]))
     scores = torch.randn(3, 3, SIZE, generator=torch.Generator().manual_seed(1))
-    law = TargetLaw(scores, torch.tensor([False, True, False]))
-    together = verifier.verify(draft, law, torch.tensor([5, 6, 7]), torch.tensor([3, 9, 4]))
+    law = TargetLaw(scores, [False, True, False])
+    together = verifier.verify(draft, law, [5, 6, 7], [3, 9, 4])
     for row in range(3):
         alone = verifier.verify(
             Draft(TokenTree.chain([draft.tree.token_ids[row].tolist()])),
             TargetLaw(scores[row : row + 1], law.is_greedy[row : row + 1]),
-            torch.tensor([5 + row]),
-            torch.tensor([[3, 9, 4][row]]),
+            [5 + row],
+            [[3, 9, 4][row]],
         )
         assert int(alone.next_token) == int(together.next_token[row])
         assert int(alone.num_accepted) == int(together.num_accepted[row])
@@ -99,8 +99,8 @@ def test_no_law_names_the_place(verifier: Verifier, fault: float, greedy: bool) 
     draft = Draft(TokenTree.chain([[0, 1, 2]]))
     scores = torch.where(wants(1, 2, 3) > 0, 200.0, 0.0)  # certain in float64 as well
     scores[0, 1] = fault
-    law = TargetLaw(scores, torch.tensor([greedy]))
-    out = verifier.verify(draft, law, torch.tensor([0]), torch.tensor([7]))
+    law = TargetLaw(scores, [greedy])
+    out = verifier.verify(draft, law, [0], [7])
     assert (out.path.tolist(), out.next_token.tolist()) == ([[1]], [-1]), "accepted up to the node without a law"
     with pytest.raises(NumericsError, match="row 0, node 1, position 8"):
         raise law.error(0, 1, 8)
@@ -119,7 +119,7 @@ def test_unvisited_nodes_may_hold_anything(verifier: Verifier) -> None:
 
 
 def test_choose_names_the_place() -> None:
-    law = TargetLaw(torch.tensor([[[1.0, 2.0], [torch.nan, 1.0]]]), torch.tensor([False]))
+    law = TargetLaw(torch.tensor([[[1.0, 2.0], [torch.nan, 1.0]]]), [False])
     with pytest.raises(NumericsError, match="row 0, node 1, position 5"):
         choose(law, torch.tensor([1]), torch.tensor([[4, 5]]))
 
@@ -136,7 +136,7 @@ def test_choose_shares_noise_among_nodes_of_one_position(monkeypatch) -> None:
         return real(seeds, positions, purpose, count)
 
     monkeypatch.setattr(coupled, "gumbel", counted)
-    law = TargetLaw(torch.randn(2, 4, SIZE), torch.tensor([True, False]))
+    law = TargetLaw(torch.randn(2, 4, SIZE), [True, False])
     positions = torch.tensor([[1, 2, 2, 3], [4, 5, 5, 4]])
     tokens = choose(law, torch.tensor([1, 2]), positions)
     assert asked == [[[4], [5]]]
@@ -204,6 +204,6 @@ def test_typical_threshold_and_longest_path() -> None:
 def test_typical_is_lossy() -> None:
     """The law tests would refuse it: with a flat target, a draft of token 1 alone always stands."""
     draft = Draft(TokenTree.chain([[0, 1]] * 50))
-    law = TargetLaw(torch.zeros(50, 2, SIZE), torch.zeros(50, dtype=torch.bool))
-    out = Typical(allow_lossy=True).verify(draft, law, torch.arange(50), torch.zeros(50, dtype=torch.long))
+    law = TargetLaw(torch.zeros(50, 2, SIZE), [False] * 50)
+    out = Typical(allow_lossy=True).verify(draft, law, range(50), [0] * 50)
     assert out.num_accepted.tolist() == [1] * 50

@@ -58,7 +58,7 @@ DRAFTERS = {
 
 
 def draw(scores: Tensor, seed: int, position: int, temperature: float) -> int:
-    law = TargetLaw(scores[None, None] / (temperature or 1), torch.tensor([temperature == 0]))
+    law = TargetLaw(scores[None, None] / (temperature or 1), [temperature == 0])
     return int(choose(law, torch.tensor([seed]), torch.tensor([[position]])))
 
 
@@ -95,9 +95,8 @@ def speculate(verifier, propose, shape, temperatures: list[float]) -> tuple[list
         scores = torch.full((len(rows), tree.num_nodes, SIZE), torch.nan)  # the padding is never read
         for index, (_, _, paths) in enumerate(trees):
             scores[index, : len(paths)] = torch.stack([target(path) for path in paths]) / (rows[index][1] or 1)
-        law = TargetLaw(scores, torch.tensor([temperature == 0 for _, temperature in rows]))
-        positions = torch.tensor([len(text) for text in texts])
-        out = verifier.verify(Draft(tree), law, torch.tensor([seed for seed, _ in rows]), positions)
+        law = TargetLaw(scores, [temperature == 0 for _, temperature in rows])
+        out = verifier.verify(Draft(tree), law, [seed for seed, _ in rows], [len(text) for text in texts])
         for index, text in enumerate(texts):
             text += [trees[index][0][node] for node in out.path[index].tolist() if node >= 0]
             text.append(int(out.next_token[index]))
@@ -151,7 +150,7 @@ def rowless(call):
     """Every row takes the first row's noise."""
 
     def wrong(law, is_greedy, seeds, places):
-        return call(law, is_greedy, seeds[:1].expand(len(seeds)), places)
+        return call(law, is_greedy, seeds[:1] * len(seeds), places)
 
     return wrong
 
@@ -161,7 +160,7 @@ def depthless(call):
     starts: dict[int, int] = {}
 
     def wrong(law, is_greedy, seeds, places):
-        held = [(row, node, starts.setdefault(int(seeds[row]), position)) for row, node, position in places]
+        held = [(row, node, starts.setdefault(seeds[row], position)) for row, node, position in places]
         return call(law, is_greedy, seeds, held)
 
     return wrong
@@ -180,7 +179,7 @@ def other_stream(call):
     """Noise drawn afresh, by another purpose."""
 
     def wrong(law, is_greedy, seeds, places):
-        return call(law, is_greedy, seeds ^ 1, places)
+        return call(law, is_greedy, [seed ^ 1 for seed in seeds], places)
 
     return wrong
 
@@ -199,8 +198,8 @@ def test_uniform_draft_is_accepted_as_often_as_it_should() -> None:
     tokens = uniforms(torch.arange(count), torch.zeros(count, 1, dtype=torch.long), Purpose.DRAFT, 1)[:, 0, 0]
     tree = TokenTree.chain([[0, int(u * SIZE)] for u in tokens])
     draft = Draft(tree, Law.IID, torch.full((count, 2, SIZE), 1 / SIZE))
-    law = TargetLaw(TARGET[1, 2].expand(count, 2, -1), torch.zeros(count, dtype=torch.bool))
-    out = Ratio().verify(draft, law, torch.arange(count), torch.zeros(count, dtype=torch.long))
+    law = TargetLaw(TARGET[1, 2].expand(count, 2, -1), [False] * count)
+    out = Ratio().verify(draft, law, range(count), [0] * count)
     rate = float(p.clamp(max=1 / SIZE).sum())
     error = (rate * (1 - rate) / count) ** 0.5
     assert abs(float(out.num_accepted.double().mean()) - rate) < 5 * error

@@ -50,8 +50,7 @@ def sample(law: Law, rule: Rule, shape: tuple[int, ...]) -> list[tuple[int, ...]
             noise = Drafting(row, 1 + len(texts[row]), shape[0])
             drafts.append(draw_tree(rule, Q, shape, texts[row], noise))
         draft, target = tensors(drafts, P, Q, law)
-        positions = torch.tensor([1 + len(texts[row]) for row in rows])
-        out = Ratio().verify(draft, target, torch.tensor(rows), positions)
+        out = Ratio().verify(draft, target, rows, [1 + len(texts[row]) for row in rows])
         for index, (row, path, token) in enumerate(zip(rows, out.path.tolist(), out.next_token.tolist(), strict=True)):
             texts[row] += emitted(drafts[index], path, token)
     return [text[:LENGTH] for text in texts]
@@ -113,7 +112,7 @@ def numbers_of_a_round(
     monkeypatch.setattr(chance, "uniforms", numbers)
     drafts = [draw_tree(R4, Q, (3, 2), (), Drafting(row, 1, 3)) for row in range(40)]
     draft, target = tensors(drafts, P, Q, Law.IID)
-    out = Ratio().verify(draft, target, torch.arange(40), torch.full((40,), 9))
+    out = Ratio().verify(draft, target, range(40), [9] * 40)
     return read, out.num_accepted.tolist()
 
 
@@ -145,6 +144,6 @@ def test_inverse_cdf_at_its_breakpoints() -> None:
 
 def test_certain_and_impossible_tokens() -> None:
     for position in range(200):
-        noise = Keyed(torch.tensor([3]), position, 2)
+        noise = Keyed(3, position, 2)
         assert noise.coin(1.0)
         assert not noise.coin(0.0)

@@ -74,16 +74,17 @@ class OneNoiseARound(Verifier):
     name, lossless, exact = "one noise", True, True
 
     def verify(self, draft, law, seeds, positions):
-        tokens = choose(law, seeds, positions[:, None].expand(-1, draft.tree.num_nodes))
+        same = torch.tensor(positions)[:, None].expand(-1, draft.tree.num_nodes)
+        tokens = choose(law, torch.tensor(seeds), same)
         forced = law.scores.new_full(law.scores.shape, -torch.inf).scatter_(-1, tokens[..., None], 0.0)
-        return Coupled().verify(draft, type(law)(forced, torch.ones_like(law.is_greedy)), seeds, positions)
+        return Coupled().verify(draft, type(law)(forced, [True] * len(seeds)), seeds, positions)
 
 
 @pytest.mark.parametrize(
     "verifier",
     [
-        lambda: Rekeyed(lambda v, positions: positions * 0 + v.rounds),
-        lambda: Rekeyed(lambda v, positions: positions + 1),
+        lambda: Rekeyed(lambda v, positions: [v.rounds for _ in positions]),
+        lambda: Rekeyed(lambda v, positions: [one + 1 for one in positions]),
         OneNoiseARound,
     ],
     ids=["keyed by round", "one position on", "one noise for a round"],

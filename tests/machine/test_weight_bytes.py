@@ -1,11 +1,11 @@
 """Bytes that a pass reads: counted by hand for tiny models of every way to hold weights."""
 
+import copy
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from paceline import machine
 from paceline.doctor import held_bytes, int4_bytes
@@ -15,8 +15,9 @@ from paceline.runner import LoadedModel, load_model, wrap_model
 from paceline.runner.hf_adapter import share_copy
 from tests.tiny import tiny_model
 
-E, F, V, LAYERS = 32, 48, 97, 2  # of the tiny models: 4 heads, 2 key-value heads of 8
-LINEARS = LAYERS * (E * 32 + 2 * E * 16 + 32 * E + 3 * E * F)
+E, F, V, LAYERS = 32, 64, 128, 2  # of the tiny models: 4 heads, 4 key-value heads of 8; the kernels pad none of these
+WHOLE = {"intermediate_size": F, "vocab_size": V, "num_key_value_heads": 4}
+LINEARS = LAYERS * (4 * E * 32 + 3 * E * F)
 NORMS = (2 * LAYERS + 1) * E
 HEAD = V * E
 
@@ -24,7 +25,7 @@ HEAD = V * E
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tied", [False, True])
 def test_llama_by_hand(dtype, tied):
-    loaded = wrap_model(tiny_model("llama", dtype, tie_word_embeddings=tied))
+    loaded = wrap_model(tiny_model("llama", dtype, tie_word_embeddings=tied, **WHOLE))
     size = torch.empty(0, dtype=dtype).element_size()
     assert weight_bytes(loaded) == size * (LINEARS + NORMS + HEAD)
 
@@ -49,9 +50,8 @@ def test_mutants_miscount(monkeypatch):
 
 
 def test_int4_layers_count_what_they_hold():
-    loaded = _quantised(wrap_model(tiny_model("llama", torch.bfloat16, intermediate_size=64)))
-    linears = LAYERS * (E * 32 + 2 * E * 16 + 32 * E + 3 * E * 64)
-    assert weight_bytes(loaded) == linears // 2 + 4 * linears // 32 + 2 * (NORMS + HEAD)
+    loaded = _quantised(wrap_model(tiny_model("llama", torch.bfloat16, **WHOLE)))
+    assert weight_bytes(loaded) == LINEARS // 2 + 4 * LINEARS // 32 + 2 * (NORMS + HEAD)
 
 
 def test_size_of_the_int4_copy_is_foretold():
@@ -66,16 +66,16 @@ def test_only_routed_experts_count():
     loaded = wrap_model(tiny_model("qwen3_moe", num_experts=experts, moe_intermediate_size=width))
     everything = held_bytes(loaded.model)
     expert = 4 * LAYERS * experts * 3 * E * width
-    embedding = 4 * V * E
+    embedding = 4 * 97 * E
     rotary = sum(b.nbytes for b in loaded.model.base_model.rotary_emb.buffers())
     assert weight_bytes(loaded) == everything - embedding - rotary - expert // 2
 
 
 def test_masks_and_position_tables_do_not_count():
-    loaded = wrap_model(tiny_model("gpt2"))
-    tables = 4 * (97 * 32 + 256 * 32)  # tokens and positions; GPT-2 ties its head to the first
+    loaded = wrap_model(tiny_model("gpt2", vocab_size=V))
+    tables = 4 * (V * 32 + 256 * 32)  # tokens and positions; GPT-2 ties its head to the first
     parameters = sum(p.nbytes for p in loaded.model.parameters())
-    assert weight_bytes(loaded) == parameters - tables + 4 * 97 * 32
+    assert weight_bytes(loaded) == parameters - tables + 4 * V * 32
 
 
 @pytest.mark.parametrize("name", ["gemma3", "phi3", "opt", "falcon", "mixtral", "gpt_oss", "deepseek_v3"])
@@ -113,6 +113,5 @@ def _quantised(loaded: LoadedModel) -> LoadedModel:
 
 def _with_shared_layer() -> LoadedModel:
     loaded = wrap_model(tiny_model("llama"))
-    loaded.model.add_module("again", nn.Linear(1, 1, bias=False))
-    loaded.model.again.weight = loaded.model.get_output_embeddings().weight
+    loaded.model.add_module("again", copy.copy(loaded.model.get_output_embeddings()))
     return loaded

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.kernels.library import library
+from paceline.quant import packed
 from paceline.zoo import ZooModel
 from tests.tiny import tiny_model
 from tests.unit.cli_helpers import save
@@ -19,6 +21,16 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["native", "aten"])
+def kernel(request, monkeypatch) -> str:
+    """Layers that are quantised in this test lie as these kernels read them."""
+    if request.param == "aten":
+        monkeypatch.setattr(packed, "library", lambda: None)
+    elif library() is None:
+        pytest.skip("no native kernels here")
+    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def check_law(law: TargetLaw, logits: Tensor, seqs: list[Sequence], tree: TokenT
             assert torch.equal(got == -torch.inf, want == -torch.inf), f"row {b}, node {i}: other tokens are forbidden"
             torch.testing.assert_close(torch.log_softmax(got, 0), torch.log_softmax(want, 0), atol=2e-5, rtol=1e-5)
             compared += 1
-        assert bool(law.is_greedy[b]) == (seq.params.temperature == 0)
+        assert law.is_greedy[b] == (seq.params.temperature == 0)
     return compared
 
 

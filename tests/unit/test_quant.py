@@ -6,6 +6,7 @@ from torch import nn
 
 from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.errors import ConfigError, IncompatibleModels
+from paceline.kernels.packing import pack_codes
 from paceline.quant import Int4Linear, dequantize_int4, quantize_int4, quantize_linears
 from paceline.runner.hf_adapter import share_copy
 from tests.helpers import REPEATING
@@ -22,7 +23,7 @@ def linear(inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype = t
 @pytest.mark.parametrize("group_size", [32, 64, 128, 256])
 @pytest.mark.parametrize(("inputs", "outputs"), [(256, 16), (512, 48), (256, 272)])
 @pytest.mark.parametrize("rows", [(1,), (3,), (17,), (2, 5)])
-def test_product_equals_that_of_the_dequantised_weights(group_size, inputs, outputs, rows):
+def test_product_equals_that_of_the_dequantised_weights(kernel, group_size, inputs, outputs, rows):
     layer = linear(inputs, outputs, bias=True)
     oracle = dequantize_int4(*quantize_int4(layer.weight, group_size), group_size)
     x = torch.randn(*rows, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -55,18 +56,19 @@ def test_constant_weights_survive(value):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_answers_in_the_dtype_of_its_input(dtype):
+def test_answers_in_the_dtype_of_its_input(kernel, dtype):
     layer = Int4Linear(linear(64, 16, bias=True, dtype=dtype), 32)
     assert layer(torch.randn(2, 64, dtype=dtype)).dtype == dtype
 
 
-def test_odd_shapes_are_kept_and_reported():
-    model = tiny_model("llama", intermediate_size=40)  # down_proj has 40 inputs; the other linears fit
+def test_odd_shapes_are_kept_and_reported(kernel):
+    model = tiny_model("llama", intermediate_size=40)  # down_proj has 40 inputs, gate and up have 40 outputs
     report = quantize_linears(share_copy(model), 32, "shared")
-    assert (report.num_quantized, report.num_kept, report.lm_head) == (8, 6, "shared")
+    assert (report.num_quantized, report.num_kept) == ((12, 2) if kernel == "native" else (8, 6))
+    assert report.lm_head == "shared"
 
 
-def test_memory_report():
+def test_memory_report(kernel):
     model = tiny_model("llama")
     copy = share_copy(model)
     report = quantize_linears(copy, 32, "shared")
@@ -74,18 +76,19 @@ def test_memory_report():
     assert report.num_quantized == len(layers)
     assert report.num_bytes == sum(layer.num_bytes for layer in layers)
     for layer in layers:  # half a byte a weight; a scale and a zero point in two bytes each, for each group
-        weights = layer.in_features * layer.out_features
+        outputs = layer.out_features + (-layer.out_features % 32 if kernel == "native" else 0)  # in blocks of 32
+        weights = layer.in_features * outputs
         assert layer.num_bytes == weights // 2 + 4 * weights // 32
 
 
-def test_head():
+def test_head(kernel):
     model = tiny_model("llama", vocab_size=96)
     copy = share_copy(model)
     assert quantize_linears(copy, 32, "int4").lm_head == "int4"
     assert isinstance(copy.get_output_embeddings(), Int4Linear)
     assert quantize_linears(share_copy(model), 32, "auto").lm_head in ("int4", "shared")
-    odd = share_copy(tiny_model("llama"))  # 97 rows do not fit the kernel
-    assert quantize_linears(odd, 32, "int4").lm_head == "shared"
+    odd = share_copy(tiny_model("llama"))  # 97 rows, which ATen does not take
+    assert quantize_linears(odd, 32, "int4").lm_head == ("int4" if kernel == "native" else "shared")
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -116,7 +119,7 @@ def test_self_draft_reports_and_changes_no_bit_of_the_target():
     assert drafter.report is None
     llm = LLM(tiny_model("llama"), drafter=drafter)
     assert drafter.report is not None
-    assert drafter.report.num_quantized == 6  # q, k and v are one, gate and up too; two down projections have 48 inputs
+    assert (drafter.report.num_quantized, drafter.report.num_kept) == (12, 2)  # down projections have 48 inputs
     assert llm.plain().generate(REPEATING, params)[0].logprobs == alone.logprobs
 
 
@@ -135,9 +138,10 @@ def test_options_that_cannot_be():
         LLM(tiny_model("gpt2"), drafter=SelfQuantized())  # Conv1D layers
 
 
-def test_a_layer_packed_in_pieces_is_the_layer_packed_whole():
+def test_a_layer_packed_in_pieces_is_the_layer_packed_whole(kernel):
     linear = nn.Linear(64, 2 * 4096 + 48, bias=False, dtype=torch.bfloat16)
     codes, params = quantize_int4(linear.weight, 32)
     packed = Int4Linear(linear, 32)
-    assert torch.equal(packed.packed, torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1))
+    pack = pack_codes if kernel == "native" else lambda c: torch.ops.aten._convert_weight_to_int4pack_for_cpu(c, 1)
+    assert torch.equal(packed.packed, pack(codes))
     assert torch.equal(packed.params, params)

@@ -36,7 +36,7 @@ def test_all_greedy_returns_the_logits_themselves() -> None:
     seqs = [sequence(SamplingParams(top_k=3, min_tokens=2), [1, 2], [3, 4]) for _ in range(2)]
     law = target_law(logits, seqs, TokenTree.chain([[4, 5, 6]] * 2))
     assert law.scores is logits
-    assert law.is_greedy.tolist() == [True, True]
+    assert law.is_greedy == [True, True]
 
 
 def test_a_mixed_batch_is_float32() -> None:
@@ -45,7 +45,7 @@ def test_a_mixed_batch_is_float32() -> None:
     law = target_law(logits, seqs, TokenTree.chain([[1], [1]]))
     scores = law.at([0, 1], [0, 0])
     assert scores.dtype == torch.float32
-    assert law.is_greedy.tolist() == [True, False]
+    assert law.is_greedy == [True, False]
     assert torch.equal(scores[:1], logits[0].float())
     torch.testing.assert_close(scores[1:], logits[1].float() / 2)
 
@@ -59,7 +59,7 @@ def test_a_greedy_row_keeps_its_float64_beside_any_other(other: str) -> None:
     law = target_law(logits, seqs, TokenTree.chain([[1], [1]]))
     assert int(choose(law, torch.tensor([1, 1]), torch.tensor([[1], [1]]))[0, 0]) == 5
     draft = Draft(TokenTree.chain([[1], [1]]))
-    assert int(Coupled().verify(draft, law, torch.tensor([1, 1]), torch.tensor([1, 1])).next_token[0]) == 5
+    assert int(Coupled().verify(draft, law, [1, 1], [1, 1]).next_token[0]) == 5
 
 
 def test_speed_is_printed() -> None:

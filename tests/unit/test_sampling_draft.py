@@ -26,7 +26,7 @@ def test_coupled_draws_are_the_targets_own_when_the_laws_agree() -> None:
     law = target_law(logits.unsqueeze(1), seqs, TokenTree.chain([[6]] * len(seqs)))
     seeds = torch.tensor([s.seed for s in seqs])
     noise = gumbel(seeds, torch.full((len(seqs), 1), 3 + offset), Purpose.TARGET, V)[:, 0]
-    noise[law.is_greedy] = 0
+    noise[torch.tensor(law.is_greedy)] = 0
     assert q is None
     assert torch.equal(tokens, (law.at([*range(len(seqs))], [0] * len(seqs)) + noise).argmax(-1))
     assert DraftSampler(coupled=True).law is Law.POINT_MASS

@@ -3,16 +3,17 @@
 from collections.abc import Iterable
 from functools import cache
 from string import printable
+from unittest.mock import patch
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import Drafter, Verifier
 from paceline.core.request import Sequence, StopStrings
 from paceline.decoding import SpeculativeDecoder, autoregressive, generate
-from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, hf_loading, wrap_model
 from tests.tiny import tiny_model
 
 VOCAB = 97
@@ -25,6 +26,12 @@ NO_EOS = frozenset[int]()
 def loaded(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> LoadedModel:
     """A tiny model, made once. float32 keeps ties out of the way: a random gap is never as small as its rounding."""
     return wrap_model(tiny_model(name, dtype, seed, **overrides))
+
+
+def on_torch(model: PreTrainedModel) -> LoadedModel:
+    """Run by torch as on CUDA, not by the native kernels."""
+    with patch.object(hf_loading, "pack_linears", lambda _: 0):
+        return wrap_model(model)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -12,7 +12,7 @@ struct Matrix {
   const void* scales;   // INT8: float32 [outs]; INT4: bfloat16 (scale, zero) [block, group, 32]
   const int32_t* sums;  // INT8: sum of the codes of each output [outs]
   const float* bias;    // [outs] or null
-  const struct Matrix* a;  // low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank], or null
+  const struct Matrix* a;  // low-rank correction of mask rows, b (a x): [rank, ins] and [outs, rank], or null; rank <= 256
   const struct Matrix* b;
   int32_t outs, ins, format, group;  // group: weights that share a scale, INT4 only
 };

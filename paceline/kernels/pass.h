@@ -11,12 +11,12 @@ struct Scratch {
   float* y;                     // [rows, hidden], what a norm behind a product reads
   float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim]
   half_t* queries;              // [rows, heads head_dim] in bfloat16
-  float* inner;                 // [4][rows, INNER], what the first factors of corrections give
   Input normed, attended, mlp;
+  Input inner;                  // [3][rows, INNER], what the first factors of corrections give
   char* of_thread;              // scores, keys
   int64_t thread_bytes;
 };
-constexpr int64_t INNER = 256;  // the largest rank of a correction, all parts of a joined layer together
+constexpr int64_t INNER = 256;  // the largest rank of a correction
 
 struct Sizes {
   int64_t normed, attended, mlp, qkv, queries, head_dim;
@@ -89,10 +89,10 @@ static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratc
   s->y = cut.take<float>(rows * model->hidden);
   s->qkv = cut.take<float>(rows * sizes.qkv);
   s->queries = cut.take<half_t>(rows * sizes.attended + 32);
-  s->inner = cut.take<float>(pass->is_mask ? 4 * rows * INNER : 0);
   s->normed = cut_input(cut, rows, sizes.normed, sizes);
   s->attended = cut_input(cut, rows, sizes.attended, sizes);
   s->mlp = cut_input(cut, rows, sizes.mlp, sizes);
+  s->inner = cut_input(cut, pass->is_mask ? 3 * rows : 0, INNER, Sizes{});
   s->thread_bytes = round_up(4 * QUERIES * s->width, LINE) + round_up(4 * COLUMNS * sizes.head_dim, LINE);
   s->of_thread = cut.take<char>(threads * s->thread_bytes);
   return cut.used;
@@ -139,35 +139,51 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
   }
 }
 
-// The first factors of the corrections of up to four layers that read the same rows.
+// The first factors of the corrections of up to three layers that read the same rows, a few mask rows at a time.
 static void correct_inner(const Scratch& s, const Matrix* const* layers, int count, const Input& in, Worker& me) {
-  if (!s.num_masks) return;
-  phase(me, (int)s.num_masks, [&](int piece) {
-    const int64_t row = s.masks[piece];
-    for (int i = 0; i < count; i++) {
-      const Matrix* a = layers[i]->a;
-      if (!a) continue;
-      float* to = s.inner + (i * s.rows + row) * INNER;
-      float out[BLOCK];
-      for (int64_t block = 0; block < num_blocks(*a); block++) {
-        tile<1>(*a, (const char*)a->data + block * block_bytes(*a), in, row, block, out);
-        memcpy(to + block * BLOCK, out, 4 * BLOCK);
+  int64_t blocks = 0;
+  for (int i = 0; i < count; i++) blocks += layers[i]->a ? num_blocks(*layers[i]->a) : 0;
+  if (!s.num_masks || !blocks) return;
+  const int64_t threads = me.team->threads, wanted = (s.num_masks * blocks + threads - 1) / threads;
+  const int64_t each = min_(MOST_ROWS, wanted), parts = (s.num_masks + each - 1) / each;
+  phase(me, (int)(blocks * parts), [&](int piece) {
+    int64_t block = piece / parts;
+    int which = 0;
+    for (;; which++) {
+      const int64_t own = layers[which]->a ? num_blocks(*layers[which]->a) : 0;
+      if (block < own) break;
+      block -= own;
+    }
+    const Matrix& a = *layers[which]->a;
+    const char* w = (const char*)a.data + block * block_bytes(a);
+    const int64_t end = s.num_masks * (piece % parts + 1) / parts;
+    float out[MOST_ROWS * BLOCK];
+    for (int64_t i = s.num_masks * (piece % parts) / parts; i < end;) {  // rows that follow one another share a tile
+      const int64_t row = s.masks[i];
+      int run = 1;
+      while (i + run < end && s.masks[i + run] == row + run) run++;
+      Tiles<MOST_ROWS>::run(run, a, w, in, row, block, out);
+      for (int r = 0; r < run; r++) {
+        const int64_t at = (which * s.rows + row + r) * INNER + block * BLOCK;
+        memcpy(s.inner.wide + at, out + r * BLOCK, 4 * BLOCK);
+        if (s.inner.narrow) narrow_row(out + r * BLOCK, s.inner.narrow + at, BLOCK);
       }
+      i += run;
     }
   });
 }
 
-// ... and what the second ones make of them, added to the sums of a block.
+// ... and what the second ones make of them, added to the sums of a block in rows [first, first + count).
 static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t block, int64_t first, int64_t count,
                           const uint8_t* is_mask, float* sums) {
-  for (int64_t r = first; r < first + count; r++) {
-    if (!is_mask[r]) continue;
-    Input in = {};
-    in.wide = s.inner + (which * s.rows + r) * INNER;
-    in.stride = INNER;
-    float out[BLOCK];
-    tile<1>(*m.b, (const char*)m.b->data + block * block_bytes(*m.b), in, 0, block, out);
-    for (int i = 0; i < BLOCK; i++) sums[(r - first) * BLOCK + i] += out[i];
+  const char* w = (const char*)m.b->data + block * block_bytes(*m.b);
+  float out[MOST_ROWS * BLOCK];
+  for (int64_t r = 0; r < count;) {
+    int run = 0;
+    while (r + run < count && is_mask[first + r + run]) run++;
+    Tiles<MOST_ROWS>::run(run, *m.b, w, s.inner, which * s.rows + first + r, block, out);
+    for (int i = 0; i < run * BLOCK; i += LANES) storeu(sums + r * BLOCK + i, load(sums + r * BLOCK + i) + load(out + i));
+    r += run + 1;
   }
 }
 
@@ -182,11 +198,7 @@ template <class F>
 INLINE void product(Worker& me, const Scratch& s, const Pass* pass, const Matrix* const* layers, int count,
                     const Input& in, int64_t rows, F finish) {
   const bool corrects = s.num_masks > 0;
-  if (corrects) {
-    bool any = false;
-    for (int i = 0; i < count; i++) any |= layers[i]->a != nullptr;
-    if (any) correct_inner(s, layers, count, in, me);
-  }
+  correct_inner(s, layers, count, in, me);
   int total = 0;
   for (int i = 0; i < count; i++) total += num_blocks(*layers[i]);
   phase(me, total, [&](int piece) {
@@ -337,9 +349,9 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     norm_row(l.before_mlp, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
     finish_input(s.normed, row, s.hidden);
   });
-  const bool corrects = s.num_masks && (l.up.a || l.gate.a);
+  const bool corrects = s.num_masks > 0;
   const Matrix* both[] = {&l.gate, &l.up};
-  if (corrects) correct_inner(s, both, 2, s.normed, me);
+  correct_inner(s, both, 2, s.normed, me);
   const bool whole = s.mlp.sums || s.mlp.high || l.up.outs % 32;
   phase(me, num_blocks(l.up), [&](int block) {
     const int64_t outs = min_(BLOCK, l.up.outs - (int64_t)block * BLOCK), tiles = (s.rows + MOST_ROWS - 1) / MOST_ROWS;

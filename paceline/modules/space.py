@@ -100,7 +100,7 @@ class SpaceAdapter(nn.Module):
 
     def embed(self, which: Tensor) -> Tensor:
         """Embeddings of mask tokens, counted from 0. [R] -> [R, E]."""
-        return self.masks[torch.zeros_like(which) if self.config.shared_mask else which]
+        return nn.functional.embedding(torch.zeros_like(which) if self.config.shared_mask else which, self.masks)
 
     def factors(self, layer: int, linear: str) -> Factors | None:
         """What acts on this linear layer (transformers' name or its last part); None where nothing does."""

@@ -4,8 +4,9 @@
     rows (flat)           0   1   2   3   4    5   6
     while the gate is open                3 .. 6            these get mask embeddings, and b (a x) at each gated layer
 
-Every other row goes through the very operations of a pass without an adapter, so its bits are the same. What they
-hide of mask rows they hide by -inf, which a key that overflows would turn into NaN: hence `bounded`.
+Every other row goes through the very operations of a pass without an adapter, so its bits are the same. In torch they
+hide mask rows from one another by -inf, which a key that overflows would turn into NaN: hence `bounded`. Native passes
+take the factors from here (`native.describe`) and need no bound there: no row reads what is hidden from it.
 """
 
 from collections.abc import Iterator

@@ -26,10 +26,10 @@ class LoadedModel:
 
     native: runs the model in the native library; fused: where its layers are of the Llama form and it does not run
     there. attends_trees: the model routes through our attention function; otherwise it is given a 4-D mask. reference:
-    what plain transformers says on a few made-up tokens, to hold the tree pass against. context: the most tokens a sequence may have. mixes_rows: experts make a row's
-    numerics depend on the others. fingerprint: which checkpoint it is, see `runner.fingerprint`. gate: of the adapter
-    that the model wears. vision: the vision half of a vision-language model, of which `model` is the text half.
-    sight: what plain transformers says of a made-up picture.
+    what plain transformers says on a few made-up tokens, to hold the tree pass against. context: the most tokens a
+    sequence may have. mixes_rows: experts make a row's numerics depend on the others. fingerprint: which checkpoint it
+    is, see `runner.fingerprint`. gate: of the adapter that the model wears. vision: the vision half of a
+    vision-language model, of which `model` is the text half. sight: what plain transformers says of a made-up picture.
     """
 
     model: PreTrainedModel

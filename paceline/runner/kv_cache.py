@@ -120,7 +120,7 @@ class SlotCache(Cache):
     def tensors(
         self, kv_heads: Sequence[int], head_dims: Sequence[int], dtype: torch.dtype
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of every layer, `[slots, H, capacity, dim]` each, for a pass that writes them itself (CPU)."""
+        """Keys and values of every layer, `[slots, H, capacity, dim]` each, for native passes."""
         if len(self.keys) < len(kv_heads) or len(self.values) < len(kv_heads):
             like = torch.empty(0, dtype=dtype)
             numbers = 2 * self.num_slots * self.capacity * sum(h * d for h, d in zip(kv_heads, head_dims, strict=True))

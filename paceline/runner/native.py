@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..errors import IncompatibleModels
 from ..kernels.library import (
     ACTIVATIONS,
     FORMATS,
-    Format,
     Layer,
     Matrix,
     Model,
@@ -38,6 +38,9 @@ from .gated import Gate, Gated
 from .kv_cache import SlotCache
 from .layout import PassLayout
 from .states import States
+
+MOST_RANK = 256
+"""Of the factors of an adapter, as `pass.h` has room for."""
 
 _ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing to update as a text grows
 
@@ -360,22 +363,33 @@ class _Describer:
         described: Described = base.matrix  # AttributeError: a layer of another kind
         self.held.append(described)
         if gated is not None:
-            factors = [self.factor(gated.a), self.factor(gated.b)]
-            described.struct.a, described.struct.b = (ctypes.pointer(one) for one in factors)
+            self.correct(described.struct, gated.a, gated.b)
         return described.struct
 
+    def correct(self, matrix: Matrix, a: Tensor, b: Tensor) -> None:
+        """Let mask rows have b (a x) added. Raises `IncompatibleModels` for a rank that a pass has no room for."""
+        if len(a) > MOST_RANK:
+            raise IncompatibleModels(
+                "the SPACE adapter's rank is too large for a CPU", got=len(a), expected=f"at most {MOST_RANK}"
+            )
+        matrix.a, matrix.b = (ctypes.pointer(self.factor(one)) for one in (a, b))
+
     def factor(self, weight: Tensor) -> Matrix:
-        packed = pack(weight.detach().float())
-        made = Matrix(data=address(packed), outs=weight.shape[0], ins=weight.shape[1], format=Format.F32)
+        packed = pack(weight.detach())
+        form = FORMATS[weight.dtype]
+        made = Matrix(data=address(packed), outs=weight.shape[0], ins=weight.shape[1], format=form)
         self.held += [packed, made]
         return made
 
     def halves(self, linear: Any) -> tuple[Matrix, Matrix]:
         """A matrix of two, as both."""
-        if isinstance(linear, Gated):
-            raise _Unknown("a correction of gate and up in one matrix")
-        whole: Described = linear.matrix
+        gated = linear if isinstance(linear, Gated) else None
+        base: Any = linear if gated is None else gated.base
+        whole: Described = base.matrix
         inner = whole.outs // 2
         parts = whole.part(0, inner), whole.part(inner, whole.outs)
         self.held += parts
+        if gated is not None:
+            for part, b in zip(parts, gated.b.chunk(2), strict=True):
+                self.correct(part.struct, gated.a, b)
         return parts[0].struct, parts[1].struct

@@ -44,8 +44,8 @@ class Decreed(ModelRunner):
         self.prompts[slot] = tuple(token_ids)
         return slot
 
-    def forward(self, slots, tree: TokenTree) -> TargetOutput:
-        logits = super().forward(slots, tree).logits.clone()
+    def forward(self, slots, tree: TokenTree, text=()) -> TargetOutput:
+        logits = super().forward(slots, tree, text).logits.clone()
         for row, node in (tree.token_ids >= self.vocab_size).nonzero().tolist():
             place = self.cache.lengths[slots[row]] + int(tree.depth[row, node])
             logits[row, node] = 0

@@ -10,10 +10,11 @@ from paceline.core.tree import TokenTree
 from paceline.drafters import Space
 from paceline.errors import DraftError, NumericsError
 from paceline.modules import SpaceAdapter
-from paceline.runner import ModelRunner, gated
-from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, oracle, prompt, result, sequence
+from paceline.runner import LoadedModel, ModelRunner, gated
+from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, sequence
 from tests.space.common import adapter
 from tests.space.foresight import Budgets, decode
+from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 NAN, INF = float("nan"), float("inf")
@@ -22,9 +23,10 @@ PLACES = {
     "llama": ("k_proj.b", "v_proj.b", "q_proj.b", ".b", "masks", "transition_out"),
     "gpt_neox": ("query_key_value.b", ".b", "masks"),
 }
-RUNNERS = [("llama", False, 1), ("llama", True, 2), ("gpt_neox", False, 2)]
+NATIVE = [("llama", True, 1), ("llama", True, 2)]
+RUNNERS = [("torch llama", False, 1), ("torch llama", True, 2), ("gpt_neox", False, 2)]
 """Architecture, invariant numerics, slots: the masks of one sequence are neighbours, those of two are not."""
-CASES = [(*on, place) for on in RUNNERS for place in PLACES[on[0]]]
+CASES = [(*on, place) for on in NATIVE + RUNNERS for place in PLACES[on[0].split()[-1]]]
 PARAMS = (
     SamplingParams(temperature=0.0, max_tokens=8),
     SamplingParams(temperature=1.0, max_tokens=8, top_p=0.8, top_k=7),
@@ -32,18 +34,24 @@ PARAMS = (
 
 
 @cache
+def target(name: str) -> LoadedModel:
+    return on_torch(tiny_model(name.split()[1])) if name.startswith("torch ") else loaded(name)
+
+
+@cache
 def runner(name: str, invariant: bool, slots: int) -> ModelRunner:
-    return ModelRunner(loaded(name), slots, invariant=invariant)
+    return ModelRunner(target(name), slots, invariant=invariant)
 
 
 @cache
 def answers(name: str):
-    return [result(oracle(loaded(name), REPEATING, params)) for params in PARAMS]
+    return [result(oracle(target(name), REPEATING, params)) for params in PARAMS]
 
 
 def broken(name: str, place: str, value: float) -> SpaceAdapter:
     """With weights of this size, of either sign, or with this weight only where it is no number or infinite."""
-    made = adapter(name, num_masks=3, transition_rank=2 if name == "llama" else 0)
+    kind = name.split()[-1]
+    made = adapter(kind, num_masks=3, transition_rank=2 if kind == "llama" else 0)
     found = [p for key, p in made.named_parameters() if key.endswith(place)]
     assert found
     for parameter in found:
@@ -53,7 +61,7 @@ def broken(name: str, place: str, value: float) -> SpaceAdapter:
 
 def same_answers(name: str, invariant: bool, slots: int, given: SpaceAdapter) -> bool:
     on = runner(name, invariant, slots)
-    on.loaded = loaded(name)  # takes off what another test put on
+    on.loaded = target(name)  # takes off what another test put on
     seqs = [sequence(on.loaded, REPEATING, params) for params in PARAMS]
     decode(on, Space(given, 2), seqs, Budgets(depth=3, nodes=5))
     for seq in seqs:
@@ -72,10 +80,19 @@ def test_answers_stay(case, value):
 @pytest.mark.parametrize("on", RUNNERS, ids=str)
 def test_keys_without_a_bound_are_noticed(on, monkeypatch):
     """The score of such a key is infinite, and inf - inf hides no mask."""
-    place = "k_proj.b" if on[0] == "llama" else "query_key_value.b"
+    place = "query_key_value.b" if on[0] == "gpt_neox" else "k_proj.b"
     monkeypatch.setattr(gated, "bounded", lambda rows: rows)
     with pytest.raises(NumericsError):
         same_answers(*on, broken(on[0], place, 3e38))
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("on", NATIVE, ids=str)
+def test_native_rows_need_no_bound(on, value, monkeypatch):
+    """They do not read what is hidden from them."""
+    monkeypatch.setattr(gated, "bounded", lambda rows: rows)
+    for place in PLACES["llama"]:
+        assert same_answers(*on, broken(on[0], place, value))
 
 
 def test_only_such_factors_are_watched(monkeypatch):
@@ -83,13 +100,13 @@ def test_only_such_factors_are_watched(monkeypatch):
     seen = []
     right = gated.bounded
     monkeypatch.setattr(gated, "bounded", lambda rows: seen.append(rows.shape) or right(rows))
-    on = ModelRunner(loaded(), 1)
+    on = ModelRunner(target("torch llama"), 1)
     on.wear(adapter(num_masks=3))
     slot = on.admit(prompt(5))
     tree = TokenTree.from_lists([[5, VOCAB]], [[-1, 0]], probes=[[False, True]])
     on.forward([slot], tree)
     assert seen == [(1, 32)]  # the embedding
-    on.loaded = loaded()
+    on.loaded = target("torch llama")
     on.wear(broken("llama", "k_proj.b", 3e38))
     on.forward([slot], tree)
     assert seen == [(1, 32)] * 2 + [(1, 64)] * 2  # and q, k, v of two layers

@@ -1,20 +1,18 @@
 """With invariant numerics, candidates before mask tokens have the bits of plain decoding; so the answers do too."""
 
 import random
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
 
 from paceline import Coupled, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.runner import LoadedModel, ModelRunner, attention, wrap_model
-from paceline.runner.layout import PassLayout
+from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Adversary, Nodes
 from tests.cache.common import held
-from tests.helpers import VOCAB, oracle, prompt, result, run, sequence
+from tests.helpers import VOCAB, on_torch, oracle, prompt, result, run, sequence
 from tests.space.common import adapter, hung, hung_chain
-from tests.space.test_runner import worst
 from tests.tiny import tiny_model
 
 K = 5
@@ -22,6 +20,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 688, "head_dim": 64, "max_posit
 """Large enough that a matrix product has several kernels to choose from."""
 KINDS = [
     ("llama", torch.float32),
+    ("torch llama", torch.float32),
     ("llama", torch.bfloat16),
     ("qwen2-sliding", torch.float32),
     ("gemma3", torch.float32),
@@ -33,18 +32,18 @@ pytestmark = pytest.mark.usefixtures("unchecked_types")
 
 
 @cache
-def target(name: str, dtype: torch.dtype) -> LoadedModel:
-    model = tiny_model(name, dtype, **WIDE)
+def target(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    model = tiny_model(name.split()[-1], dtype, **WIDE)
     for parameter in model.parameters():
         if parameter.dim() >= 2:
             parameter.data.mul_(0.3)  # or attention picks one column, and no order of sums shows
-    return wrap_model(model)
+    return on_torch(model) if name.startswith("torch ") else wrap_model(model)
 
 
 @cache
-def worn(name: str, dtype: torch.dtype) -> ModelRunner:
+def worn(name: str, dtype: torch.dtype = torch.float32) -> ModelRunner:
     runner = ModelRunner(target(name, dtype), 3, invariant=True)
-    runner.wear(adapter(name, K, strength=0.1, **WIDE))
+    runner.wear(adapter(name.split()[-1], K, strength=0.1, **WIDE))
     return runner
 
 
@@ -91,59 +90,17 @@ def test_branching_trees_before_masks(kind, length):
     assert same_bits(worn(*kind), [length], hung([BRANCHING[0]], [BRANCHING[1]], [K]))
 
 
-@pytest.mark.parametrize("kind", KINDS[:2], ids=str)
+@pytest.mark.parametrize("kind", KINDS[:3], ids=str)
 def test_rows_of_a_batch(kind):
     assert same_bits(worn(*kind), [60, 5, 130], hung_chain([[5, 9, 31, 7], [8], [7, 4, 50]], [4, 5, 0]))
     tokens, parents = [BRANCHING[0], [8, 3, 3], [6]], [BRANCHING[1], [-1, 0, 0], [-1]]
     assert same_bits(worn(*kind), [62, 5, 130], hung(tokens, parents, [2, 0, 5]))
 
 
-def fast(monkeypatch, runner) -> None:
-    """One call for all nodes, as with fast numerics."""
-    monkeypatch.setattr(runner, "invariant", False)
-
-
-def with_the_masks(monkeypatch, runner) -> None:
-    """All nodes but the root are computed in the masks' call."""
-    monkeypatch.setattr(PassLayout, "first_mask", property(lambda layout: [1] * len(layout.starts)))
-
-
-@pytest.mark.parametrize("mutant", [fast, with_the_masks])
-def test_what_the_bits_rest_on(monkeypatch, mutant):
-    runner, tree = worn("llama", torch.float32), hung([BRANCHING[0]], [BRANCHING[1]], [K])
-    mutant(monkeypatch, runner)
+def test_what_the_bits_rest_on(monkeypatch):
+    runner, tree = worn("torch llama"), hung([BRANCHING[0]], [BRANCHING[1]], [K])
+    monkeypatch.setattr(runner, "invariant", False)  # one call for all nodes, as with fast numerics
     assert not all(same_bits(runner, [length], tree) for length in (60, 62, 127))
-
-
-def test_masks_of_a_branching_tree_are_one_call_and_right(monkeypatch):
-    on = adapter("llama", 3)
-    runner = ModelRunner(wrap_model(tiny_model("llama")), 1, invariant=True)
-    runner.wear(on)
-    calls = []
-    right = attention._attend_turns
-
-    def seen(query, key, value, layout, *rest):
-        before = len(layout.branchings[0].turns)
-        calls.append((before, layout.first_mask))
-        return right(query, key, value, layout, *rest)
-
-    monkeypatch.setattr(attention, "_attend_turns", seen)
-    assert worst(runner, "llama", on) < 2e-4
-    assert calls == [(2, [5])] * 2  # a turn for each leaf among the candidates, none for a group of masks; two layers
-
-
-def test_the_slow_way_agrees_on_candidates(monkeypatch):
-    runner, tree = worn("llama", torch.float32), hung([BRANCHING[0]], [BRANCHING[1]], [K])
-    slot = runner.admit(prompt(62))
-    runner.prefill(slot, prompt(62))
-    fast = runner.forward([slot], tree).logits[0, : len(BRANCHING[0])]
-
-    def slow(query, key, value, layout, scale, window):
-        return attention._attend_chains(query, key, value, layout, scale, window, None, None)
-
-    monkeypatch.setattr(attention, "_attend_turns", slow)
-    assert torch.equal(runner.forward([slot], tree).logits[0, : len(BRANCHING[0])], fast)
-    runner.cache.release(slot)
 
 
 class Hangs(Adversary):
@@ -222,7 +179,7 @@ def test_masks_left_in_the_cache_would_show(monkeypatch):
 
 
 def test_static_passes_take_no_masks(monkeypatch):
-    runner = ModelRunner(target("llama", torch.float32), 1, static=True)
+    runner = ModelRunner(target("torch llama"), 1, static=True)
     slot = runner.admit(prompt(20))
     runner.prefill(slot, prompt(20))
     tree, plain = hung_chain([[5, 9]], [2]), TokenTree.chain([[5, 9]])
@@ -233,10 +190,3 @@ def test_static_passes_take_no_masks(monkeypatch):
     assert runner.static.num_runs == runs + 1
     assert torch.allclose(runner.forward([slot], tree).logits[:, :2], before, atol=1e-4)
     assert runner.static.num_runs == runs + 1
-
-
-def test_layout_knows_the_first_mask():
-    tree = hung_chain([[5, 9], [8], [8, 9, 7]], [2, 1, 0])
-    layout = partial(PassLayout, [3, 4, 5], tree.num_nodes, tree, True)
-    assert layout().first_mask == [tree.num_nodes] * 3
-    assert layout(is_mask=tree.token_ids >= VOCAB).first_mask == [2, 1, tree.num_nodes]

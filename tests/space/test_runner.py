@@ -1,6 +1,7 @@
 """Mask tokens in the target's pass, held against plain transformers; all other rows keep their bits."""
 
 import copy
+import dataclasses
 from functools import cache
 
 import pytest
@@ -8,20 +9,26 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.tree import TokenTree
+from paceline.errors import IncompatibleModels
 from paceline.modules import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, gated, wrap_model
 from paceline.runner.layout import PassLayout
+from paceline.runner.native import NativeDecoder
 from tests.cache.common import NoWindow, TreePlusOne, with_layout
-from tests.helpers import VOCAB, prompt
+from tests.helpers import VOCAB, on_torch, prompt
 from tests.space.common import adapter, decoder_layers, hung, hung_chain
 from tests.tiny import tiny_model
 
 K = 3
 PREFIX = prompt(11)
 CANDIDATES, PARENTS = [5, 9, 31, 7, 9], [-1, 0, 1, 0, 3]  # two branches of two
-FAMILIES = ["llama", "qwen2", "qwen2-sliding", "mistral", "qwen3", "gpt_neox", "gemma", "gemma2", "granite", "phi"]
+FAMILIES = [
+    *("llama", "qwen2", "qwen2-sliding", "mistral", "qwen3", "gpt_neox", "gemma", "gemma2", "granite", "phi", "phi3"),
+    *("torch llama", "torch qwen2-sliding", "torch qwen3", "torch gemma2"),
+]
 NAMES = {
     "phi": ("self_attn.q_proj", "self_attn.dense", "mlp.fc1", "mlp.fc2"),
+    "phi3": ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
     "falcon": ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
 }
 
@@ -38,11 +45,11 @@ def model(name: str):
 
 @cache
 def target(name: str = "llama") -> LoadedModel:
-    return wrap_model(model(name))
+    return on_torch(model(name.split()[1])) if name.startswith("torch ") else wrap_model(model(name))
 
 
 def worn(name: str = "llama", given: SpaceAdapter | None = None, **options) -> ModelRunner:
-    runner = ModelRunner(target(name), 3, **options)
+    runner, name = ModelRunner(target(name), 3, **options), name.split()[-1]
     runner.wear(given or adapter(name, K, linears=NAMES.get(name)))
     return runner
 
@@ -90,8 +97,23 @@ def worst(runner: ModelRunner, name: str, on: SpaceAdapter, tree: TokenTree | No
 
 @pytest.mark.parametrize("name", [*FAMILIES, "falcon"])
 def test_masks_say_what_transformers_says_with_merged_weights(name):
-    on = adapter(name, K, linears=NAMES.get(name))
-    assert worst(worn(name, on), name, on) < 2e-4
+    kind = name.split()[-1]
+    on = adapter(kind, K, linears=NAMES.get(kind))
+    assert worst(worn(name, on), kind, on) < 2e-4
+
+
+@pytest.mark.parametrize("rank", [33, 256])
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_ranks_of_several_blocks(name, rank):
+    on = adapter(name, K, rank=rank, linears=NAMES.get(name), strength=0.5 / rank**0.5)
+    runner = worn(name, on)
+    assert runner.loaded.native is not None
+    assert worst(runner, name, on) < 2e-4
+
+
+def test_ranks_that_do_not_fit_a_native_pass_are_refused():
+    with pytest.raises(IncompatibleModels, match=r"rank[\s\S]*257[\s\S]*256"):
+        worn("llama", adapter("llama", K, rank=257))
 
 
 KINDS = [
@@ -146,7 +168,7 @@ def next_mask(monkeypatch) -> None:
 
 
 def layout_of(wrong: type[PassLayout]):
-    return lambda monkeypatch: with_layout(monkeypatch, target(), wrong)
+    return lambda monkeypatch: with_layout(monkeypatch, target("torch llama"), wrong)
 
 
 class OtherGroupsSeen(PassLayout):
@@ -155,7 +177,7 @@ class OtherGroupsSeen(PassLayout):
     def _visible(self, row, window):
         mask = super()._visible(row, window)
         if self.is_mask is not None:
-            first, start = self.first_mask[row], self.starts[row]
+            first, start = int(self.is_mask[row].int().argmax()), self.starts[row]
             mask[first + K : first + 2 * K, start + first : start + first + K] = True
         return mask
 
@@ -175,7 +197,7 @@ MUTANTS = [every_row, one_row_off, next_mask, *map(layout_of, (OtherGroupsSeen, 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(monkeypatch, mutant):
     on = adapter("llama", K)
-    runner, oracle = worn("llama", on), mask_logits(model("llama"), on, PREFIX)
+    runner, oracle = worn("torch llama", on), mask_logits(model("llama"), on, PREFIX)
     with monkeypatch.context() as patch:
         mutant(patch)
         if mutant is next_mask:  # the oracle asks for embeddings too
@@ -186,9 +208,23 @@ def test_mutants_are_caught(monkeypatch, mutant):
             assert worst(runner, "llama", on) > 0.01
 
 
+@pytest.mark.parametrize("wrong", [torch.ones_like, lambda is_mask: is_mask.roll(-1, 1), torch.zeros_like])
+def test_native_passes_take_the_rows_of_masks(monkeypatch, wrong):
+    """All rows, each one row too early, none."""
+    right = NativeDecoder.forward
+
+    def forward(self, ids, layout, *rest):
+        is_mask = None if layout.is_mask is None else wrong(layout.is_mask)
+        return right(self, ids, dataclasses.replace(layout, is_mask=is_mask), *rest)
+
+    monkeypatch.setattr(NativeDecoder, "forward", forward)
+    on = adapter("llama", K)
+    assert worst(worn("llama", on), "llama", on) > 0.01
+
+
 def test_a_window_holds_for_masks(monkeypatch):
-    runner, on = worn("mistral"), adapter("mistral", K)
-    with_layout(monkeypatch, target("mistral"), NoWindow)
+    runner, on = worn("torch mistral"), adapter("mistral", K)
+    with_layout(monkeypatch, target("torch mistral"), NoWindow)
     assert worst(runner, "mistral", on) > 0.01
 
 
@@ -207,7 +243,7 @@ def test_other_rows_have_the_bits_of_a_pass_without_adapter(name):
 
 
 def test_every_row_is_noticed_by_the_bits_too(monkeypatch):
-    runner, without = worn(), ModelRunner(target(), 3)
+    runner, without = worn("torch llama"), ModelRunner(target("torch llama"), 3)
     tree = hung_chain([[5, 9]], [K])
     plain = TokenTree(tree.token_ids.clamp(max=0), tree.parents, tree.is_probe)
     plain.token_ids[:, :2] = tree.token_ids[:, :2]

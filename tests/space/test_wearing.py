@@ -15,12 +15,11 @@ from paceline.core.tree import TokenTree
 from paceline.decoding.contract import check_draft
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
 from paceline.modules import SpaceAdapter
-from paceline.quant import PackedLinear
-from paceline.runner import LoadedModel, ModelRunner, fused, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
 from paceline.runner.gated import Gated
 from paceline.runner.hf_adapter import share_copy
 from paceline.runner.weights import with_weights
-from tests.helpers import VOCAB, prompt, sequence
+from tests.helpers import VOCAB, on_torch, prompt, sequence
 from tests.space.common import LLAMA, adapter, hung_chain
 from tests.space.test_runner import read
 from tests.tiny import tiny_model
@@ -28,18 +27,15 @@ from tests.tiny import tiny_model
 K = 3
 TEXT = prompt(11)
 SIZES = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
-PLACES = {"qkv": LLAMA[:3], "o": LLAMA[3:4], "gate_up": LLAMA[4:6], "down": LLAMA[6:]}
+FUSED = {"qkv": LLAMA[:3], "o": LLAMA[3:4], "gate_up": LLAMA[4:6], "down": LLAMA[6:]}
 
 
 @cache
 def target(weights: str | None = None) -> LoadedModel:
-    loaded = wrap_model(tiny_model("llama", **SIZES))
-    if weights == "packed":  # as bfloat16 layers are on a processor that has its instructions
-        model = share_copy(loaded.model)
-        for layer in model.base_model.layers:
-            for place in PLACES:
-                layer.set_submodule(place, PackedLinear(layer.get_submodule(place)))
-        return loaded.with_model(model)
+    model = tiny_model("llama", **SIZES)
+    if weights == "torch":
+        return on_torch(model)
+    loaded = wrap_model(model)
     return with_weights(loaded, weights)[0] if weights else loaded
 
 
@@ -65,19 +61,16 @@ def masks_alone(weights: str | None, text: list[int]) -> torch.Tensor:
     """The text in the cache of the plain target, then a pass of masks over a model with corrections everywhere."""
     plain = ModelRunner(target(weights), 1)
     model = share_copy(plain.loaded.model)
+    model.set_input_embeddings(nn.Embedding.from_pretrained(on().masks))
     for index, layer in enumerate(model.base_model.layers):
-        for place, names in PLACES.items():
+        for place, names in (FUSED if weights == "torch" else {name: (name,) for name in LLAMA}).items():
             layer.set_submodule(place, Everywhere(layer.get_submodule(place), index, names))
     other = plain.sharing_cache(plain.loaded.with_model(model))
-    other.loaded.fused.embeddings = on().masks
     slot = read(plain, text)[0]
     return other.forward([slot], TokenTree.chain([list(range(K))])).logits[0]
 
 
-needs_packing = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is missing")
-
-
-@pytest.mark.parametrize("weights", [None, pytest.param("packed", marks=needs_packing), "int8", "int4"])
+@pytest.mark.parametrize("weights", [None, "torch", "int8", "int4"])
 def test_packed_and_quantised_targets(weights):
     runner, without = ModelRunner(target(weights), 1), ModelRunner(target(weights), 1)
     runner.wear(on())
@@ -118,7 +111,7 @@ def test_a_self_draft_of_the_same_target(first):
 def test_copies_have_a_gate_of_their_own():
     runner = ModelRunner(target(), 1)
     runner.wear(on())
-    assert gated_in(runner.loaded.model) == 8
+    assert gated_in(runner.loaded.model) == 2 * len(LLAMA)
     assert gated_in(target().model) == 0  # another runner's model is not touched
     assert gated_in(share_copy(runner.loaded.model)) == 0
     copied = copy.deepcopy(runner.loaded.model)
@@ -148,7 +141,7 @@ def test_one_adapter_at_a_time():
     runner.wear(adapter("llama", K, **SIZES))  # the same weights, read again
     with pytest.raises(ConfigError, match=r"another SPACE adapter[\s\S]*make another LLM"):
         runner.wear(adapter("llama", K, seed=1, **SIZES))
-    assert gated_in(runner.loaded.model) == 8
+    assert gated_in(runner.loaded.model) == 2 * len(LLAMA)
 
 
 @pytest.mark.parametrize("weights", ["masks", "factors"])
@@ -213,7 +206,7 @@ def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
     slot, chain = read(runner, TEXT)[0], TokenTree.chain([[5, 9]])
     before = runner.forward([slot], chain).logits
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "attend", lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
+        patch.setattr(native, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
         with pytest.raises(RuntimeError, match="in the middle"):
             runner.forward([slot], hung_chain([[5]], [K]))
     assert runner.loaded.gate.rows is None
@@ -221,7 +214,7 @@ def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
 
 
 def test_factors_that_see_other_rows_than_the_pass_are_refused():
-    runner = ModelRunner(target(), 1)
+    runner = ModelRunner(target("torch"), 1)
     runner.wear(on())
     layer = runner.loaded.model.base_model.layers[0].o
     tree = hung_chain([[5]], [K])

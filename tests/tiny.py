@@ -82,6 +82,9 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
 }
 
+UNDESCRIBED = "hunyuan_v1_dense"
+"""Not known to `runner.native`: transformers' layers run it in every dtype, with fast or invariant numerics."""
+
 
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:
     """A random model of the named architecture with weights large enough to make logits differ clearly."""

@@ -60,7 +60,9 @@ def measure(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculative: Dec
     exact = _log_softmax(logits)
     best = exact.topk(min(NUM_TOP, exact.shape[-1])).indices
     noise = _rms(torch.stack([(_log_softmax(one) - exact).gather(-1, best) for one in moved], -1).flatten(1))
-    noise = noise.clamp(min=max(float(_rms(noise)), 1e-30))  # a position where it came out small by chance
+    # Not what came out small by chance, nor below the float32 in which log-probabilities are told (float64 models).
+    told = torch.finfo(exact.dtype).eps / 4 * float(_rms(exact.gather(-1, best)).max())
+    noise = noise.clamp(min=max(float(_rms(noise)), told, 1e-30))
     first = count - rows
     scores = [
         _decision_scores(row, replace(seq, token_ids=text[: len(seq.prompt_ids) + first + index], slot=-1))

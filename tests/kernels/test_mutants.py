@@ -130,12 +130,13 @@ from paceline.kernels import compiler
 compiler.FLAGS = (*compiler.FLAGS, "-g", "-fsanitize={kind}", "-fno-omit-frame-pointer")
 from paceline.kernels import load
 assert load().library is not None, load().reason
-sys.exit(pytest.main(["-n", "0", "-q", "-x", "-k", "llama or gemma2 or olmo2", {str(Path(__file__).with_name("test_passes.py"))!r}]))
+tests = {str(Path(__file__).with_name("test_passes.py"))!r}
+sys.exit(pytest.main(["-n", "0", "-q", "-x", "-k", "llama or gemma2 or olmo2", tests]))
 """
     environment = {
         **os.environ, "LD_PRELOAD": " ".join(found), "PACELINE_CACHE": str(tmp_path),
         "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1",
-        "TSAN_OPTIONS": f"halt_on_error=1 exitcode=66 ignore_noninstrumented_modules=1",
+        "TSAN_OPTIONS": "halt_on_error=1 exitcode=66 ignore_noninstrumented_modules=1",
     }  # fmt: skip
     root = Path(__file__).parents[2]
     done = subprocess.run(

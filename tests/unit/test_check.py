@@ -19,7 +19,7 @@ from paceline.core.outputs import VerifyOutput
 from paceline.errors import ConfigError
 from paceline.prompt_files import read_prompts
 from paceline.runner import ModelRunner, SlotCache
-from tests.tiny import tiny_model
+from tests.tiny import UNDESCRIBED, tiny_model
 
 PROMPTS = [[5, 9, 31, 7, 5, 9, 31], [3, 3, 3, 3, 3], [64, 22, 64, 22, 64]]
 
@@ -45,9 +45,8 @@ class AcceptsAll(Verifier):
         return VerifyOutput(path, torch.full((rows,), nodes - 1), law.scores[:, -1].argmax(-1), is_bonus)
 
 
-def engine(verifier=None, dtype=torch.float32):
-    model = tiny_model("llama", dtype=dtype)
-    return LLM(model, drafter=PromptLookup(), policy=Fixed(4), verifier=verifier, numerics="fast")
+def engine(verifier=None, dtype=torch.float32, name="llama"):
+    return LLM(tiny_model(name, dtype), drafter=PromptLookup(), policy=Fixed(4), verifier=verifier, numerics="fast")
 
 
 def run(llm, **options):
@@ -104,20 +103,32 @@ def test_first_difference():
     assert first_difference([1, 2], [1]) == Divergence(1, 2, None)
 
 
-def test_a_right_engine_passes():
-    report = run(engine())
+@pytest.mark.parametrize(
+    ("name", "dtype", "numerics"),
+    [
+        ("llama", torch.float32, "invariant"),  # native passes know no other, whatever was asked for
+        ("llama", torch.float64, "fast"),  # rounding is finer than the log-probabilities that are compared
+        (UNDESCRIBED, torch.float32, "fast"),
+    ],
+)
+def test_a_right_engine_passes(name, dtype, numerics):
+    llm = engine(name=name, dtype=dtype)
+    assert (llm.loaded.native is not None) == (numerics == "invariant")
+    report = run(llm)
     assert report.verdicts == {"identical": 6, "near_tie": 0, "bug": 0}
     assert report.passed
     assert report.mean_acceptance_length > 1
-    assert (report.exact, report.lossless, report.numerics) == (True, True, "fast")
+    assert (report.exact, report.lossless, report.numerics) == (True, True, numerics)
 
 
-def test_bfloat16_has_no_bugs():
-    assert run(engine(dtype=torch.bfloat16)).verdicts["bug"] == 0
+@pytest.mark.parametrize("name", ["llama", UNDESCRIBED])
+def test_bfloat16_has_no_bugs(name):
+    assert run(engine(dtype=torch.bfloat16, name=name)).verdicts["bug"] == 0
 
 
-def test_a_verifier_that_accepts_everything_is_a_bug():
-    report = run(engine(AcceptsAll()))
+@pytest.mark.parametrize("name", ["llama", UNDESCRIBED])
+def test_a_verifier_that_accepts_everything_is_a_bug(name):
+    report = run(engine(AcceptsAll(), name=name))
     assert report.verdicts["bug"] >= 4
     assert not report.passed
     bug = next(c for c in report.comparisons if c.verdict is Verdict.BUG)
@@ -125,17 +136,19 @@ def test_a_verifier_that_accepts_everything_is_a_bug():
     assert {"gap", "noise", "position", "plain_token", "speculative_token"} <= bug.as_dict().keys()
 
 
-def twins(numerics):
+def twins(name, numerics):
     """An engine whose tokens 48 to 95 have the weights of tokens 0 to 47: each is as likely as its twin."""
-    model = tiny_model("llama")
+    model = tiny_model(name)
     with torch.no_grad():
         model.lm_head.weight[48:96] = model.lm_head.weight[:48]
     return LLM(model, drafter=PromptLookup(), policy=Fixed(4), numerics=numerics)
 
 
-@pytest.mark.parametrize("numerics", ["fast", "invariant"])
-def test_a_tie_is_a_near_tie_with_fast_numerics_and_a_bug_with_invariant_ones(numerics):
-    llm = twins(numerics)
+@pytest.mark.parametrize(
+    ("name", "numerics"), [(UNDESCRIBED, "fast"), (UNDESCRIBED, "invariant"), ("llama", "invariant")]
+)
+def test_a_tie_is_a_near_tie_with_fast_numerics_and_a_bug_with_invariant_ones(name, numerics):
+    llm = twins(name, numerics)
     params = SamplingParams(max_tokens=12, seed=0)
     ids = llm.plain().generate([PROMPTS[0]], params)[0].token_ids
     place = next(i for i, token in enumerate(ids) if token < 48 and i > 2)
@@ -148,8 +161,9 @@ def test_a_tie_is_a_near_tie_with_fast_numerics_and_a_bug_with_invariant_ones(nu
     assert judge(llm, PROMPTS[0], params, 0, Decoded(ids, None), Decoded(wrong, None)).verdict is Verdict.BUG
 
 
-def test_the_reference_shares_no_pass_with_the_engine(monkeypatch):
-    llm = engine()
+@pytest.mark.parametrize("name", ["llama", UNDESCRIBED])
+def test_the_reference_shares_no_pass_with_the_engine(name, monkeypatch):
+    llm = engine(name=name)
     params = SamplingParams(temperature=0.8, max_tokens=12, seed=0, logprobs=20)
     answer = llm.generate([PROMPTS[0]], params)[0].outputs[0]
     side = Decoded(answer.token_ids, answer.finish_reason, answer.logprobs)
@@ -159,7 +173,8 @@ def test_the_reference_shares_no_pass_with_the_engine(monkeypatch):
     found = judge(llm, PROMPTS[0], params, answer.seed, side, side, with_reference=True)
     assert found.verdict is Verdict.IDENTICAL
     assert found.measured is not None
-    assert 0 < found.measured.speculative.typical < 2
+    typical = found.measured.speculative.typical
+    assert typical == 0 if llm.numerics == "invariant" else 0 < typical < 2
 
 
 def test_only_a_few_answers_are_held_against_the_reference():

@@ -1,7 +1,8 @@
-"""`check` must be able to fail: each fault below is planted in an engine, in both numerics, and reported as a bug.
+"""`check` must be able to fail: each fault below is planted in an engine and reported as a bug.
 
-The models are float32, where rounding is small. In 16 bits and with fast numerics a fault that moves scores by less
-than rounding does cannot be told from it, see `paceline.checks.reference`.
+The faults lie where every engine passes: the native one, whose bits are invariant by construction, and that of
+transformers' layers in both numerics. The models are float32, where rounding is small. In 16 bits and with fast
+numerics a fault that moves scores by less than rounding does cannot be told from it, see `paceline.checks.reference`.
 """
 
 from dataclasses import replace
@@ -12,18 +13,26 @@ import torch
 from paceline import LLM, Fixed, PromptLookup
 from paceline.check import check
 from paceline.core.outputs import TargetOutput
-from paceline.runner import ModelRunner, SlotCache
+from paceline.core.tree import TokenTree
+from paceline.runner import LoadedModel, ModelRunner, SlotCache
 from paceline.runner.layout import PassLayout
 from tests.adversaries import Scripted
-from tests.tiny import tiny_model
+from tests.tiny import UNDESCRIBED, tiny_model
 
 PROMPTS = [[5, 9, 31, 7, 5, 9, 31], [3, 3, 3, 3, 3]]
 HIDDEN = 4
 """The cached column that mutants hide."""
 
 
-def engine(numerics, dtype=torch.float32):
-    return LLM(tiny_model("llama", dtype=dtype), drafter=PromptLookup(), policy=Fixed(4), numerics=numerics)
+NATIVE, FAST, INVARIANT = ("llama", "invariant"), (UNDESCRIBED, "fast"), (UNDESCRIBED, "invariant")
+"""Engines: an architecture, native or not, and its numerics."""
+
+
+def engine(kind, dtype=torch.float32):
+    name, numerics = kind
+    llm = LLM(tiny_model(name, dtype), drafter=PromptLookup(), policy=Fixed(4), numerics=numerics)
+    assert (llm.loaded.native is not None) == (kind == NATIVE)
+    return llm
 
 
 class Trees(Scripted):
@@ -41,8 +50,9 @@ class Trees(Scripted):
         return super().right(seq, count)
 
 
-def tree_engine(numerics, dtype=torch.float32):
-    model = tiny_model("llama", dtype=dtype)
+def tree_engine(kind, dtype=torch.float32):
+    name, numerics = kind
+    model = tiny_model(name, dtype)
     drafter = Trees(LLM(model, numerics=numerics), [None, 1, 2])
     return LLM(model, drafter=drafter, policy=Fixed(4, 12), numerics=numerics)
 
@@ -53,20 +63,38 @@ def run(llm):
 
 def verifies(layout) -> bool:
     """Whether the pass holds a draft, and not a prompt or the one node of plain decoding (and what pads it)."""
-    return layout.tree is not None and (layout.num_given or layout.num_nodes) > 1
+    if layout.tree is None:
+        return False
+    text = layout.num_nodes - (layout.head_rows or layout.num_nodes)
+    return (layout.num_given or layout.num_nodes) - text > 1
+
+
+def at_pass(monkeypatch, damage):
+    """damage(layout, cache) before each pass; what it returns is called behind it."""
+    right = LoadedModel.forward
+
+    def forward(loaded, token_ids, layout, cache, states=None):
+        mend = damage(layout, cache)
+        logits = right(loaded, token_ids, layout, cache, states)
+        if mend is not None:
+            mend()
+        return logits
+
+    monkeypatch.setattr(LoadedModel, "forward", forward)
 
 
 def hide(monkeypatch, hides):
-    """Rows of passes for which `hides` holds miss one committed column."""
-    right = PassLayout._visible
+    """Rows of passes for which `hides` holds read zeros in one committed column."""
 
-    def hidden(layout, row, window):
-        mask = right(layout, row, window)
-        if hides(layout) and layout.starts[row] > HIDDEN:
-            mask[:, HIDDEN] = False
-        return mask
+    def damage(layout, cache):
+        rows = zip(layout.slots or range(len(layout.starts)), layout.starts, strict=True) if hides(layout) else ()
+        columns = [layer[s, :, HIDDEN] for s, start in rows if start > HIDDEN for layer in (*cache.keys, *cache.values)]
+        were = [column.clone() for column in columns]
+        for column in columns:
+            column.zero_()
+        return lambda: [column.copy_(was) for column, was in zip(columns, were, strict=True)]
 
-    monkeypatch.setattr(PassLayout, "_visible", hidden)
+    at_pass(monkeypatch, damage)
 
 
 def hides_a_column_from_drafts(monkeypatch):
@@ -121,17 +149,25 @@ def keeps_a_rejected_column(monkeypatch):
     at_commit(monkeypatch, damage)
 
 
-def shifts_the_second_token_of_a_chain(monkeypatch):
-    right = PassLayout.position_ids.func
-
-    def shifted(layout):
-        positions = right(layout)
+def shifts_the_positions_of_a_draft(monkeypatch):
+    def damage(layout, cache):
         if verifies(layout):
-            positions = positions.clone()
-            positions[..., 1] += 1
-        return positions
+            layout.offsets = [offset + 1 for offset in layout.offsets or [0] * len(layout.starts)]
 
-    monkeypatch.setattr(PassLayout, "position_ids", property(shifted))
+    at_pass(monkeypatch, damage)
+
+
+def mistakes_the_parent_of_the_third_token(monkeypatch):
+    """It stands where the second does, and does not see it."""
+
+    def damage(layout, cache):
+        text = layout.num_nodes - (layout.head_rows or layout.num_nodes)
+        if verifies(layout) and layout.num_nodes - text > 2 and layout.tree.parents[0, text + 2] == text + 1:
+            parents = layout.tree.parents.clone()
+            parents[:, text + 2] = text
+            layout.tree = replace(layout.tree, parents=parents)
+
+    at_pass(monkeypatch, damage)
 
 
 def keeps_the_rows_behind_the_accepted_ones(monkeypatch):
@@ -146,26 +182,27 @@ MUTANTS = [
     rounds_accepted_keys_to_float16,
     rounds_every_key,
     keeps_a_rejected_column,
-    shifts_the_second_token_of_a_chain,
+    shifts_the_positions_of_a_draft,
+    mistakes_the_parent_of_the_third_token,
     keeps_the_rows_behind_the_accepted_ones,
 ]
-BOTH = pytest.mark.parametrize("numerics", ["fast", "invariant"])
+EVERY = pytest.mark.parametrize("kind", [NATIVE, FAST, INVARIANT], ids=["native", "fast", "invariant"])
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("make", [engine, tree_engine])
-def test_without_a_fault_it_passes(make, numerics):
-    report = run(make(numerics, torch.bfloat16))
+def test_without_a_fault_it_passes(make, kind):
+    report = run(make(kind, torch.bfloat16))
     assert report.passed
-    assert report.verdicts["identical"] == 4 or numerics == "fast"
-    assert report.numerics == numerics
+    assert report.verdicts["identical"] == 4 or kind == FAST
+    assert report.numerics == kind[1]
     assert report.num_references == 4
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_fault_is_a_bug(mutant, numerics, monkeypatch):
-    llm = engine(numerics)
+def test_a_fault_is_a_bug(mutant, kind, monkeypatch):
+    llm = engine(kind)
     mutant(monkeypatch)
     report = run(llm)
     assert report.verdicts["bug"] >= 1
@@ -178,37 +215,38 @@ def rounds_accepted_keys_to_8_bits(monkeypatch):
 
 
 @pytest.mark.parametrize("mutant", [hides_a_column_from_drafts, rounds_accepted_keys_to_8_bits])
-def test_in_16_bits_a_fault_is_no_tie_where_bits_count(mutant, monkeypatch):
+@pytest.mark.parametrize("kind", [NATIVE, INVARIANT], ids=["native", "invariant"])
+def test_in_16_bits_a_fault_is_no_tie_where_bits_count(mutant, kind, monkeypatch):
     """These move scores about as far as rounding does in bfloat16, where fast numerics may take them for it."""
-    llm = engine("invariant", torch.bfloat16)
+    llm = engine(kind, torch.bfloat16)
     mutant(monkeypatch)
     report = run(llm)
     assert report.verdicts["near_tie"] == 0
     assert not report.passed
 
 
-@BOTH
+@EVERY
 @pytest.mark.parametrize("mutant", [hides_a_column_from_plain_decoding_too, rounds_every_key])
-def test_only_the_reference_sees_a_fault_of_both_sides(mutant, numerics, monkeypatch):
-    llm = engine(numerics)
+def test_only_the_reference_sees_a_fault_of_both_sides(mutant, kind, monkeypatch):
+    llm = engine(kind)
     mutant(monkeypatch)
     report = run(llm)
     found = [one.measured for one in report.comparisons if one.measured is not None]
     assert any(not one.plain.is_rounding and not one.speculative.is_rounding for one in found)
 
 
-@BOTH
-def test_scores_are_compared_where_the_tokens_are_the_same(numerics, monkeypatch):
+@EVERY
+def test_scores_are_compared_where_the_tokens_are_the_same(kind, monkeypatch):
     """A fault too small to change a token of these answers."""
-    llm = engine(numerics)
+    llm = engine(kind)
     rounds_accepted_keys_to_float16(monkeypatch)
     report = run(llm)
     assert any(one.position is None and one.verdict.value == "bug" for one in report.comparisons)
 
 
-@BOTH
-def test_rows_of_a_tree_that_stay_where_they_were_are_a_bug(numerics, monkeypatch):
-    llm = tree_engine(numerics)
+@EVERY
+def test_rows_of_a_tree_that_stay_where_they_were_are_a_bug(kind, monkeypatch):
+    llm = tree_engine(kind)
     right = SlotCache.commit
     monkeypatch.setattr(
         SlotCache, "commit", lambda cache, slot, nodes: right(cache, slot, list(range(1, len(nodes) + 1)))
@@ -216,8 +254,22 @@ def test_rows_of_a_tree_that_stay_where_they_were_are_a_bug(numerics, monkeypatc
     assert run(llm).verdicts["bug"] >= 1
 
 
-def test_siblings_that_see_each_other_are_a_bug(monkeypatch):
-    llm = tree_engine("fast")
+@EVERY
+def test_siblings_that_see_each_other_are_a_bug(kind, monkeypatch):
+    """Each node but the root takes the one before it for its parent."""
+    llm = tree_engine(kind)
+
+    def damage(layout, cache):
+        if verifies(layout) and not layout.tree.is_chain:
+            layout.tree = TokenTree.chain(layout.tree.token_ids.tolist())
+
+    at_pass(monkeypatch, damage)
+    assert run(llm).verdicts["bug"] >= 1
+
+
+def test_siblings_that_are_seen_from_their_own_places_are_a_bug(monkeypatch):
+    """Of masks alone, which only transformers' layers read."""
+    llm = tree_engine(FAST)
     right = PassLayout._visible
 
     def leaking(layout, row, window):
@@ -232,11 +284,11 @@ def test_siblings_that_see_each_other_are_a_bug(monkeypatch):
 
 def test_a_pass_of_many_rows_cannot_excuse_itself(monkeypatch):
     """Noise added to wide passes alone, ten times what rounding does: none of it counts as rounding."""
-    llm = engine("fast")
+    llm = engine(FAST)
     right = ModelRunner.forward
 
-    def noisy(runner, slots, tree):
-        logits = right(runner, slots, tree).logits
+    def noisy(runner, slots, tree, text=()):
+        logits = right(runner, slots, tree, text).logits
         if tree.num_nodes > 1:
             rng = torch.Generator().manual_seed(tree.num_nodes)
             logits = logits + 3e-5 * torch.randn(logits.shape, generator=rng)
@@ -251,17 +303,18 @@ def test_a_pass_of_many_rows_cannot_excuse_itself(monkeypatch):
     assert before == pytest.approx(after, rel=0.5)
 
 
-@BOTH
-def test_rounding_that_turns_a_tie_is_a_near_tie_only_where_bits_do_not_count(numerics, monkeypatch):
+@EVERY
+def test_rounding_that_turns_a_tie_is_a_near_tie_only_where_bits_do_not_count(kind, monkeypatch):
     """Tokens in pairs of equal weights; wide passes round the second of each pair up by the last bit."""
-    model = tiny_model("llama")
+    name, numerics = kind
+    model = tiny_model(name)
     with torch.no_grad():
         model.lm_head.weight[48:96] = model.lm_head.weight[:48]
     llm = LLM(model, drafter=PromptLookup(), policy=Fixed(4), numerics=numerics)
     right = ModelRunner.forward
 
-    def rounds_up(runner, slots, tree):
-        logits = right(runner, slots, tree).logits.clone()
+    def rounds_up(runner, slots, tree, text=()):
+        logits = right(runner, slots, tree, text).logits.clone()
         logits[..., 48:96] = logits[..., :48]
         if tree.num_nodes > 1:
             logits[..., 48:96] += logits.abs().max() * 2e-7

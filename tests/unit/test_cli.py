@@ -55,7 +55,9 @@ def test_sampling_is_reproducible_and_takes_every_option(model):
     assert [one["token_ids"] for one in plain["outputs"]] == [one["token_ids"] for one in drafted["outputs"]]
     assert len(plain["outputs"]) == 2
     assert plain["seed"] == 5
-    assert plain["numerics"] == "fast"
+    assert plain["numerics"] == "invariant"  # native passes know no other
+    options[options.index("float32")] = "float64"
+    assert answer("generate", model, *GENERATE, *options)["numerics"] == "fast"
 
 
 def test_a_stream_says_the_text_on_stdout_and_the_rest_on_stderr(model):

@@ -1,7 +1,10 @@
 """A vision-language model through the front door: the answers of plain transformers, and nothing computed twice."""
 
+import copy
 import dataclasses
+import gc
 import json
+import weakref
 from functools import cache
 
 import pytest
@@ -13,7 +16,8 @@ from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
 from paceline.check import check
 from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
-from paceline.runner import LoadedModel, ModelRunner, load_model, model_runner, with_weights, wrap_model
+from paceline.quant import PackedLinear
+from paceline.runner import LoadedModel, ModelRunner, hf_loading, load_model, native, with_weights, wrap_model
 from paceline.runner.fused import FusedLayer
 from tests.vision.families import assistant, make, picture, plain_answer, user
 
@@ -84,6 +88,7 @@ def test_prompts_without_pictures():
 
 def test_halves_share_the_weights():
     model, processor = make("llava")
+    model = copy.deepcopy(model).double()  # run by layers of ours over the model's tensors, joined or not
     taken = wrap_model(model, processor=processor)
     own = {p.data_ptr(): p for p in model.parameters()}
     assert any(isinstance(m, FusedLayer) for m in taken.model.modules())
@@ -93,6 +98,34 @@ def test_halves_share_the_weights():
     assert all(p.data_ptr() in own for p in taken.vision.tower.parameters())
     held = {*taken.model.parameters(), *taken.vision.tower.parameters()}
     assert sum(p.numel() for p in held) == sum(p.numel() for p in model.parameters()), "a weight is held twice"
+
+
+def test_halves_of_native_passes_hold_packed_weights_in_the_place_of_plain_ones():
+    model, processor = make("llava")
+    taken = wrap_model(model, processor=processor)
+    assert taken.native is not None
+    own = {p.data_ptr() for p in model.parameters()}
+    held = {*taken.model.parameters(), *taken.vision.tower.parameters()}
+    assert all(p.data_ptr() in own for p in held)
+    packed = [m for m in taken.model.modules() if isinstance(m, PackedLinear)]
+    numbers = sum(p.numel() for p in held) + sum(m.in_features * m.out_features for m in packed)
+    assert numbers == sum(p.numel() for p in model.parameters()), "a weight is held twice"
+
+
+def test_a_loaded_model_keeps_no_plain_weight_that_is_packed(folder, monkeypatch):
+    plain, prepare = [], hf_loading._prepare_vlm
+
+    def noted(model, *args):
+        layers = model.base_model.language_model.layers
+        plain.extend(weakref.ref(p) for p in layers.parameters() if p.dim() > 1)
+        return prepare(model, *args)
+
+    monkeypatch.setattr(hf_loading, "_prepare_vlm", noted)
+    taken = load_model(str(folder), device="cpu")
+    gc.collect()
+    assert taken.native is not None
+    assert plain
+    assert not any(one() is not None for one in plain)
 
 
 def test_model_of_the_caller_stays_as_it_is():
@@ -218,29 +251,46 @@ class _Blind:
         return dataclasses.replace(found, rows=torch.zeros_like(found.rows))
 
 
-def test_load_time_check_catches_a_blind_tower():
-    taken = loaded()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["native", "torch"])
+def test_load_time_check_catches_a_blind_tower(dtype):
+    model, processor = make("llava")
+    taken = wrap_model(copy.deepcopy(model).to(dtype), processor=processor)
     assert taken.sight is not None
     fresh = dataclasses.replace(taken.sight, checked=set())
     ModelRunner(dataclasses.replace(taken, sight=fresh), 1)
-    assert fresh.checked == {False}
+    assert fresh.checked == {dtype == torch.float32}  # native passes are invariant
     blind = dataclasses.replace(taken, sight=dataclasses.replace(fresh, checked=set()), vision=_Wrapped(taken.vision))
     with pytest.raises(IncompatibleModels, match="picture"):
         ModelRunner(blind, 1)
 
 
+def _reads_blindly(monkeypatch, is_blind):
+    """Where `is_blind` holds for a layout, the rows of pictures reach the model as zeros."""
+    real = LoadedModel.prefill
+
+    def prefill(self, token_ids, layout, cache, states=None):
+        if layout.rows is not None and is_blind(layout):
+            layout.rows = dataclasses.replace(layout.rows, embeds=torch.zeros_like(layout.rows.embeds))
+        return real(self, token_ids, layout, cache, states)
+
+    monkeypatch.setattr(LoadedModel, "prefill", prefill)
+
+
+def test_load_time_check_reads_natively(monkeypatch):
+    _reads_blindly(monkeypatch, lambda layout: True)
+    fresh = dataclasses.replace(loaded(), sight=dataclasses.replace(loaded().sight, checked=set()))
+    assert fresh.native is not None
+    with pytest.raises(IncompatibleModels, match="picture"):
+        ModelRunner(fresh, 1)
+
+
 @pytest.mark.parametrize("before", [0, 1])
 def test_load_time_check_reads_as_the_runner_will(before, monkeypatch):
-    """Invariant numerics read in a way of their own: what is wrong there alone is found, also behind a fast runner."""
-    taken, real = loaded(), model_runner.padded_prefill
-
-    def blind(runner, slot, chunk, rows=None):
-        if runner.invariant and rows is not None:
-            rows = dataclasses.replace(rows, embeds=torch.zeros_like(rows.embeds))
-        return real(runner, slot, chunk, rows)
-
-    monkeypatch.setattr(model_runner, "padded_prefill", blind)
-    fresh = dataclasses.replace(taken, sight=dataclasses.replace(taken.sight, checked=set()))
+    """What is wrong with invariant numerics alone is found, also behind a fast runner (layers of transformers')."""
+    monkeypatch.delitem(native.FORMS, "llama")
+    model, processor = make("llava")
+    fresh = wrap_model(model, processor=processor)
+    _reads_blindly(monkeypatch, lambda layout: layout.canonical)
     for _ in range(before):
         ModelRunner(fresh, 1, invariant=False)
     with pytest.raises(IncompatibleModels, match="picture"):

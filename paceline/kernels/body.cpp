@@ -85,6 +85,15 @@ INLINE void tile_part(const void* w, const float* x, int64_t stride, int64_t pai
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
   for (int64_t k = 0; k < pairs; k++) {
+    if (C == 4) {  // few rows: a vector of weights at a time leaves registers for four
+      UNROLL for (int c = 0; c < C; c++) {
+        vf even, odd;
+        Format::load_pair(w, k, column + c * LANES, even, odd);
+        UNROLL for (int r = 0; r < R; r++)
+          sums[r][c] = fma(odd, set(x[r * stride + 2 * k + 1]), fma(even, set(x[r * stride + 2 * k]), sums[r][c]));
+      }
+      continue;
+    }
     vf even[C], odd[C];
     UNROLL for (int c = 0; c < C; c++) Format::load_pair(w, k, column + c * LANES, even[c], odd[c]);
     UNROLL for (int r = 0; r < R; r++) {
@@ -98,7 +107,7 @@ INLINE void tile_part(const void* w, const float* x, int64_t stride, int64_t pai
 
 template <class Format, int R>
 static void tile_floats(const void* w, const float* x, int64_t stride, int64_t pairs, float* out) {
-  constexpr int C = LANES == 16 ? 2 : R == 1 ? 4 : 2;
+  constexpr int C = LANES == 16 ? 2 : R <= 2 ? 4 : 2;
   for (int column = 0; column < BLOCK; column += C * LANES) tile_part<Format, R, C>(w, x, stride, pairs, column, out);
 }
 

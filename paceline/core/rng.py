@@ -57,8 +57,14 @@ def uniforms(
 
     seeds: 64-bit seed of each row. positions: absolute token positions (the token that the numbers decide).
     """
+    return _uniforms(seeds, positions, purpose, _weyl(count, seeds.device))
+
+
+def _uniforms(
+    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, weyl: Int[Tensor, " C"]
+) -> Float[Tensor, "B N C"]:
     key = _mix_(_mix_(seeds.unsqueeze(1) + positions * _WEYL) ^ (_signed(int(purpose) * _MIX_2 % (1 << 64))))
-    bits = _mix_(key.unsqueeze(-1) + _weyl(count, seeds.device))
+    bits = _mix_(key.unsqueeze(-1) + weyl)
     bits = bits.bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)  # 52 bits and a half are exact in float64
     return bits.double().add_(0.5).mul_(2.0**-52)
 
@@ -67,5 +73,16 @@ def gumbel(
     seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, count: int
 ) -> Float[Tensor, "B N {count}"]:
     """float32 standard Gumbel noise: argmax(log p + gumbel) is a draw from p."""
-    exponential = uniforms(seeds, positions, purpose, count).log_().neg_().float()
+    return _gumbel(uniforms(seeds, positions, purpose, count))
+
+
+def gumbel_of(
+    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, columns: Int[Tensor, " C"]
+) -> Float[Tensor, "B N C"]:
+    """These columns of `gumbel` for any count above them."""
+    return _gumbel(_uniforms(seeds, positions, purpose, (columns + 1) * _WEYL))
+
+
+def _gumbel(uniform: Tensor) -> Tensor:
+    exponential = uniform.log_().neg_().float()
     return exponential.clamp_(min=1e-38).log_().neg_()

@@ -38,8 +38,10 @@ from ..modules import EagleHead
 from ..runner import LoadedModel, ModelRunner
 from ..sampling.undraftable import columns_of
 from ..schema import checked_call
+from .draft_layer import DraftLayer, Level
+from .eagle_native import NativeEagle
 from .eagle_pass import EaglePass
-from .likeliest import likeliest
+from .likeliest import Best, likeliest
 from .trees import MC_SIM_7B_63, Dynamic, Growing, Static, cut, stacked
 
 Shape = Literal["dynamic", "static", "chain"]
@@ -67,7 +69,7 @@ class Eagle(Drafter):
         self._given, self.tree = head, tree
         self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]
         self.source = self.name
-        self._pass: EaglePass | None = None
+        self._pass: EaglePass | NativeEagle | None = None
 
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
@@ -79,14 +81,15 @@ class Eagle(Drafter):
         embeddings = target.loaded.model.get_input_embeddings().weight
         assert isinstance(embeddings, Tensor)
         rows = embeddings if head.config.own_lm_head else output_rows(target.loaded)
-        self._pass = EaglePass(head, embeddings, rows, target.cache.num_slots)
-        self._target, self._vocab_size, self._shares_noise = target, target.vocab_size, verifier.exact
+        kind = NativeEagle if DraftLayer.fits(embeddings) else EaglePass
+        self._pass = kind(head, embeddings, rows, target.cache.num_slots)
+        self._target, self._shares_noise = target, verifier.exact
         self._barred = columns_of(target.undraftable, self._pass.draft_ids)
         self.source = "eagle3" if head.config.version == 3 else "eagle"
         target.states.watch(head.config.states)
 
     @property
-    def layer(self) -> EaglePass:
+    def layer(self) -> EaglePass | NativeEagle:
         """The head as it drafts, once bound."""
         assert self._pass is not None, "bind() comes first"
         return self._pass
@@ -117,11 +120,10 @@ class Eagle(Drafter):
         token, reading = list[float](), list[float]()
         for _ in range(4):  # the first warms up
             begin = time.perf_counter()
-            hidden = layer.digest([0], [[0] * 64], [states])
-            hidden[0, 0, 0].item()  # reading waits for the device
+            level = layer.digest([0], [[0] * 64], [states])
+            level.hidden[0, 0, 0].item()  # reading waits for the device
             middle = time.perf_counter()
-            hidden = layer.step(wide, hidden, wide)
-            self._children(layer.logits(hidden), [], 0, self.top_k)
+            self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)
             reading.append((middle - begin) / 64)
             token.append(time.perf_counter() - middle)
             layer.cache.lengths[0] = length
@@ -154,9 +156,9 @@ class Eagle(Drafter):
     def _grow(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], growing: Seq[Growing]) -> None:
         layer, device = self.layer, self._target.loaded.device
         most = min(self.top_k, max(budget.nodes for budget in budgets))
-        hidden = self._catch_up(seqs)
+        level = self._catch_up(seqs, most)
         while True:
-            tokens, logps = self._children(layer.logits(hidden), seqs, max(tree.level for tree in growing), most)
+            tokens, logps = self._children(level, seqs, max(tree.level for tree in growing), most)
             fed = [{node: place for place, node in enumerate(tree.frontier)} for tree in growing]
             for row, (tree, budget) in enumerate(zip(growing, budgets, strict=True)):
                 if tree.frontier:
@@ -171,10 +173,10 @@ class Eagle(Drafter):
             ids = [[tree.tokens[node] for node in tree.frontier] + rest for tree, _, rest in fill]
             ups = [[places[tree.parents[node]] for node in tree.frontier] + rest for tree, places, rest in fill]
             packed = torch.tensor([ids, ups], device=device)  # [2, B, F]
-            hidden = layer.step(packed[0], hidden, packed[1])
+            level = layer.step(packed[0], level.hidden, packed[1], most)
 
-    def _catch_up(self, seqs: Seq[Sequence]) -> Tensor:
-        """Digest all pairs that are pending; h of the last ones [B, 1, E]."""
+    def _catch_up(self, seqs: Seq[Sequence], most: int) -> Level:
+        """Digest all pairs that are pending; what the last ones leave, [B, 1, ...]."""
         layer = self.layer
         tokens, states = list[list[int]](), list[Tensor]()
         for seq in seqs:
@@ -183,16 +185,17 @@ class Eagle(Drafter):
             layer.cache.lengths[seq.slot] = begin
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.states.read(seq.slot, begin, last + 1, layer.config.states))
-        return layer.digest([seq.slot for seq in seqs], tokens, states)
+        return layer.digest([seq.slot for seq in seqs], tokens, states, most)
 
     def _children(
-        self, logits: Tensor, seqs: Seq[Sequence], level: int, most: int
+        self, level: Level, seqs: Seq[Sequence], offset: int, most: int
     ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """The likeliest tokens after each row of logits [B, F, Vd] and their log-probabilities, [B, F, most] each."""
-        width = logits.shape[1]
+        """The likeliest tokens after each row of a level and their log-probabilities, [B, F, most] each."""
+        width = level.logits.shape[1]
         rows = [seq for seq in seqs for _ in range(width)]
-        flat, ids = logits.flatten(0, 1), self.layer.draft_ids
-        tokens, logps = likeliest(flat, ids, self._vocab_size, rows, level, most, self._shares_noise, self._barred)
+        flat, ids, shares = level.logits.flatten(0, 1), self.layer.draft_ids, self._shares_noise
+        found = None if level.best is None else Best(*(part.flatten(0, 1) for part in level.best))
+        tokens, logps = likeliest(flat, ids, rows, offset, most, shares, self._barred, found)
         begins = range(0, len(tokens), width)
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
 

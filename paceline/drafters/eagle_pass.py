@@ -1,4 +1,4 @@
-"""An EAGLE head made ready for drafting: joined weights, tables of rotations, and its own cache.
+"""An EAGLE head made ready for drafting in torch: joined weights, tables of rotations, and its own cache.
 
 A head is one decoder layer, so that key and value of a pair (f_t, x_{t+1}) depend on nothing but that pair. What was
 emitted since the last round is digested by those two products; the rest of the layer runs for the last pair only:
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..modules.eagle import EagleHead
 from ..modules.rotary import rotation
-from ..quant import PackedLinear
 from .draft_cache import DraftCache, Rows, side_by_side
+from .draft_layer import Level
 
 CHUNK = 512
 """Pairs digested at once."""
@@ -37,20 +37,22 @@ class EaglePass:
         attention, mlp = layer.self_attn, layer.mlp
         self.config, self.draft_ids = config, head.draft_ids
         self._embeddings = (head.embed_tokens.weight if config.own_embeddings else embeddings).detach()
-        self._fc = _ready(head.fc)
-        self._query, self._key_value = _ready(attention.q_proj), _ready(_joined(attention.k_proj, attention.v_proj))
-        self._out = _ready(attention.o_proj)
-        self._gate_up, self._down = _ready(_joined(mlp.gate_proj, mlp.up_proj)), _ready(mlp.down_proj)
+        self._fc = head.fc
+        self._query, self._key_value = attention.q_proj, _joined(attention.k_proj, attention.v_proj)
+        self._out = attention.o_proj
+        self._gate_up, self._down = _joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
         self._mlp_norm = layer.post_attention_layernorm
         if config.version == 3:
             self._token_norm, self._hidden_norm, self._norm = layer.input_layernorm, layer.hidden_norm, head.norm
         rows = head.lm_head.weight if config.own_lm_head else lm_head.detach().to(device, dtype)[head.draft_ids]
-        self._lm_head = _ready(_linear(rows, None))
+        self._lm_head = _linear(rows, None)
         self.cache = DraftCache(num_slots, config.num_key_value_heads, config.head_dim, dtype, device)
         self._cos = self._sin = torch.empty(0, device=device)
 
-    def digest(self, slots: Sequence[int], tokens: Sequence[Sequence[int]], states: Sequence[Tensor]) -> Tensor:
-        """Read the pairs that each slot has not digested yet, at least one; h of the last ones, [B, 1, E].
+    def digest(
+        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], states: Sequence[Tensor], most: int = 0
+    ) -> Level:
+        """Read the pairs that each slot has not digested yet, at least one; the level of the last ones, [B, 1, ...].
 
         tokens: x_{n+1} .. x_{T-1} of each row. states: f_n .. f_{T-2} of each row, [P, len(states) E].
         """
@@ -64,10 +66,10 @@ class EaglePass:
         x, residual, last = self._digest(slots, rest)
         self._round(slots)
         query = self._query(x[last])[:, None]  # [B, 1, Hq d]
-        return self._finish(query, residual[last][:, None], self._lengths - 1, self._longest)
+        return self._level_of(self._finish(query, residual[last][:, None], self._lengths - 1, self._longest))
 
-    def step(self, tokens: Tensor, hidden: Tensor, parents: Tensor) -> Tensor:
-        """One level of the trees: what the nodes [B, F] leave behind, h [B, F, E].
+    def step(self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0) -> Level:
+        """One level of the trees: what the nodes [B, F] leave behind.
 
         hidden: h of the level before [B, G, E]. parents: which of its rows each node hangs under, [B, F].
         """
@@ -89,11 +91,11 @@ class EaglePass:
                 above = self._sees[every, parents]
             own = torch.eye(width, dtype=torch.bool, device=device).expand(batch, width, width)
             self._sees = torch.cat([above, own], -1)  # [B, F, begin + F]
-        return self._finish(self._query(x), residual, positions[:, 0], begin + width)
+        return self._level_of(self._finish(self._query(x), residual, positions[:, 0], begin + width))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
-        return self._lm_head(self._norm(hidden) if self.config.version == 3 else hidden)
+    def _level_of(self, hidden: Tensor) -> Level:
+        """With its logits; nothing is sought among them."""
+        return Level(hidden, self._lm_head(self._norm(hidden) if self.config.version == 3 else hidden))
 
     def _round(self, slots: Sequence[int]) -> None:
         """Begin a tree for each of these slots behind what they have digested; see `draft_cache`.
@@ -191,8 +193,3 @@ def _joined(first: nn.Linear, second: nn.Linear) -> nn.Linear:
     """One layer with the outputs of both."""
     bias = None if first.bias is None else torch.cat([first.bias, second.bias])
     return _linear(torch.cat([first.weight, second.weight]), bias)
-
-
-def _ready(linear: nn.Linear) -> nn.Module:
-    """In the form that multiplies fastest here."""
-    return PackedLinear(linear) if PackedLinear.fits(linear) else linear

@@ -111,8 +111,8 @@ class HeadsDrafter(Drafter, ABC):
         logits = heads(states, depth)  # [B, D, Vd]
         found: list[tuple[list[list[int]], list[list[float]]]] = [([], []) for _ in seqs]
         for step in range(depth):
-            ids, vocab = heads.draft_ids, self._runner.vocab_size
-            best = likeliest(logits[:, step], ids, vocab, seqs, step, self.top_k, self._coupled, self._barred)
+            ids = heads.draft_ids
+            best = likeliest(logits[:, step], ids, seqs, step, self.top_k, self._coupled, self._barred)
             for (tokens, logps), row_tokens, row_logps in zip(found, *best, strict=True):
                 tokens.append(row_tokens)
                 logps.append(row_logps)

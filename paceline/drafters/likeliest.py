@@ -8,40 +8,58 @@ shared, it is softmax(logits / max(T, 1)).
 """
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.request import Sequence
-from ..core.rng import Purpose, gumbel
+from ..core.rng import Purpose, gumbel_of
 from ..sampling.undraftable import bar
 from ..sampling.warpers import warp
+
+
+class Best(NamedTuple):
+    """The largest of some logits, largest first, whose softmax is over all of them.
+
+    columns: int32 [..., k]. logps: float32 [..., k].
+    """
+
+    columns: Tensor
+    logps: Tensor
 
 
 def likeliest(
     logits: Tensor,  # [R, Vd]
     draft_ids: Tensor,  # [Vd]
-    vocab_size: int,
     seqs: Seq[Sequence],  # R
     offset: int,
     count: int,
     coupled: bool,
     barred: Tensor | None = None,
+    found: Best | None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:  # R lists of `count`, likeliest first
     """Target ids of the `count` best tokens of each row, and log-probabilities of the draft's belief in them.
 
+    found: the `count` largest logits, if they are known [R, count]: rows that rank by these alone need no more.
     Other arguments: see `scored`.
     """
-    scores = scored(logits, draft_ids, vocab_size, seqs, offset, coupled, barred)
+    if found is not None and barred is None and all(ranks_by_logits(seq, coupled) for seq in seqs):
+        return draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
+    scores = scored(logits, draft_ids, seqs, offset, coupled, barred)
     best = scores.topk(min(count, scores.shape[1]), dim=-1)
     logps = best.values - scores.logsumexp(-1, keepdim=True)
     return draft_ids[best.indices].tolist(), logps.tolist()
 
 
+def ranks_by_logits(seq: Sequence, coupled: bool) -> bool:
+    """Whether `scored` leaves the logits of this row as they are, but for those that are not finite."""
+    return seq.params.temperature == 0 or (not coupled and seq.params.temperature <= 1)
+
+
 def scored(
     logits: Tensor,  # [R, Vd]
     draft_ids: Tensor,  # [Vd]
-    vocab_size: int,
     seqs: Seq[Sequence],  # R
     offset: int,
     coupled: bool,
@@ -58,23 +76,24 @@ def scored(
     sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
     if sampled:
         rows, warm = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]
+        old = scores if len(warm) == len(scores) else scores.index_select(0, rows)
         heat = torch.tensor([seq.params.temperature for seq in warm], device=scores.device).unsqueeze(1)
         if coupled:
-            cut = warp(scores[rows], [seq.params for seq in warm])  # scores over temperature, truncated
-            new = heat * (cut + _noise(draft_ids, vocab_size, warm, offset))
+            cut = warp(old, [seq.params for seq in warm])  # scores over temperature, truncated
+            new = heat * (cut + _noise(draft_ids, warm, offset))
         else:
-            new = scores[rows] / heat.clamp(min=1)
-        scores = scores.index_copy(0, rows, new)
+            new = old / heat.clamp(min=1)
+        scores = new if old is scores else scores.index_copy(0, rows, new)
     return scores
 
 
-def _noise(draft_ids: Tensor, vocab_size: int, seqs: Seq[Sequence], offset: int) -> Tensor:
+def _noise(draft_ids: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
     """The noise of the target's choice at this position, made once for each sequence. [R, Vd]."""
     distinct = list({id(seq): seq for seq in seqs}.values())
     seeds = torch.tensor([seq.seed for seq in distinct], device=draft_ids.device)
     positions = torch.tensor([[len(seq.token_ids) + offset] for seq in distinct], device=draft_ids.device)
-    noise = gumbel(seeds, positions, Purpose.TARGET, vocab_size).squeeze(1)[:, draft_ids]
+    noise = gumbel_of(seeds, positions, Purpose.TARGET, draft_ids).squeeze(1)
     if len(distinct) == len(seqs):
         return noise
     place = {id(seq): row for row, seq in enumerate(distinct)}
-    return noise[torch.tensor([place[id(seq)] for seq in seqs], device=noise.device)]
+    return noise.index_select(0, torch.tensor([place[id(seq)] for seq in seqs], device=noise.device))

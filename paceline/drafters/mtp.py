@@ -196,8 +196,8 @@ class Mtp(Drafter):
         if not rows:
             return
         logits = self.head.logits(last[rows], step)
-        chosen, vocab = [seqs[row] for row in rows], self._runner.vocab_size
-        tokens, logps = likeliest(logits, self.head.draft_ids, vocab, chosen, step, 1, self._coupled, self._barred)
+        chosen = [seqs[row] for row in rows]
+        tokens, logps = likeliest(logits, self.head.draft_ids, chosen, step, 1, self._coupled, self._barred)
         for row, (token,), (logp,) in zip(rows, tokens, logps, strict=True):
             chains[row].take(token, math.exp(logp))
 

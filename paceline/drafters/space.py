@@ -141,7 +141,7 @@ class Space(Drafter):
             for _ in range(4):  # the first warms up
                 begin = time.perf_counter()
                 if self._rows is None:
-                    likeliest(logits, self._ids, len(self._ids), [], 0, self.top_k, self._coupled)
+                    likeliest(logits, self._ids, [], 0, self.top_k, self._coupled)
                 else:
                     self._children(logits, [], 0, [[0] * self.top_k])
                 times.append(time.perf_counter() - begin)
@@ -207,7 +207,7 @@ class Space(Drafter):
             rows = [row for row, one in enumerate(asked) if level < one.depth]
             logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
             ids, most = self._ids, self.top_k
-            best = likeliest(logits, ids, len(ids), seqs, level, most, self._coupled, self._barred)
+            best = likeliest(logits, ids, seqs, level, most, self._coupled, self._barred)
             for row, own_tokens, own_logps in zip(rows, *best, strict=True):
                 tokens[row].append(own_tokens)
                 logps[row].append(own_logps)
@@ -236,7 +236,7 @@ class Space(Drafter):
     def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> _Ranked:
         """The best tokens by a mask's logits [R, V] after each of the tokens `before` (of each row its parents)."""
         assert self._rows is not None
-        scores = scored(logits, self._ids, len(self._ids), seqs, level, self._coupled, self._barred)
+        scores = scored(logits, self._ids, seqs, level, self._coupled, self._barred)
         short = scores.topk(min(SHORTLIST, scores.shape[1]))  # [R, K]
         share = short.values.logsumexp(-1) - scores.logsumexp(-1)  # [R]
         width = max(map(len, before))

@@ -27,12 +27,13 @@ struct Norm {
 struct Layer {
   struct Matrix q, k, v, o, gate, up, down;  // k, v null: q holds all three; gate null: a plain MLP
   struct Norm input, after_attention, before_mlp, after_mlp, q_norm, k_norm;
+  struct Norm beside;  // EAGLE-3: q, k, v read [input(embedding); beside(row)], the residual is the row. First layer only
   int32_t heads, kv_heads, head_dim, rotary_dim;  // rotary_dim 0: no rotation in this layer
   int32_t window;                                 // columns seen, own included; 0: all
   int32_t rope;                                   // which table of the pass
   int32_t norm_whole;  // q_norm and k_norm over all heads together
   int32_t activation;
-  int32_t width;       // of what q, k, v read: the hidden size, or twice that (EAGLE)
+  int32_t beside_stays;  // ... or what `beside` made of it
   float scale, softcap, residual;
 };
 
@@ -47,13 +48,13 @@ struct Model {
   int32_t cache_format;    // BF16, F16 or F32
 };
 
-// One pass over batch x nodes rows. Row (b, n) reads `starts[b]` committed columns of its slot, then its path.
+// One pass over batch x nodes rows. Row (b, n) reads `starts[b]` committed columns of its slot, then its path. The first
+// `old` nodes of each tree were written by passes before; the rows of this one are the nodes behind them.
 struct Pass {
-  int64_t batch, nodes;
-  const int64_t* ids;      // [batch, nodes]; null where `rows` is given
+  int64_t batch, nodes, old;
+  const int64_t* ids;      // [batch, nodes]; null where `rows` says it all
   const float* rows;       // [batch, nodes, hidden] or null
-  const float* wide;       // what q, k, v of layer 0 read [batch, nodes, width], or null
-  const int64_t* parents;  // [batch, nodes], of each row's tree; null: chains
+  const int64_t* parents;  // [batch, old + nodes], of each row's tree; null: chains
   const int64_t* starts;   // [batch]
   const int64_t* slots;    // [batch]
   const int64_t* offsets;  // [batch], position less column; null: 0
@@ -68,6 +69,10 @@ struct Pass {
   int64_t capacity;
   float* const* states;    // for state 0 .. num_layers a place for [batch, nodes, hidden], or null; may be null
   const float* const* deep;  // for each layer what is added behind it [batch, nodes, hidden], or null; may be null
+  float* last;             // what leaves the last layer, before the final norm [batch, nodes, hidden], or null
   float* logits;           // [batch, head_rows, vocabulary] or null
   int64_t head_rows;       // of the last nodes of each row
+  int64_t top;             // so many of the largest logits of each of them are found, 0: none
+  int32_t* top_ids;        // [batch, head_rows, top], largest first, on a tie the first; what is not finite comes last
+  float* top_logps;        // ... and their log-probabilities
 };

@@ -85,13 +85,20 @@ INLINE void tile_part(const void* w, const float* x, int64_t stride, int64_t pai
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
   for (int64_t k = 0; k < pairs; k++) {
-    UNROLL for (int c = 0; c < C; c++) {
-      vf even, odd;
-      Format::load_pair(w, k, column + c * LANES, even, odd);
-      UNROLL for (int r = 0; r < R; r++) {
-        sums[r][c] = fma(even, set(x[r * stride + 2 * k]), sums[r][c]);
-        sums[r][c] = fma(odd, set(x[r * stride + 2 * k + 1]), sums[r][c]);
+    if (C == 4) {  // few rows: a vector of weights at a time leaves registers for four
+      UNROLL for (int c = 0; c < C; c++) {
+        vf even, odd;
+        Format::load_pair(w, k, column + c * LANES, even, odd);
+        UNROLL for (int r = 0; r < R; r++)
+          sums[r][c] = fma(odd, set(x[r * stride + 2 * k + 1]), fma(even, set(x[r * stride + 2 * k]), sums[r][c]));
       }
+      continue;
+    }
+    vf even[C], odd[C];
+    UNROLL for (int c = 0; c < C; c++) Format::load_pair(w, k, column + c * LANES, even[c], odd[c]);
+    UNROLL for (int r = 0; r < R; r++) {
+      const vf first = set(x[r * stride + 2 * k]), second = set(x[r * stride + 2 * k + 1]);
+      UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(odd[c], second, fma(even[c], first, sums[r][c]));
     }
   }
   UNROLL for (int r = 0; r < R; r++)

@@ -50,8 +50,8 @@ class Norm(ctypes.Structure):
 
 
 _MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-_NORMS = ("input", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm")
-_LAYER = ("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation", "width")
+_NORMS = ("input", "after_attention", "before_mlp", "after_mlp", "q_norm", "k_norm", "beside")
+_LAYER = ("heads", "kv_heads", "head_dim", "rotary_dim", "window", "rope", "norm_whole", "activation", "beside_stays")
 
 
 class Layer(ctypes.Structure):
@@ -83,14 +83,15 @@ class Pass(ctypes.Structure):
     """One pass over a batch of trees."""
 
     _fields_ = [
-        *((name, c_int64) for name in ("batch", "nodes")),
-        *((name, c_void_p) for name in ("ids", "rows", "wide", "parents", "starts", "slots", "offsets", "ends")),
+        *((name, c_int64) for name in ("batch", "nodes", "old")),
+        *((name, c_void_p) for name in ("ids", "rows", "parents", "starts", "slots", "offsets", "ends")),
         *((name, c_void_p) for name in ("firsts", "is_mask", "cos", "sin")),
         ("max_position", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),
         ("capacity", c_int64),
-        *((name, c_void_p) for name in ("states", "deep", "logits")),
-        ("head_rows", c_int64),
+        *((name, c_void_p) for name in ("states", "deep", "last", "logits")),
+        *((name, c_int64) for name in ("head_rows", "top")),
+        *((name, c_void_p) for name in ("top_ids", "top_logps")),
     ]
 
 

@@ -2,7 +2,7 @@
 
 struct Scratch {
   int64_t rows, hidden, width;  // width: columns that scores have room for
-  Reach* reach;                 // [rows]
+  Reach* reach;                 // of every node [batch, old + nodes]
   int64_t* position;            // [rows]
   int32_t* paths;
   int64_t* masks;               // rows that take low-rank corrections
@@ -34,7 +34,7 @@ static Sizes sizes_of(const Model* model) {
   s.normed = model->hidden;
   for (int i = 0; i < model->num_layers; i++) {
     const Layer& l = model->layers[i];
-    s.normed = max_(s.normed, l.width);
+    s.normed = max_(s.normed, l.q.ins);
     s.attended = max_(s.attended, (int64_t)l.heads * l.head_dim);
     s.mlp = max_(s.mlp, l.down.ins);
     s.qkv = max_(s.qkv, (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim);
@@ -72,18 +72,18 @@ static Input cut_input(Cutter& cut, int64_t rows, int64_t size, const Sizes& s) 
 
 static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratch* s, char* memory) {
   const Sizes sizes = sizes_of(model);
-  const int64_t rows = pass->batch * pass->nodes;
+  const int64_t rows = pass->batch * pass->nodes, nodes = pass->old + pass->nodes;
   int64_t most = 0;
   for (int64_t b = 0; b < pass->batch; b++) most = max_(most, pass->starts[b]);
   Cutter cut = {memory, round_up(sizeof(Scratch), LINE)};
   s->rows = rows;
   s->hidden = model->hidden;
-  s->width = round_up(most + pass->nodes + 1, COLUMNS) + COLUMNS;
+  s->width = round_up(most + nodes + 1, COLUMNS) + COLUMNS;
   if (pass->ends)
     for (int64_t t = 0; t < rows; t++) s->width = max_(s->width, round_up(pass->ends[t], COLUMNS) + COLUMNS);
-  s->reach = cut.take<Reach>(rows);
+  s->reach = cut.take<Reach>(pass->batch * nodes);
   s->position = cut.take<int64_t>(rows);
-  s->paths = cut.take<int32_t>(pass->parents ? rows * pass->nodes : 0);
+  s->paths = cut.take<int32_t>(pass->parents ? pass->batch * nodes * nodes : 0);
   s->masks = cut.take<int64_t>(rows);
   s->x = cut.take<float>(rows * model->hidden);
   s->y = cut.take<float>(rows * model->hidden);
@@ -112,11 +112,12 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
   lay_out(model, pass, threads, &s, (char*)memory);
   int64_t used = 0;
   s.num_masks = 0;
+  const int64_t nodes = pass->old + pass->nodes;
   for (int64_t b = 0; b < pass->batch; b++) {
     const int64_t start = pass->starts[b];
-    Reach* reach = s.reach + b * pass->nodes;
-    for (int64_t n = 0; n < pass->nodes; n++) {
-      const int64_t row = b * pass->nodes + n, parent = pass->parents ? pass->parents[row] : n - 1;
+    Reach* reach = s.reach + b * nodes;
+    for (int64_t n = 0; n < nodes; n++) {
+      const int64_t row = b * pass->nodes + n - pass->old, parent = pass->parents ? pass->parents[b * nodes + n] : n - 1;
       Reach& r = reach[n];
       r.own = parent < 0 ? (int32_t)start + 1 : reach[parent].own + 1;
       r.straight = parent < 0 ? (int32_t)start : reach[parent].straight;
@@ -129,6 +130,7 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
         s.paths[used++] = (int32_t)(start + n);
       }
       r.count = r.own;
+      if (n < pass->old) continue;
       r.first = pass->firsts ? pass->firsts[row] : INT32_MAX;
       if (pass->ends && pass->ends[row] > r.count) r.count = r.straight = pass->ends[row];
       int64_t position = r.own - 1;
@@ -217,14 +219,9 @@ INLINE void product(Worker& me, const Scratch& s, const Pass* pass, const Matrix
   });
 }
 
-static void embed(const Model* model, const Pass* pass, const Scratch& s, int64_t row) {
-  float* x = s.x + row * s.hidden;
-  if (pass->rows) {
-    memcpy(x, pass->rows + row * s.hidden, 4 * s.hidden);
-    return;
-  }
-  const int64_t at = pass->ids[row] * s.hidden;
-  for (int64_t i = 0; i < s.hidden; i++) {
+static void embed(const Model* model, const Pass* pass, int64_t row, float* x) {
+  const int64_t at = pass->ids[row] * model->hidden;
+  for (int64_t i = 0; i < model->hidden; i++) {
     float value;
     if (model->embedding_format == F32) value = ((const float*)model->embeddings)[at + i];
     else if (model->embedding_format == BF16) value = from_bf16(((const half_t*)model->embeddings)[at + i]);
@@ -250,9 +247,9 @@ static void place_row(const Model* model, const Pass* pass, const Scratch& s, co
     if (l.rotary_dim) rotate(x, cos, sin, l.rotary_dim);
   }
   if (HAS_DP && model->cache_format == BF16) narrow_row(q, s.queries + row * l.heads * d, l.heads * d);
-  const int64_t size = d * element_bytes(model->cache_format);
+  const int64_t size = d * element_bytes(model->cache_format), column = pass->starts[b] + pass->old + n;
   for (int h = 0; h < l.kv_heads; h++) {
-    const int64_t at = ((pass->slots[b] * l.kv_heads + h) * pass->capacity + pass->starts[b] + n) * size;
+    const int64_t at = ((pass->slots[b] * l.kv_heads + h) * pass->capacity + column) * size;
     store_row((char*)pass->keys[index] + at, k + h * d, d, model->cache_format);
     store_row((char*)pass->values[index] + at, k + (l.kv_heads + h) * d, d, model->cache_format);
   }
@@ -280,7 +277,7 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     for (int64_t n = chunk * nodes; n < min_(pass->nodes, (chunk + 1) * nodes); n++)
       for (int64_t g = part * each; g < min_(groups, (part + 1) * each); g++) {
         const int64_t row = b * pass->nodes + n, head = h * groups + g;
-        reach[count] = s.reach + row;
+        reach[count] = s.reach + b * (pass->old + pass->nodes) + pass->old + n;
         queries[count] = pairs ? (const void*)(s.queries + row * l.heads * d + head * d)
                                : (const void*)(s.qkv + row * width + head * d);
         to[count++] = s.attended.wide + row * s.attended.stride + head * d;
@@ -321,18 +318,31 @@ static void add_product(const Pass* pass, const Scratch& s, const Layer& l, cons
     });
 }
 
+// Whether anything is asked for that is made behind the keys and values of the last layer.
+static bool wants_end(const Model* model, const Pass* pass) {
+  return pass->logits || pass->last || (pass->states && pass->states[model->num_layers]);
+}
+
 static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, Worker& me) {
   const Layer& l = model->layers[index];
+  const bool beside = l.beside.kind != NO_NORM;
   phase(me, (int)s.rows, [&](int row) {
     float* x = s.x + row * s.hidden;
-    if (index == 0) embed(model, pass, s, row);
+    if (index == 0 && pass->rows) memcpy(x, pass->rows + row * s.hidden, 4 * s.hidden);
+    else if (index == 0) embed(model, pass, row, x);
     else if (pass->deep && pass->deep[index - 1])
       for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[index - 1][row * s.hidden + i];
     if (pass->states && pass->states[index]) memcpy(pass->states[index] + row * s.hidden, x, 4 * s.hidden);
     float* to = s.normed.wide + row * s.normed.stride;
-    if (index == 0 && pass->wide) memcpy(to, pass->wide + row * l.width, 4 * l.width);
-    else norm_row(l.input, x, to, s.hidden);
-    finish_input(s.normed, row, index == 0 && pass->wide ? l.width : s.hidden);
+    if (beside) {
+      embed(model, pass, row, to);
+      norm_row(l.input, to, to, s.hidden);
+      norm_row(l.beside, x, to + s.hidden, s.hidden);
+      if (l.beside_stays) memcpy(x, to + s.hidden, 4 * s.hidden);
+    } else {
+      norm_row(l.input, x, to, s.hidden);
+    }
+    finish_input(s.normed, row, l.q.ins);
   });
   const Matrix* qkv[] = {&l.q, &l.k, &l.v};
   const int64_t width = (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim;
@@ -342,6 +352,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
               memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
           });
   phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
+  if (index == model->num_layers - 1 && !wants_end(model, pass)) return;
   attend_layer(model, pass, s, l, index, me);
   add_product(pass, s, l, l.o, l.after_attention, s.attended, me);
 
@@ -383,18 +394,51 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   add_product(pass, s, l, l.down, l.after_mlp, s.mlp, me);
 }
 
+// The largest of a row of logits, and their log-probabilities.
+static void top_row(const float* x, int64_t size, int64_t count, int32_t* ids, float* logps) {
+  constexpr int STEP = 8 * LANES;
+  const float lowest = -0.25f * 3.4028235e38f;
+  const auto sound = [&](vf y) { return y - y == zero() ? y : set(lowest); };
+  const auto sound_one = [&](float y) { return y - y == 0 ? y : lowest; };
+  int64_t found = 0;
+  const auto take = [&](int64_t i) {
+    const float y = sound_one(x[i]);
+    if (found == count && !(y > logps[count - 1])) return;
+    int64_t at = found < count ? found++ : count - 1;
+    for (; at > 0 && y > logps[at - 1]; at--) logps[at] = logps[at - 1], ids[at] = ids[at - 1];
+    logps[at] = y;
+    ids[at] = (int32_t)i;
+  };
+  int64_t i = 0;
+  for (; i + STEP <= size; i += STEP) {
+    vf most = sound(load(x + i));
+    for (int j = LANES; j < STEP; j += LANES) most = larger(sound(load(x + i + j)), most);
+    if (found < count || max_lanes(most) > logps[count - 1])
+      for (int j = 0; j < STEP; j++) take(i + j);
+  }
+  for (; i < size; i++) take(i);
+  vf sums = zero();
+  float rest = 0;
+  const float top = logps[0];
+  for (i = 0; i + LANES <= size; i += LANES) sums += exp_(sound(load(x + i)) - top);
+  for (; i < size; i++) rest += expf(sound_one(x[i]) - top);
+  const float total = top + logf(sum_lanes(sums) + rest);
+  for (int64_t k = 0; k < found; k++) logps[k] -= total;
+}
+
 void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
   Worker& me = *worker;
   const Scratch& s = *(const Scratch*)memory;
   for (int index = 0; index < model->num_layers; index++) run_layer(model, pass, s, index, me);
+  if (!wants_end(model, pass)) return;
   float* last = pass->states ? pass->states[model->num_layers] : nullptr;
-  if (!last && !pass->logits) return;
   const int64_t kept = pass->logits ? pass->head_rows : 0, rows = pass->batch * kept;
   phase(me, (int)s.rows, [&](int row) {
     const int64_t b = row / pass->nodes, n = row % pass->nodes - (pass->nodes - kept);
     float* x = s.x + (int64_t)row * s.hidden;
     if (pass->deep && pass->deep[model->num_layers - 1])
       for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[model->num_layers - 1][row * s.hidden + i];
+    if (pass->last) memcpy(pass->last + (int64_t)row * s.hidden, x, 4 * s.hidden);
     float* to = n >= 0 ? s.normed.wide + (b * kept + n) * s.normed.stride : s.y + (int64_t)row * s.hidden;
     if (n >= 0 || last) norm_row(model->final_norm, x, to, s.hidden);
     if (last) memcpy(last + (int64_t)row * s.hidden, to, 4 * s.hidden);
@@ -414,6 +458,11 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
               }
             }
           });
+  if (pass->top)
+    phase(me, (int)rows, [&](int row) {
+      const int64_t size = model->head.outs;
+      top_row(pass->logits + row * size, size, pass->top, pass->top_ids + row * pass->top, pass->top_logps + row * pass->top);
+    });
 }
 
 // A product by itself, for modules that are called from Python. Memory: the rows in the forms that it reads.

@@ -33,7 +33,15 @@ typedef int8_t vb __attribute__((vector_size(LANES)));
 template <class V, class T> INLINE V loadu(const T* p) { V v; memcpy(&v, p, sizeof v); return v; }
 template <class V, class T> INLINE void storeu(T* p, V v) { memcpy(p, &v, sizeof v); }
 INLINE vf load(const float* p) { return loadu<vf>(p); }
-INLINE vf set(float x) { return vf{} + x; }
+INLINE vf set(float x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  return (vf)_mm256_set1_ps(x);
+#else
+  return vf{x, x, x, x};
+#endif
+}
 INLINE vf zero() { return vf{}; }
 INLINE vf bits(vi x) { vf y; memcpy(&y, &x, sizeof y); return y; }
 INLINE vf bits(vu x) { vf y; memcpy(&y, &x, sizeof y); return y; }

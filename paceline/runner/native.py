@@ -327,7 +327,7 @@ class _Describer:
             made.q = self.matrix(attention.qkv_proj)
         else:
             made.q, made.k, made.v = (self.matrix(getattr(attention, f"{name}_proj")) for name in "qkv")
-        made.width, made.norm_whole = made.q.ins, form.whole
+        made.norm_whole = form.whole
         made.o = self.matrix(attention.o_proj if hasattr(attention, "o_proj") else attention.dense)
         if hasattr(attention, "q_norm"):
             made.q_norm, made.k_norm = self.norm(attention.q_norm), self.norm(attention.k_norm)

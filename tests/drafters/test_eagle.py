@@ -10,6 +10,7 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Eagle
+from paceline.drafters.eagle_native import NativeEagle
 from paceline.drafters.eagle_pass import EaglePass
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.runner import ModelRunner
@@ -22,8 +23,9 @@ TARGET = "llama"
 WIDE = DraftBudget(depth=4, nodes=14)
 
 
-def target():
-    return loaded(TARGET, torch.float64)
+def target(dtype=torch.float64):
+    """In float64 heads run in torch, as on CUDA; in float32 in the native library."""
+    return loaded(TARGET, dtype)
 
 
 def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE, rounds=6, verifier=None) -> bool:
@@ -31,11 +33,14 @@ def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE,
 
     The second sequence joins late and now and then sits out a round; between any two nothing is drafted once.
     """
-    model = tiny_model(TARGET, torch.float64)
-    decoder = SpeculativeDecoder(reading_apart(ModelRunner(target(), 3)), drafter, verifier or Coupled(), Fixed(4, 14))
+    dtype = head.fc.weight.dtype
+    model, on = tiny_model(TARGET, dtype), target(dtype)
+    decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), Fixed(4, 14))
+    assert isinstance(drafter.layer, NativeEagle) == (dtype is torch.float32)
+    exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
     head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     params = SamplingParams(temperature=temperature, max_tokens=60)
-    seqs = [sequence(target(), prompt(length, length), params, seed=length) for length in lengths]
+    seqs = [sequence(on, prompt(length, length), params, seed=length) for length in lengths]
     for seq in seqs:
         decoder.admit(seq)
     right = True
@@ -53,13 +58,13 @@ def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE,
                 logits = law_after(head, states, seq.token_ids, path)
                 if shared:
                     place = torch.tensor([[len(seq.token_ids) + len(path)]])
-                    noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, target().vocab_size)[0, 0]
+                    noise = gumbel(torch.tensor([seq.seed]), place, Purpose.TARGET, on.vocab_size)[0, 0]
                     logits = logits + temperature * noise[head.draft_ids]
                 else:
                     logits = logits / max(1.0, temperature)
                 law = logits.softmax(-1)
                 given = law[head.draft_ids.tolist().index(token)]
-                right &= math.isclose(float(given), float(draft.confidence[row, node]), rel_tol=1e-4, abs_tol=1e-7)
+                right &= math.isclose(float(given), float(draft.confidence[row, node]), **exact)
                 if not path and drafter.tree == "chain":
                     right &= bool(given == law.max())
         decoder.step(batch)
@@ -71,10 +76,14 @@ def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE,
     return right
 
 
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+
+
+@DTYPES
 @pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
 @pytest.mark.parametrize("version", [1, 3])
-def test_every_node_has_the_law_of_the_whole_head(version, tree):
-    head = random_head(target(), version)
+def test_every_node_has_the_law_of_the_whole_head(version, tree, dtype):
+    head = random_head(target(dtype), version)
     assert is_right(Eagle(head, tree), head)
 
 
@@ -86,31 +95,35 @@ OPTIONS = {
 }
 
 
+@DTYPES
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_every_form_of_head(options, version):
-    head = random_head(target(), version, **options)
+def test_every_form_of_head(options, version, dtype):
+    head = random_head(target(dtype), version, **options)
     assert is_right(Eagle(head, top_k=3), head, rounds=3)
 
 
+@DTYPES
 @pytest.mark.parametrize("verifier", [Coupled, Ratio])
 @pytest.mark.parametrize("temperature", [0.6, 1.7])
-def test_temperature(temperature, verifier):
-    head = random_head(target(), 3)
+def test_temperature(temperature, verifier, dtype):
+    head = random_head(target(dtype), 3)
     assert is_right(Eagle(head), head, temperature=temperature, rounds=3, verifier=verifier())
 
 
-def test_long_texts_and_growing_caches(monkeypatch):
+@DTYPES
+def test_long_texts_and_growing_caches(monkeypatch, dtype):
     monkeypatch.setattr("paceline.drafters.eagle_pass.CHUNK", 32)
+    monkeypatch.setattr("paceline.drafters.eagle_native.CHUNK", 32)
     monkeypatch.setattr("paceline.drafters.draft_cache.BLOCK", 8)
-    head = random_head(target(), 3)
+    head = random_head(target(dtype), 3)
     assert is_right(Eagle(head, top_k=2), head, lengths=(150, 33), rounds=3, budget=DraftBudget(3, 5))
 
 
 class StateShifted(Eagle):
     """Reads the state of the column before."""
 
-    def _catch_up(self, seqs):
+    def _catch_up(self, seqs, most):
         read, states = self._target.states.read, self._target.states
         states.read = lambda slot, begin, end, layers: (
             read(slot, max(0, begin - 1), end - 1, layers)
@@ -118,7 +131,7 @@ class StateShifted(Eagle):
             else torch.cat([read(slot, 0, 1, layers), read(slot, 0, end - 1, layers)])
         )
         try:
-            return super()._catch_up(seqs)
+            return super()._catch_up(seqs, most)
         finally:
             states.read = read
 
@@ -136,13 +149,11 @@ class NothingForgotten(Eagle):
 class TokenNotShifted(Eagle):
     """Pairs a state with its own token."""
 
-    def _catch_up(self, seqs):
+    def _catch_up(self, seqs, most):
         digest = self.layer.digest
-        self.layer.digest = lambda slots, tokens, states: digest(
-            slots, [[t + 1 for t in row] for row in tokens], states
-        )
+        self.layer.digest = lambda slots, tokens, *rest: digest(slots, [[t + 1 for t in row] for row in tokens], *rest)
         try:
-            return super()._catch_up(seqs)
+            return super()._catch_up(seqs, most)
         finally:
             self.layer.digest = digest
 
@@ -163,9 +174,10 @@ class SeesSiblings(EaglePass):
         return super()._finish(query, residual, positions, columns)
 
 
+@DTYPES
 @pytest.mark.parametrize("mutant", [StateShifted, NothingForgotten, TokenNotShifted])
-def test_mutants_of_the_bookkeeping_are_caught(mutant):
-    head = random_head(target(), 3)
+def test_mutants_of_the_bookkeeping_are_caught(mutant, dtype):
+    head = random_head(target(dtype), 3)
     assert not is_right(mutant(head), head)
 
 

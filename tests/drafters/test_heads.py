@@ -153,7 +153,7 @@ def test_sampled_rows_draft_the_target_s_own_choice():
     ids = torch.arange(97)
 
     def agreement(offset: int, coupled: bool) -> float:
-        tokens, logps = likeliest(logits, ids, 97, seqs, offset, 5, coupled)
+        tokens, logps = likeliest(logits, ids, seqs, offset, 5, coupled)
         assert all(row == sorted(row, reverse=True) and math.fsum(map(math.exp, row)) <= 1.001 for row in logps)
         return sum(row[0] == token for row, token in zip(tokens, expected, strict=True)) / 64
 

@@ -101,8 +101,8 @@ def check(
 ) -> CheckReport:
     """Compare plain and speculative decoding of `llm`, prompt by prompt, with the same seeds.
 
-    Plain decoding uses the same cache and, with invariant numerics, passes of several rows too: a fault could change
-    both sides alike. So the first `num_references` answers, and all that differ, are held against the independent
+    Plain decoding uses the same kernels and cache, and may pad its passes to several rows: a fault could change both
+    sides alike. So the first `num_references` answers, and all that differ, are held against the independent
     reference as well, see `checks.reference`. With invariant numerics both sides' log-probabilities are compared bit
     for bit in every answer.
 

@@ -77,13 +77,18 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What was found of one model. layers: by class the number of modules that hold weights, and their bytes."""
+    """What was found of one model.
+
+    native: its passes run in the native library. layers: by class the number of modules that hold weights, and their
+    bytes.
+    """
 
     name: str
     dtype: str
     device: str
     numerics: str
     row_multiple: int
+    native: bool
     attends_trees: bool
     context: int
     memory: MemoryPlan
@@ -132,6 +137,7 @@ def examine_model(
         device=str(loaded.device),
         numerics=llm.numerics,
         row_multiple=runner.row_multiple,
+        native=loaded.native is not None,
         attends_trees=loaded.attends_trees,
         context=context,
         memory=memory,

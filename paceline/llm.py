@@ -61,7 +61,7 @@ class LLM:
         to nothing.
     verifier: `Coupled()` by default: token-identical to plain decoding, greedy and sampled.
     numerics: "invariant" makes that identity hold bit for bit, "fast" up to rounding ties; None takes "invariant"
-        where this device can give it. `llm.numerics` tells which it became.
+        where this device can give it. Native passes always do. `llm.numerics` tells which it became.
     weights: "int8", "int4" or, on CUDA, "fp8" rounds the model's own weights when it is loaded: smaller and faster,
         and its answers are those of the rounded model. `llm.quantized` tells what became of the layers.
     profile: a file of `paceline tune`: its drafter is used unless one is given, and `CostModel` starts from it.

@@ -1,7 +1,8 @@
 """An independent reference for answers, and how far rounding alone moves its scores.
 
-What is checked are passes over cached columns, many rows wide, plain decoding among them: with invariant numerics its
-passes are padded to several rows, and it keeps its columns in the same cache. The reference shares neither with them:
+What is checked are passes over cached columns, many rows wide, plain decoding among them: where invariant numerics
+take padding, its passes have several rows too, and it keeps its columns in the same cache. The reference shares
+neither with them:
 
     reference   [prompt a b c]      the whole text in one pass, see `runner.whole_text`
     noise       [prompt a b c]'     the same, every number that enters the first layer moved by its last bit

@@ -52,8 +52,10 @@ def show_model(report: "ModelReport", out: Console) -> None:
     table.add_row("together", f"{_size(memory.total)} of {_size(memory.available)} available: {verdict[memory.fits]}")
     layers = (f"{count} {name} ({_size(size)})" for name, (count, size) in report.layers.items())
     table.add_row("layers", escape(", ".join(layers)))
-    table.add_row("numerics", f"{report.numerics}, passes padded to {report.row_multiple} rows")
+    padded = f", passes padded to a multiple of {report.row_multiple} rows" if report.row_multiple > 1 else ""
+    table.add_row("numerics", report.numerics + padded)
     trees = "through our attention" if report.attends_trees else "through masks of its own attention"
+    trees = "in native passes" if report.native else trees
     table.add_row("self-test", f"[green]passed[/green]: trees give the logits of plain transformers, {trees}")
     table.add_row(
         "floor", f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {_ms(costs.floor)} a pass"
@@ -109,6 +111,7 @@ def as_json(machine: "MachineReport", report: "ModelReport | None", told: Sequen
         "device": report.device,
         "numerics": report.numerics,
         "row_multiple": report.row_multiple,
+        "native": report.native,
         "self_test": "passed",
         "attends_trees": report.attends_trees,
         "context": report.context,

@@ -101,7 +101,8 @@ NumericsOption = Annotated[
     NumericsChoice | None,
     typer.Option(
         "--numerics",
-        help="invariant: identical bit for bit; fast: up to rounding ties. Default: invariant where it can be had.",
+        help="invariant: identical bit for bit; fast: up to rounding ties. Default: invariant where it can be had, "
+        "and always in native passes.",
         rich_help_panel=_MODEL,
         show_default=False,
     ),

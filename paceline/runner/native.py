@@ -143,6 +143,7 @@ class NativeDecoder:
             deep = addresses(_deep(layout, found.num_layers, held))
             one.deep = _place(deep)
             held.append(deep)
+        wanted: list[Tensor | None] = []
         if states is not None:
             hidden = found.model.hidden
             wanted = [torch.empty(batch, nodes, hidden) if i in states else None for i in range(found.num_layers + 1)]

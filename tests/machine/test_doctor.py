@@ -141,6 +141,7 @@ def test_doctor_json(folder):
     assert got["floor_s"] == pytest.approx(got["weight_bytes"] / got["bandwidth"])
     assert got["floor_fraction"] == pytest.approx(got["floor_s"] / got["pass_times"]["1"])
     assert (got["memory"]["slots"], got["memory"]["length"], got["self_test"]) == (2, 128, "passed")
+    assert (got["native"], got["numerics"], got["row_multiple"]) == (True, "invariant", 1)
     assert got["layers"]["Embedding"]["count"] == 1
     assert got["threads"] == torch.get_num_threads()
     assert got["findings"]
@@ -149,6 +150,8 @@ def test_doctor_json(folder):
 
 def test_doctor_for_people(folder):
     result = paceline("doctor", folder, "--drafter-free")
+    assert "in native passes" in result.stdout
+    assert "padded" not in result.stdout
     assert result.exit_code == 0, result.output
     for words in ("Machine", "GB/s", "not planned for", "passed", "times one row", "A plain step takes"):
         assert words in result.stdout

@@ -8,7 +8,6 @@ import weakref
 from functools import cache
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -17,7 +16,7 @@ from paceline.check import check
 from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
 from paceline.quant import PackedLinear
-from paceline.runner import LoadedModel, ModelRunner, hf_loading, load_model, native, with_weights, wrap_model
+from paceline.runner import LoadedModel, hf_loading, load_model, with_weights, wrap_model
 from paceline.runner.fused import FusedLayer
 from tests.vision.families import assistant, make, picture, plain_answer, user
 
@@ -238,68 +237,3 @@ def test_quantised_weights_are_asked_about_a_picture_first():
     long = dataclasses.replace(taken.sight, checked=set(), token_ids=[*[7] * 80, *taken.sight.token_ids])
     with pytest.raises(IncompatibleModels, match="picture"):  # not left out for its length
         with_weights(dataclasses.replace(taken, sight=long), "int8")
-
-
-class _Blind:
-    """A tower that takes every image for the same."""
-
-    def __init__(self, vision):
-        self.vision = vision
-
-    def features(self, image):
-        found = self.vision.features(image)
-        return dataclasses.replace(found, rows=torch.zeros_like(found.rows))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["native", "torch"])
-def test_load_time_check_catches_a_blind_tower(dtype):
-    model, processor = make("llava")
-    taken = wrap_model(copy.deepcopy(model).to(dtype), processor=processor)
-    assert taken.sight is not None
-    fresh = dataclasses.replace(taken.sight, checked=set())
-    ModelRunner(dataclasses.replace(taken, sight=fresh), 1)
-    assert fresh.checked == {dtype == torch.float32}  # native passes are invariant
-    blind = dataclasses.replace(taken, sight=dataclasses.replace(fresh, checked=set()), vision=_Wrapped(taken.vision))
-    with pytest.raises(IncompatibleModels, match="picture"):
-        ModelRunner(blind, 1)
-
-
-def _reads_blindly(monkeypatch, is_blind):
-    """Where `is_blind` holds for a layout, the rows of pictures reach the model as zeros."""
-    real = LoadedModel.prefill
-
-    def prefill(self, token_ids, layout, cache, states=None):
-        if layout.rows is not None and is_blind(layout):
-            layout.rows = dataclasses.replace(layout.rows, embeds=torch.zeros_like(layout.rows.embeds))
-        return real(self, token_ids, layout, cache, states)
-
-    monkeypatch.setattr(LoadedModel, "prefill", prefill)
-
-
-def test_load_time_check_reads_natively(monkeypatch):
-    _reads_blindly(monkeypatch, lambda layout: True)
-    fresh = dataclasses.replace(loaded(), sight=dataclasses.replace(loaded().sight, checked=set()))
-    assert fresh.native is not None
-    with pytest.raises(IncompatibleModels, match="picture"):
-        ModelRunner(fresh, 1)
-
-
-@pytest.mark.parametrize("before", [0, 1])
-def test_load_time_check_reads_as_the_runner_will(before, monkeypatch):
-    """What is wrong with invariant numerics alone is found, also behind a fast runner (layers of transformers')."""
-    monkeypatch.delitem(native.FORMS, "llama")
-    model, processor = make("llava")
-    fresh = wrap_model(model, processor=processor)
-    _reads_blindly(monkeypatch, lambda layout: layout.canonical)
-    for _ in range(before):
-        ModelRunner(fresh, 1, invariant=False)
-    with pytest.raises(IncompatibleModels, match="picture"):
-        ModelRunner(fresh, 1, invariant=True)
-    assert len(fresh.sight.checked) == before
-
-
-class _Wrapped(_Blind):
-    """Everything else as it was."""
-
-    def __getattr__(self, name):
-        return getattr(self.vision, name)

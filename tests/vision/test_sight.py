@@ -1,0 +1,81 @@
+"""When a vision-language model is loaded it is asked about a picture, in the way its prompts will be read."""
+
+import copy
+import dataclasses
+from functools import cache
+
+import pytest
+import torch
+
+from paceline.errors import IncompatibleModels
+from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
+from tests.vision.families import make
+
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+
+
+@cache
+def _loaded() -> LoadedModel:
+    model, processor = make("llava")
+    return wrap_model(model, processor=processor)
+
+
+class _Blind:
+    """Takes every image for the same; everything else as it was."""
+
+    def __init__(self, vision):
+        self.vision = vision
+
+    def features(self, image):
+        found = self.vision.features(image)
+        return dataclasses.replace(found, rows=torch.zeros_like(found.rows))
+
+    def __getattr__(self, name):
+        return getattr(self.vision, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["native", "torch"])
+def test_load_time_check_catches_a_blind_tower(dtype):
+    model, processor = make("llava")
+    taken = wrap_model(copy.deepcopy(model).to(dtype), processor=processor)
+    assert taken.sight is not None
+    fresh = dataclasses.replace(taken.sight, checked=set())
+    ModelRunner(dataclasses.replace(taken, sight=fresh), 1)
+    assert fresh.checked == {dtype == torch.float32}  # native passes are invariant
+    blind = dataclasses.replace(taken, sight=dataclasses.replace(fresh, checked=set()), vision=_Blind(taken.vision))
+    with pytest.raises(IncompatibleModels, match="picture"):
+        ModelRunner(blind, 1)
+
+
+def _reads_blindly(monkeypatch, is_blind):
+    """Where `is_blind` holds for a layout, the rows of pictures reach the model as zeros."""
+    real = LoadedModel.prefill
+
+    def prefill(self, token_ids, layout, cache, states=None):
+        if layout.rows is not None and is_blind(layout):
+            layout.rows = dataclasses.replace(layout.rows, embeds=torch.zeros_like(layout.rows.embeds))
+        return real(self, token_ids, layout, cache, states)
+
+    monkeypatch.setattr(LoadedModel, "prefill", prefill)
+
+
+def test_load_time_check_reads_natively(monkeypatch):
+    _reads_blindly(monkeypatch, lambda layout: True)
+    fresh = dataclasses.replace(_loaded(), sight=dataclasses.replace(_loaded().sight, checked=set()))
+    assert fresh.native is not None
+    with pytest.raises(IncompatibleModels, match="picture"):
+        ModelRunner(fresh, 1)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_load_time_check_reads_as_the_runner_will(before, monkeypatch):
+    """What is wrong with invariant numerics alone is found, also behind a fast runner (layers of transformers')."""
+    monkeypatch.delitem(native.FORMS, "llama")
+    model, processor = make("llava")
+    fresh = wrap_model(model, processor=processor)
+    _reads_blindly(monkeypatch, lambda layout: layout.canonical)
+    for _ in range(before):
+        ModelRunner(fresh, 1, invariant=False)
+    with pytest.raises(IncompatibleModels, match="picture"):
+        ModelRunner(fresh, 1, invariant=True)
+    assert len(fresh.sight.checked) == before

@@ -6,7 +6,7 @@
 
 Every other row goes through the very operations of a pass without an adapter, so its bits are the same. In torch they
 hide mask rows from one another by -inf, which a key that overflows would turn into NaN: hence `bounded`. Native passes
-take the factors from here (`native.describe`) and need no bound there: no row reads what is hidden from it.
+take the factors from here (`describe`) and need no bound there: no row reads what is hidden from it.
 """
 
 from collections.abc import Iterator

@@ -9,12 +9,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..modules import SpaceAdapter
 from .adapter import put_on, share_copy
+from .describe import describe
 from .fused import FusedDecoder, is_fused
 from .gated import Gate
 from .hf_vision import Vision, deep_keywords
 from .kv_cache import SlotCache
 from .layout import PassLayout
-from .native import NativeDecoder, describe
+from .native import NativeDecoder
 from .selftest import Reference
 from .sight import Sight
 from .states import States

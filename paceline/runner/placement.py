@@ -5,7 +5,7 @@ from transformers import PretrainedConfig
 
 from ..errors import ConfigError
 from ..kernels.library import library
-from .native import FORMS
+from .describe import FORMS
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 

@@ -8,7 +8,7 @@ import torch
 from paceline.core.tree import TokenTree
 from paceline.kernels import load
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
-from paceline.runner.native import FORMS
+from paceline.runner.describe import FORMS
 from tests.tiny import ARCHITECTURES, tiny_model
 
 pytestmark = [

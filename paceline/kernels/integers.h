@@ -8,7 +8,7 @@ INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 #define BYTES_DOT 0
 #endif
 
-// INT8: codes [k / 4, 32, 4], one scale an output. With VNNI a row is two rows of bytes, `high` and what it leaves over,
+// INT8: codes [k / 4, 32, 4], one scale an output. With VNNI a row is two rows of bytes, `high` and what it leaves,
 // whose products with the codes are summed in int32, exactly; otherwise codes are widened to float32.
 
 #if BYTES_DOT
@@ -29,7 +29,7 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
     UNROLL for (int c = 0; c < C; c++) h[r][c] = l[r][c] = vi{};
   for (int64_t k = 0; k < fours; k++) {
     int64_t at_low = 4 * k + (low - high);
-    __asm__("" : "+r"(at_low));  // unknown to the compiler: it keeps R pointers then, where 2 R do not fit its registers
+    __asm__("" : "+r"(at_low));  // unknown to the compiler: it keeps R pointers then, not 2 R
     vi codes[C];
     UNROLL for (int c = 0; c < C; c++) {
       const char* at = w + 128 * k + 4 * column + 64 * c;

@@ -8,7 +8,7 @@ INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 #define BYTES_DOT 0
 #endif
 
-// INT8: codes [k / 4, 32, 4], one scale an output. With VNNI a row is two rows of bytes, `high` and what it leaves over,
+// INT8: codes [k / 4, 32, 4], one scale an output. With VNNI a row is two rows of bytes, `high` and what it leaves,
 // whose products with the codes are summed in int32, exactly; otherwise codes are widened to float32.
 
 #if BYTES_DOT
@@ -28,6 +28,8 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) h[r][c] = l[r][c] = vi{};
   for (int64_t k = 0; k < fours; k++) {
+    int64_t at_low = 4 * k + (low - high);
+    __asm__("" : "+r"(at_low));  // unknown to the compiler: it keeps R pointers then, not 2 R
     vi codes[C];
     UNROLL for (int c = 0; c < C; c++) {
       const char* at = w + 128 * k + 4 * column + 64 * c;
@@ -37,7 +39,7 @@ INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int c = 0; c < C; c++) {
         h[r][c] = dot_bytes(h[r][c], high + r * stride + 4 * k, codes[c]);
-        l[r][c] = dot_bytes(l[r][c], low + r * stride + 4 * k, codes[c]);
+        l[r][c] = dot_bytes(l[r][c], high + r * stride + at_low, codes[c]);
       }
   }
   UNROLL for (int c = 0; c < C; c++) {
@@ -87,65 +89,82 @@ static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t r
 }
 
 // INT4: codes [k / 8, 32] of 32 bits, where bits 4 j hold k = 2 j and bits 16 + 4 j hold k = 2 j + 1. A weight is
-// (code - 8) scale + zero; within a group sums are taken over codes, then scaled, and what was left out of the weights,
-// zero - 8 scale, meets the sum of the inputs.
+// (code - 8) scale + zero. Within a group two sums are taken over codes, one for j = 0, 1 and one for j = 2, 3, then
+// scaled, and what was left out of the weights, zero - 8 scale, meets the sum of the inputs.
 
+// Add the products with pair j of each eight, to sums of codes plus 128 or of codes.
 template <int R, int C>
+INLINE void add_pair(const vu* codes, int j, const Input& in, int64_t row, int64_t k, vf (*part)[C]) {
+#if defined(__AVX512BF16__)
+  __m512bh weights[C];  // 0x4300 | code is 128 + code in bfloat16
+  UNROLL for (int c = 0; c < C; c++)
+    weights[c] = (__m512bh)_mm512_ternarylogic_epi32((__m512i)(codes[c] >> (4 * j)), _mm512_set1_epi32(0x000f000f),
+                                                     _mm512_set1_epi32(0x43004300), 0xea);  // (a & b) | c
+  UNROLL for (int r = 0; r < R; r++) {
+    int32_t pair;
+    memcpy(&pair, in.narrow + (row + r) * in.stride + k + 2 * j, 4);
+    UNROLL for (int c = 0; c < C; c++)
+      part[r][c] = (vf)_mm512_dpbf16_ps((__m512)part[r][c], weights[c], (__m512bh)_mm512_set1_epi32(pair));
+  }
+#else
+  UNROLL for (int c = 0; c < C; c++) {
+    const vf even = to_float((vi)(codes[c] >> (4 * j) & 15u)), odd = to_float((vi)(codes[c] >> (16 + 4 * j) & 15u));
+    UNROLL for (int r = 0; r < R; r++) {
+      const float* x = in.wide + (row + r) * in.stride + k + 2 * j;
+      part[r][c] = fma(odd, set(x[1]), fma(even, set(x[0]), part[r][c]));
+    }
+  }
+#endif
+}
+
+// BOTH: the two sums of a group side by side, so that one does not wait for the other; else one after the other.
+template <int R, int C, bool BOTH>
 INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, const Input& in, int64_t row, int column,
                       float* out) {
-  const int64_t groups = m.ins / m.group, eights = m.group / 8, stride = in.stride, parts = m.group / 32;
+  constexpr int SIDES = BOTH ? 2 : 1;
+  const int64_t groups = m.ins / m.group, eights = m.group / 8, parts = m.group / 32;
   vf sums[R][C];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
   for (int64_t g = 0; g < groups; g++) {
-    vf part[R][C];
-    UNROLL for (int r = 0; r < R; r++)
-      UNROLL for (int c = 0; c < C; c++) part[r][c] = zero();
-    for (int64_t at = g * eights; at < (g + 1) * eights; at++) {
-      vu codes[C];
-      UNROLL for (int c = 0; c < C; c++) {
-        const char* from = w + (at * BLOCK + column + c * LANES) * 4;
-        codes[c] = loadu<vu>(from);
-#if defined(__AVX512BF16__)
-        _mm_prefetch(from + 8192, _MM_HINT_T1);
-#endif
-      }
-#if defined(__AVX512BF16__)
-      UNROLL for (int j = 0; j < 4; j++) {
-        __m512bh weights[C];  // 0x4300 | code is 128 + code in bfloat16
-        UNROLL for (int c = 0; c < C; c++)
-          weights[c] = (__m512bh)_mm512_ternarylogic_epi32((__m512i)(codes[c] >> (4 * j)), _mm512_set1_epi32(0x000f000f),
-                                                           _mm512_set1_epi32(0x43004300), 0xea);  // (a & b) | c
-        UNROLL for (int r = 0; r < R; r++) {
-          int32_t pair;
-          memcpy(&pair, in.narrow + (row + r) * stride + 8 * at + 2 * j, 4);
-          UNROLL for (int c = 0; c < C; c++)
-            part[r][c] = (vf)_mm512_dpbf16_ps((__m512)part[r][c], weights[c], (__m512bh)_mm512_set1_epi32(pair));
-        }
-      }
-#else
-      UNROLL for (int j = 0; j < 4; j++)
-        UNROLL for (int c = 0; c < C; c++) {
-          const vf even = to_float((vi)(codes[c] >> (4 * j) & 15u)), odd = to_float((vi)(codes[c] >> (16 + 4 * j) & 15u));
-          UNROLL for (int r = 0; r < R; r++) {
-            const float* x = in.wide + (row + r) * stride + 8 * at + 2 * j;
-            part[r][c] = fma(odd, set(x[1]), fma(even, set(x[0]), part[r][c]));
-          }
-        }
-#endif
-    }
     vf scale[C], lowest[C];
     UNROLL for (int c = 0; c < C; c++) {
-      const vu both = loadu<vu>(params + (g * BLOCK + column + c * LANES) * 2);
+      const half_t* from = params + (g * BLOCK + column + c * LANES) * 2;
+      const vu both = loadu<vu>(from);
       scale[c] = bits(both << 16);
       lowest[c] = fma(scale[c], set(HAS_DP ? -136.0f : -8.0f), bits(both & 0xffff0000u));
+#if defined(__AVX512BF16__)
+      _mm_prefetch((const char*)from + 2048, _MM_HINT_T1);
+#endif
+    }
+    UNROLL for (int first = 0; first < 2; first += SIDES) {
+      vf part[SIDES][R][C];
+      UNROLL for (int s = 0; s < SIDES; s++)
+        UNROLL for (int r = 0; r < R; r++)
+          UNROLL for (int c = 0; c < C; c++) part[s][r][c] = zero();
+      for (int64_t at = g * eights; at < (g + 1) * eights; at++) {
+        vu codes[C];
+        UNROLL for (int c = 0; c < C; c++) {
+          const char* from = w + (at * BLOCK + column + c * LANES) * 4;
+          codes[c] = loadu<vu>(from);
+#if defined(__AVX512BF16__)
+          if (first == 0) _mm_prefetch(from + 8192, _MM_HINT_T1);
+#endif
+        }
+        UNROLL for (int s = 0; s < SIDES; s++) {
+          add_pair<R, C>(codes, 2 * (first + s), in, row, 8 * at, part[s]);
+          add_pair<R, C>(codes, 2 * (first + s) + 1, in, row, 8 * at, part[s]);
+        }
+      }
+      UNROLL for (int s = 0; s < SIDES; s++)
+        UNROLL for (int r = 0; r < R; r++)
+          UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(scale[c], part[s][r][c], sums[r][c]);
     }
     UNROLL for (int r = 0; r < R; r++) {
-      const float* own = in.sums + (row + r) * (stride / 32) + g * parts;
+      const float* own = in.sums + (row + r) * (in.stride / 32) + g * parts;
       float total = own[0];
       for (int64_t i = 1; i < parts; i++) total += own[i];
-      UNROLL for (int c = 0; c < C; c++)
-        sums[r][c] = fma(lowest[c], set(total), fma(scale[c], part[r][c], sums[r][c]));
+      UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(lowest[c], set(total), sums[r][c]);
     }
   }
   UNROLL for (int r = 0; r < R; r++)
@@ -154,7 +173,8 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
 
 template <int R>
 static void tile_int4(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
-  constexpr int C = LANES == 16 ? R <= 6 ? 2 : 1 : R == 1 ? 4 : R == 2 ? 2 : 1;
+  constexpr int C = LANES == 16 ? R <= 6 ? 2 : 1 : R <= 2 ? 2 : 1;
+  constexpr bool BOTH = 3 * R * C <= (LANES == 16 ? 24 : 12);  // sums that stay in registers
   const half_t* params = (const half_t*)m.scales + block * (m.ins / m.group) * BLOCK * 2;
-  for (int column = 0; column < BLOCK; column += C * LANES) int4_part<R, C>(m, w, params, in, row, column, out);
+  for (int column = 0; column < BLOCK; column += C * LANES) int4_part<R, C, BOTH>(m, w, params, in, row, column, out);
 }

@@ -2,12 +2,10 @@
 
     python bench/overhead.py
 
-"cold": the pass reads 64 MB, as weights would be read, so that Python finds nothing of its own in the caches. Best of
-the medians of some runs, since other programs may slow one down; the last line is JSON. No model is fetched. Logits
-are float32 of 49,152 tokens, as SmolLM2 has; a lookup round drafts five tokens, all of which stand.
+"cold": the pass reads 64 MB, as weights would be read, so that nothing is left in the caches. Best of the medians of
+three runs; the last line is JSON. Logits are float32 of 49,152 tokens; a lookup round drafts five, all of which stand.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -22,7 +20,7 @@ from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.sampling import target_law
 
-VOCAB, TOKEN, ROWS = 49_152, 7, 16
+VOCAB, TOKEN, ROWS, REPEATS = 49_152, 7, 16, 3
 SIZE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 WEIGHTS = np.ones(1 << 23)  # 64 MB
 
@@ -44,55 +42,40 @@ class Passes:
         return logits
 
 
-def rounds(repeats: int, tokens: int, **options: object) -> tuple[float, float]:
+def rounds(**options: object) -> tuple[float, float]:
     """Median ms of a round, with warm caches and with cold ones."""
     llm, passes = LLM(LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **SIZE)), max_batch_size=1, **options), Passes()  # type: ignore[arg-type]
     object.__setattr__(llm.runner.loaded, "forward", passes)
-    medians = dict[bool, list[float]]({False: [], True: []})
-    for run in range(2 * repeats + 2):  # the first of both kinds warm up
+    medians: tuple[list[float], list[float]] = [], []
+    for run in range(2 * REPEATS + 2):  # the first of both kinds warm up
         passes.gaps, passes.cold = [], run % 2 == 1
-        llm.generate([5, 6, TOKEN, TOKEN], SamplingParams(max_tokens=tokens, ignore_eos=True))
+        llm.generate([5, 6, TOKEN, TOKEN], SamplingParams(max_tokens=150, ignore_eos=True))
         medians[passes.cold].append(statistics.median(passes.gaps[1:]))  # the first is of the time before the answer
-    return min(medians[False][1:]), min(medians[True][1:])
+    return min(medians[0][1:]), min(medians[1][1:])
 
 
 @torch.inference_mode()
-def verification(repeats: int, calls: int = 100) -> float:
+def verification() -> float:
     """Median ms of the law and the verdict of a greedy chain of `ROWS` rows, the drafted half of which stands."""
-    seq = Sequence([5, TOKEN], SamplingParams(), 0, frozenset(), 1 << 20)
-    tokens = [TOKEN] * (ROWS // 2) + [5] * (ROWS // 2)
-    logits = torch.randn(1, ROWS, VOCAB)
+    seq, half = Sequence([5, TOKEN], SamplingParams(), 0, frozenset(), 1 << 20), [TOKEN] * (ROWS // 2)
+    logits, times = torch.randn(1, ROWS, VOCAB), list[float]()
     logits[..., TOKEN] = 100.0
-    medians, verifier = list[float](), Coupled()
-    for _ in range(repeats):
-        times = list[float]()
-        for _ in range(calls):
-            draft = Draft(TokenTree.chain([tokens]))
-            begin = time.perf_counter()
-            verdict = verifier.verify(draft, target_law(logits, [seq], draft.tree), [0], [2])
-            times.append(1e3 * (time.perf_counter() - begin))
-            assert int(verdict.num_accepted) == ROWS // 2 - 1
-        medians.append(statistics.median(times))
-    return min(medians)
+    for _ in range(100 * REPEATS):
+        draft, begin = Draft(TokenTree.chain([half + [5] * (ROWS // 2)])), time.perf_counter()
+        verdict = Coupled().verify(draft, target_law(logits, [seq], draft.tree), [0], [2])
+        times.append(1e3 * (time.perf_counter() - begin))
+        assert len(verdict.walks[0].path) == ROWS // 2 - 1
+    return min(statistics.median(times[i::REPEATS]) for i in range(REPEATS))
 
 
-def main() -> None:
-    """Print all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=150)
-    args = parser.parse_args()
-    told = {f"greedy verification of {ROWS} rows": verification(args.repeats)}
-    for name, options in {
-        "plain round": dict[str, object](),
-        "lookup round": {"drafter": PromptLookup(), "policy": Fixed(5)},
-        "lookup round, cost model": {"drafter": PromptLookup(), "policy": CostModel(5)},
-    }.items():
-        told[name], told[f"{name}, cold"] = rounds(args.repeats, args.tokens, **options)
-    for name, value in told.items():
-        print(f"{name:36} {value:.3f} ms")
-    print(json.dumps(told))
-
-
-if __name__ == "__main__":
-    main()
+torch.set_num_threads(1)  # others would be waited for
+told = {f"greedy verification of {ROWS} rows": verification()}
+for name, options in {
+    "plain round": dict[str, object](),
+    "lookup round": {"drafter": PromptLookup(), "policy": Fixed(5)},
+    "lookup round, cost model": {"drafter": PromptLookup(), "policy": CostModel(5)},
+}.items():
+    told[name], told[f"{name}, cold"] = rounds(**options)
+for name, value in told.items():
+    print(f"{name:36} {value:.3f} ms")
+print(json.dumps(told))

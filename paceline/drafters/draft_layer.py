@@ -71,7 +71,8 @@ class DraftLayer:
         self._head_dim = d
         self._model = Model(
             layers=(Layer * 1)(made), head=self._matrix(head), final_norm=self._norm(norms.final), num_layers=1,
-            hidden=self.size, embeddings=address(embeddings), embedding_scale=1.0, logit_scale=1.0,
+            hidden=self.size, embeddings=address(embeddings),
+            vocabulary=0 if embeddings is None else len(embeddings), embedding_scale=1.0, logit_scale=1.0,
             embedding_format=0 if embeddings is None else FORMATS[embeddings.dtype],
             cache_format=FORMATS[head.weight.dtype],
         )  # fmt: skip

@@ -43,7 +43,7 @@ struct Model {
   struct Norm final_norm;
   const void* embeddings;  // [vocabulary, hidden] in `embedding_format`, or null: rows are always given
   int32_t embedding_format;
-  int32_t num_layers, hidden;
+  int32_t num_layers, hidden, vocabulary;  // vocabulary: rows of the embeddings
   float embedding_scale, logit_scale, logit_softcap;
   int32_t cache_format;    // BF16, F16 or F32
 };

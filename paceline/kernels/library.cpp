@@ -293,8 +293,12 @@ int64_t paceline_struct_bytes(int which) {
   return sizes[which];
 }
 
-// 0, or an error number of the system.
+// 0, or an error number: EINVAL for a token without an embedding, ERANGE for rows behind the cache's last column.
 int paceline_run(const Model* model, const Pass* pass, int threads) {
+  for (int64_t t = 0; pass->ids && t < pass->batch * pass->nodes; t++)
+    if (pass->ids[t] < 0 || pass->ids[t] >= model->vocabulary) return EINVAL;
+  for (int64_t b = 0; b < pass->batch; b++)
+    if (pass->starts[b] < 0 || pass->starts[b] + pass->old + pass->nodes > pass->capacity) return ERANGE;
   pthread_mutex_lock(&gate);
   job = Job{&isa(), model, pass, nullptr, nullptr, nullptr, 0, nullptr};
   threads = threads < 1 ? 1 : threads > MAX_THREADS ? MAX_THREADS : threads;

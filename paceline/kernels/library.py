@@ -1,6 +1,7 @@
 """The native library in Python: its structures (`abi.h`), and calls of it."""
 
 import ctypes
+import errno
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
@@ -73,7 +74,7 @@ class Model(ctypes.Structure):
         ("head", Matrix),
         ("final_norm", Norm),
         ("embeddings", c_void_p),
-        *((name, c_int32) for name in ("embedding_format", "num_layers", "hidden")),
+        *((name, c_int32) for name in ("embedding_format", "num_layers", "hidden", "vocabulary")),
         *((name, c_float) for name in ("embedding_scale", "logit_scale", "logit_softcap")),
         ("cache_format", c_int32),
     ]
@@ -129,8 +130,12 @@ def addresses(tensors: Sequence[Tensor | None]) -> Places:
 
 
 def run(model: Model, one: Pass) -> None:
-    """Run a pass on as many threads as torch uses. Raises `MemoryError`."""
-    if library().paceline_run(byref(model), byref(one), torch.get_num_threads()):
+    """Run a pass on as many threads as torch uses. Raises MemoryError, IndexError for unknown tokens."""
+    failed = library().paceline_run(byref(model), byref(one), torch.get_num_threads())
+    if failed == errno.EINVAL:
+        raise IndexError(f"a token has no embedding: ids are below {model.vocabulary}")
+    assert failed != errno.ERANGE, "a pass behind the last column of the cache"
+    if failed:
         raise MemoryError("there is no memory for a pass of so many rows")
 
 

@@ -32,12 +32,6 @@ def pack(weight: Tensor) -> Tensor:
     return blocks.transpose(1, 2).contiguous()
 
 
-def packed_bytes(weight: Tensor) -> int:
-    """Bytes of `pack(weight)`, in whole lines of the processor's cache."""
-    outs, ins = (-(-size // multiple) * multiple for size, multiple in zip(weight.shape, (BLOCK, 2), strict=True))
-    return outs * ins * weight.element_size()
-
-
 def unpack(packed: Tensor, outs: int, ins: int) -> Tensor:
     """What `pack` was given, [out, in]."""
     packed = packed.transpose(1, 2)

@@ -11,11 +11,10 @@ show what fewer bits would cost in acceptance, but take the memory and the time 
 import torch
 from torch import Tensor, nn
 
-from ..kernels.library import ask_large_pages
 from ..kernels.packing import pack_codes, pack_params, unpack_params
 from .fp8 import Fp8Linear
 from .int8 import Int8Linear
-from .packed import Described, PackedLinear, device_of, has_kernels
+from .packed import Described, PackedLinear, Place, anywhere, device_of, has_kernels
 
 GROUP_SIZES = (32, 64, 128, 256)
 BITS = (4, 3, 2)
@@ -108,36 +107,42 @@ class Int4Linear(nn.Module):
     bits: of the weights' rounding, 4, 3 or 2; the container has 4.
     """
 
-    def __init__(self, linear: nn.Linear | PackedLinear | Int8Linear | Fp8Linear, group_size: int, bits: int = 4):
+    def __init__(
+        self,
+        linear: nn.Linear | PackedLinear | Int8Linear | Fp8Linear,
+        group_size: int,
+        bits: int = 4,
+        place: Place = anywhere,
+    ):
         super().__init__()
         self.in_features, self.out_features, self.group_size = linear.in_features, linear.out_features, group_size
         pieces: list[tuple[Tensor, Tensor]] = []
         for rows in linear.weight.detach().split(_ROWS):
             codes, params = quantize_int4(rows, group_size, bits)
             pieces.append((_pack(codes), params))
-        self._hold(torch.cat([packed for packed, _ in pieces]), torch.cat([params for _, params in pieces], dim=1))
+        packed, params = torch.cat([packed for packed, _ in pieces]), torch.cat([params for _, params in pieces], dim=1)
+        self._hold(packed, params, place)
         self.bias = linear.bias
 
     @classmethod
-    def of(cls, codes: Tensor, params: Tensor, bias: Tensor | None = None) -> "Int4Linear":
+    def of(cls, codes: Tensor, params: Tensor, bias: Tensor | None = None, place: Place = anywhere) -> "Int4Linear":
         """The layer of codes int32 [out, in] and params bfloat16 [in / group_size, out, 2] that were chosen before."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.out_features, made.in_features = codes.shape
         made.group_size = made.in_features // len(params)
-        made._hold(_pack(codes), params)
+        made._hold(_pack(codes), params, place)
         made.bias = bias
         return made
 
-    def _hold(self, packed: Tensor, params: Tensor) -> None:
+    def _hold(self, packed: Tensor, params: Tensor, place: Place) -> None:
         self._native = has_kernels(packed.device)
+        if self._native:
+            packed, params = place(packed), place(pack_params(params))
         self.packed: Tensor
         self.packed_params: Tensor
         self.register_buffer("packed", packed, persistent=False)
-        self.register_buffer("packed_params", pack_params(params) if self._native else params, persistent=False)
-        if self._native:
-            ask_large_pages(self.packed)
-            ask_large_pages(self.packed_params)
+        self.register_buffer("packed_params", params, persistent=False)
 
     @staticmethod
     def fits(linear: nn.Linear | PackedLinear | Int8Linear | Fp8Linear, group_size: int) -> bool:

@@ -13,9 +13,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from ..kernels.library import ask_large_pages
 from ..kernels.packing import pack, unpack
-from .packed import Described, PackedLinear, device_of, has_kernels
+from .packed import Described, PackedLinear, Place, anywhere, device_of, has_kernels
 
 _PIECE = 4096  # outputs rounded at once: the float32 copy of a whole output head would be the peak of memory
 _MAX_INPUTS = (1 << 31) // (128 * 127) - 1  # more could overflow int32
@@ -43,7 +42,7 @@ class Int8Linear(nn.Module):
     [out], for the native kernels.
     """
 
-    def __init__(self, linear: nn.Linear | PackedLinear):
+    def __init__(self, linear: nn.Linear | PackedLinear, place: Place = anywhere):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         weight = linear.weight.detach()
@@ -53,11 +52,9 @@ class Int8Linear(nn.Module):
         self.packed: Tensor
         self.scales: Tensor
         self.sums: Tensor | None
-        self.register_buffer("packed", pack(codes) if native else codes, persistent=False)
+        self.register_buffer("packed", place(pack(codes)) if native else codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("sums", codes.sum(1, dtype=torch.int32) if native else None, persistent=False)
-        if native:
-            ask_large_pages(self.packed)
 
     @staticmethod
     def fits(linear: nn.Linear | PackedLinear) -> bool:

@@ -12,7 +12,7 @@ from ..errors import ConfigError, IncompatibleModels
 from .fp8 import Fp8Linear, require_fp8
 from .int4 import BITS, GROUP_SIZES, Int4Linear
 from .int8 import Int8Linear
-from .packed import PackedLinear
+from .packed import PackedLinear, Shelf
 from .timing import Contest
 
 Weights: TypeAlias = Literal["int8", "int4", "fp8"]
@@ -61,16 +61,18 @@ def quantize_target(
     if weights == "fp8":
         require_fp8(model.device)
 
+    place = Shelf()
+
     def make(linear: Dense) -> Quantized | None:
         if weights == "fp8":
             return Fp8Linear(linear) if Fp8Linear.fits(linear) else None
         if weights == "int8":
-            return Int8Linear(linear) if Int8Linear.fits(linear) else None
-        return Int4Linear(linear, group_size) if Int4Linear.fits(linear, group_size) else None
+            return Int8Linear(linear, place) if Int8Linear.fits(linear) else None
+        return Int4Linear(linear, group_size, place=place) if Int4Linear.fits(linear, group_size) else None
 
     def make_head(linear: Dense) -> Quantized | None:
         # Few rows of the vocabulary are near ties, and 4 bits decide them wrongly.
-        return Int8Linear(linear) if Int8Linear.fits(linear) else make(linear)
+        return Int8Linear(linear, place) if Int8Linear.fits(linear) else make(linear)
 
     contest = Contest() if layers == "auto" else None
     needs = {
@@ -104,8 +106,10 @@ def quantize_linears(
     if bits not in BITS:
         raise ConfigError("unknown bits", got=bits, expected="one of " + ", ".join(map(str, BITS)))
 
+    place = Shelf()
+
     def make(linear: Dense) -> Quantized | None:
-        return Int4Linear(linear, group_size, bits) if Int4Linear.fits(linear, group_size) else None
+        return Int4Linear(linear, group_size, bits, place) if Int4Linear.fits(linear, group_size) else None
 
     kinds = nn.Linear | PackedLinear | Int8Linear | Fp8Linear
     contest = Contest() if layers == "auto" else None
@@ -127,7 +131,7 @@ def quantize_head(
         return report
 
     def make(linear: Dense) -> Quantized | None:
-        return Int4Linear(linear, group_size) if Int4Linear.fits(linear, group_size) else None
+        return Int4Linear(linear, group_size, place=Shelf()) if Int4Linear.fits(linear, group_size) else None
 
     return _replace_head(model, make, Contest() if lm_head == "auto" else None, report)
 

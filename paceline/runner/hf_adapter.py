@@ -72,21 +72,30 @@ class LoadedModel:
         """E, the width of the hidden states."""
         return int(self.model.config.get_text_config().hidden_size)
 
-    def forward(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
+    def forward(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None
+    ) -> Tensor:
         """Raw logits [B, N, V] of every node of a pass. Fills in the hidden states that `states` asks for.
+
+        token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists.
 
         Where `layout.is_mask` is given, the adapter's gate is open for these rows during the pass.
         """
+        if self.native is None and token_ids is None:
+            assert layout.tree is not None
+            token_ids = layout.tree.token_ids
         if layout.is_mask is None or self.gate is None:
             return self._logits(token_ids, layout, cache, states)
+        assert token_ids is not None
         with self.gate.opened(token_ids, layout.is_mask) as plain_ids:
             return self._logits(plain_ids, layout, cache, states)
 
-    def _logits(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
+    def _logits(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
         if self.native is not None:
             logits = self.native.forward(token_ids, layout, cache, states, layout.head_rows or layout.num_nodes)
             assert logits is not None
             return logits
+        assert token_ids is not None
         if self.fused is not None:
             return self.fused.logits(token_ids, layout, cache, states)
         return self._call(self.model, token_ids, layout, cache, states).logits[:, -(layout.head_rows or 0) :]

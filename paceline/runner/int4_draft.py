@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from ..errors import IncompatibleModels
 from ..modules.int4_draft import Int4Draft
 from ..quant import Int4Linear
-from ..quant.packed import device_of
+from ..quant.packed import Shelf, device_of
 from .adapter import decoder_layers, place_of
 
 
@@ -18,7 +18,7 @@ def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
     A fused layer holds q, k and v in one matrix, whose rows are those of its parts one below another. Raises
     `IncompatibleModels` where layers, names or shapes are others than the draft was trained for.
     """
-    config, made = draft.config, list[Int4Linear]()
+    config, made, place = draft.config, list[Int4Linear](), Shelf()
     layers = decoder_layers(model, config.num_layers)
     for index, layer in enumerate(layers):
         pieces: dict[str, list[tuple[int, str, int]]] = {}
@@ -42,6 +42,6 @@ def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
             both = [draft.packable(index, name) for _, name, _ in parts]
             codes, params = torch.cat([c for c, _ in both]), torch.cat([p for _, p in both], 1)
             device = device_of(old)
-            made.append(Int4Linear.of(codes.to(device), params.to(device), old.bias))
+            made.append(Int4Linear.of(codes.to(device), params.to(device), old.bias, place))
             layer.set_submodule(path, made[-1])
     return made

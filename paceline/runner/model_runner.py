@@ -208,7 +208,7 @@ class ModelRunner:
         text: of one slot, tokens that the pass reads before its root, and keeps.
         """
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
-        masked = self.num_masks > 0 and bool((tree.token_ids >= self.vocab_size).any())
+        masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
         offsets = [self.cache.offsets[slot] for slot in slots]
         states = self.asked()
         starts = [self.cache.lengths[slot] for slot in slots]
@@ -227,12 +227,13 @@ class ModelRunner:
                 self.max_length,
                 list(slots),
                 tree.num_nodes,
-                padded.token_ids.device,
+                padded.device,
                 head_rows=padded.num_nodes - count,
                 is_mask=padded.token_ids >= self.vocab_size if masked else None,
                 offsets=offsets,
             )
-            logits = self.loaded.forward(padded.token_ids, layout, self.cache, states)[:, :num_nodes]
+            logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, states)
+            logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
         if states is not None:
             given = {layer: state[:, : count + num_nodes] for layer, state in states.items()}
             self.states.write(slots, starts, given, self.cache.capacity)

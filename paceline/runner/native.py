@@ -8,8 +8,10 @@ against plain transformers when a model is loaded (`selftest`); what cannot be d
 """
 
 import ctypes
+from collections.abc import Iterable
 from ctypes import c_void_p
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 from weakref import ref
 
@@ -95,29 +97,40 @@ class NativeDecoder:
         self._dtype = cast("torch.dtype", model.dtype)
 
     def forward(
-        self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None, head_rows: int
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None, head_rows: int
     ) -> Tensor | None:
         """Raw logits, float32 [B, head_rows, V], of the last nodes of each row; None with `head_rows` 0.
+
+        token_ids: [B, N]; None: those of the tree.
 
         Fills in the hidden states that `states` asks for, in the dtype of the model.
         """
         found = self._described
-        batch, nodes = token_ids.shape
+        batch, nodes = len(layout.starts), layout.num_nodes
         held: list[object] = []  # what the pass points to
 
         def hold(tensor: Tensor | None) -> int | None:
             held.append(tensor)
             return address(tensor)
 
+        def integers(numbers: Iterable[int]) -> Any:
+            held.append(array := (ctypes.c_int64 * len(listed := [*numbers]))(*listed))
+            return _place(array)
+
         one = Pass(batch=batch, nodes=nodes, head_rows=head_rows, max_position=layout.max_length - 1)
         rows = self._rows(token_ids, layout)
-        one.ids, one.rows = (hold(token_ids.contiguous()), None) if rows is None else (None, hold(rows))
+        if rows is not None:
+            one.rows = hold(rows)
+        elif token_ids is not None:
+            one.ids = hold(token_ids.contiguous())
         if layout.tree is not None:
-            one.parents = hold(layout.tree.parents.contiguous())
-        slots = layout.slots if layout.slots is not None else list(range(batch))
-        one.starts, one.slots = hold(torch.tensor(layout.starts)), hold(torch.tensor(slots))
+            if rows is None and token_ids is None:
+                one.ids = integers(chain.from_iterable(layout.tree.lists.token_ids))
+            one.parents = integers(chain.from_iterable(layout.tree.lists.parents))
+        one.starts = integers(layout.starts)
+        one.slots = integers(layout.slots if layout.slots is not None else range(batch))
         if any(layout.offsets or ()):
-            one.offsets = hold(torch.tensor(layout.offsets))
+            one.offsets = integers(layout.offsets or ())
         if layout.rows is not None and layout.rows.blocks:
             ends, firsts = _blocks(layout)
             one.ends, one.firsts = hold(ends), hold(firsts)
@@ -156,7 +169,7 @@ class NativeDecoder:
         keys, values = kept[2:]
         return _place(keys), _place(values)
 
-    def _rows(self, token_ids: Tensor, layout: PassLayout) -> Tensor | None:
+    def _rows(self, token_ids: Tensor | None, layout: PassLayout) -> Tensor | None:
         """What enters the first layer, float32 [B, N, E]; None where token ids say it all."""
         if layout.rows is not None:
             rows = layout.rows.embeds
@@ -302,6 +315,7 @@ class _Describer:
             embedding_format=FORMATS[weight.dtype],
             num_layers=len(layers),
             hidden=weight.shape[1],
+            vocabulary=weight.shape[0],
             embedding_scale=scale * multiplier,
             logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0) or 1.0),
             logit_softcap=float(getattr(config, "final_logit_softcapping", None) or 0.0),

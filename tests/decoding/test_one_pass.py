@@ -40,10 +40,10 @@ def passes(monkeypatch):
     for name in ("forward", "prefill"):
         real = getattr(LoadedModel, name)
 
-        def counted(self, ids, *rest, real=real, name=name):
+        def counted(self, ids, layout, *rest, real=real, name=name):
             if self is loaded():
-                seen.append((ids.shape[1], name == "forward"))
-            return real(self, ids, *rest)
+                seen.append((layout.num_nodes, name == "forward"))
+            return real(self, ids, layout, *rest)
 
         monkeypatch.setattr(LoadedModel, name, counted)
     return seen

@@ -1,4 +1,4 @@
-"""`check` must be able to fail: each fault below is planted in an engine and reported as a bug.
+"""`check` must be able to fail: each fault of `planted_faults` is planted in an engine and reported as a bug.
 
 The faults lie where every engine passes: the native one, whose bits are invariant by construction, and that of
 transformers' layers in both numerics. The models are float32, where rounding is small. In 16 bits and with fast
@@ -14,16 +14,13 @@ from paceline import LLM, Fixed, PromptLookup
 from paceline.check import check
 from paceline.core.outputs import TargetOutput
 from paceline.core.tree import TokenTree
-from paceline.runner import LoadedModel, ModelRunner, SlotCache
+from paceline.runner import ModelRunner, SlotCache
 from paceline.runner.layout import PassLayout
 from tests.adversaries import Scripted
 from tests.tiny import UNDESCRIBED, tiny_model
+from tests.unit import planted_faults as faults
 
 PROMPTS = [[5, 9, 31, 7, 5, 9, 31], [3, 3, 3, 3, 3]]
-HIDDEN = 4
-"""The cached column that mutants hide."""
-
-
 NATIVE, FAST, INVARIANT = ("llama", "invariant"), (UNDESCRIBED, "fast"), (UNDESCRIBED, "invariant")
 """Engines: an architecture, native or not, and its numerics."""
 
@@ -61,131 +58,6 @@ def run(llm):
     return check(llm, PROMPTS, max_tokens=24, with_law_test=False)
 
 
-def verifies(layout) -> bool:
-    """Whether the pass holds a draft, and not a prompt or the one node of plain decoding (and what pads it)."""
-    if layout.tree is None:
-        return False
-    text = layout.num_nodes - (layout.head_rows or layout.num_nodes)
-    return (layout.num_given or layout.num_nodes) - text > 1
-
-
-def at_pass(monkeypatch, damage):
-    """damage(layout, cache) before each pass; what it returns is called behind it."""
-    right = LoadedModel.forward
-
-    def forward(loaded, token_ids, layout, cache, states=None):
-        mend = damage(layout, cache)
-        logits = right(loaded, token_ids, layout, cache, states)
-        if mend is not None:
-            mend()
-        return logits
-
-    monkeypatch.setattr(LoadedModel, "forward", forward)
-
-
-def hide(monkeypatch, hides):
-    """Rows of passes for which `hides` holds read zeros in one committed column."""
-
-    def damage(layout, cache):
-        rows = zip(layout.slots or range(len(layout.starts)), layout.starts, strict=True) if hides(layout) else ()
-        columns = [layer[s, :, HIDDEN] for s, start in rows if start > HIDDEN for layer in (*cache.keys, *cache.values)]
-        were = [column.clone() for column in columns]
-        for column in columns:
-            column.zero_()
-        return lambda: [column.copy_(was) for column, was in zip(columns, were, strict=True)]
-
-    at_pass(monkeypatch, damage)
-
-
-def hides_a_column_from_drafts(monkeypatch):
-    hide(monkeypatch, verifies)
-
-
-def hides_a_column_from_plain_decoding_too(monkeypatch):
-    """Both sides are wrong alike: their tokens and bits agree."""
-    hide(monkeypatch, lambda layout: layout.tree is not None)
-
-
-def at_commit(monkeypatch, damage):
-    """damage(cache, slot, start, nodes) after each commit; start: the column of the root."""
-    right = SlotCache.commit
-
-    def commit(cache, slot, nodes):
-        start = cache.lengths[slot]
-        right(cache, slot, nodes)
-        damage(cache, slot, start, nodes)
-
-    monkeypatch.setattr(SlotCache, "commit", commit)
-
-
-def round_keys(cache, slot, first, dtype=torch.bfloat16):
-    for keys in cache.keys:
-        kept = keys[slot, :, first : cache.lengths[slot]]
-        kept.copy_(kept.to(dtype).to(kept.dtype))
-
-
-def rounds_accepted_keys_to_bfloat16(monkeypatch):
-    at_commit(monkeypatch, lambda cache, slot, start, nodes: round_keys(cache, slot, start + 1))
-
-
-def rounds_accepted_keys_to_float16(monkeypatch):
-    at_commit(monkeypatch, lambda cache, slot, start, nodes: round_keys(cache, slot, start + 1, torch.float16))
-
-
-def rounds_every_key(monkeypatch):
-    """Those of plain decoding too: both sides are wrong alike."""
-    at_commit(monkeypatch, lambda cache, slot, start, nodes: round_keys(cache, slot, start))
-
-
-def keeps_a_rejected_column(monkeypatch):
-    """The last accepted column is overwritten by the one behind it, a rejected guess or a leftover."""
-
-    def damage(cache, slot, start, nodes):
-        if nodes:
-            last = start + len(nodes)
-            for layer in (*cache.keys, *cache.values):
-                layer[slot, :, last] = layer[slot, :, last + 1]
-
-    at_commit(monkeypatch, damage)
-
-
-def shifts_the_positions_of_a_draft(monkeypatch):
-    def damage(layout, cache):
-        if verifies(layout):
-            layout.offsets = [offset + 1 for offset in layout.offsets or [0] * len(layout.starts)]
-
-    at_pass(monkeypatch, damage)
-
-
-def mistakes_the_parent_of_the_third_token(monkeypatch):
-    """It stands where the second does, and does not see it."""
-
-    def damage(layout, cache):
-        text = layout.num_nodes - (layout.head_rows or layout.num_nodes)
-        if verifies(layout) and layout.num_nodes - text > 2 and layout.tree.parents[0, text + 2] == text + 1:
-            parents = layout.tree.parents.clone()
-            parents[:, text + 2] = text
-            layout.tree = replace(layout.tree, parents=parents)
-
-    at_pass(monkeypatch, damage)
-
-
-def keeps_the_rows_behind_the_accepted_ones(monkeypatch):
-    right = SlotCache.commit
-    monkeypatch.setattr(SlotCache, "commit", lambda cache, slot, nodes: right(cache, slot, [n + 1 for n in nodes]))
-
-
-MUTANTS = [
-    hides_a_column_from_drafts,
-    hides_a_column_from_plain_decoding_too,
-    rounds_accepted_keys_to_bfloat16,
-    rounds_accepted_keys_to_float16,
-    rounds_every_key,
-    keeps_a_rejected_column,
-    shifts_the_positions_of_a_draft,
-    mistakes_the_parent_of_the_third_token,
-    keeps_the_rows_behind_the_accepted_ones,
-]
 EVERY = pytest.mark.parametrize("kind", [NATIVE, FAST, INVARIANT], ids=["native", "fast", "invariant"])
 
 
@@ -200,7 +72,7 @@ def test_without_a_fault_it_passes(make, kind):
 
 
 @EVERY
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", faults.MUTANTS)
 def test_a_fault_is_a_bug(mutant, kind, monkeypatch):
     llm = engine(kind)
     mutant(monkeypatch)
@@ -210,11 +82,7 @@ def test_a_fault_is_a_bug(mutant, kind, monkeypatch):
     assert not report.passed
 
 
-def rounds_accepted_keys_to_8_bits(monkeypatch):
-    at_commit(monkeypatch, lambda cache, slot, start, nodes: round_keys(cache, slot, start + 1, torch.float8_e4m3fn))
-
-
-@pytest.mark.parametrize("mutant", [hides_a_column_from_drafts, rounds_accepted_keys_to_8_bits])
+@pytest.mark.parametrize("mutant", [faults.hides_a_column_from_drafts, faults.rounds_accepted_keys_to_8_bits])
 @pytest.mark.parametrize("kind", [NATIVE, INVARIANT], ids=["native", "invariant"])
 def test_in_16_bits_a_fault_is_no_tie_where_bits_count(mutant, kind, monkeypatch):
     """These move scores about as far as rounding does in bfloat16, where fast numerics may take them for it."""
@@ -226,7 +94,7 @@ def test_in_16_bits_a_fault_is_no_tie_where_bits_count(mutant, kind, monkeypatch
 
 
 @EVERY
-@pytest.mark.parametrize("mutant", [hides_a_column_from_plain_decoding_too, rounds_every_key])
+@pytest.mark.parametrize("mutant", [faults.hides_a_column_from_plain_decoding_too, faults.rounds_every_key])
 def test_only_the_reference_sees_a_fault_of_both_sides(mutant, kind, monkeypatch):
     llm = engine(kind)
     mutant(monkeypatch)
@@ -239,7 +107,7 @@ def test_only_the_reference_sees_a_fault_of_both_sides(mutant, kind, monkeypatch
 def test_scores_are_compared_where_the_tokens_are_the_same(kind, monkeypatch):
     """A fault too small to change a token of these answers."""
     llm = engine(kind)
-    rounds_accepted_keys_to_float16(monkeypatch)
+    faults.rounds_accepted_keys_to_float16(monkeypatch)
     report = run(llm)
     assert any(one.position is None and one.verdict.value == "bug" for one in report.comparisons)
 
@@ -260,10 +128,10 @@ def test_siblings_that_see_each_other_are_a_bug(kind, monkeypatch):
     llm = tree_engine(kind)
 
     def damage(layout, cache):
-        if verifies(layout) and not layout.tree.is_chain:
+        if faults.verifies(layout) and not layout.tree.is_chain:
             layout.tree = TokenTree.chain(layout.tree.token_ids.tolist())
 
-    at_pass(monkeypatch, damage)
+    faults.at_pass(monkeypatch, damage)
     assert run(llm).verdicts["bug"] >= 1
 
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, address, addresses, library, run
 from ..modules.decoder import Attention, Mlp
+from ..modules.heads import Output
 from ..modules.rotary import rotation
-from ..quant import PackedLinear
+from ..quant import PackedLinear, pack_linears
 from .likeliest import Best
 
 
@@ -47,13 +48,19 @@ class Norms:
 
 
 class DraftLayer:
-    """A layer whose keys and values lie in [slots, H, capacity, d], in the type of its weights.
+    """A layer whose linear layers are packed, over keys and values [slots, H, capacity, d] in the type of the weights.
 
     embeddings: [V, E], for layers that read a token's embedding beside each row.
     """
 
     def __init__(
-        self, attention: Attention, mlp: Mlp, norms: Norms, head: nn.Linear, embeddings: Tensor | None, theta: float
+        self,
+        attention: Attention,
+        mlp: Mlp,
+        norms: Norms,
+        head: PackedLinear,
+        theta: float,
+        embeddings: Tensor | None = None,
     ):
         self.held: list[object] = []
         made = Layer()
@@ -74,7 +81,7 @@ class DraftLayer:
             hidden=self.size, embeddings=address(embeddings),
             vocabulary=0 if embeddings is None else len(embeddings), embedding_scale=1.0, logit_scale=1.0,
             embedding_format=0 if embeddings is None else FORMATS[embeddings.dtype],
-            cache_format=FORMATS[head.weight.dtype],
+            cache_format=FORMATS[head.packed.dtype],
         )  # fmt: skip
         self.held.append(embeddings)
         self._tables, self._rotations = torch.empty(2, 0, d), (c_void_p(), c_void_p())
@@ -137,8 +144,8 @@ class DraftLayer:
             self._pointers = addresses([self._tables[0]]), addresses([self._tables[1]])
             self._rotations = _place(self._pointers[0]), _place(self._pointers[1])
 
-    def _matrix(self, linear: nn.Linear) -> Any:
-        described = PackedLinear(linear).matrix
+    def _matrix(self, linear: PackedLinear) -> Any:
+        described = linear.matrix
         self.held.append(described)
         return described.struct
 
@@ -149,6 +156,26 @@ class DraftLayer:
         self.held.append(weight)
         assert norm.eps is not None
         return Norm(weight=address(weight), eps=norm.eps, kind=1)
+
+
+def native_form(head: nn.Module) -> None:
+    """Pack the linear layers of an attached head, lent output rows included; its norms become float32."""
+    lent = getattr(head, "output", None)
+    if isinstance(lent, Output) and len(lent.rows):
+        head.set_submodule("output", linear_of(lent.rows))
+    for module in head.modules():
+        if isinstance(module, nn.RMSNorm):
+            module.float()
+    pack_linears(head)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A layer around weights [out, in] that exist."""
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    made.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return made
 
 
 def _place(array: Any) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..modules.eagle import EagleHead
 from ..quant import PackedLinear
 from .draft_cache import DraftCache
-from .draft_layer import DraftLayer, Level, Norms
+from .draft_layer import DraftLayer, Level, Norms, linear_of, native_form
 from .likeliest import Best
 
 CHUNK = 512
@@ -29,15 +29,16 @@ class NativeEagle:
         config, layer = head.config, head.midlayer
         self.config, self.draft_ids = config, head.draft_ids
         self._embeddings = (head.embed_tokens.weight if config.own_embeddings else embeddings).detach().contiguous()
-        self._fc = PackedLinear(head.fc)
-        rows = head.lm_head.weight if config.own_lm_head else lm_head.detach().to(dtype)[head.draft_ids]
-        output = nn.Linear(rows.shape[1], rows.shape[0], False, device="meta")
-        output.weight = nn.Parameter(rows, requires_grad=False)
+        if not config.own_lm_head:
+            head.lm_head = linear_of(lm_head.detach().to(dtype)[head.draft_ids])
+        native_form(head)
+        self._fc = head.fc
         norms, beside = Norms(None, layer.post_attention_layernorm, None), None
         if config.version == 3:
             own = layer.input_layernorm, layer.post_attention_layernorm, head.norm, layer.hidden_norm
             norms, beside = Norms(*own, beside_stays=config.norm_before_residual), self._embeddings
-        self._layer = DraftLayer(layer.self_attn, layer.mlp, norms, output, beside, config.rope_theta)
+        assert isinstance(head.lm_head, PackedLinear)
+        self._layer = DraftLayer(layer.self_attn, layer.mlp, norms, head.lm_head, config.rope_theta, beside)
         heads, d = config.num_key_value_heads, config.head_dim
         self.cache = DraftCache(num_slots, heads, d, dtype, embeddings.device)
 

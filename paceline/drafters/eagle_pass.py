@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..modules.eagle import EagleHead
 from ..modules.rotary import rotation
 from .draft_cache import DraftCache, Rows, side_by_side
-from .draft_layer import Level
+from .draft_layer import Level, linear_of
 
 CHUNK = 512
 """Pairs digested at once."""
@@ -45,7 +45,7 @@ class EaglePass:
         if config.version == 3:
             self._token_norm, self._hidden_norm, self._norm = layer.input_layernorm, layer.hidden_norm, head.norm
         rows = head.lm_head.weight if config.own_lm_head else lm_head.detach().to(device, dtype)[head.draft_ids]
-        self._lm_head = _linear(rows, None)
+        self._lm_head = linear_of(rows, None)
         self.cache = DraftCache(num_slots, config.num_key_value_heads, config.head_dim, dtype, device)
         self._cos = self._sin = torch.empty(0, device=device)
 
@@ -180,16 +180,7 @@ class EaglePass:
             self._cos, self._sin = (t.to(self._embeddings.dtype) for t in (cos[0, 0], torch.cat([-first, second], -1)))
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A layer around weights [out, in] that exist."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    made.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        made.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return made
-
-
 def _joined(first: nn.Linear, second: nn.Linear) -> nn.Linear:
     """One layer with the outputs of both."""
     bias = None if first.bias is None else torch.cat([first.bias, second.bias])
-    return _linear(torch.cat([first.weight, second.weight]), bias)
+    return linear_of(torch.cat([first.weight, second.weight]), bias)

@@ -4,12 +4,14 @@ import copy
 from os import PathLike
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import nn
 
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import load_head
 from ..modules import SpaceAdapter
 from ..runner import ModelRunner
+from .draft_layer import DraftLayer, native_form
 from .eagle import output_rows
 
 _H = TypeVar("_H", bound=nn.Module)
@@ -18,6 +20,7 @@ _H = TypeVar("_H", bound=nn.Module)
 def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelRunner) -> _H:
     """A copy of the head in the target's dtype, on its device, attached; training the original does not change it.
 
+    Where native kernels run it, its linear layers are packed and everything else is float32.
     Raises `ConfigError` for a head of another kind, `IncompatibleModels` for one of another target's sizes.
     """
     loaded = target.loaded
@@ -37,7 +40,15 @@ def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelR
     embeddings = cast("Any", loaded.model.get_input_embeddings()).weight
     own = getattr(config, "own_lm_head", False)
     cast("Any", made).attach(embeddings, embeddings if own else output_rows(loaded))
+    if DraftLayer.fits(embeddings):
+        native_form(made)
     return made
+
+
+def row_dtype(target: ModelRunner) -> torch.dtype:
+    """Of what enters a fitted head."""
+    loaded = target.loaded
+    return torch.float32 if DraftLayer.fits(loaded.model.get_input_embeddings().weight) else loaded.dtype  # type: ignore
 
 
 def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: ModelRunner) -> SpaceAdapter:

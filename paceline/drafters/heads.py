@@ -30,7 +30,7 @@ from ..modules.heads import ParallelHeads
 from ..runner import ModelRunner
 from ..sampling.undraftable import columns_of
 from ..schema import checked_call
-from .fitting import fitted
+from .fitting import fitted, row_dtype
 from .likeliest import likeliest
 from .trees import Grown, best_of_marginals, stacked
 
@@ -53,6 +53,7 @@ class HeadsDrafter(Drafter, ABC):
         assert isinstance(target, ModelRunner)
         self._heads, self._runner, self._coupled = fitted(self._given, self.kind, target), target, verifier.exact
         self._barred = columns_of(target.undraftable, self._heads.draft_ids)
+        self._dtype = row_dtype(target)
         target.states.watch([target.loaded.num_layers])
 
     @property
@@ -78,7 +79,7 @@ class HeadsDrafter(Drafter, ABC):
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """All heads once, shared among their tokens; there is nothing to read."""
         loaded, heads = self._runner.loaded, self.heads
-        state = torch.zeros(1, loaded.hidden_size, dtype=loaded.dtype, device=loaded.device)
+        state = torch.zeros(1, loaded.hidden_size, dtype=self._dtype, device=loaded.device)
         times: list[float] = []
         with torch.inference_mode():
             for _ in range(4):  # the first warms up
@@ -108,7 +109,7 @@ class HeadsDrafter(Drafter, ABC):
         heads, read = self.heads, self._runner.states.read
         layer = [self._runner.loaded.num_layers]
         states = torch.cat([read(seq.slot, seq.num_cached - 1, seq.num_cached, layer) for seq in seqs])
-        logits = heads(states, depth)  # [B, D, Vd]
+        logits = heads(states.to(self._dtype), depth)  # [B, D, Vd]
         found: list[tuple[list[list[int]], list[list[float]]]] = [([], []) for _ in seqs]
         for step in range(depth):
             ids = heads.draft_ids

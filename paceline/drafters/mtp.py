@@ -30,10 +30,12 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.request import Sequence
 from ..modules import MtpHead
+from ..quant import PackedLinear
 from ..runner import ModelRunner, SlotCache
 from ..sampling.undraftable import columns_of
 from ..schema import checked_call
-from .fitting import fitted
+from .draft_layer import DraftLayer, Norms
+from .fitting import fitted, row_dtype
 from .likeliest import likeliest
 from .trees import Grown, stacked
 
@@ -85,7 +87,8 @@ class Mtp(Drafter):
         assert isinstance(target, ModelRunner)
         self._head, self._runner, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
         self._barred = columns_of(target.undraftable, self._head.draft_ids)
-        self._cache = SlotCache(target.cache.num_slots, target.max_length)
+        self._cache, self._dtype = SlotCache(target.cache.num_slots, target.max_length), row_dtype(target)
+        self._native = _native_layers(self._head) if isinstance(self._head.output, PackedLinear) else None
         target.states.watch([target.loaded.num_layers])
 
     @property
@@ -210,6 +213,13 @@ class Mtp(Drafter):
         cache.begin(slots, hidden.shape[1], drafts=True, whole=False)
         for slot, length in zip(slots, known, strict=True):
             cache.lengths[slot] = length
+        ids = torch.tensor(tokens, device=device)
+        if self._native is not None:
+            config = self.head.config
+            heads, sizes = ([n] * config.num_modules for n in (config.num_key_value_heads, config.head_dim))
+            keys, values = cache.tensors(heads, sizes, self._runner.loaded.dtype)
+            rows = self.head.module(step).begin(self.head.embed(ids, hidden), hidden)
+            return self._native[module](keys[module], values[module], slots, starts, rows).hidden
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(hidden.shape[1], device=device)
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -217,14 +227,25 @@ class Mtp(Drafter):
             seen = torch.arange(keys.shape[2], device=device) <= positions[:, None, :, None]  # [R, 1, N, S]
             return nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)
 
-        return self.head(step, torch.tensor(tokens, device=device), hidden, positions, attend)
+        return self.head(step, ids, hidden, positions, attend)
 
     def _states(self, seq: Sequence, begin: int, end: int) -> Tensor:
-        return self._runner.states.read(seq.slot, begin, end, [self._runner.loaded.num_layers])
+        return self._runner.states.read(seq.slot, begin, end, [self._runner.loaded.num_layers]).to(self._dtype)
 
     def _zeros(self, rows: int) -> Tensor:
         loaded = self._runner.loaded
-        return torch.zeros(1, rows, loaded.hidden_size, dtype=loaded.dtype, device=loaded.device)
+        return torch.zeros(1, rows, loaded.hidden_size, dtype=self._dtype, device=loaded.device)
+
+
+def _native_layers(head: MtpHead) -> list[DraftLayer]:
+    """The decoder layers of a fitted head; its projections, norms and output rows stay in Python."""
+    made = list[DraftLayer]()
+    for step in range(head.config.num_modules):
+        module = head.module(step)
+        norms = Norms(module.input_layernorm, module.post_attention_layernorm, module.norm)
+        assert isinstance(head.output, PackedLinear)
+        made.append(DraftLayer(module.self_attn, module.mlp, norms, head.output, head.config.rope_theta))
+    return made
 
 
 def _median(once: Callable[[], None]) -> float:

@@ -28,7 +28,7 @@ from typing import Annotated, ClassVar, final
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
@@ -241,7 +241,7 @@ class Space(Drafter):
         share = short.values.logsumexp(-1) - scores.logsumexp(-1)  # [R]
         width = max(map(len, before))
         parents = torch.tensor([ids + [0] * (width - len(ids)) for ids in before], device=logits.device)  # [R, F]
-        shift = self._adapter.shift(self._embeddings[parents].flatten(0, 1))  # [R F, E]
+        shift = self._adapter.shift(nn.functional.embedding(parents.flatten(), self._embeddings))  # [R F, E]
         assert shift is not None
         moved = shift.unflatten(0, parents.shape) @ self._rows[short.indices].mT  # [R, F, K]
         ranked = short.values.unsqueeze(1) + moved.float() / self._heat(seqs, len(logits)).to(logits.device)

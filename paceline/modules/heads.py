@@ -64,6 +64,18 @@ class BlockwiseConfig:
         check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
 
+class Output(nn.Module):
+    """The product with output rows that are lent: they are no part of the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.empty(0)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., E] -> [..., Vd]."""
+        return nn.functional.linear(hidden, self.rows)
+
+
 class ParallelHeads(nn.Module, ABC):
     """Heads over one state. `attach` lends them the target's output rows."""
 
@@ -74,11 +86,11 @@ class ParallelHeads(nn.Module, ABC):
         self.num_heads = num_heads
         ids = torch.arange(draft_vocab_size) if draft_ids is None else draft_ids
         self.register_buffer("draft_ids", ids)  # [Vd]: target id of each draft token, ascending
-        self._rows = torch.empty(0)
+        self.output = Output()
 
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
         """Use the target's output rows [V, E]; its embeddings are not read: no head knows what another drafted."""
-        self._rows = draft_rows(lm_head, self.draft_ids)
+        self.output.rows = draft_rows(lm_head, self.draft_ids)
         return self
 
     @abstractmethod
@@ -87,7 +99,7 @@ class ParallelHeads(nn.Module, ABC):
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""
-        return nn.functional.linear(hidden, self._rows)
+        return self.output(hidden)
 
     def forward(self, states: Tensor, num_heads: int | None = None) -> Tensor:
         """Raw logits of the first `num_heads` heads, None: of all. [B, E] -> [B, K, Vd]."""

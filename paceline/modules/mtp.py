@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..schema import checked
 from .decoder import Attend, Attention, Mlp
-from .heads import draft_rows
+from .heads import Output, draft_rows
 from .rotary import rotation
 from .sizes import Count, Positive, Size, States, Vocabulary, check_heads, check_vocabulary
 
@@ -56,7 +56,7 @@ class MtpConfig:
         check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
 
-class _MtpModule(nn.Module):
+class MtpModule(nn.Module):
     """One decoder layer behind the projection of embedding and state; the names are those of DeepSeek's weights."""
 
     def __init__(self, config: MtpConfig):
@@ -72,8 +72,13 @@ class _MtpModule(nn.Module):
         self.mlp = Mlp(size, c.intermediate_size)
         self.norm = nn.RMSNorm(size, c.rms_norm_eps)
 
+    def begin(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
+        """What enters the decoder layer. [B, N, E] each."""
+        return self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], -1))
+
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x = self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], -1))
+        """[B, N, E] -> [B, N, E]."""
+        x = self.begin(embeddings, hidden)
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -87,14 +92,14 @@ class MtpHead(nn.Module):
     def __init__(self, config: MtpConfig, draft_ids: Tensor | None = None):
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(_MtpModule(config) for _ in range(config.num_modules))
+        self.layers = nn.ModuleList(MtpModule(config) for _ in range(config.num_modules))
         ids = torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids
         self.register_buffer("draft_ids", ids)  # [Vd]: target id of each draft token, ascending
-        self._embeddings = self._rows = torch.empty(0)
+        self._embeddings, self.output = torch.empty(0), Output()
 
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> "MtpHead":
         """Use the target's embeddings [V, E] and output rows [V, E]."""
-        self._embeddings, self._rows = embeddings.detach(), draft_rows(lm_head, self.draft_ids)
+        self._embeddings, self.output.rows = embeddings.detach(), draft_rows(lm_head, self.draft_ids)
         return self
 
     def module_of(self, step: int) -> int:
@@ -103,11 +108,18 @@ class MtpHead(nn.Module):
 
     def forward(self, step: int, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One step, counted from 0: its tokens [B, N] and the hidden states before [B, N, E] -> h [B, N, E]."""
-        embeddings = nn.functional.embedding(token_ids, self._embeddings).to(hidden.dtype)
+        embeddings = self.embed(token_ids, hidden)
         cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)
         return self.layers[self.module_of(step)](embeddings, hidden, cos, sin, attend)
 
+    def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
+        """The target's embeddings [B, N, E], in the dtype of `like`."""
+        return nn.functional.embedding(token_ids, self._embeddings).to(like.dtype)
+
+    def module(self, step: int) -> MtpModule:
+        """`module_of`, the module itself."""
+        return cast("MtpModule", self.layers[self.module_of(step)])
+
     def logits(self, hidden: Tensor, step: int) -> Tensor:
         """Raw logits of a step over the draft vocabulary. [..., E] -> [..., Vd]."""
-        module = cast("_MtpModule", self.layers[self.module_of(step)])
-        return nn.functional.linear(module.norm(hidden), self._rows)
+        return self.output(self.module(step).norm(hidden))

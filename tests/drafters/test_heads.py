@@ -15,7 +15,7 @@ from paceline.errors import ConfigError, IncompatibleModels
 from paceline.modules import MedusaConfig, MedusaHead
 from paceline.runner import ModelRunner
 from paceline.sampling.warpers import warp
-from paceline.verify import Typical
+from paceline.verify import Coupled, Typical
 from paceline.verify.coupled import choose
 from tests.drafters.heads_helpers import SOME, attached, blockwise, last_states, medusa, mtp, watched
 from tests.helpers import assert_sound, loaded, oracle, prompt, result, run, runner, sequence
@@ -24,9 +24,9 @@ PROMPTS = [prompt(5), prompt(2, 1), prompt(11, 2)]
 DOUBLE = torch.float64
 
 
-def reads_the_last_state(kind, make) -> bool:
+def reads_the_last_state(kind, make, dtype) -> bool:
     """Whether head i's token is the likeliest by head i's law at f_{T-2}, on every round."""
-    target = loaded("llama", DOUBLE)
+    target = loaded("llama", dtype)
     head = attached(make(target), target)
     seen = []
 
@@ -38,7 +38,8 @@ def reads_the_last_state(kind, make) -> bool:
             tokens = made.tree.token_ids[row][~made.tree.is_probe[row]].tolist()
             sure = made.confidence[row, 1:4].double()
             right = tokens[1:] == [int(law.argmax()) for law in laws]
-            seen.append(right and torch.allclose(sure, torch.stack([law.max() for law in laws]), atol=1e-6))
+            expected = torch.stack([law.max() for law in laws]).double()
+            seen.append(right and torch.allclose(sure, expected, atol=1e-6, rtol=1e-3))
 
     watched(kind(head), target, PROMPTS, check)
     return all(seen) and len(seen) == 30
@@ -57,9 +58,23 @@ class Older(Blockwise):
         )
 
 
-def test_blockwise_reads_the_state_before_the_root():
-    assert reads_the_last_state(Blockwise, blockwise)
-    assert not reads_the_last_state(Older, blockwise)
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32], ids=str)
+def test_blockwise_reads_the_state_before_the_root(dtype):
+    assert reads_the_last_state(Blockwise, blockwise, dtype)
+    assert not reads_the_last_state(Older, blockwise, dtype)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_packed_heads_say_what_they_said(own):
+    """Where native kernels run them, in float32 whatever the weights are."""
+    target = loaded("llama", torch.bfloat16)
+    head = attached(medusa(target, 3, SOME, bias=True, own_lm_head=own), target)
+    drafter = Medusa(head)
+    drafter.bind(ModelRunner(target, 1), Coupled())
+    states = torch.randn(2, 32).bfloat16()
+    want, got = head(states).float(), drafter.heads(states.float())
+    assert got.dtype is torch.float32
+    assert (got - want).abs().max() < 0.1 * want.std()
 
 
 def test_fresh_heads_say_what_the_target_says():

@@ -1,0 +1,155 @@
+"""A draft layer in the native library: level by level as in one pass, by the torch modules, and its best tokens."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.drafters.draft_layer import DraftLayer, Norms, linear_of, native_form
+from paceline.drafters.likeliest import likeliest
+from paceline.kernels import load
+from paceline.kernels.library import library
+from paceline.modules.eagle import EagleConfig, EagleHead
+from tests.eagle_heads import causal
+
+pytestmark = [
+    pytest.mark.usefixtures("unchecked_types"),
+    pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}"),
+]
+E, H, D, V = 48, 2, 16, 300
+
+
+@pytest.fixture(params=load().isas)
+def isa(request):
+    """Each instruction set that this processor has."""
+    assert library().paceline_select(request.param.encode())
+    yield request.param
+    library().paceline_select(load().isa.encode())
+
+
+def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, DraftLayer, Tensor]:
+    """A head with random weights, its layer for the kernels, and embeddings."""
+    torch.manual_seed(version)
+    config = EagleConfig(version, E, E, 80, 2 * H, H, D, (0,), V, V, own_lm_head=True, **options)
+    head = EagleHead(config).to(dtype).eval().requires_grad_(False)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
+    embeddings = torch.randn(V, E, dtype=dtype)
+    head.attach(embeddings, embeddings)
+    copied = EagleHead(config).to(dtype).requires_grad_(False)
+    copied.load_state_dict(head.state_dict())
+    native_form(copied)
+    one, norms, beside = copied.midlayer, None, None
+    if version == 3:
+        norms = Norms(
+            one.input_layernorm, one.post_attention_layernorm, copied.norm, one.hidden_norm, config.norm_before_residual
+        )
+        beside = embeddings
+    norms = norms or Norms(None, one.post_attention_layernorm, None)
+    layer = DraftLayer(one.self_attn, one.mlp, norms, copied.lm_head, config.rope_theta, beside)
+    return head, layer, embeddings
+
+
+def cache(slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values with rubbish in them: no row may read a column that was not written for it."""
+    return torch.full((slots, H, 160, D), torch.nan, dtype=dtype), torch.full(
+        (slots, H, 160, D), torch.inf, dtype=dtype
+    )
+
+
+def random_parents(count: int, batch: int, rng: random.Random) -> Tensor:
+    """Trees below the last kept column, nodes in the order of their levels. [B, N]."""
+    rows = []
+    for _ in range(batch):
+        rows.append([-1] + [rng.randrange(-1, n) for n in range(1, count)])
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("version", [1, 3])
+def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
+    """Whatever was written by passes before, in whichever slots and behind texts of other lengths."""
+    rng = random.Random(version)
+    _, layer, _ = made(version, dtype)
+    for starts in ([5, 90, 31], [17], [0, 3]):
+        batch, count = len(starts), 13
+        slots = rng.sample(range(4), batch)
+        text = torch.randn(batch, max(starts) + 1, E), torch.randint(V, (batch, max(starts) + 1))
+        rows, ids = torch.randn(batch, count, E), torch.randint(V, (batch, count))
+        parents = random_parents(count, batch, rng)
+        found = []
+        for cuts in ([0, count], [0, 1, 4, 5, count]):
+            keys, values = cache(4, dtype)
+            for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+                if start:
+                    one = slice(row, row + 1), slice(0, start)
+                    layer(keys, values, [slot], [0], text[0][one], text[1][one].contiguous(), ends=False)
+            levels = [
+                layer(
+                    keys, values, slots, starts, rows[:, a:b], ids[:, a:b].contiguous(),
+                    parents[:, :b].contiguous(), a, head_rows=b - a,
+                )
+                for a, b in itertools.pairwise(cuts)
+            ]  # fmt: skip
+            found.append([torch.cat([getattr(level, name) for level in levels], 1) for name in ("hidden", "logits")])
+        assert found[0][1].isfinite().all()
+        for whole, parts in zip(*found, strict=True):
+            assert torch.equal(whole, parts)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"attention_bias": True}], ids=str)
+def test_paths_are_those_of_the_torch_modules(options, isa):
+    rng = random.Random(0)
+    head, layer, _ = made(3, torch.float32, **options)
+    keys, values = cache(1, torch.float32)
+    rows, ids = torch.randn(1, 30, E), torch.randint(V, (1, 30))
+    start, parents = 20, random_parents(10, 1, rng)
+    layer(keys, values, [0], [0], rows[:, :start], ids[:, :start].contiguous(), ends=False)
+    level = layer(keys, values, [0], [start], rows[:, start:], ids[:, start:].contiguous(), parents, head_rows=10)
+    for node in range(10):
+        path = [node]
+        while parents[0, path[0]] >= 0:
+            path.insert(0, int(parents[0, path[0]]))
+        index = torch.tensor([*range(start), *(start + n for n in path)])
+        with torch.inference_mode():
+            hidden = head(ids[:, index], rows[:, index], torch.arange(len(index))[None], causal)[0, -1]
+            logits = head.logits(hidden)
+        assert torch.allclose(level.hidden[0, node], hidden, atol=1e-4, rtol=1e-4)
+        assert torch.allclose(level.logits[0, node], logits, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 128, 1000, 3001])
+def test_the_best_tokens_are_those_of_torch(size, isa):
+    """Ties in their order; what is not finite comes last."""
+    head, _, embeddings = made(3, torch.float32)
+    weight = torch.randn(size, E).round(decimals=1)
+    if size > 9:
+        weight[[1, 5]] = weight[[9, 9]]
+        weight[3], weight[4] = torch.nan, torch.inf
+    one = head.midlayer
+    head.lm_head = linear_of(weight)
+    native_form(head)
+    norms = Norms(one.input_layernorm, one.post_attention_layernorm, head.norm, one.hidden_norm)
+    layer = DraftLayer(one.self_attn, one.mlp, norms, head.lm_head, 1e4, embeddings)
+    keys, values = cache(1, torch.float32)
+    level = layer(keys, values, [0], [0], torch.randn(1, 6, E), torch.zeros(1, 6, dtype=torch.long), None, 0, 6, 8)
+    logits, best = level.logits[0], level.best
+    assert best is not None
+    count = min(8, size)
+    _, logps = likeliest(logits, torch.arange(size), [], 0, count, True)
+    assert torch.allclose(best.logps[0], torch.tensor(logps), atol=1e-5)
+    lowest = torch.finfo(torch.float32).min / 4
+    order = logits.nan_to_num(lowest, lowest, lowest).sort(descending=True, stable=True).indices[:, :count]
+    assert torch.equal(best.columns[0].long(), order)
+
+
+def test_rows_of_nothing_but_nan_are_a_bad_draft_but_a_draft():
+    _, layer, _ = made(3, torch.float32)
+    keys, values = cache(1, torch.float32)
+    rows = torch.full((1, 2, E), torch.nan)
+    level = layer(keys, values, [0], [0], rows, torch.zeros(1, 2, dtype=torch.long), None, 0, 2, 4)
+    assert level.best is not None
+    assert level.best.columns[0].tolist() == [[0, 1, 2, 3]] * 2
+    assert level.best.logps.isfinite().all()

@@ -112,11 +112,13 @@ class Described:
 
 def pack_linears(model: nn.Module) -> int:
     """Replace every `nn.Linear` that fits, freeing the plain weights that nothing else holds; returns how many."""
-    found = [(name, one) for name, one in model.named_modules() if type(one) is nn.Linear and PackedLinear.fits(one)]
+    names = [name for name, one in model.named_modules() if type(one) is nn.Linear and PackedLinear.fits(one)]
     place = Shelf()
-    for name, module in found:
-        model.set_submodule(name, PackedLinear(module, place))
-    return len(found)
+    for name in names:  # one after another, so that the plain weights are never all held beside the packed ones
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        model.set_submodule(name, PackedLinear(linear, place))
+    return len(names)
 
 
 class Shelf:

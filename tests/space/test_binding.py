@@ -66,7 +66,7 @@ def test_the_corrected_law_written_out(temperature, coupled, monkeypatch):
     tokens, logps = drafter._children(logits, [seq], 1, [[11, 50]])
     model = loaded().model
     heat = temperature if coupled else 0.0
-    g = space.scored(torch.zeros(1, V), torch.arange(V), V, [seq], 1, True)[0] / temperature if heat else torch.zeros(V)
+    g = space.scored(torch.zeros(1, V), torch.arange(V), [seq], 1, True)[0] / temperature if heat else torch.zeros(V)
     cool = max(1.0, temperature) if temperature and not coupled else 1.0
     for place, before in enumerate([11, 50]):
         e = model.get_input_embeddings().weight[before]

@@ -16,6 +16,7 @@ from .machine import read_bandwidth, weight_bytes
 from .pass_costs import PassCosts
 from .provenance import provenance
 from .quant import Int4Linear, PackedLinear
+from .quant.packed import device_of, has_kernels
 from .runner.kv_cache import round_up
 from .threads import Processors, processors, waiting
 
@@ -160,7 +161,8 @@ def int4_bytes(model: nn.Module, group_size: int = _GROUP_SIZE) -> int:
     total = 0
     for module in model.modules():
         if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, group_size):
-            weights = module.in_features * (module.out_features + -module.out_features % BLOCK)
+            padding = -module.out_features % BLOCK if has_kernels(device_of(module)) else 0
+            weights = module.in_features * (module.out_features + padding)
             total += weights // 2 + 4 * (weights // group_size)
     return total
 

@@ -79,7 +79,7 @@ def test_packed_and_quantised_targets(weights):
     for node in range(2):
         expected = masks_alone(weights, [*TEXT, *[5, 9][: node + 1]])
         error = (logits[2 + node * K : 2 + (node + 1) * K] - expected).abs().max() / expected.std()
-        assert error < 1e-3
+        assert error < (0.02 if weights == "int4" else 1e-3)  # INT4 products round what they are given
     plain = TokenTree(tree.token_ids.where(~tree.is_probe, 0), tree.parents, tree.is_probe)
     assert torch.equal(without.forward(read(without, TEXT), plain).logits[0, :2], logits[:2])
 

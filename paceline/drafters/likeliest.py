@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel_of
+from ..kernels.library import largest, library
 from ..sampling.undraftable import bar
 from ..sampling.warpers import warp
 
@@ -44,12 +45,23 @@ def likeliest(
     found: the `count` largest logits, if they are known [R, count]: rows that rank by these alone need no more.
     Other arguments: see `scored`.
     """
-    if found is not None and barred is None and all(ranks_by_logits(seq, coupled) for seq in seqs):
-        return draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
-    scores = scored(logits, draft_ids, seqs, offset, coupled, barred)
-    best = scores.topk(min(count, scores.shape[1]), dim=-1)
-    logps = best.values - scores.logsumexp(-1, keepdim=True)
-    return draft_ids[best.indices].tolist(), logps.tolist()
+    as_they_are = barred is None and all(ranks_by_logits(seq, coupled) for seq in seqs)
+    if not as_they_are or found is None:
+        native = logits.device.type == "cpu" and logits.dtype is not torch.float64 and library() is not None
+        scores = logits.float() if as_they_are and native else scored(logits, draft_ids, seqs, offset, coupled, barred)
+        found = (best_native if native else best_torch)(scores, min(count, scores.shape[1]))
+    return draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
+
+
+def best_native(scores: Tensor, count: int) -> Best:
+    """`Best` of float32 scores [R, V] on CPU, in the native library."""
+    return Best(*largest(scores, count))
+
+
+def best_torch(scores: Tensor, count: int) -> Best:
+    """The same in torch, for scores without NaN."""
+    best = scores.topk(count, dim=-1)
+    return Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
 
 
 def ranks_by_logits(seq: Sequence, coupled: bool) -> bool:

@@ -70,9 +70,9 @@ struct Pass {
   float* const* states;    // for state 0 .. num_layers a place for [batch, nodes, hidden], or null; may be null
   const float* const* deep;  // for each layer what is added behind it [batch, nodes, hidden], or null; may be null
   float* last;             // what leaves the last layer, before the final norm [batch, nodes, hidden], or null
-  float* logits;           // [batch, head_rows, vocabulary] or null
+  float* logits;           // [batch, head_rows, vocabulary] or null; given where the model has neither layers nor head
   int64_t head_rows;       // of the last nodes of each row
   int64_t top;             // so many of the largest logits of each of them are found, 0: none
-  int32_t* top_ids;        // [batch, head_rows, top], largest first, on a tie the first; what is not finite comes last
+  int32_t* top_ids;        // [batch, head_rows, top], largest first, on a tie the first; NaN and infinity count as lowest
   float* top_logps;        // ... and their log-probabilities
 };

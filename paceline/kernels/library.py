@@ -150,6 +150,22 @@ def multiply(matrix: Matrix, rows: Tensor) -> Tensor:
     return out
 
 
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Of float32 [R, V] the columns int32 [R, count] of the largest, largest first, and their log-softmax [R, count].
+
+    On a tie the first column comes first. NaN and infinity count as very low; -inf has no probability.
+    Raises `MemoryError`.
+    """
+    scores = scores.contiguous()
+    rows, size = scores.shape
+    columns, logps = torch.empty(rows, count, dtype=torch.int32), torch.empty(rows, count)
+    starts = torch.zeros(rows, dtype=torch.long)
+    one = Pass(batch=rows, nodes=1, capacity=1, starts=address(starts), logits=address(scores), head_rows=1, top=count)
+    one.top_ids, one.top_logps = address(columns), address(logps)
+    run(Model(head=Matrix(outs=size)), one)
+    return columns, logps
+
+
 def ask_large_pages(tensor: Tensor) -> None:
     """Let the system put large pages under a tensor that will be read whole in every pass."""
     if library() is not None:

@@ -397,9 +397,9 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
 // The largest of a row of logits, and their log-probabilities.
 static void top_row(const float* x, int64_t size, int64_t count, int32_t* ids, float* logps) {
   constexpr int STEP = 8 * LANES;
-  const float lowest = -0.25f * 3.4028235e38f;
-  const auto sound = [&](vf y) { return y - y == zero() ? y : set(lowest); };
-  const auto sound_one = [&](float y) { return y - y == 0 ? y : lowest; };
+  const float lowest = -0.25f * 3.4028235e38f, infinity = __builtin_inff();
+  const auto sound = [&](vf y) { return y < infinity ? y : set(lowest); };
+  const auto sound_one = [&](float y) { return y < infinity ? y : lowest; };
   int64_t found = 0;
   const auto take = [&](int64_t i) {
     const float y = sound_one(x[i]);
@@ -419,16 +419,25 @@ static void top_row(const float* x, int64_t size, int64_t count, int32_t* ids, f
   for (; i < size; i++) take(i);
   vf sums = zero();
   float rest = 0;
-  const float top = logps[0];
+  const float top = logps[0] > -infinity ? logps[0] : 0.0f;
   for (i = 0; i + LANES <= size; i += LANES) sums += exp_(sound(load(x + i)) - top);
   for (; i < size; i++) rest += expf(sound_one(x[i]) - top);
-  const float total = top + logf(sum_lanes(sums) + rest);
+  const float total = logps[0] > -infinity ? top + logf(sum_lanes(sums) + rest) : 0.0f;
   for (int64_t k = 0; k < found; k++) logps[k] -= total;
+}
+
+static void find_top(const Model* model, const Pass* pass, Worker& me) {
+  if (!pass->top) return;
+  phase(me, (int)(pass->batch * pass->head_rows), [&](int row) {
+    const int64_t size = model->head.outs;
+    top_row(pass->logits + row * size, size, pass->top, pass->top_ids + row * pass->top, pass->top_logps + row * pass->top);
+  });
 }
 
 void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
   Worker& me = *worker;
   const Scratch& s = *(const Scratch*)memory;
+  if (!model->num_layers && !model->head.data) return find_top(model, pass, me);
   for (int index = 0; index < model->num_layers; index++) run_layer(model, pass, s, index, me);
   if (!wants_end(model, pass)) return;
   float* last = pass->states ? pass->states[model->num_layers] : nullptr;
@@ -458,11 +467,7 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
               }
             }
           });
-  if (pass->top)
-    phase(me, (int)rows, [&](int row) {
-      const int64_t size = model->head.outs;
-      top_row(pass->logits + row * size, size, pass->top, pass->top_ids + row * pass->top, pass->top_logps + row * pass->top);
-    });
+  find_top(model, pass, me);
 }
 
 // A product by itself, for modules that are called from Python. Memory: the rows in the forms that it reads.

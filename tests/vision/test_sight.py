@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.errors import IncompatibleModels
-from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, describe, wrap_model
 from tests.vision.families import make
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -70,7 +70,7 @@ def test_load_time_check_reads_natively(monkeypatch):
 @pytest.mark.parametrize("before", [0, 1])
 def test_load_time_check_reads_as_the_runner_will(before, monkeypatch):
     """What is wrong with invariant numerics alone is found, also behind a fast runner (layers of transformers')."""
-    monkeypatch.delitem(native.FORMS, "llama")
+    monkeypatch.delitem(describe.FORMS, "llama")
     model, processor = make("llava")
     fresh = wrap_model(model, processor=processor)
     _reads_blindly(monkeypatch, lambda layout: layout.canonical)

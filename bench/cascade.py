@@ -28,8 +28,8 @@ from paceline.cascade import Calibration, load_calibration
 from paceline.cascade.bound import binomial_cdf, upper_bound
 from paceline.cascade.calibration import params_of
 from paceline.errors import ConfigError
+from paceline.eval.prompt_files import read_prompts
 from paceline.llm import Prompt
-from paceline.prompt_files import read_prompts
 from paceline.zoo import resolve
 
 

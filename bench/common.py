@@ -9,10 +9,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from paceline import LLM, CostModel, SamplingParams
-from paceline.bench.suites import choose, hash_questions, read_suite
 from paceline.core.interfaces import Drafter, DraftPolicy
 from paceline.core.outputs import Round
 from paceline.decoding import SpeculativeDecoder
+from paceline.eval.suites import choose, hash_questions, read_suite
 from paceline.llm import Prompt
 
 

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from paceline import LLM, SamplingParams
-from paceline.check import check
-from paceline.prompt_files import read_prompts
-from paceline.provenance import hash_prompts, provenance
+from paceline.eval.check import check
+from paceline.eval.prompt_files import read_prompts
 from paceline.runner import load_model
 from paceline.spec_config import parse
+from paceline.system.provenance import hash_prompts, provenance
 from paceline.zoo import resolve
 
 

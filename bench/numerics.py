@@ -10,7 +10,7 @@ import json
 import statistics
 
 from paceline import LLM, PromptLookup, SamplingParams
-from paceline.prompts import EXAMPLES
+from paceline.eval.examples import EXAMPLES
 from paceline.runner import load_model
 from paceline.zoo import resolve
 

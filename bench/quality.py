@@ -41,7 +41,7 @@ from paceline.core.argmax import argmax
 from paceline.core.tree import TokenTree
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.llm import Prompt
-from paceline.provenance import provenance, sha256_of
+from paceline.system.provenance import provenance, sha256_of
 
 END_OF_FUNCTION = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\n```")
 # A sign is no sign between two numbers, as in 3-4.

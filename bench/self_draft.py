@@ -10,7 +10,7 @@ import argparse
 import json
 
 from paceline import LLM, Fixed, SamplingParams, SelfQuantized
-from paceline.prompts import EXAMPLES
+from paceline.eval.examples import EXAMPLES
 from paceline.runner import load_model
 from paceline.zoo import resolve
 

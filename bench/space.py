@@ -27,9 +27,9 @@ from paceline.drafters import Space
 from paceline.errors import ConfigError
 from paceline.heads import load_head, read_record
 from paceline.modules import SpaceAdapter
-from paceline.provenance import provenance
 from paceline.runner import LoadedModel, load_model, with_weights
 from paceline.spec_config import parse
+from paceline.system.provenance import provenance
 from paceline.zoo import resolve
 
 TREE_TOP_K = 4

@@ -19,16 +19,16 @@ from vlm_log import table as table
 from vlm_prices import Spent, Watched
 
 from paceline import LLM, SamplingParams
-from paceline.bench.about import trained_hash
-from paceline.bench.image_suites import scenes
-from paceline.bench.suites import Question, choose, read_suite
 from paceline.core.interfaces import Drafter, DraftPolicy
 from paceline.drafters import Choose, DraftModel, SelfQuantized
 from paceline.errors import CacheFull, ConfigError
+from paceline.eval.about import trained_hash
+from paceline.eval.image_suites import scenes
+from paceline.eval.suites import Question, choose, read_suite
 from paceline.llm import Prompt
-from paceline.provenance import provenance
 from paceline.runner import LoadedModel, ModelRunner, load_model
 from paceline.spec_config import parse
+from paceline.system.provenance import provenance
 from paceline.zoo import resolve
 
 PLAIN = "plain"

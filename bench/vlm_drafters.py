@@ -45,11 +45,11 @@ from vlm_common import (
 )
 
 from paceline import CostModel, Fixed, PacelineError, SamplingParams
-from paceline.bench.image_suites import SCENES_PER_KIND
-from paceline.bench.metrics import Cost, speedup
-from paceline.bench.suites import Question, hash_questions
 from paceline.core.interfaces import DraftPolicy
 from paceline.drafters import Plain
+from paceline.eval.image_suites import SCENES_PER_KIND
+from paceline.eval.metrics import Cost, speedup
+from paceline.eval.suites import Question, hash_questions
 from paceline.scenes import KINDS
 
 PARTS = ("vision", "prefill", "draft", "verify", "rest")

@@ -5,8 +5,8 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.canvas import STYLE, colour, load_matplotlib
-from paceline.provenance import provenance
+from paceline.eval.canvas import STYLE, colour, load_matplotlib
+from paceline.system.provenance import provenance
 
 
 def draw_windows(rows: Seq[Mapping[str, Any]], folder: Path, model: str) -> list[Path]:

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from paceline import LLM, SamplingParams
-from paceline.chats import split_chat
-from paceline.checks.verdict import Verdict, first_difference
 from paceline.errors import ConfigError
+from paceline.eval.verdict import Verdict, first_difference
+from paceline.hf.chats import split_chat
 from paceline.zoo import resolve
 
 ROUNDING = {torch.float32: 1e-4}

@@ -40,10 +40,10 @@ from vlm_common import (
 from vlm_prices import Prices, Watched, prices_of
 
 from paceline import LLM, CostModel, Fixed, PacelineError, SamplingParams
-from paceline.bench.image_suites import SCENES_PER_KIND
-from paceline.bench.metrics import Cost, speedup
-from paceline.bench.suites import hash_questions
 from paceline.drafters import Plain
+from paceline.eval.image_suites import SCENES_PER_KIND
+from paceline.eval.metrics import Cost, speedup
+from paceline.eval.suites import hash_questions
 from paceline.policy import Dynamic
 from paceline.scenes import KINDS
 

@@ -97,6 +97,6 @@ if TYPE_CHECKING:
     )
     from .errors import PacelineError
     from .llm import LLM
+    from .outputs import Completion, RequestOutput, StreamChunk
     from .policy import CostModel, Dynamic, Fixed, Gate
-    from .results import Completion, RequestOutput, StreamChunk
     from .verify import Coupled, Ratio, Typical

@@ -12,7 +12,7 @@ from .core.request import SamplingParams
 from .drafters import DraftModel
 from .errors import ConfigError
 from .llm import LLM
-from .results import Completion
+from .outputs import Completion
 from .scenes import KINDS, ask, make_scene, render
 
 _FIRST_SEED = (1 << 41) + 1_000_000

@@ -18,18 +18,18 @@ from transformers.processing_utils import ProcessorMixin
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
 from .core.request import SamplingParams, Sequence, params_of
+from .core.schema import checked_call
 from .core.vision import VisionPrompt
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
+from .outputs import RequestOutput, StreamChunk, completion_of
 from .policy import CostModel, Fixed
 from .prompts_of import Prompt, as_list, read_prompt, tokenizer_of
 from .quant import QuantReport, Weights, check_weights
-from .results import RequestOutput, StreamChunk, completion_of
 from .runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
 from .runner.hf_pictures import pixel_bytes
 from .sampling import Detokenizer
-from .schema import checked_call
 from .tuned import check_profile, dtype_label, load_tuned
 from .verify import Coupled
 from .zoo import resolve

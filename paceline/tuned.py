@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import cast
 
 from .errors import ConfigError
-from .files import is_kind, read_json, to_json, write_text
 from .policy import Profile
 from .spec_config import SpecConfig, parse
+from .system.files import is_kind, read_json, to_json, write_text
 
 VERSION = 1
 _KIND = "paceline-tune"

@@ -53,7 +53,7 @@ def sequence(
     return Sequence(list(ids), params, seed, eos_ids, max_length or target.context, words, stops)
 
 
-_ANSWERS: dict[tuple[object, ...], Sequence] = {}
+_ANSWERS: dict[tuple[object, ...], tuple[LoadedModel, Sequence]] = {}  # models are kept, so that no id is used twice
 
 
 def oracle(
@@ -67,8 +67,8 @@ def oracle(
     """The answer of the slow decoder, which reads the whole text again for every token; remembered across tests."""
     key = (id(target), tuple(ids), repr(params), seed, eos_ids, max_length)
     if key not in _ANSWERS:
-        _ANSWERS[key] = autoregressive(target, sequence(target, ids, params, seed, eos_ids, max_length))
-    return _ANSWERS[key]
+        _ANSWERS[key] = target, autoregressive(target, sequence(target, ids, params, seed, eos_ids, max_length))
+    return _ANSWERS[key][1]
 
 
 _RUNNERS: dict[tuple[object, ...], ModelRunner] = {}

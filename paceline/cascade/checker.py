@@ -9,9 +9,9 @@ from ..core.request import SamplingParams
 from ..drafters import Plain
 from ..errors import ConfigError
 from ..llm import LLM
+from ..outputs import RequestOutput
 from ..policy import Fixed
 from ..prompts_of import Prompt
-from ..results import RequestOutput
 from ..runner import ModelRunner
 from ..runner.adapter import share_copy
 from .handed import with_handed

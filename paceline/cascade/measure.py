@@ -15,10 +15,10 @@ from pathlib import Path
 from ..core.request import SamplingParams
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
-from ..files import write_text
 from ..llm import LLM
 from ..prompts_of import Prompt
-from ..provenance import provenance
+from ..system.files import write_text
+from ..system.provenance import provenance
 from .bound import check_promise, prompts_needed
 from .calibration import Calibration, Observed, curve_of, sampling_of
 from .checker import Checker, check_exact

@@ -8,8 +8,8 @@ from typing import Literal
 from ..core.request import SamplingParams, TokenLogprob
 from ..errors import CacheFull
 from ..llm import LLM
+from ..outputs import RequestOutput
 from ..prompts_of import Prompt
-from ..results import RequestOutput
 from .audit import AuditCounts
 from .calibration import Choice
 from .confidence import Signal, confidences

@@ -13,8 +13,8 @@ from collections.abc import Sequence as Seq
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
-from ..chats import split_chat
 from ..core.outputs import Origin
+from ..hf.chats import split_chat
 from ..prompts_of import Prompt
 from ..sampling import Detokenizer
 from .cascade import Cascade

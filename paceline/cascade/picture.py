@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ..bench.canvas import GREY, PALETTE, STYLE, load_matplotlib, save_figure
+from ..eval.canvas import GREY, PALETTE, STYLE, load_matplotlib, save_figure
 from .bound import upper_bound
 from .calibration import Calibration
 

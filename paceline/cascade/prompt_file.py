@@ -10,9 +10,9 @@ from typing import cast
 from PIL import Image
 
 from ..errors import ConfigError
-from ..prompt_files import is_address, names_file
+from ..eval.prompt_files import is_address, names_file
 from ..prompts_of import Prompt
-from ..provenance import hash_prompts, sha256_of
+from ..system.provenance import hash_prompts, sha256_of
 
 
 def hash_of(prompts: Seq[Prompt]) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..core.outputs import Timings
     from ..core.request import SamplingParams
     from ..llm import LLM, Prompt
-    from ..results import Completion
+    from ..outputs import Completion
 
 
 def stream_answer(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool) -> None:
@@ -46,7 +46,7 @@ def print_answers(
     llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool, options: EngineOptions
 ) -> None:
     """Decode everything, then show it."""
-    from ..results import StreamChunk
+    from ..outputs import StreamChunk
     from .tokens import Painter
 
     with screen.spinner("decoding"):

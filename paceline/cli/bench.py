@@ -157,14 +157,14 @@ def bench(
     if peer and batch > 1:
         raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
     with screen.spinner("starting"):
-        from ..bench.about import about_run
-        from ..bench.floor import floor_of
-        from ..bench.folder import claim
-        from ..bench.run import BenchRun, fitting, run_bench
-        from ..bench.sides import PLAIN, BenchOptions, EngineSide
-        from ..bench.suites import choose, read_suite
-        from ..bench.summary import summarise
         from ..core.request import SamplingParams
+        from ..eval.about import about_run
+        from ..eval.floor import floor_of
+        from ..eval.folder import claim
+        from ..eval.run import BenchRun, fitting, run_bench
+        from ..eval.sides import PLAIN, BenchOptions, EngineSide
+        from ..eval.suites import choose, read_suite
+        from ..eval.summary import summarise
 
     how = BenchOptions(max_tokens, temperature, seed, batch, repeat)
     SamplingParams(temperature=temperature, max_tokens=max_tokens)  # refuse before minutes of loading

@@ -12,7 +12,7 @@ from .engine import EngineOptions, open_engine
 from .screen import Screen
 
 if TYPE_CHECKING:
-    from ..bench.sides import PeerSide
+    from ..eval.sides import PeerSide
     from ..llm import LLM
     from ..spec_config import SpecConfig
 
@@ -59,7 +59,7 @@ class PeerWishes:
         cls, specs: list[str] | None, models: list[str] | None, drafts: list[str] | None, num_tokens: int | None
     ) -> "PeerWishes":
         """Read them before anything is loaded; what cannot be meant is a usage error."""
-        from ..bench.peers import PEERS
+        from ..eval.peers import PEERS
 
         names = [spec.partition("=")[0].strip() for spec in specs or ()]
         for name in names:
@@ -84,9 +84,9 @@ def open_peers(
         return
     import torch
 
-    from ..bench.peers import PeerOptions, open_peer
-    from ..bench.sides import PeerSide
     from ..errors import PacelineError
+    from ..eval.peers import PeerOptions, open_peer
+    from ..eval.sides import PeerSide
     from ..zoo import resolve
 
     draft = next((config.model for config in configs if config.model is not None), None)

@@ -106,7 +106,6 @@ def calibrate(
     """
     screen = screen_of(ctx)
     with screen.spinner("starting"):
-        from ..bench.canvas import drawn_by, load_matplotlib
         from ..cascade.calibration import is_calibration
         from ..cascade.confidence import Signal
         from ..cascade.measure import calibrate as measure
@@ -114,8 +113,9 @@ def calibrate(
         from ..cascade.picture import draw
         from ..cascade.prompt_file import hash_of
         from ..core.request import SamplingParams
-        from ..files import check_out, claimed
-        from ..prompt_files import read_prompts
+        from ..eval.canvas import drawn_by, load_matplotlib
+        from ..eval.prompt_files import read_prompts
+        from ..system.files import check_out, claimed
 
     signals = [Signal(name) for name in _checked(signal or [Signal.MIN_PROB.value], [s.value for s in Signal])]
     load_matplotlib()  # refuse now what would fail after an hour

@@ -34,13 +34,13 @@ class CascadeOptions:
 def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
     """Write the page. Raises `ConfigError` and `IncompatibleModels`, for other models than those calibrated."""
     with screen.spinner("starting"):
-        from ..bench.visualise import is_page
         from ..cascade import Cascade, load_calibration
         from ..cascade.calibration import params_of
         from ..cascade.cases import find_cases
         from ..cascade.page import page
-        from ..files import check_out, write_text
-        from ..prompt_files import read_prompts
+        from ..eval.prompt_files import read_prompts
+        from ..eval.visualise import is_page
+        from ..system.files import check_out, write_text
 
     check_out(out, is_page)
     made = load_calibration(options.calibration)

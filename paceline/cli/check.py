@@ -29,7 +29,7 @@ from .engine import (
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
 if TYPE_CHECKING:
-    from ..check import CheckReport, Comparison
+    from ..eval.check import CheckReport, Comparison
 
 
 def check(
@@ -86,8 +86,8 @@ def check(
         policy = PolicyChoice.fixed  # one that drafts nothing would prove nothing
     config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "lookup", policy, profile)
     from ..core.request import SamplingParams
-    from ..prompt_files import read_prompts
-    from ..prompts import EXAMPLES
+    from ..eval.examples import EXAMPLES
+    from ..eval.prompt_files import read_prompts
 
     temperatures = temperature or [0.0, 0.8]
     for one in temperatures:
@@ -108,8 +108,8 @@ def check(
     )
     llm = open_engine(options, screen)
     remark_raw(sum(isinstance(one, str) for one in texts or ()), llm, screen)
-    from ..check import check as run_check
-    from ..demo import as_prompt
+    from ..eval.check import check as run_check
+    from ..eval.demo import as_prompt
 
     if texts is None:
         texts = [as_prompt(llm, example) for example in EXAMPLES[:num_prompts]]
@@ -132,7 +132,7 @@ def check(
 
 
 def _print(options: EngineOptions, report: "CheckReport", screen: Screen) -> None:
-    from ..checks.verdict import TYPICAL
+    from ..eval.verdict import TYPICAL
 
     out = screen.out
     for one in report.comparisons:
@@ -188,7 +188,7 @@ def _line(one: "Comparison") -> str:
 def _as_json(options: EngineOptions, report: "CheckReport") -> dict[str, object]:
     from dataclasses import asdict
 
-    from ..provenance import provenance
+    from ..system.provenance import provenance
 
     return {
         "model": options.model,

@@ -20,7 +20,7 @@ from .engine import (
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
 if TYPE_CHECKING:
-    from ..checks.trials import Trial, TrialCheck
+    from ..eval.trials import Trial, TrialCheck
     from ..heads import HeadInfo
     from ..llm import LLM
 
@@ -63,9 +63,9 @@ def check_draft(
     """
     screen = screen_of(ctx)
     with screen.spinner("starting"):  # importing torch takes seconds
-        from ..checks.trials import check_trial, trials_of
+        from ..eval.trials import check_trial, trials_of
         from ..heads import read_record, trained_info
-        from ..provenance import hash_prompts
+        from ..system.provenance import hash_prompts
 
     info = trained_info(head)
     record = read_record(info.folder)
@@ -149,7 +149,7 @@ def _target_of(info: "HeadInfo") -> str:
 
 def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
     """Raises `ConfigError` unless the weights are those that the record is about."""
-    from ..provenance import sha256_of
+    from ..system.provenance import sha256_of
 
     path = info.folder / "model.safetensors"
     recorded = record.get("weights_sha256")
@@ -163,7 +163,7 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
 
 
 def _texts(path: str) -> list[str]:
-    from ..prompt_files import read_prompts
+    from ..eval.prompt_files import read_prompts
 
     return [one if isinstance(one, str) else str(one[-1]["content"]) for one in read_prompts(path)]
 
@@ -198,7 +198,7 @@ def _print(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], sc
 def _as_json(info: "HeadInfo", checks: "list[TrialCheck]", passed: bool, left_out: list[str]) -> dict[str, object]:
     from dataclasses import asdict
 
-    from ..provenance import provenance
+    from ..system.provenance import provenance
 
     rows = [
         {

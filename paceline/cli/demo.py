@@ -31,7 +31,7 @@ from .engine import (
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
 if TYPE_CHECKING:
-    from ..demo import Pair, Totals
+    from ..eval.demo import Pair, Totals
     from ..llm import LLM
 
 
@@ -90,8 +90,8 @@ def demo(
         options, llm = _open_with_head(options, num_speculative_tokens, policy, screen)
     else:
         llm = open_engine(options, screen)
-    from ..demo import totals
-    from ..prompts import EXAMPLES
+    from ..eval.demo import totals
+    from ..eval.examples import EXAMPLES
 
     pairs = _show(llm, EXAMPLES[:num_prompts], params, screen)
     total = totals(pairs)
@@ -135,7 +135,7 @@ def _open_with_head(
 def _show(llm: "LLM", examples, params, screen: Screen) -> "list[Pair]":
     """Run the demo, streaming it to the screen unless it is JSON that is wanted."""
     from ..core.outputs import Origin
-    from ..demo import Begin, Pair, demo
+    from ..eval.demo import Begin, Pair, demo
     from .tokens import Painter, legend
 
     pairs: list[Pair] = []
@@ -201,7 +201,7 @@ def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Totals") ->
 
 
 def _as_json(options: EngineOptions, llm: "LLM", pairs: "list[Pair]", total: "Totals", params) -> dict[str, object]:
-    from ..provenance import provenance
+    from ..system.provenance import provenance
 
     rows = [
         {

@@ -111,7 +111,7 @@ def _is_packaged() -> bool:
 
 def _own(source: str, questions: list[str]) -> "Shown":
     from ..demo_vlm import Query, Shown
-    from ..images import OWN_CHOICE, open_image
+    from ..hf.images import OWN_CHOICE, open_image
 
     return Shown(source, open_image(source, OWN_CHOICE), "", tuple(Query("own", text) for text in questions))
 
@@ -119,7 +119,7 @@ def _own(source: str, questions: list[str]) -> "Shown":
 def _saved(pictures: "list[Shown]", folder: Path) -> dict[str, str]:
     from PIL.PngImagePlugin import PngInfo
 
-    from ..files import check_out, write_bytes
+    from ..system.files import check_out, write_bytes
 
     about = PngInfo()
     about.add_text("Software", _COMMAND)
@@ -181,7 +181,7 @@ def _as_json(
     options: EngineOptions, llm: "LLM", answered: "list[Answered]", places: dict[str, str]
 ) -> dict[str, object]:
     from ..demo_vlm import totals
-    from ..provenance import provenance
+    from ..system.provenance import provenance
 
     rows = [
         {

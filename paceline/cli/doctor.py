@@ -20,7 +20,7 @@ from .engine import (
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
 if TYPE_CHECKING:
-    from ..doctor import MachineReport, ModelReport
+    from ..eval.doctor import MachineReport, ModelReport
 
 
 def doctor(
@@ -61,9 +61,9 @@ def doctor(
     screen = screen_of(ctx)
     chosen = model if model is not None else _default_model()
     with screen.spinner("looking at the machine"):
-        from ..doctor import examine_machine
-        from ..findings import findings
-        from ..threads import use_threads
+        from ..eval.doctor import examine_machine
+        from ..eval.findings import findings
+        from ..system.threads import use_threads
 
         use_threads(threads)
         machine = examine_machine(device)
@@ -100,7 +100,7 @@ def _default_model() -> str | None:
 def _examine(
     options: EngineOptions, machine: "MachineReport", slots: int, with_draft: bool, screen: Screen
 ) -> "ModelReport":
-    from ..doctor import examine_model
+    from ..eval.doctor import examine_model
 
     llm = open_engine(options, screen)
     with screen.stages() as progress:

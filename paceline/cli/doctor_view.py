@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ..doctor import MachineReport, ModelReport
+    from ..eval.doctor import MachineReport, ModelReport
 
 
 def show_machine(machine: "MachineReport", out: Console) -> None:

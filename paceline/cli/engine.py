@@ -218,7 +218,7 @@ def open_engine(options: EngineOptions, screen: Screen) -> "LLM":
     with screen.spinner("starting"):  # importing torch takes seconds
         quieten(screen.debug)
         from ..llm import LLM
-        from ..threads import use_threads
+        from ..system.threads import use_threads
         from ..zoo import resolve
 
     use_threads(options.threads)

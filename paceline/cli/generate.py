@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
+from ..core.schema import validate
 from ..errors import ConfigError
-from ..files import parse_json
-from ..schema import validate
+from ..system.files import parse_json
 from .answers import print_answers, stream_answer
 from .engine import (
     AllowLossyOption,

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import typer
 
+from ..core.schema import brief
 from ..errors import ConfigError
-from ..files import read_stdin, read_text
-from ..schema import brief
+from ..system.files import read_stdin, read_text
 
 MAX_PROMPT_BYTES = 1 << 26
 """More than any context holds."""
@@ -42,7 +42,7 @@ class PromptSource:
         if not text.strip():
             raise ConfigError("the prompt is empty", expected="at least one character that is not a space")
         if self.images:
-            from ..images import OWN_CHOICE, open_image
+            from ..hf.images import OWN_CHOICE, open_image
 
             parts: list[object] = [{"type": "image", "image": open_image(source, OWN_CHOICE)} for source in self.images]
             return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

@@ -51,7 +51,7 @@ class Screen:
         if not is_whole:
             self._part = value
             return
-        from ..files import to_json
+        from ..system.files import to_json
 
         self._has_put = True
         as_it_is = "utf" in (sys.stdout.encoding or "").lower()

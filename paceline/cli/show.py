@@ -16,7 +16,7 @@ from .engine import DeviceOption, ThreadsOption
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
 if TYPE_CHECKING:
-    from ..bench.opened import Opened, OpenedAnswer
+    from ..eval.opened import Opened, OpenedAnswer
 
 # The same as `cli.tokens` has, by name: that module waits for torch, which showing results need not.
 _STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
@@ -120,7 +120,7 @@ def show(
         raise typer.BadParameter("--prompts, --small and --large are of --cascade")
     if result is None:
         raise typer.BadParameter("there is nothing to show: give RESULT, or --cascade FILE")
-    from ..bench.opened import open_results
+    from ..eval.opened import open_results
 
     opened = open_results(result)
     if as_html:
@@ -130,8 +130,8 @@ def show(
 
 
 def _write_page(opened: "Opened", tokenizer: str | None, out: Path | None, open_page: bool, screen: Screen) -> None:
-    from ..bench.visualise import chosen, is_page, page, tokenizer_for
-    from ..files import check_out, write_text
+    from ..eval.visualise import chosen, is_page, page, tokenizer_for
+    from ..system.files import check_out, write_text
 
     answers = chosen(opened.answers())
     file = out or opened.path / "answers.html"
@@ -161,7 +161,7 @@ def _has_screen() -> bool:
 
 
 def _print_answer(opened: "Opened", tokenizer: str | None, number: int, screen: Screen) -> None:
-    from ..bench.visualise import chosen, tokenizer_for, with_texts
+    from ..eval.visualise import chosen, tokenizer_for, with_texts
 
     answers = chosen(opened.answers())
     if not answers:
@@ -192,7 +192,7 @@ def _painted(one: "OpenedAnswer") -> Text:
 
 
 def _legend(origins: Sequence[str]) -> Text:
-    from ..bench.page_parts import MEANINGS
+    from ..eval.page_parts import MEANINGS
 
     text = Text()
     for origin, style in _STYLES.items():

@@ -6,7 +6,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from ..core.outputs import Origin
-from ..results import StreamChunk
+from ..outputs import StreamChunk
 from ..sampling import Detokenizer
 
 STYLES = {Origin.DRAFTED: "green", Origin.RECOVERED: "yellow", Origin.BONUS: "cyan", Origin.PLAIN: "default"}

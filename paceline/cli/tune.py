@@ -25,7 +25,7 @@ from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 from .tune_view import show
 
 if TYPE_CHECKING:
-    from ..bench.suites import Question
+    from ..eval.suites import Question
     from ..llm import LLM
     from ..spec_config import SpecConfig
 
@@ -97,12 +97,12 @@ def tune(
     """
     screen = screen_of(ctx)
     with screen.spinner("starting"):
-        from ..bench.sides import BenchOptions
-        from ..bench.suites import choose
         from ..core.request import SamplingParams
-        from ..files import check_out, claimed
+        from ..eval.sides import BenchOptions
+        from ..eval.suites import choose
+        from ..eval.tune import candidates_of, measure, read_questions
         from ..spec_config import SpecConfig
-        from ..tune import candidates_of, measure, read_questions
+        from ..system.files import check_out, claimed
         from ..tuned import default_file, is_tuned, save_tuned
 
     configs = candidates_of(drafter)
@@ -126,7 +126,7 @@ def tune(
         except KeyboardInterrupt:
             screen.err.print("Nothing was kept: half a measurement chooses nothing.")
             raise
-        from ..bench.suites import hash_questions
+        from ..eval.suites import hash_questions
         from .tune_result import Prompts, result_of
 
         asked = Prompts(prompts, len(chosen), len(questions), hash_questions(chosen))
@@ -139,7 +139,7 @@ def tune(
 
 
 def _fitting(llm: "LLM", questions: "list[Question]", screen: Screen) -> "list[Question]":
-    from ..bench.run import fitting
+    from ..eval.run import fitting
 
     kept, left_out = fitting(llm, questions)
     if not kept:

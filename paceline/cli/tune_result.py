@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..bench.sides import BenchOptions
     from ..engine_flags import EngineFlags
+    from ..eval.sides import BenchOptions
+    from ..eval.tune import Candidate
     from ..llm import LLM
     from ..spec_config import SpecConfig
-    from ..tune import Candidate
     from ..tuned import Tuned
 
 
@@ -41,11 +41,11 @@ def result_of(
     """The choice, its words and flags, and the profile of the drafter chosen, or of the fastest where none pays."""
     import torch
 
+    from ..eval.tune import best_of
+    from ..eval.tune_words import words
     from ..policy import CostModel, Profile
-    from ..provenance import provenance
     from ..spec_config import SpecConfig
-    from ..tune import best_of
-    from ..tune_words import words
+    from ..system.provenance import provenance
     from ..tuned import Tuned, dtype_label
 
     best = best_of(candidates)
@@ -71,8 +71,8 @@ def result_of(
 def flags_of(candidates: "Seq[Candidate]", best: "Candidate | None") -> "list[EngineFlags]":
     """Options of other engines for the choice; models under the names that those engines can open."""
     from ..engine_flags import engine_flags
+    from ..eval.tune import best_of
     from ..spec_config import SpecConfig
-    from ..tune import best_of
 
     if best is None:
         return engine_flags(SpecConfig(), {})

@@ -13,7 +13,7 @@ from .screen import Screen
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from ..tune import Candidate
+    from ..eval.tune import Candidate
     from ..tuned import Tuned
 
 

@@ -21,10 +21,10 @@ from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier, bind_once
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
+from ..core.schema import checked_call
 from ..core.tree import TokenTree
 from ..errors import ConfigError, DraftError
 from ..runner import ModelRunner
-from ..schema import checked_call
 
 _Part = tuple[Draft, int]
 """A member's draft and the row of it that is meant."""

@@ -15,11 +15,11 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
+from ..core.schema import checked_call
 from ..errors import IncompatibleModels
 from ..quant import Weights
 from ..runner import LoadedModel, ModelRunner, load_model, with_weights
 from ..sampling import DraftSampler
-from ..schema import checked_call
 from ..zoo import resolve
 from .chain import draft_chains
 from .draft_sight import Reading, Sight, sight_of

@@ -32,12 +32,12 @@ from torch import Tensor, nn
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.request import Sequence
+from ..core.schema import checked_call
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import load_head
 from ..modules import EagleHead
 from ..runner import LoadedModel, ModelRunner
 from ..sampling.undraftable import columns_of
-from ..schema import checked_call
 from .draft_layer import DraftLayer, Level
 from .eagle_native import NativeEagle
 from .eagle_pass import EaglePass

@@ -25,11 +25,11 @@ from pydantic import Field
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.request import Sequence
+from ..core.schema import checked_call
 from ..modules import BlockwiseHead, MedusaHead
 from ..modules.heads import ParallelHeads
 from ..runner import ModelRunner
 from ..sampling.undraftable import columns_of
-from ..schema import checked_call
 from .fitting import fitted, row_dtype
 from .likeliest import likeliest
 from .trees import Grown, best_of_marginals, stacked

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.request import Sequence
+from ..core.schema import checked_call
 from ..modules import MtpHead
 from ..quant import PackedLinear
 from ..runner import ModelRunner, SlotCache
 from ..sampling.undraftable import columns_of
-from ..schema import checked_call
 from .draft_layer import DraftLayer, Norms
 from .fitting import fitted, row_dtype
 from .likeliest import likeliest

@@ -13,10 +13,10 @@ from pydantic import Field
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.request import Sequence
+from ..core.schema import checked_call
 from ..core.tree import TokenTree
 from ..errors import ConfigError
 from ..sampling.undraftable import before_undraftable
-from ..schema import checked_call
 
 LONGEST_HINT = 8
 """Matches are told apart up to this length: a copy that has gone on for longer is no surer to go on."""

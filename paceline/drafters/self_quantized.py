@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
 from ..core.request import Sequence
+from ..core.schema import checked_call
 from ..errors import ConfigError
 from ..heads import load_head
 from ..modules.int4_draft import Int4Draft
@@ -28,7 +29,6 @@ from ..runner import ModelRunner
 from ..runner.hf_adapter import share_copy
 from ..runner.int4_draft import put_int4
 from ..sampling import DraftSampler
-from ..schema import checked_call
 from .chain import draft_chains
 
 

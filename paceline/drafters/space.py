@@ -34,11 +34,11 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
+from ..core.schema import checked_call
 from ..core.tree import TokenTree
 from ..modules import SpaceAdapter
 from ..runner import ModelRunner
 from ..sampling.undraftable import columns_of
-from ..schema import checked_call
 from .eagle import output_rows
 from .fitting import fitted_adapter
 from .likeliest import likeliest, scored

@@ -21,13 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..core.schema import checked, validate
 from ..errors import ConfigError, IncompatibleModels
-from ..files import exists, read_json
+from ..hf.weight_files import read_headers
 from ..modules.sizes import Count, Size, Vocabulary
-from ..provenance import sha256_of
 from ..runner import LoadedModel
-from ..schema import checked, validate
-from ..weight_files import read_headers
+from ..system.files import exists, read_json
+from ..system.provenance import sha256_of
 from ..zoo.heads import head_folder
 from .foreign import read_foreign
 from .kinds import Head, check_method, config_from_json, config_to_json, method_of, new_head

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..files import exists, read_json
+from ..hf.weight_files import weight_files
 from ..runner.folder import one_line
-from ..weight_files import weight_files
+from ..system.files import exists, read_json
 
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Where published heads keep their tensors, the safe format first."""

@@ -20,7 +20,7 @@ from pydantic import Field
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
-from ..schema import checked_call
+from ..core.schema import checked_call
 from .acceptance import Calibration
 from .choice import chain_budget, choose
 from .costs import TurnSeconds

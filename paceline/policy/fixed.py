@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.request import Sequence
-from ..schema import checked_call
+from ..core.schema import checked_call
 
 
 @final

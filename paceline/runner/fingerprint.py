@@ -7,7 +7,7 @@ Rounding to int8 or int4 keeps the fingerprint of what was rounded: it is still 
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..checkpoint_hash import hash_checkpoint
+from ..hf.checkpoint_hash import hash_checkpoint
 
 _KEPT = "_paceline_fingerprint"
 

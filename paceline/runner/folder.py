@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError, DownloadError, PacelineError
-from ..files import read_json
-from ..weight_files import SAFE, WEIGHTS
+from ..hf.weight_files import SAFE, WEIGHTS
+from ..system.files import read_json
 
 CONFIG = "config.json"
 _JSON = (

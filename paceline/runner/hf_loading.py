@@ -16,8 +16,8 @@ from transformers import (
 from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError, IncompatibleModels
+from ..hf.weight_files import WEIGHTS, read_headers, weight_files
 from ..quant import pack_linears
-from ..weight_files import WEIGHTS, read_headers, weight_files
 from .adapter import share_copy
 from .attention import NAME
 from .fingerprint import fingerprint, remember

@@ -17,7 +17,7 @@ from torch.nn import functional
 from transformers import Cache
 
 from ..errors import CacheFull
-from ..hardware import available_memory
+from ..system.hardware import available_memory
 
 BLOCK = 64
 """Columns are read in whole blocks, so that the bits of a row do not depend on how many columns lie behind it."""

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, Strict
 
+from ..core.schema import Text, checked, validate
 from ..errors import ConfigError
-from ..files import read_text
-from ..schema import Text, checked, validate
+from ..system.files import read_text
 from .extras import need
 
 METHODS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "qat", "distill")

@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ..files import read_json, write_bytes, write_text
+from ..system.files import read_json, write_bytes, write_text
 from .log import read_log
 from .run_folder import understood
 

@@ -15,8 +15,8 @@ from transformers.processing_utils import ProcessorMixin
 from ..errors import ConfigError
 from ..heads.card import measured, told_facts
 from ..heads.folder import CARD, RECORD, WEIGHTS
-from ..provenance import sha256_of
 from ..runner import LoadedModel
+from ..system.provenance import sha256_of
 
 METHOD = "draft_model"
 _LIMITS = (

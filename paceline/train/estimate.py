@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import ConfigError
-from ..hardware import available_memory
+from ..system.hardware import available_memory
 
 _BYTES = 16  # of a parameter in training: itself, its gradient and AdamW's two means in float32
 

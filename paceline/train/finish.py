@@ -10,21 +10,21 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
-from ..checks.acceptance import Progress
-from ..checks.trials import Trial, run_trial, trials_of
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..errors import ConfigError
-from ..files import write_text
+from ..eval.acceptance import Progress
+from ..eval.examples import EXAMPLES
+from ..eval.prompt_files import Prompt, read_prompts
+from ..eval.trials import Trial, run_trial, trials_of
 from ..heads import head_info, load_head, model_card, read_record, save_head
 from ..heads.kinds import method_of
 from ..llm import LLM
-from ..prompt_files import Prompt, read_prompts
-from ..prompts import EXAMPLES
-from ..provenance import hash_prompts, provenance
 from ..runner import LoadedModel
 from ..runner.hf_adapter import share_copy
 from ..spec_config import SpecConfig, parse
+from ..system.files import write_text
+from ..system.provenance import hash_prompts, provenance
 from .config import EvalSection, RunConfig
 from .data import Answers
 from .draft_folder import METHOD as DRAFT_MODEL

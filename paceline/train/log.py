@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from ..files import parse_json, read_text, write_text
-from ..schema import validate
+from ..core.schema import validate
+from ..system.files import parse_json, read_text, write_text
 from .config import TrainConfig
 from .estimate import Cost
 from .extras import need

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from ..chats import has_images
 from ..core.vision import VisionPrompt
 from ..errors import ConfigError
+from ..hf.chats import has_images
 from ..prompts_of import Chat, read_prompt
 from ..runner import ModelRunner
 

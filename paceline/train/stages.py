@@ -22,14 +22,14 @@ from typing import Any, TypeAlias, final
 
 import torch
 
-from ..chats import has_images
-from ..checks.acceptance import Progress
-from ..checks.trials import Trial
 from ..errors import CacheFull, ConfigError, IncompatibleModels
-from ..files import parse_json, read_text, write_text
+from ..eval.acceptance import Progress
+from ..eval.trials import Trial
 from ..heads import head_info, read_record
+from ..hf.chats import has_images
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
+from ..system.files import parse_json, read_text, write_text
 from ..zoo import resolve
 from .config import EvalSection, RunConfig
 from .curve import draw

@@ -16,7 +16,7 @@ from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetLaw, VerifyOutput, Walk
 from ..core.rng import Purpose, gumbel
-from ..schema import checked_call
+from ..core.schema import checked_call
 from .walk import Branches, to_list
 
 

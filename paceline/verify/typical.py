@@ -11,8 +11,8 @@ from torch import Tensor
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetLaw, VerifyOutput, Walk
+from ..core.schema import checked_call
 from ..errors import LossyNotAllowed
-from ..schema import checked_call
 from .chance import Keyed
 from .laws import probability
 from .rows import p_at

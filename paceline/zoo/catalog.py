@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import exists
+from ..system.files import exists
 from .fetch import Progress, silent
 from .pull import DEFAULT_STEPS, PullSteps, models_dir, problem_of, pull
 from .registry import ZOO, ZooEntry, lookup, nearest

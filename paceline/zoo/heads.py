@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError
-from ..files import exists, read_json
+from ..system.files import exists, read_json
 
 ARTEFACTS = Path(__file__).parent / "artefacts"
 _CONFIG, _RECORD = "config.json", "training.json"

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..errors import DownloadError
-from ..provenance import provenance, sha256_of
+from ..system.provenance import provenance, sha256_of
 from .fetch import Progress, silent
 from .registry import ZooEntry
 

@@ -10,9 +10,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint_hash import hash_checkpoint
 from ..errors import ConfigError
-from ..provenance import sha256_of
+from ..hf.checkpoint_hash import hash_checkpoint
+from ..system.provenance import sha256_of
 from .fetch import Progress, silent
 from .packaged import PackagedVlm, Part
 

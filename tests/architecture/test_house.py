@@ -13,53 +13,33 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # A package may import those of a lower rank, and its own.
 RANK = {
     "errors": -1,
-    "schema": 0,
-    "provenance": 0,
-    "checkpoint_hash": 0,
-    "cgroups": 0,
     "kernels": 0,
-    "pass_costs": 0,
-    "files": 1,
-    "prompt_files": 2,
-    "hardware": 1,
-    "threads": 1,
-    "zoo": 2,
     "core": 1,
-    "web": 1,
-    "weight_files": 2,
-    "images": 2,
+    "system": 1,
+    "quant": 2,
+    "zoo": 3,
+    "hf": 2,
+    "modules": 3,
     "scenes": 1,
-    "chats": 3,
     "verify": 2,
     "policy": 2,
     "sampling": 2,
-    "quant": 1,
-    "modules": 2,
-    "runner": 3,
-    "heads": 4,
-    "prompts_of": 4,
-    "drafters": 5,
-    "machine": 4,
-    "decoding": 6,
-    "results": 5,
-    "spec_words": 5,
-    "spec_config": 6,
-    "engine_flags": 7,
-    "tuned": 7,
-    "llm": 8,
-    "prompts": 8,
-    "export": 8,
-    "checks": 9,
-    "train": 10,
-    "bench": 10,
-    "check": 10,
-    "demo": 10,
-    "demo_vlm": 10,
-    "doctor": 9,
-    "findings": 10,
+    "runner": 4,
+    "heads": 5,
+    "prompts_of": 5,
+    "drafters": 6,
+    "decoding": 7,
+    "outputs": 6,
+    "spec_words": 6,
+    "spec_config": 7,
+    "engine_flags": 8,
+    "tuned": 8,
+    "llm": 9,
+    "export": 9,
+    "eval": 10,
+    "demo_vlm": 11,
+    "train": 11,
     "cascade": 11,
-    "tune": 11,
-    "tune_words": 12,
     "cli": 13,
     "__main__": 14,
 }
@@ -118,16 +98,22 @@ def foreign_assignments(tree: ast.AST) -> list[int]:
     return lines
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_source_file(path):
+def faults(path: Path) -> list[str]:
+    """What a source file does against the rules of the house."""
     text = path.read_text()
-    tree = ast.parse(text)
-    assert text.count("\n") <= 300, "files stay below 300 lines"
-    if room(path) != "__init__":
-        assert room(path) in RANK, f"give {room(path)} a rank"
-        assert not backward_imports(path, tree), "imports point one way"
+    tree, here, found = ast.parse(text), room(path), []
+    if text.count("\n") > 400:
+        found.append("is longer than 400 lines")
+    if here != "__init__":
+        found += [f"has no rank for {here}"] if here not in RANK else []
+        found += [f"imports {name}, which is above it" for name in backward_imports(path, tree)]
     if path != PACKAGE / "cli" / "process.py":  # a command's process is its own: streams, hooks
-        assert not foreign_assignments(tree), "no assignment to what others own"
+        found += [f"assigns to what others own in line {line}" for line in foreign_assignments(tree)]
+    return [f"{path.relative_to(ROOT)} {fault}" for fault in found]
+
+
+def test_sources_follow_the_rules():
+    assert not [fault for path in SOURCES for fault in faults(path)]
 
 
 def test_core_imports_torch_and_pydantic_only():
@@ -135,12 +121,13 @@ def test_core_imports_torch_and_pydantic_only():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module:
                 assert node.module.split(".")[0] in ("torch", "jaxtyping", "collections", "dataclasses", "enum", "abc",
-                                                     "functools", "typing", "pydantic"), path  # fmt: skip
+                                                     "functools", "typing", "pydantic", "pydantic_core", "difflib", "inspect",
+                                                     "json", "re"), path  # fmt: skip
 
 
 def test_tests_stay_small():
     for path in (ROOT / "tests").rglob("*.py"):
-        assert path.read_text().count("\n") <= 300, path
+        assert path.read_text().count("\n") <= 400, path
 
 
 def test_repository_speaks_of_itself_alone():

@@ -3,10 +3,10 @@
 import pytest
 
 from paceline import LLM, Fixed, PromptLookup
-from paceline.bench.floor import floor_of
-from paceline.bench.run import BenchRun, run_bench
-from paceline.bench.sides import PLAIN, BenchOptions, EngineSide
-from paceline.bench.suites import Question
+from paceline.eval.floor import floor_of
+from paceline.eval.run import BenchRun, run_bench
+from paceline.eval.sides import PLAIN, BenchOptions, EngineSide
+from paceline.eval.suites import Question
 from tests.tiny import tiny_model
 from tests.unit.cli_helpers import save
 
@@ -20,7 +20,7 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch):
-    monkeypatch.setattr("paceline.machine.read_bandwidth", lambda device: BANDWIDTH)
+    monkeypatch.setattr("paceline.eval.machine.read_bandwidth", lambda device: BANDWIDTH)
 
 
 @pytest.fixture

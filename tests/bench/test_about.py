@@ -3,7 +3,7 @@
 import pytest
 
 from paceline import LLM
-from paceline.bench.about import draft_fingerprints, trained_hash
+from paceline.eval.about import draft_fingerprints, trained_hash
 from paceline.runner import load_model
 from paceline.spec_config import parse
 from paceline.zoo.heads import head_folder

@@ -11,10 +11,10 @@ from io import FileIO
 
 import pytest
 
-from paceline.bench.folder import claim
-from paceline.bench.opened import open_results
-from paceline.bench.run import run_bench
-from paceline.bench.summary import summarise
+from paceline.eval.folder import claim
+from paceline.eval.opened import open_results
+from paceline.eval.run import run_bench
+from paceline.eval.summary import summarise
 from tests.unit.cli_helpers import answer, paceline, refusal
 
 PROMISED = [
@@ -124,7 +124,7 @@ def fails_after_two(monkeypatch):
 
             run_bench(*rest, until_two)
 
-        monkeypatch.setattr("paceline.bench.run.run_bench", stopped)
+        monkeypatch.setattr("paceline.eval.run.run_bench", stopped)
 
     return plant
 
@@ -147,7 +147,7 @@ def test_ctrl_c_while_it_is_stopping(bench, tmp_path, fails_after_two, monkeypat
         os.kill(os.getpid(), signal.SIGINT)
         return summarise(*given)
 
-    monkeypatch.setattr("paceline.bench.summary.summarise", again)
+    monkeypatch.setattr("paceline.eval.summary.summarise", again)
     assert paceline(*bench).exit_code == 130
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["prompts"] == 2
 
@@ -163,7 +163,7 @@ def test_a_full_disk_ends_the_run_and_keeps_whole_lines(bench, tmp_path, monkeyp
             self.left -= told
             return told
 
-    monkeypatch.setattr("paceline.bench.folder.FileIO", Full)
+    monkeypatch.setattr("paceline.eval.folder.FileIO", Full)
     result = paceline(*bench)
     assert result.exit_code == 1
     assert "stopped early" in result.stdout
@@ -176,7 +176,7 @@ def test_a_summary_that_cannot_be_written(bench, tmp_path, monkeypatch):
     def full(path, text):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("paceline.bench.folder.write_text", full)
+    monkeypatch.setattr("paceline.eval.folder.write_text", full)
     got = answer(*bench, code=1)
     assert got["verdicts"]["identical"] == 3
     assert "the 6 finished answers are kept" in got["error"]["fix"]
@@ -237,7 +237,7 @@ def test_interrupted_before_anything_was_measured(bench, tmp_path, monkeypatch):
     def at_once(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paceline.bench.run.run_bench", at_once)
+    monkeypatch.setattr("paceline.eval.run.run_bench", at_once)
     assert paceline(*bench).exit_code == 130
     assert not (tmp_path / "r").exists()
 

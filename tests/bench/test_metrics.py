@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.bench.metrics import Cost, acceptance_by_position, pooled, speedup
+from paceline.eval.metrics import Cost, acceptance_by_position, pooled, speedup
 
 PLAIN = [Cost(100, 10.0), Cost(20, 1.0)]
 FAST = [Cost(100, 5.0), Cost(20, 2.0)]

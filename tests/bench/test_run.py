@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from paceline import LLM, Fixed, PromptLookup
-from paceline.bench.answers import Answer
-from paceline.bench.floor import floor_of
-from paceline.bench.metrics import Cost, speedup
-from paceline.bench.peers.base import Peer, PeerAnswer, PeerFailed
-from paceline.bench.run import BenchRun, fitting, flips
-from paceline.bench.sides import PLAIN, BenchOptions, EngineSide, PeerSide, Side
-from paceline.bench.suites import Question
-from paceline.bench.summary import summarise
 from paceline.core.interfaces import Verifier
 from paceline.core.outputs import VerifyOutput
+from paceline.eval.answers import Answer
+from paceline.eval.floor import floor_of
+from paceline.eval.metrics import Cost, speedup
+from paceline.eval.peers.base import Peer, PeerAnswer, PeerFailed
+from paceline.eval.run import BenchRun, fitting, flips
+from paceline.eval.sides import PLAIN, BenchOptions, EngineSide, PeerSide, Side
+from paceline.eval.suites import Question
+from paceline.eval.summary import summarise
 from paceline.verify import Ratio
 from tests.tiny import UNDESCRIBED, tiny_model
 from tests.unit.cli_helpers import save

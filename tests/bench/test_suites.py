@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from paceline.bench.suites import BUILT_IN, SUITES, Question, choose, hash_questions, read_suite
 from paceline.errors import ConfigError
-from paceline.prompts import EXAMPLES
+from paceline.eval.examples import EXAMPLES
+from paceline.eval.suites import BUILT_IN, SUITES, Question, choose, hash_questions, read_suite
 
 
 def write(path, rows):

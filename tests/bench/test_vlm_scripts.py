@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from paceline.bench.suites import read_suite
 from paceline.core.outputs import Round
 from paceline.errors import ConfigError
+from paceline.eval.suites import read_suite
 from paceline.runner import load_model
 from tests.vision.families import make, picture
 

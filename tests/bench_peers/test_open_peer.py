@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.peers import PEERS, PeerOptions, open_peer
-from paceline.bench.peers.isolated import LlamaCppPeer, TransformersPeer
-from paceline.bench.peers.kinds import LLAMA_CPP, OPENVINO, TRANSFORMERS, VLLM, WORKERS
-from paceline.bench.peers.served import LlamaServer, VllmServer
 from paceline.errors import ConfigError
+from paceline.eval.peers import PEERS, PeerOptions, open_peer
+from paceline.eval.peers.isolated import LlamaCppPeer, TransformersPeer
+from paceline.eval.peers.kinds import LLAMA_CPP, OPENVINO, TRANSFORMERS, VLLM, WORKERS
+from paceline.eval.peers.served import LlamaServer, VllmServer
 
 KINDS = (TRANSFORMERS, LLAMA_CPP, OPENVINO, VLLM)
 

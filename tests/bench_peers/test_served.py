@@ -6,8 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from paceline.bench.peers import PeerFailed, PeerOptions, open_peer
 from paceline.errors import ConfigError
+from paceline.eval.peers import PeerFailed, PeerOptions, open_peer
 
 LLAMA_ANSWER = {
     "content": "The Danube.",

@@ -5,8 +5,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quantize
 
-from paceline.bench.peers.to_gguf import to_gguf
 from paceline.errors import ConfigError, DownloadError
+from paceline.eval.peers.to_gguf import to_gguf
 
 
 def matrix(seed: int, rows: int = 5, columns: int = 64) -> np.ndarray:

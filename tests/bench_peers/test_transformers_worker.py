@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from paceline.bench.peers.kinds import TRANSFORMERS
+from paceline.eval.peers.kinds import TRANSFORMERS
 
 from ..helpers import tokenizer
 from ..tiny import tiny_model

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.peers import PeerFailed, PeerOptions
-from paceline.bench.peers import worker as worker_module
-from paceline.bench.peers.isolated import IsolatedPeer
-from paceline.bench.peers.kinds import PeerKind
 from paceline.errors import ConfigError
+from paceline.eval.peers import PeerFailed, PeerOptions
+from paceline.eval.peers import worker as worker_module
+from paceline.eval.peers.isolated import IsolatedPeer
+from paceline.eval.peers.kinds import PeerKind
 
 from . import fake_worker as fake
 
@@ -141,7 +141,7 @@ def test_killed_between_answers(tmp_path):
 
 @linux
 def test_hanging_answer(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.bench.peers.isolated._patience", lambda _: 0.5)
+    monkeypatch.setattr("paceline.eval.peers.isolated._patience", lambda _: 0.5)
     with peer(tmp_path) as opened:
         pid = int(ask(opened, fake.PID).text)
         with pytest.raises(PeerFailed, match="in time"):
@@ -191,7 +191,7 @@ def test_dies_with_a_parent_that_was_killed(tmp_path):
     """A worker that is stopped, or about to be, cannot see its input end: the kernel has to kill it."""
     program = (
         "import sys, time\n"
-        "from paceline.bench.peers.worker import WorkerProcess\n"
+        "from paceline.eval.peers.worker import WorkerProcess\n"
         "from pathlib import Path\n"
         f"w = WorkerProcess('fake', sys.executable, Path({str(SCRIPT)!r}), {{'threads': 1, 'model': ''}})\n"
         "w.start(30)\n"

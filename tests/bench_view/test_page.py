@@ -10,10 +10,10 @@ from importlib import resources
 
 import pytest
 
-from paceline.bench import visualise
-from paceline.bench.opened import open_results
-from paceline.bench.visualise import as_script, chosen, page, with_texts
 from paceline.errors import ConfigError
+from paceline.eval import visualise
+from paceline.eval.opened import open_results
+from paceline.eval.visualise import as_script, chosen, page, with_texts
 from tests.bench_view.folders import NASTY, PROMPT, make_round, make_summary, nasty_answer, write_folder
 
 VOID = {"meta", "br", "img", "link", "input", "rect", "path"}
@@ -121,7 +121,7 @@ def test_json_cannot_leave_its_script(text):
 
 def test_unescaped_pieces_would_be_noticed(folder, monkeypatch):
     """The mutant: a page whose tokens are pasted as they are."""
-    monkeypatch.setattr("paceline.bench.page_parts.html.escape", lambda text: text)
+    monkeypatch.setattr("paceline.eval.page_parts.html.escape", lambda text: text)
     with pytest.raises(AssertionError):
         test_spans_are_the_answer(Reader(page(open_results(folder))))
 

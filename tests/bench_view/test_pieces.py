@@ -3,7 +3,7 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.bench.visualise import load_tokenizer, pieces, round_pieces
+from paceline.eval.visualise import load_tokenizer, pieces, round_pieces
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from paceline.bench import plots
-from paceline.bench.opened import open_results
-from paceline.bench.plots import NoData, draw
 from paceline.errors import ConfigError
+from paceline.eval import plots
+from paceline.eval.opened import open_results
+from paceline.eval.plots import NoData, draw
 from tests.bench_view.folders import make_summary, nasty_answer, write_folder
 
 PASSES = {"pass_times": {"1": 0.01, "8": 0.016, "2": 0.01}, "floor_s": 0.004}

@@ -11,7 +11,7 @@ from paceline.cascade import Cascade
 from paceline.cascade.cases import Case, Found, find_cases
 from paceline.cascade.outcome import Reason
 from paceline.cascade.page import _pictures, kinds_of, page, pieces_of, tokens
-from paceline.files import claimed
+from paceline.system.files import claimed
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, perturbed, small
 from tests.tiny import tiny_model
 from tests.unit.cli_helpers import answer, paceline, refusal, save

@@ -7,7 +7,7 @@ from PIL import Image
 
 from paceline.cascade.prompt_file import hash_of, text_of
 from paceline.errors import ConfigError
-from paceline.prompt_files import read_prompts
+from paceline.eval.prompt_files import read_prompts
 
 
 @pytest.fixture

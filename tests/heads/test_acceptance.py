@@ -5,11 +5,11 @@ import json
 import pytest
 
 from paceline import LLM, SamplingParams
-from paceline.checks.acceptance import Acceptance, AnswerCounts, differences, measure_acceptance
-from paceline.checks.trials import check_trial, run_trial, trials_of
 from paceline.core.interfaces import DraftBudget
 from paceline.drafters.heads import Medusa
 from paceline.errors import ConfigError
+from paceline.eval.acceptance import Acceptance, AnswerCounts, differences, measure_acceptance
+from paceline.eval.trials import check_trial, run_trial, trials_of
 from tests.heads.common import even_tempered_target, fresh_medusa
 from tests.helpers import tokenizer
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.checks.trials import run_trial
 from paceline.core.interfaces import DraftBudget
 from paceline.drafters.heads import Medusa
 from paceline.errors import ConfigError
+from paceline.eval.trials import run_trial
 from paceline.heads import save_head
 from paceline.spec_config import parse
 from paceline.zoo import heads as zoo_heads

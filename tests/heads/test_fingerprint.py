@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline import checkpoint_hash
+from paceline.hf import checkpoint_hash
 from paceline.quant import quantize_linears
 from paceline.runner import fingerprint as fingerprints
 from paceline.runner import load_model, with_weights, wrap_model

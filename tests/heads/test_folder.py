@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import METHODS, folder, head_info, load_head, method_of, model_card, read_record, save_head
-from paceline.provenance import sha256_of
 from paceline.runner import wrap_model
+from paceline.system.provenance import sha256_of
 from tests.heads.common import IDS, new_head, saved
 from tests.helpers import loaded
 from tests.tiny import tiny_model

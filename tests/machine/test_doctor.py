@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
-from paceline.doctor import MachineReport, MemoryPlan, examine_machine, examine_model, held_bytes, layers_of
 from paceline.errors import ConfigError
-from paceline.findings import findings
-from paceline.hardware import Load
-from paceline.pass_costs import PassCosts
-from paceline.threads import Processors
+from paceline.eval.doctor import MachineReport, MemoryPlan, examine_machine, examine_model, held_bytes, layers_of
+from paceline.eval.findings import findings
+from paceline.eval.pass_costs import PassCosts
+from paceline.system.hardware import Load
+from paceline.system.threads import Processors
 from tests.helpers import REPEATING
 from tests.tiny import tiny_model
 from tests.unit.cli_helpers import answer, paceline, refusal, save

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paceline.pass_costs import PassCosts, tokens_per_round
+from paceline.eval.pass_costs import PassCosts, tokens_per_round
 
 COSTS = PassCosts(weight_bytes=4_000_000, bandwidth=1e9, seconds={1: 0.010, 2: 0.010, 4: 0.011, 8: 0.015, 16: 0.031})
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cgroups import cpu_quota, memory_room
-from paceline.hardware import Load, available_memory, cpu_flags, load_between
+from paceline.system.cgroups import cpu_quota, memory_room
+from paceline.system.hardware import Load, available_memory, cpu_flags, load_between
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from paceline import threads
 from paceline.errors import ConfigError
-from paceline.threads import (
+from paceline.system import threads
+from paceline.system.threads import (
     Processors,
     asked_threads,
     count_cores,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline import machine
-from paceline.doctor import held_bytes, int4_bytes
-from paceline.machine import read_bandwidth, weight_bytes
+from paceline.eval import machine
+from paceline.eval.doctor import held_bytes, int4_bytes
+from paceline.eval.machine import read_bandwidth, weight_bytes
 from paceline.quant import quantize_linears
 from paceline.runner import LoadedModel, load_model, wrap_model
 from paceline.runner.hf_adapter import share_copy

@@ -4,9 +4,8 @@ import pytest
 
 from paceline.core.outputs import Round
 from paceline.errors import ConfigError
-from paceline.pass_costs import PassCosts, tokens_per_round
-from paceline.spec_config import parse
-from paceline.tune import (
+from paceline.eval.pass_costs import PassCosts, tokens_per_round
+from paceline.eval.tune import (
     BreakEven,
     Candidate,
     Gain,
@@ -18,7 +17,8 @@ from paceline.tune import (
     read_questions,
     usual_depth,
 )
-from paceline.tune_words import about_costs, about_drafts, about_gains, words
+from paceline.eval.tune_words import about_costs, about_drafts, about_gains, words
+from paceline.spec_config import parse
 
 FLAT = PassCosts(1, 1.0, {1: 0.010, 5: 0.012, 17: 0.018})  # 0.5 ms a row
 

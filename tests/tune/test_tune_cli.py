@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.bench.run import run_bench
+from paceline.eval.run import run_bench
 from paceline.tuned import load_tuned, save_tuned
 from tests.tiny import tiny_model
 from tests.unit.cli_helpers import GENERATE, answer, paceline, refusal, save
@@ -22,7 +22,7 @@ def other(tmp_path_factory) -> str:
 
 @pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch):
-    monkeypatch.setattr("paceline.machine.read_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("paceline.eval.machine.read_bandwidth", lambda device: 1e9)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_interrupted(tune, tmp_path, monkeypatch):
 
         run_bench(*rest, at_first)
 
-    monkeypatch.setattr("paceline.tune.run_bench", interrupted)
+    monkeypatch.setattr("paceline.eval.tune.run_bench", interrupted)
     result = paceline(*tune, "-d", "lookup")
     assert result.exit_code == 130
     assert "Nothing was kept" in result.stderr

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, SamplingParams, Typical
-from paceline.check import check
-from paceline.checks.judge import judge
-from paceline.checks.law_test import chi_square, law_test
-from paceline.checks.reference import Decoded
-from paceline.checks.verdict import Deviation, Divergence, Measured, Verdict, classify, first_difference
 from paceline.core.interfaces import Verifier
 from paceline.core.outputs import VerifyOutput
 from paceline.errors import ConfigError
-from paceline.prompt_files import read_prompts
+from paceline.eval.check import check
+from paceline.eval.judge import judge
+from paceline.eval.law_test import chi_square, law_test
+from paceline.eval.prompt_files import read_prompts
+from paceline.eval.reference import Decoded
+from paceline.eval.verdict import Deviation, Divergence, Measured, Verdict, classify, first_difference
 from paceline.runner import ModelRunner, SlotCache
 from tests.tiny import UNDESCRIBED, tiny_model
 

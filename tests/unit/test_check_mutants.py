@@ -2,7 +2,7 @@
 
 The faults lie where every engine passes: the native one, whose bits are invariant by construction, and that of
 transformers' layers in both numerics. The models are float32, where rounding is small. In 16 bits and with fast
-numerics a fault that moves scores by less than rounding does cannot be told from it, see `paceline.checks.reference`.
+numerics a fault that moves scores by less than rounding does cannot be told from it, see `paceline.eval.reference`.
 """
 
 from dataclasses import replace
@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from paceline import LLM, Fixed, PromptLookup
-from paceline.check import check
 from paceline.core.outputs import TargetOutput
 from paceline.core.tree import TokenTree
+from paceline.eval.check import check
 from paceline.runner import ModelRunner, SlotCache
 from paceline.runner.layout import PassLayout
 from tests.adversaries import Scripted

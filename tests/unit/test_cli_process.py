@@ -81,7 +81,7 @@ main({arguments!r})
 @pytest.mark.parametrize(
     ("moment", "press", "json"),
     [
-        ("paceline.threads", "press()", True),  # nothing is imported yet
+        ("paceline.system.threads", "press()", True),  # nothing is imported yet
         ("typer", "press()", False),
         ("paceline.cli.show", "swallow()", False),
         ("paceline.zoo", "press()", True),  # within the command

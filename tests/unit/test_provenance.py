@@ -6,7 +6,7 @@ import platform
 
 import torch
 
-from paceline.provenance import hash_prompts, provenance, sha256_of
+from paceline.system.provenance import hash_prompts, provenance, sha256_of
 
 
 def test_provenance_is_json_and_names_the_machine():

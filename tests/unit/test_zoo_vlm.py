@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError
-from paceline.provenance import sha256_of
 from paceline.runner.fingerprint import fingerprint
+from paceline.system.provenance import sha256_of
 from paceline.zoo import ZOO, installed, pull, verify
 from paceline.zoo.heads import ARTEFACTS, packaged_heads
 from paceline.zoo.merge import merge_vlm

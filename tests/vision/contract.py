@@ -8,7 +8,7 @@ import pytest
 from paceline import LLM, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import Drafter
 from paceline.llm import Numerics
-from paceline.results import RequestOutput
+from paceline.outputs import RequestOutput
 from tests.adversaries import RandomTrees, Scripted
 from tests.vision.families import Message, assistant, make, picture, plain_scored, user
 

@@ -23,7 +23,7 @@ from transformers import (
     ProcessorMixin,
 )
 
-from paceline.chats import has_images
+from paceline.hf.chats import has_images
 from paceline.runner.processors import without_video
 from tests.vision.table import FAMILIES, TEXT, Family
 

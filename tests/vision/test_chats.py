@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from paceline.chats import has_images, split_chat, text_chat
 from paceline.errors import ConfigError
+from paceline.hf.chats import has_images, split_chat, text_chat
 from tests.vision.families import picture
 
 

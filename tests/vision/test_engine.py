@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
-from paceline.check import check
 from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
+from paceline.eval.check import check
 from paceline.quant import PackedLinear
 from paceline.runner import LoadedModel, hf_loading, load_model, with_weights, wrap_model
 from paceline.runner.fused import FusedLayer

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageSequence
 
 from paceline.errors import ConfigError
-from paceline.images import ImageLimits, open_image
+from paceline.hf.images import ImageLimits, open_image
 from tests.vision.families import picture
 from tests.vision.web import serving
 

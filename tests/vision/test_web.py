@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from paceline import web
-from paceline.chats import split_chat
 from paceline.errors import ConfigError
-from paceline.images import ImageLimits, open_image
+from paceline.hf.chats import split_chat
+from paceline.hf.images import ImageLimits, open_image
+from paceline.system import web
 from tests.vision.families import picture
 from tests.vision.web import serving
 

@@ -11,10 +11,10 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from ...core.request import SamplingParams
-from ...files import parse_json, read_text
 from ...llm import LLM
 from ...scenes import KINDS, ask, make_scene, render
 from ...scenes.easy_vqa import load_easy_vqa
+from ...system.files import parse_json, read_text
 from ..run_folder import understood
 from .config import EvalSection
 from .lessons import HELD_OUT

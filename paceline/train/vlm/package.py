@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ...core.schema import validate
 from ...errors import ConfigError
-from ...files import read_json, write_text
-from ...provenance import provenance, sha256_of
-from ...schema import validate
+from ...system.files import read_json, write_text
+from ...system.provenance import provenance, sha256_of
 from ...zoo import DEFAULT_MODEL
 from ...zoo.merge import base_fingerprint, merge_vlm
 from ...zoo.packaged import ABOUT, FORMAT, PackagedVlm, parse_vlm, read_vlm

@@ -24,10 +24,10 @@ import torch
 from safetensors.torch import load_file, save
 
 from ...errors import ConfigError
-from ...files import write_bytes, write_text
-from ...provenance import sha256_of
 from ...runner.placement import device_of
 from ...scenes.easy_vqa import EasyVqa, load_easy_vqa
+from ...system.files import write_bytes, write_text
+from ...system.provenance import sha256_of
 from ...zoo import ZOO, resolve
 from ...zoo.merge import base_fingerprint
 from ...zoo.packaged import ABOUT, PackagedVlm, read_vlm

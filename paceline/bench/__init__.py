@@ -1,1 +1,0 @@
-"""The benchmark: plain and speculative decoding of the same prompts, taking turns in one process."""

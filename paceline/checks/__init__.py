@@ -1,1 +1,0 @@
-"""The parts of `paceline.check`: reading prompts, comparing answers, explaining a difference, testing the law."""

@@ -1,0 +1,181 @@
+"""Values that come from outside, checked once where they enter, by pydantic: types, ranges, unknown and missing keys.
+
+    @checked                                        construct it in Python: wrong values raise `ConfigError`
+    class Options:
+        depth: Annotated[int, Field(ge=1)] = 5
+
+    validate(Options, {"depth": 0}, "options")      read it from JSON or YAML: the same
+
+    @checked_call                                   call it: wrong arguments raise `ConfigError`
+    def grow(depth: Annotated[int, Field(ge=1)]): ...
+
+Nothing is converted: 1.0 is no integer, True no number, "5" neither. NaN and infinities are refused.
+"""
+
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, wraps
+from typing import Annotated, Any, ParamSpec, TypeVar, cast, dataclass_transform, get_args, get_type_hints
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from ..errors import ConfigError, PacelineError
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+def check_text(value: str) -> str:
+    """The text itself. Raises ValueError where no encoding can write it, since it holds half a character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text without lone surrogates, as \\ud800 is one") from None
+    return value
+
+
+def scalar(value: Any) -> Any:
+    """A scalar of numpy, or a tensor without dimensions, as Python's number; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
+Integer = Annotated[int, BeforeValidator(scalar)]
+Number = Annotated[float, BeforeValidator(scalar)]
+"""Numbers, also those of numpy and torch."""
+Text = Annotated[str, AfterValidator(check_text)]
+"""Text that UTF-8 can write."""
+Many = Annotated[tuple[_T, ...], Strict(False)]
+"""A tuple, which may be given as a list."""
+_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+
+
+@dataclass_transform(frozen_default=True)
+def checked(cls: type[_T]) -> type[_T]:
+    """A frozen dataclass whose fields are validated when it is made; `__post_init__` runs after that."""
+    after: Callable[[Any], None] = cls.__dict__.get("__post_init__", lambda self: None)
+
+    def __post_init__(self: Any) -> None:
+        _check_fields(self)
+        after(self)
+
+    any_cls = cast("Any", cls)
+    any_cls.__pydantic_config__, any_cls.__post_init__ = _CONFIG, __post_init__
+    return dataclass(frozen=True)(cls)
+
+
+def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function, or a constructor, whose arguments are validated by their annotations."""
+    signature = inspect.signature(function)
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        given = signature.bind(*args, **kwargs)  # TypeError for wrong names, as Python raises it
+        for key, adapter in _argument_adapters(function).items():
+            if key in given.arguments:
+                given.arguments[key] = _checked(adapter, given.arguments[key], f"{name}.{key}")
+        return function(*given.args, **given.kwargs)
+
+    return call
+
+
+def validate(kind: type[_T], value: object, what: str) -> _T:
+    """`value`, as JSON or YAML gave it, as a `kind`: a checked class, or any type that pydantic knows.
+
+    what: names the value in errors. Raises `ConfigError` with the field, what it holds and what it may hold.
+    """
+    try:
+        return cast("TypeAdapter[_T]", _adapter(kind)).validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        raise _told(error, what, kind) from None
+    except (RecursionError, ValueError, TypeError) as error:
+        raise ConfigError(f"{what} cannot be read", got=str(error)) from error
+
+
+def meant(word: str, known: Sequence[str]) -> str | None:
+    """The known word most like this one, as a question; None where none is alike."""
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else None
+
+
+def brief(value: object) -> str:
+    """A value in at most 80 characters, for messages; it may be anything."""
+    try:
+        text = " ".join(repr(value).split())
+    except (RecursionError, ValueError):  # nested too deep; a number of too many digits
+        text = f"{type(value).__name__}, too large to show"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_fields(made: Any) -> None:
+    kind = cast("type[Any]", type(made))
+    for name, adapter in _field_adapters(kind).items():
+        object.__setattr__(made, name, _checked(adapter, getattr(made, name), f"{kind.__name__}.{name}"))
+
+
+def _checked(adapter: TypeAdapter[Any], value: object, what: str) -> Any:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise _told(error, what, None) from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind, config=None if is_dataclass(kind) else _CONFIG)
+
+
+@cache
+def _field_adapters(kind: type[Any]) -> Mapping[str, TypeAdapter[Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: _adapter(hints[field.name]) for field in fields(kind)}
+
+
+@cache
+def _argument_adapters(function: Callable[..., Any]) -> Mapping[str, TypeAdapter[Any]]:
+    hints = get_type_hints(function, include_extras=True)
+    return {name: _adapter(hint) for name, hint in hints.items() if name != "return"}
+
+
+def _told(error: ValidationError, what: str, kind: Any) -> PacelineError:
+    """One thing that is wrong, in our words: of a union what is nearest to one of its members."""
+    errors = error.errors(include_url=False)
+    first = max(errors, key=lambda one: len(one["loc"]))
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, PacelineError):
+        return cause
+    if first["type"] == "json_invalid":  # our own JSON: it was the value
+        expected = "text without lone surrogates, in at most 200 levels"
+        return ConfigError(f"{what} cannot be read", got=brief(first["input"]), expected=expected)
+    path, known = _place(kind, first)
+    name = ".".join(path)
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        expected = "one of " + ", ".join(known) if known else None
+        return ConfigError(f"{what}: unknown key {name!r}", expected=expected, fix=meant(path[-1], known))
+    if first["type"] in ("missing", "missing_argument"):
+        return ConfigError(f"{what}: there is no {name!r}", fix=f"add {path[-1]!r}")
+    same = [one for one in errors if _place(kind, one)[0] == path]  # of a union, every member tells what it takes
+    expected = dict.fromkeys(re.sub(r"^(Value error, |\w+ should (be )?)", "", one["msg"]) for one in same)
+    where = f"{what}: {name}" if name else what
+    words = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))  # of a Literal
+    fix = meant(first["input"], words) if isinstance(first["input"], str) else None
+    if isinstance(first["input"], type):
+        fix = f"make one: {first['input'].__name__}(...)"
+    return ConfigError(f"{where} has a wrong value", got=brief(first["input"]), expected=" or ".join(expected), fix=fix)
+
+
+def _place(kind: Any, first: ErrorDetails) -> tuple[list[str], list[str]]:
+    """The path to what is wrong, without the names of union members, and the keys that are known where it ends."""
+    path, known = list[str](), list[str]()
+    for step in first["loc"]:
+        kind = next((one for one in (kind, *get_args(kind)) if is_dataclass(one)), None)
+        known = [field.name for field in fields(kind)] if kind is not None else []
+        if isinstance(step, int) or kind is not None or first["type"] == "extra_forbidden":
+            path.append(str(step))
+        kind = get_type_hints(kind).get(str(step)) if kind is not None else None
+    return path, known

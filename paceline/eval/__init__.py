@@ -1,0 +1,1 @@
+"""Measuring and checking: bench, check, tune, doctor, and their reports."""

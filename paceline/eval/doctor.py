@@ -1,0 +1,214 @@
+"""What this machine can do with a model, what its passes take, and what it holds: measured, nothing printed."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..errors import ConfigError
+from ..kernels import load as load_kernels
+from ..kernels.packing import BLOCK
+from ..llm import LLM
+from ..quant import Int4Linear, PackedLinear
+from ..quant.packed import device_of, has_kernels
+from ..runner.kv_cache import round_up
+from ..system.hardware import Load, available_memory, cpu_flags, watch_load
+from ..system.provenance import provenance
+from ..system.threads import Processors, processors, waiting
+from .machine import read_bandwidth, weight_bytes
+from .pass_costs import PassCosts
+
+ROWS = (1, 2, 4, 8, 16, 32)
+_CONTEXT = 512  # committed tokens before the measured passes
+_TURNS = 4  # each gives a median of three passes; the best of them counts, as it does for the bandwidth
+_GROUP_SIZE = 32  # of the INT4 self-draft, by default
+
+
+@dataclass(frozen=True)
+class MachineReport:
+    """The hardware, what may be used of it, and how busy it is. Bytes, and bytes per second.
+
+    facts: versions, CPU, memory and GPU, as `provenance` tells them. waiting: how threads wait for each other, in
+    words. available: memory that can be taken now. kernels: which do the work, and why, in words.
+    """
+
+    facts: Mapping[str, object]
+    flags: tuple[str, ...]
+    processors: Processors
+    threads: int
+    waiting: str
+    load: Load
+    available: int | None
+    bandwidth: float
+    kernels: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a model takes, in bytes; `available` is what could be taken before it was loaded.
+
+    kv_per_token: keys and values of one token. kv_cache: of `slots` sequences of `length` tokens, the most the cache
+    grows to. draft: the INT4 copy of the self-draft, 0 if none is planned for.
+    """
+
+    weights: int
+    kv_per_token: int
+    slots: int
+    length: int
+    draft: int
+    available: int | None
+
+    @property
+    def kv_cache(self) -> int:
+        """Bytes of a full cache."""
+        return self.kv_per_token * self.slots * round_up(self.length)
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        return self.weights + self.kv_cache + self.draft
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it does; None where the system does not say what is available."""
+        return None if self.available is None else self.total <= self.available
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What was found of one model.
+
+    native: its passes run in the native library. layers: by class the number of modules that hold weights, and their
+    bytes.
+    """
+
+    name: str
+    dtype: str
+    device: str
+    numerics: str
+    row_multiple: int
+    native: bool
+    attends_trees: bool
+    context: int
+    memory: MemoryPlan
+    costs: PassCosts
+    layers: Mapping[str, tuple[int, int]]
+
+
+def examine_machine(device: torch.device | str | None = None) -> MachineReport:
+    """Look at the machine and measure how fast it reads; takes about a second.
+
+    device: None takes CUDA where there is one. Raises `ConfigError` for a device that is not there. The load is
+    judged first, while this process sleeps; then the kernels are compiled, where they have not been.
+    """
+    place = _place(device)
+    load = watch_load()
+    kernels = str(load_kernels())
+    available = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory()
+    threads, bandwidth = torch.get_num_threads(), read_bandwidth(place)
+    return MachineReport(
+        provenance(), cpu_flags(), processors(), threads, waiting(), load, available, bandwidth, kernels
+    )
+
+
+def examine_model(
+    llm: LLM,
+    machine: MachineReport,
+    slots: int = 8,
+    with_draft: bool = True,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> ModelReport:
+    """Measure the passes of a model that is loaded and not decoding.
+
+    machine: looked at before the model was loaded. slots: sequences side by side to plan memory for. The bandwidth is
+    measured once more behind the passes and the better one counts, since machines drift.
+    """
+    runner, loaded = llm.runner, llm.loaded
+    context, seconds = _measure_passes(llm, progress)
+    cached = (*runner.cache.keys, *runner.cache.values)
+    per_token = sum(t.nbytes // (t.shape[0] * t.shape[2]) for t in cached)
+    draft = int4_bytes(loaded.model) if with_draft else 0
+    memory = MemoryPlan(held_bytes(loaded.model), per_token, slots, runner.max_length, draft, machine.available)
+    bandwidth = max(machine.bandwidth, read_bandwidth(loaded.device))
+    return ModelReport(
+        name=loaded.name,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        device=str(loaded.device),
+        numerics=llm.numerics,
+        row_multiple=runner.row_multiple,
+        native=loaded.native is not None,
+        attends_trees=loaded.attends_trees,
+        context=context,
+        memory=memory,
+        costs=PassCosts(weight_bytes(loaded), bandwidth, seconds),
+        layers=layers_of(loaded.model),
+    )
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters and buffers, what is shared counted once."""
+    return sum({id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}.values())
+
+
+def int4_bytes(model: nn.Module, group_size: int = _GROUP_SIZE) -> int:
+    """Bytes of the codes, scales and zeros of an INT4 copy of the linear layers: half a byte a weight, 4 a group.
+
+    Outputs count as the native kernels pad them. At most: the self-draft may find the output head faster as it is, and
+    then shares it.
+    """
+    total = 0
+    for module in model.modules():
+        if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, group_size):
+            padding = -module.out_features % BLOCK if has_kernels(device_of(module)) else 0
+            weights = module.in_features * (module.out_features + padding)
+            total += weights // 2 + 4 * (weights // group_size)
+    return total
+
+
+def layers_of(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """By class the number of modules that hold tensors of their own, and the bytes of these, the largest first."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for module in model.modules():
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if own:
+            counts[type(module).__name__] += 1
+            sizes[type(module).__name__] += sum(tensor.nbytes for tensor in own)
+    return {name: (counts[name], size) for name, size in sizes.most_common()}
+
+
+def _measure_passes(llm: LLM, progress: Callable[[str, int, int], None]) -> tuple[int, dict[int, float]]:
+    """Tokens committed before the passes, and seconds by rows; leaves the cache as it was."""
+    runner = llm.runner
+    context = min(_CONTEXT, runner.max_length // 2)
+    rows = [count for count in ROWS if context + count <= runner.max_length]
+    slot = runner.admit([0])
+    try:
+        progress("reading a prompt", 0, 1)
+        runner.prefill(slot, [i % runner.vocab_size for i in range(context)])
+        progress("reading a prompt", 1, 1)
+        times: dict[int, list[float]] = {count: [] for count in rows}
+        # In turn, so that a machine that slows down meanwhile slows all of them.
+        for turn in range(_TURNS):
+            for done, count in enumerate(rows):
+                progress("timing passes", turn * len(rows) + done, _TURNS * len(rows))
+                times[count].append(runner.pass_seconds(count))
+        progress("timing passes", 1, 1)
+    finally:
+        runner.cache.release(slot)
+    return context, {count: min(each) for count, each in times.items()}
+
+
+def _place(device: torch.device | str | None) -> torch.device:
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        known = place.type == "cpu" or (place.type == "cuda" and (place.index or 0) < torch.cuda.device_count())
+    except RuntimeError:
+        known, place = False, torch.device("cpu")
+    if not known:
+        raise ConfigError(
+            f"there is no device {str(device)!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
+        )
+    return place

@@ -1,0 +1,123 @@
+"""What the machine could do at best: how fast it reads memory, and how much of it a decoding pass must read.
+
+Decoding one token reads every weight once and computes little with it, so a step takes at least
+
+    weight_bytes(model) / read_bandwidth(device)        seconds: the floor
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ..runner import LoadedModel
+from ..system.hardware import available_memory
+
+_CPU_BYTES, _CUDA_BYTES = 512 << 20, 2 << 30  # several times the caches
+_LEAST_BYTES = 64 << 20
+_SECONDS = 0.6
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+
+
+@torch.inference_mode()
+def read_bandwidth(device: torch.device | str = "cpu", seconds: float = _SECONDS) -> float:
+    """Bytes per second at which memory can be read at best: on CPU with torch's current number of threads.
+
+    The best of several sums over a buffer that no cache holds, for about `seconds`; on CUDA the best of sums and of
+    copies, which read and write. On a busy machine it is the rate that is left.
+    """
+    place = torch.device(device)
+    buffer = _buffer(place)
+    timer = _cuda_timer(place) if place.type == "cuda" else _seconds
+    # Sums of int64 add once for eight bytes and never round: no other operation read faster. Products with a vector
+    # reach a third of it, and the maximum of floats, which looks for NaN, three quarters.
+    best = _fastest(lambda: buffer.sum(), timer, seconds)
+    if place.type != "cuda":
+        return buffer.nbytes / best
+    half = buffer.numel() // 2
+    copied = _fastest(lambda: buffer[:half].copy_(buffer[half : 2 * half]), timer, seconds)
+    return max(buffer.nbytes / best, 2 * half * buffer.element_size() / copied)
+
+
+def weight_bytes(loaded: LoadedModel) -> int:
+    """Bytes of weights that a pass over one token reads, in whatever format the layers hold them.
+
+    The output head counts once, also where it is tied to the embedding; of embedding and position tables a pass reads
+    a few rows, which count as nothing. Of a mixture's experts those count that one token is routed to.
+    """
+    routed = _routed_share(loaded)
+    seen: set[object] = set()
+    total = 0.0
+    for name, module in loaded.model.named_modules():
+        share = routed if "experts" in name.split(".") else 1.0
+        for tensor in _read_by(module):
+            key = _identity(tensor)
+            if key not in seen:
+                seen.add(key)
+                total += tensor.nbytes * share
+    return round(total)
+
+
+def _read_by(module: nn.Module) -> Iterator[Tensor]:
+    """The tensors that a module itself reads whole in every pass."""
+    if isinstance(module, nn.Embedding) or "Rotary" in type(module).__name__:
+        return
+    yield from module.parameters(recurse=False)
+    # Quantised and packed layers hold their weights in buffers; those of bools are masks, which trees do not use.
+    yield from (buffer for buffer in module.buffers(recurse=False) if buffer.dtype is not torch.bool)
+
+
+def _identity(tensor: Tensor) -> object:
+    """Equal for two names of the same memory."""
+    if tensor.is_mkldnn:  # opaque: it has no address to ask for
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape), tensor.device
+
+
+def _routed_share(loaded: LoadedModel) -> float:
+    """The part of the experts that one token is routed to; 1 where there are none or nobody says."""
+    config = loaded.model.config.get_text_config()
+    used, of = (
+        next((count for key in keys if (count := getattr(config, key, None))), None)
+        for keys in (_EXPERTS_PER_TOKEN, _EXPERTS)
+    )
+    return min(1.0, used / of) if isinstance(used, int) and isinstance(of, int) else 1.0
+
+
+def _buffer(place: torch.device) -> Tensor:
+    """Memory to read, as large as is useful and safe: a quarter of what is free at most."""
+    size = _CUDA_BYTES if place.type == "cuda" else _CPU_BYTES
+    free = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory()
+    if free is not None:
+        size = max(_LEAST_BYTES, min(size, free // 4))
+    # Ones, not zeros: pages that were never written are all the same page of zeros, and that one is in the cache.
+    return torch.ones(size // 8, dtype=torch.int64, device=place)
+
+
+def _fastest(work: Callable[[], object], timer: Callable[[Callable[[], object]], float], seconds: float) -> float:
+    """Shortest time of `work`, repeated for about `seconds`, three times at least."""
+    begin, times = time.perf_counter(), [timer(work)]
+    while len(times) < 3 or time.perf_counter() - begin < seconds:
+        times.append(timer(work))
+    return min(times)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def _cuda_timer(place: torch.device) -> Callable[[Callable[[], object]], float]:
+    def timer(work: Callable[[], object]) -> float:
+        with torch.cuda.device(place):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    return timer

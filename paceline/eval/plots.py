@@ -1,0 +1,270 @@
+"""Pictures of benchmark results; each takes opened results and returns a figure, or says why it cannot.
+
+Colours are Okabe and Ito's, told apart by colour-blind readers; the backend is Agg, so no screen is needed.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..system.files import check_out
+from .canvas import (
+    MARKERS,
+    STYLE,
+    add_legend,
+    colour,
+    drawn_by,
+    load_matplotlib,
+    new_figure,
+    new_figures,
+    save_figure,
+    styled,
+)
+from .opened import Opened, OpenedRun, short_name
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # behind figures that a line would cross
+_COMMAND = "paceline plot"
+PictureFormat: TypeAlias = Literal["png", "svg"]
+
+
+class NoData(Exception):
+    """A picture that these results cannot give; the message is the reason."""
+
+
+@styled
+def speedup_by_category(results: Sequence[Opened]) -> "Figure":
+    """Speed-up over plain decoding for each category and overall, with confidence intervals."""
+    series = [(label, run) for label, run in _runs(results) if run.categories or run.speedup]
+    if not series:
+        raise NoData("no run has a speed-up")
+    names = list(dict.fromkeys(name for _, run in series for name in run.categories))
+    rows = [*names, "all"] if any(run.speedup for _, run in series) else names
+    thick = 0.8 / len(series)
+    figure, axes = new_figure(results, (8.0, 1.7 + max(0.42, 0.24 * len(series)) * len(rows)))
+    for index, (label, run) in enumerate(series):
+        found = {**run.categories, **({"all": run.speedup} if run.speedup else {})}
+        at = [row + thick * (index - (len(series) - 1) / 2) for row, name in enumerate(rows) if name in found]
+        shown = [found[name] for name in rows if name in found]
+        axes.barh(at, [one.value for one in shown], thick * 0.9, color=colour(index), label=label)
+        for y, one in zip(at, shown, strict=True):
+            low, high = (one.value if bound is None else bound for bound in (one.low, one.high))
+            if high > low:
+                axes.plot([low, high], [y, y], color="black", linewidth=1.2, marker="|", markersize=5)
+            axes.annotate(
+                f"{one.value:.2f}x", (high, y), (5, 0), textcoords="offset points", va="center", fontsize=8, bbox=_CLEAR
+            )
+    axes.axvline(1.0, color="black", linewidth=1.2, linestyle="--")
+    axes.annotate("plain", (1.0, 1.0), (3, 2), ("data", "axes fraction"), "offset points", fontsize=8)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.margins(x=0.12)
+    axes.grid(False, axis="y")
+    axes.set_xlabel("speed-up over plain decoding (times), with confidence interval")
+    axes.set_title("Speed-up by category")
+    add_legend(figure, axes, results)
+    return figure
+
+
+@styled
+def acceptance_by_position(results: Sequence[Opened]) -> "Figure":
+    """How often the token of each position stands: of rounds that drafted so far, and given that those before stood."""
+    series = [(label, run) for label, run in _runs(results) if run.acceptance or run.conditional]
+    if not series:
+        raise NoData("no run has an acceptance by position")
+    figure, axes = new_figure(results, (8.0, 4.6))
+    kinds = (("-", "of rounds that drafted so far"), ("--", "given that those before stood"))
+    for index, (label, run) in enumerate(series):
+        for (line, _), values in zip(kinds, (run.acceptance, run.conditional), strict=True):
+            heights = [float("nan") if value is None else value for value in values]
+            face, told = (colour(index), label) if line == "-" else ("white", "")
+            at, marker = range(1, len(heights) + 1), MARKERS[index % len(MARKERS)]
+            axes.plot(at, heights, line, color=colour(index), marker=marker, markerfacecolor=face, label=told)
+    for line, meaning in kinds:
+        face = "black" if line == "-" else "white"
+        axes.plot([], [], line, color="black", marker="o", markerfacecolor=face, label=meaning)
+    longest = max(len(values) for _, run in series for values in (run.acceptance, run.conditional))
+    axes.set_ylim(0, 1.03)
+    axes.set_xlim(0.7, longest + 0.3)
+    axes.set_xticks(range(1, longest + 1))
+    axes.set_xlabel("position in the draft (tokens)")
+    axes.set_ylabel("accepted (share of rounds)")
+    axes.set_title("Acceptance by position")
+    add_legend(figure, axes, results)
+    return figure
+
+
+@styled
+def pass_times(results: Sequence[Opened]) -> "Figure":
+    """T(n)/T(1): what a pass over n rows costs against one row, and the floor that reading the weights sets."""
+    series = [(one, one.pass_times) for one in results if one.pass_times.get(1)]
+    if not series:
+        raise NoData("no result has pass_times with one row; `paceline doctor --json` measures them")
+    used = [one for one, _ in series]
+    figure, axes = new_figure(used, (8.0, 4.6))
+    for index, (one, times) in enumerate(series):
+        label = f"{one.model}, T(1) = {1e3 * times[1]:.3g} ms"
+        axes.plot(
+            list(times),
+            [t / times[1] for t in times.values()],
+            color=colour(index),
+            marker=MARKERS[index % len(MARKERS)],
+            label=label,
+        )
+        if one.floor_s:
+            floor = one.floor_s / times[1]
+            axes.axhline(
+                floor,
+                color=colour(index),
+                linestyle=":",
+                label=f"floor: weights read once, {1e3 * one.floor_s:.3g} ms",
+            )
+    rows = sorted({n for _, times in series for n in times})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(rows, [str(n) for n in rows])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rows of a pass (tokens)")
+    axes.set_ylabel("time of a pass, T(n)/T(1)")
+    axes.set_title("Cost of verifying n tokens in one pass")
+    add_legend(figure, axes, used)
+    return figure
+
+
+@styled
+def speedup_by_batch(results: Sequence[Opened]) -> "Figure":
+    """Speed-up over the number of sequences decoded side by side, one line for each model and drafter."""
+    points: dict[str, list[tuple[int, OpenedRun]]] = defaultdict(list)
+    several = len({one.model for one in results}) > 1
+    for one in results:
+        for run in one.runs:
+            if run.speedup is not None:
+                points[f"{one.model}, {short_name(run.drafter)}" if several else short_name(run.drafter)].append(
+                    (run.batch, run)
+                )
+    if len({batch for found in points.values() for batch, _ in found}) < 2:
+        raise NoData("fewer than two batch sizes; give results of several")
+    figure, axes = new_figure(results, (8.0, 4.6))
+    for index, (label, found) in enumerate(points.items()):
+        found.sort(key=lambda pair: pair[0])
+        at = [batch for batch, _ in found]
+        speeds = [run.speedup for _, run in found if run.speedup is not None]
+        bounds = [(s.value if s.low is None else s.low, s.value if s.high is None else s.high) for s in speeds]
+        errors = [[max(0.0, s.value - b[0]) for s, b in zip(speeds, bounds, strict=True)]]
+        errors += [[max(0.0, b[1] - s.value) for s, b in zip(speeds, bounds, strict=True)]]
+        axes.errorbar(
+            at,
+            [s.value for s in speeds],
+            errors,
+            color=colour(index),
+            marker=MARKERS[index % len(MARKERS)],
+            capsize=3,
+            label=label,
+        )
+    sizes = sorted({batch for found in points.values() for batch, _ in found})
+    axes.axhline(1.0, color="black", linewidth=1.2, linestyle="--", label="plain decoding")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(n) for n in sizes])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("batch size (sequences)")
+    axes.set_ylabel("speed-up over plain decoding (times)")
+    axes.set_title("Speed-up over batch size")
+    add_legend(figure, axes, results)
+    return figure
+
+
+@styled
+def window_by_length(results: Sequence[Opened]) -> "Figure":
+    """Mean accepted tokens of a round by how many were drafted and how long the answer became, drafter by drafter."""
+    counts: dict[str, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for one in results:
+        for answer in one.answers():
+            side = short_name(answer.side)
+            label = f"{side} ({one.name})" if len(results) > 1 else side
+            for turn in answer.rounds if not answer.is_plain else ():
+                if turn.num_drafted:
+                    counts[label][_power(len(answer.token_ids)), turn.num_drafted].append(turn.num_accepted)
+    if not counts:
+        raise NoData("no answer has rounds with a draft")
+    top = max(1.0, *(float(np.mean(found)) for cells in counts.values() for found in cells.values()))
+    tall = max(len({y for y, _ in cells}) for cells in counts.values())
+    figure, panels = new_figures(results, (8.0, 1.5 + len(counts) * (0.9 + 0.42 * tall)), len(counts))
+    for axes, (label, cells) in zip(panels, counts.items(), strict=True):
+        heights, widths = sorted({y for y, _ in cells}), sorted({x for _, x in cells})
+        grid = np.array([[np.mean(cells[y, x]) if (y, x) in cells else np.nan for x in widths] for y in heights])
+        cells_of = np.ma.masked_invalid(grid)
+        image = axes.pcolormesh(cells_of, cmap="cividis", vmin=0, vmax=top, edgecolors="white", linewidth=2)
+        for (row, column), value in np.ndenumerate(grid):
+            if not np.isnan(value):
+                told = f"{value:.1f}\nn={len(cells[heights[row], widths[column]])}"
+                ink = "black" if value > 0.55 * top else "white"
+                axes.text(column + 0.5, row + 0.5, told, ha="center", va="center", fontsize=7, color=ink)
+        axes.set_xticks([x + 0.5 for x in range(len(widths))], [str(x) for x in widths])
+        ranges = [f"{y // 2 + 1}–{y}" if y > 1 else "1" for y in heights]
+        axes.set_yticks([y + 0.5 for y in range(len(heights))], ranges)
+        axes.grid(False)
+        axes.set_ylabel("answer length\n(tokens)")
+        axes.set_title(f"Accepted per round: {label}")
+        figure.colorbar(image, ax=axes, label="mean accepted\n(tokens)")
+    panels[-1].set_xlabel("drafted in a round (tokens); n: rounds")
+    return figure
+
+
+FIGURES: dict[str, Callable[[Sequence[Opened]], "Figure"]] = {
+    "speedup_by_category": speedup_by_category,
+    "acceptance_by_position": acceptance_by_position,
+    "pass_times": pass_times,
+    "speedup_by_batch": speedup_by_batch,
+    "window_by_length": window_by_length,
+}
+
+
+def draw(
+    results: Sequence[Opened], folder: Path | str, formats: Sequence[PictureFormat] = ("png", "svg")
+) -> tuple[list[Path], dict[str, str]]:
+    """Write every picture that the results can give into `folder`; returns the files, and why others were left out.
+
+    Raises `ConfigError` where matplotlib is missing, the results give no picture at all, or files of others are there.
+    """
+    figures, left_out = dict[Path, "Figure"](), dict[str, str]()
+    matplotlib = load_matplotlib()
+    with matplotlib.rc_context(STYLE):
+        for name, function in FIGURES.items():
+            try:
+                figure = function(results)
+            except NoData as reason:
+                left_out[name] = str(reason)
+                continue
+            figures |= {Path(folder) / f"{name}.{suffix}": figure for suffix in formats}
+        for path in figures:
+            check_out(path, drawn_by(_COMMAND))
+        for path, figure in figures.items():
+            save_figure(figure, path, _COMMAND)
+    if not figures:
+        raise ConfigError(
+            "these results give no picture", got="; ".join(left_out.values()), fix="run `paceline bench` first"
+        )
+    return list(figures), left_out
+
+
+def _runs(results: Sequence[Opened]) -> list[tuple[str, OpenedRun]]:
+    """Each run with a label that tells it from the others."""
+    labelled = []
+    has_batches = len({run.batch for one in results for run in one.runs}) > 1
+    for one in results:
+        for run in one.runs:
+            told = f"{short_name(run.drafter)}, batch {run.batch}" if has_batches else short_name(run.drafter)
+            labelled.append((f"{told} ({one.name})" if len(results) > 1 else told, run))
+    return labelled
+
+
+def _power(length: int) -> int:
+    """The power of two at or above a length: 33 to 64 tokens go to 64."""
+    return 1 << max(0, length - 1).bit_length()

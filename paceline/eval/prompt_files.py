@@ -1,0 +1,161 @@
+"""Prompts from the files people have: the one reader of `bench`, `check`, `tune`, `calibrate` and training.
+
+A line is a prompt. Lines of JSON (.gz as well) hold text, or an object with one of these keys:
+
+    prompt                         text to go on from, as it is: no chat template (with images, a user's message)
+    question, instruction, text    a user's message
+    turns                          what the user says, one message after each answer
+    messages, chat                 a whole chat, as `LLM.generate` takes it; or the user's message as text
+
+An "image" or a list of "images" stands before the words: addresses, or files beside the prompts or in `images` there.
+In a file that is no JSON every line is text to go on from.
+"""
+
+import gzip
+import io
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard
+
+from ..errors import ConfigError
+from ..system.files import MAX_BYTES, parse_json, read_bytes
+
+Prompt: TypeAlias = str | list[Mapping[str, Any]]
+_CHATS, _TEXTS = ("messages", "chat"), ("prompt", "question", "instruction", "text")
+_KEYS = (*_CHATS, "turns", *_TEXTS)
+_FILES = ("image", "path", "url")
+"""Keys of an image part that may name a file, as `chats` takes them; its "base64" holds the picture itself."""
+_ADDRESSES = ("data:", "http://", "https://")
+
+
+@dataclass(frozen=True)
+class PromptLine:
+    """One line.
+
+    where: file and line, for errors. row: all keys. turns: what the user says; empty where there is a chat. chat: its
+    messages. is_bare: text to go on from. images: addresses, and paths of files that are there.
+    """
+
+    where: str
+    number: int
+    row: Mapping[str, Any]
+    turns: tuple[str, ...] = ()
+    chat: tuple[Mapping[str, Any], ...] = ()
+    is_bare: bool = False
+    images: tuple[str, ...] = ()
+
+    @property
+    def prompt(self) -> Prompt:
+        """What is asked first: later turns answer an answer."""
+        if self.is_bare:
+            return self.turns[0]
+        messages = [dict(message) for message in self.chat] or [{"role": "user", "content": self.turns[0]}]
+        if self.images:
+            first = next((one for one in messages if one.get("role") == "user"), messages[0])
+            words = first["content"]
+            words = [{"type": "text", "text": words}] if isinstance(words, str) else words
+            first["content"] = [*({"type": "image", "image": image} for image in self.images), *words]
+        return list[Mapping[str, Any]](messages)
+
+
+def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
+    """The first `limit` prompts of a file; of several turns the first. Raises `ConfigError` as `read_lines`."""
+    return [line.prompt for line in read_lines(path, limit)]
+
+
+def read_lines(path: str | Path, limit: int | None = None) -> list[PromptLine]:
+    """The first `limit` lines that hold a prompt.
+
+    Raises `ConfigError` for a file that cannot be read or holds no prompts, and for a line that is none.
+    """
+    path = Path(path)
+    # Not splitlines: JSON strings may hold U+2028 and its like.
+    lines = [(i, line) for i, line in enumerate(_text(path).split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise ConfigError(f"{str(path)!r} holds no prompts", expected="one prompt a line")
+    is_json = ".json" in path.name or lines[0][1].lstrip().startswith("{")
+    return [_line(line.rstrip("\r"), number, path, is_json) for number, line in lines[:limit]]
+
+
+def is_address(source: str) -> bool:
+    """Whether an image is named by an address and not by a file."""
+    return source[:8].lower().startswith(_ADDRESSES)
+
+
+def names_file(part: Mapping[str, object], key: str, value: object) -> TypeGuard[str]:
+    """Whether this value of an image part may name a file."""
+    return part.get("type", "image") == "image" and key in _FILES and isinstance(value, str)
+
+
+def _text(path: Path) -> str:
+    raw = read_bytes(path, "the prompts in")
+    try:
+        if path.suffix == ".gz":
+            raw = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(MAX_BYTES)
+        return raw.decode("utf-8-sig")
+    except (OSError, EOFError, ValueError) as error:  # ValueError: not UTF-8
+        raise ConfigError(f"the prompts in {str(path)!r} cannot be read", got=error, expected="UTF-8") from error
+
+
+def _line(line: str, number: int, path: Path, is_json: bool) -> PromptLine:
+    where = f"{path.name}, line {number}"
+    row = parse_json(line, where) if is_json else line
+    row = {"prompt": row} if isinstance(row, str) else row
+    if not isinstance(row, dict):
+        raise ConfigError(f"not a JSON object ({where})", got=type(row).__name__)
+    key = next((one for one in _KEYS if row.get(one) is not None), None)
+    if key is None:
+        raise ConfigError(
+            f"no prompt ({where})", got="the keys " + ", ".join(map(str, row)), expected="one of " + ", ".join(_KEYS)
+        )
+    value, images = row[key], _images(row, path.parent, where)
+    if key in _CHATS and not isinstance(value, str):
+        return PromptLine(where, number, row, chat=_chat(value, key, path.parent, where), images=images)
+    turns = tuple(value) if key == "turns" and isinstance(value, list) else (value,)
+    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise ConfigError(f"{key!r} is no prompt ({where})", got=repr(value)[:80], expected="text that is not empty")
+    return PromptLine(where, number, row, turns, is_bare=key == "prompt" and not images, images=images)
+
+
+def _chat(value: object, key: str, folder: Path, where: str) -> tuple[Mapping[str, Any], ...]:
+    """Messages, with the paths of their images made whole."""
+    is_chat = isinstance(value, list) and all(
+        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str | list)
+        for one in value
+    )
+    if not is_chat or not value:
+        raise ConfigError(
+            f"{key!r} is no chat ({where})", got=repr(value)[:80], expected="a list of objects with role and content"
+        )
+    messages: Seq[Mapping[str, Any]] = value  # type: ignore[assignment]
+    return tuple({**one, "content": _content(one["content"], folder, where)} for one in messages)
+
+
+def _content(content: str | list[Any], folder: Path, where: str) -> str | list[Any]:
+    if isinstance(content, str):
+        return content
+    return [
+        {key: _source(one, folder, where) if names_file(part, key, one) else one for key, one in part.items()}
+        if isinstance(part, dict)
+        else part
+        for part in content
+    ]
+
+
+def _images(row: Mapping[str, Any], folder: Path, where: str) -> tuple[str, ...]:
+    given = row.get("images", row.get("image")) or []
+    given = [given] if isinstance(given, str) else given
+    if not isinstance(given, list) or not all(isinstance(one, str) and one for one in given):
+        raise ConfigError(f"no list of images ({where})", got=repr(given)[:80], expected="paths, or addresses")
+    return tuple(_source(one, folder, where) for one in given)
+
+
+def _source(given: str, folder: Path, where: str) -> str:
+    if is_address(given):
+        return given
+    found = next((path for path in (folder / "images" / given, folder / given) if path.is_file()), None)
+    if found is None:
+        raise ConfigError(f"there is no such image ({where})", got=given, expected=f"a file below {str(folder)!r}")
+    return str(found)

@@ -1,0 +1,1 @@
+"""The one place that knows the insides of transformers: checkpoints, chats, images."""

@@ -1,0 +1,119 @@
+"""Takes chats apart: what the chat template is given, and the pictures in their order."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import TypeAlias
+
+from PIL import Image
+
+from ..core.schema import brief
+from ..errors import ConfigError
+from .images import LIMITS, ImageLimits, ImageSource, open_image
+
+Part: TypeAlias = Mapping[str, object]
+Message: TypeAlias = Mapping[str, object]
+"""With "role" and "content": a text, or a list of parts, each a text or an image."""
+
+_TEXTS = ("text", "input_text", "output_text")
+_SOURCES = ("image", "url", "path", "base64")  # the keys transformers takes beside "type": "image"
+_KINDS = 'a part is {"type": "text", "text": ...}, {"type": "image", "image": ...} or {"type": "image_url", ...}'
+
+
+def has_images(chat: Seq[Message]) -> bool:
+    """Whether a chat holds a picture; the pictures are not opened."""
+    return any(_kind(part) in ("image", "image_url") for message in chat for part in _parts(message))
+
+
+def split_chat(chat: Seq[Message], limits: ImageLimits = LIMITS) -> tuple[list[dict[str, object]], list[Image.Image]]:
+    """The messages as a processor's chat template takes them, each content a list of parts, and the opened pictures.
+
+    Parts may have the form of transformers or of the OpenAI API. Raises `ConfigError` for any other kind of part.
+    """
+    messages, images = list[dict[str, object]](), list[Image.Image]()
+    for message in chat:
+        content: list[dict[str, str]] = []
+        for part in _parts(message):
+            if _kind(part) == "text":
+                content.append({"type": "text", "text": _text(part)})
+            else:
+                images.append(open_image(_source(part), limits))
+                content.append({"type": "image"})
+        messages.append({**message, "content": content})
+    return messages, images
+
+
+def text_chat(chat: Seq[Message]) -> list[dict[str, object]]:
+    """The messages as the template of a text model takes them, each content one string.
+
+    Raises `ConfigError` where there is a picture.
+    """
+    if has_images(chat):
+        raise ConfigError(
+            "this model takes text alone", got="a chat with an image", fix="leave the image out, or use a vision model"
+        )
+    return [{**message, "content": "".join(_text(part) for part in _parts(message))} for message in chat]
+
+
+def _parts(message: Message) -> list[Part]:
+    if not isinstance(message, Mapping):
+        raise ConfigError(
+            "a chat holds what is no message", got=brief(message), expected='{"role": ..., "content": ...}'
+        )
+    if not isinstance(message.get("role"), str):
+        raise ConfigError("a message has no role", got=brief(message.get("role")), expected="a string such as 'user'")
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list | tuple) or not content:
+        raise ConfigError("a message has no content", got=brief(content), expected="a text, or a list of parts")
+    for part in content:
+        if not isinstance(part, Mapping):
+            raise ConfigError("a message holds what is no part", got=brief(part), expected=_KINDS)
+    return list(content)
+
+
+def _kind(part: Part) -> str:
+    kind = part.get("type")
+    if kind in _TEXTS:
+        return "text"
+    if kind in ("image", "image_url"):
+        return str(kind)
+    raise ConfigError("a message holds a part of unknown kind", got=brief(kind), expected=_KINDS)
+
+
+def _text(part: Part) -> str:
+    _refuse_others(part, ("text",))
+    if not isinstance(text := part.get("text"), str):
+        raise ConfigError("a part of a message has no text", got=brief(text), expected='{"type": "text", "text": ...}')
+    return text
+
+
+def _source(part: Part) -> ImageSource:
+    if part["type"] == "image_url":  # OpenAI's; its "detail" has no meaning here: the processor sets the resolution
+        _refuse_others(part, ("image_url",))
+        inner = part.get("image_url")
+        if isinstance(inner, Mapping):
+            _refuse_others({"type": None, **inner}, ("url", "detail"))
+            inner = inner.get("url")
+        if not isinstance(inner, str):
+            example = '{"type": "image_url", "image_url": {"url": "https://..."}}'
+            raise ConfigError("an image has no URL", got=brief(inner), expected=example)
+        if not inner.lower().startswith(("http://", "https://", "data:")):
+            fix = 'name files by {"type": "image", "image": "picture.png"}'
+            raise ConfigError("an image_url is no URL", got=brief(inner), expected="https:// or data:", fix=fix)
+        return inner
+    _refuse_others(part, _SOURCES)
+    given = [key for key in _SOURCES if part.get(key) is not None]
+    if len(given) != 1:
+        got = " and ".join(given) or "none"
+        raise ConfigError("an image needs one source", got=got, expected='{"type": "image", "image": "picture.png"}')
+    value = part[given[0]]
+    return f"data:;base64,{value}" if given[0] == "base64" else value  # type: ignore[return-value]  # open_image judges
+
+
+def _refuse_others(part: Part, known: tuple[str, ...]) -> None:
+    for key in part:
+        if key not in ("type", *known):
+            raise ConfigError(
+                f"a part of kind {part['type']!r} has an unknown key", got=repr(key), expected=" or ".join(known)
+            )

@@ -1,0 +1,171 @@
+"""Files that users name.
+
+They are read up to a limit, written whole or not at all, and replaced only where the same command wrote them.
+"""
+
+import io
+import json
+import math
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic_core import from_json
+
+from ..errors import ConfigError
+
+MAX_BYTES = 1 << 30
+"""The largest text file that is read; more is a mistake, as an endless device is."""
+_HEAD = 1 << 16  # characters that tell who wrote a file
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; False also for a name that none can have."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> bytes:
+    """The content of a regular file. Raises `ConfigError`, also for pipes and devices, which may never end."""
+    try:
+        # O_NONBLOCK: opening a pipe that nobody writes to returns at once
+        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            about = os.fstat(file.fileno())
+            is_file, size = stat.S_ISREG(about.st_mode), about.st_size or MAX_BYTES  # the kernel's own tell no size
+            content = file.read(min(size, max_bytes) + 1) if is_file else b""  # which takes that memory at once
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        raise ConfigError(
+            f"{what} {str(path)!r} cannot be read", got=getattr(error, "strerror", None) or error
+        ) from error
+    if not is_file:
+        raise ConfigError(f"{what} {str(path)!r} is not a regular file", fix="copy its content to a file")
+    if len(content) > max_bytes:
+        raise ConfigError(f"{what} {str(path)!r} is too large", expected=f"at most {max_bytes:,} bytes")
+    return content
+
+
+def read_text(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> str:
+    """The UTF-8 text of a regular file, without a byte order mark. Raises `ConfigError`."""
+    return as_text(read_bytes(path, what, max_bytes), f"{what} {str(path)!r}")
+
+
+def read_stdin(what: str, max_bytes: int = MAX_BYTES) -> str:
+    """The UTF-8 text of the standard input. Raises `ConfigError`."""
+    if sys.stdin is None:  # closed by who started this process
+        raise ConfigError(f"{what} cannot be read", got="no standard input")
+    content = sys.stdin.buffer.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ConfigError(f"{what} is too large", expected=f"at most {max_bytes:,} bytes")
+    return as_text(content, what)
+
+
+def as_text(content: bytes, name: str) -> str:
+    """UTF-8 as text, without a byte order mark, with line feeds at the ends of lines. Raises `ConfigError`."""
+    try:
+        return io.IncrementalNewlineDecoder(None, translate=True).decode(content.decode("utf-8-sig"), final=True)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is not text", got=error, expected="UTF-8") from error
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """The value of a JSON text. Raises `ConfigError`, also for nesting below 200 levels and for lone surrogates."""
+    try:
+        return from_json(text, allow_inf_nan=True)
+    except (ValueError, TypeError) as error:  # TypeError: text that is no UTF-8
+        raise ConfigError(f"{what} is not valid JSON", got=error) from error
+
+
+def read_json(path: Path | str, what: str = "the file") -> Any:
+    """The value in a JSON file. Raises `ConfigError`."""
+    return parse_json(read_text(path, what), f"{what} {str(path)!r}")
+
+
+def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """The JSON text of a value, with NaN and infinities as null, since JSON has neither."""
+    return json.dumps(_finite(value), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
+
+
+def is_kind(kind: str) -> Callable[[str], bool]:
+    """For `check_out`: whether a text begins as a JSON object of this "kind", which must be its first key."""
+    return lambda head: re.match(rf'\s*{{\s*"kind"\s*:\s*"{re.escape(kind)}"', head) is not None
+
+
+def check_out(path: Path | str, is_ours: Callable[[str], bool] | None = None) -> None:
+    """Raise `ConfigError` where `write_text` would: asked before minutes of work.
+
+    is_ours: told the first characters of a file that is there, whether this command wrote it; None: never replace.
+    """
+    place, fix = Path(os.path.realpath(path)), "give another --out"
+    if place.is_dir() or (place.exists() and not place.is_file()):
+        raise ConfigError(f"{str(path)!r} cannot be replaced", got="no regular file", fix=fix)
+    folder = next(one for one in place.parents if one.exists())  # those below it will be made
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"{str(path)!r} cannot be written", got=f"the folder {str(folder)!r}", fix=fix)
+    if not place.exists():
+        return
+    with place.open("rb") as file:
+        head = file.read(_HEAD).decode("utf-8", errors="replace")
+    if head and not (is_ours is not None and is_ours(head)):
+        raise ConfigError(f"{str(path)!r} exists, and this command did not write it", fix=f"{fix}, or remove the file")
+
+
+@contextmanager
+def claimed(path: Path | str) -> Iterator[None]:
+    """Nobody else writes to this file or folder meanwhile. Raises `ConfigError` where another run does."""
+    place = Path(os.path.realpath(path))
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(place.with_name(f".{place.name}.lock"))
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another run is writing to {str(path)!r}", fix="give another --out, or wait for it"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be written", got=error.strerror, fix="give another --out") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Write a file so that it is always either the old one or the new one, whole and on the disk.
+
+    A symlink stays, and what it points to is replaced. Raises OSError; the half-written file is removed.
+    """
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(place)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """`write_bytes` of UTF-8 text."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

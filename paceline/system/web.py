@@ -1,0 +1,209 @@
+"""Fetches a file by http(s): from public addresses alone, within a size and a time.
+
+A URL may be somebody else's who cannot reach what this machine can: a chat that a service passes on. So every address
+is checked, and what was checked is what is connected to, not what the name resolves to a moment later:
+
+    URL ── name ── addresses, all public? ── connect to one of them ── redirect? from the beginning ── bytes
+"""
+
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from ipaddress import IPv6Address, ip_address
+from typing import Any, final
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+from ..errors import ConfigError
+
+
+def fetch(url: str, max_bytes: int, timeout_s: float, allow_private: bool = False) -> bytes:
+    """What lies at an http(s) URL. timeout_s: for everything together, redirects too; only resolving a name may outlast
+    it. allow_private: also from this machine and its network.
+
+    Behind a proxy, which resolves names itself, those that resolve here are checked. Raises `ConfigError`.
+    """
+    visit = _Visit(url, timeout_s, allow_private)
+    timer = threading.Timer(timeout_s, visit.hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        opener = build_opener(_HttpOnly, _Http(visit), _Https(visit))
+        with opener.open(Request(url, headers={"User-Agent": "paceline"}), timeout=timeout_s) as answer:
+            return _body(answer, url, max_bytes, visit)
+    except ConfigError:
+        raise
+    except HTTPError as error:
+        raise ConfigError(f"{short(url)} gave no image", got=f"status {error.code} {error.reason}") from error
+    except (URLError, OSError, HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        told = f"not whole after {timeout_s:g} seconds" if visit.is_over else str(reason) or type(reason).__name__
+        raise ConfigError(f"{short(url)} cannot be fetched", got=told) from error
+    finally:
+        timer.cancel()
+
+
+def too_many_bytes(name: str, got: object, max_bytes: int) -> ConfigError:
+    """For a picture from anywhere."""
+    return ConfigError(f"{name} is too large", got=f"{got} bytes", expected=f"at most {max_bytes} bytes")
+
+
+def short(text: str) -> str:
+    """Quoted, and cut where it is long."""
+    return repr(text if len(text) <= 80 else text[:60] + "..." + text[-12:])
+
+
+def is_public(address: str) -> bool:
+    """Whether anybody on the internet may reach it: no loopback, private, link-local, multicast or reserved address."""
+    found = ip_address(address)
+    if isinstance(found, IPv6Address) and (inner := found.ipv4_mapped or found.sixtofour) is not None:
+        return is_public(str(inner))
+    return found.is_global and not found.is_multicast
+
+
+def _body(answer: HTTPResponse, url: str, max_bytes: int, visit: "_Visit") -> bytes:
+    told = answer.headers.get("Content-Length", "")
+    if told.isdigit() and int(told) > max_bytes:
+        raise too_many_bytes(short(url), int(told), max_bytes)
+    pieces, size = list[bytes](), 0
+    while piece := answer.read1(1 << 16):
+        pieces.append(piece)
+        size += len(piece)
+        if size > max_bytes:
+            raise too_many_bytes(short(url), f"more than {max_bytes}", max_bytes)
+        if visit.is_over:  # through a proxy, whose connection is not ours to end
+            raise TimeoutError
+    if visit.is_over:
+        raise TimeoutError
+    if told.isdigit() and size < int(told):
+        raise ConnectionError(f"{size} of {told} bytes")
+    return b"".join(pieces)
+
+
+@final
+class _Visit:
+    """The connections of one fetch."""
+
+    def __init__(self, url: str, timeout_s: float, allow_private: bool):
+        self.url, self.allow_private = url, allow_private
+        self._end = time.monotonic() + timeout_s
+        self._sockets = list[socket.socket]()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its time has passed."""
+        return time.monotonic() >= self._end
+
+    def hang_up(self) -> None:
+        """End every wait: each byte of a slow answer would begin a socket's own timeout anew."""
+        for one in self._sockets:
+            with suppress(OSError):  # of one that is closed already
+                socket.socket.shutdown(one, socket.SHUT_RDWR)  # not SSLSocket's, which takes the reader's state away
+
+    def kept(self, one: socket.socket) -> socket.socket:
+        """Remember it for `hang_up`."""
+        self._sockets.append(one)
+        if self.is_over:
+            raise TimeoutError
+        return one
+
+    def check(self, host: str, addresses: Sequence[str]) -> None:
+        """Raise `ConfigError` where a name leads to what is not public."""
+        private = [] if self.allow_private else [one for one in addresses if not is_public(one)]
+        if private:
+            raise ConfigError(
+                f"{short(self.url)} leads to a private address",
+                got=private[0] if host in private else f"{host} at {private[0]}",
+                expected="a public address, since URLs may be those of strangers",
+                fix="if you trust it, give the chat the picture: open_image(url, ImageLimits(allow_private=True)) "
+                "of paceline.hf.images",
+            )
+
+    def dial(self, host: str, port: int) -> socket.socket:
+        """A connection to an address that was checked."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        self.check(host, [str(entry[4][0]) for entry in found])
+        failed = OSError("the name has no address")
+        for family, kind, protocol, _, address in found:
+            one = self.kept(socket.socket(family, kind, protocol))
+            try:
+                one.settimeout(max(0.01, self._end - time.monotonic()))
+                one.connect(address)
+                return one
+            except OSError as error:
+                failed = error
+                one.close()
+        raise failed
+
+    def is_proxied(self, request: Request) -> bool:
+        """Whether a proxy of this machine's settings stands between, and then check what resolves here."""
+        asked = urlsplit(request.full_url)
+        if request.host == asked.netloc:
+            return False
+        host = asked.hostname or ""
+        try:
+            addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+        except OSError:
+            addresses = []  # the proxy may know it
+        self.check(host, addresses)
+        return True
+
+
+class _HttpOnly(HTTPRedirectHandler):
+    """Follows a redirect to another page, never to a file or another protocol."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        if urlsplit(newurl).scheme.lower() not in ("http", "https"):
+            raise ConfigError(f"{short(req.full_url)} points elsewhere", got=short(newurl), expected="http or https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _Http(HTTPHandler):
+    def __init__(self, visit: _Visit):
+        super().__init__()
+        self.visit = visit
+
+    def http_open(self, req: Request) -> HTTPResponse:
+        """By a connection of ours, save through a proxy."""
+        connects: Any = partial(_Plain, self.visit)
+        return super().http_open(req) if self.visit.is_proxied(req) else self.do_open(connects, req)
+
+
+class _Https(HTTPSHandler):
+    def __init__(self, visit: _Visit):
+        super().__init__()
+        self.visit = visit
+
+    def https_open(self, req: Request) -> HTTPResponse:
+        """By a connection of ours, save through a proxy."""
+        connects: Any = partial(_Secure, self.visit)
+        return super().https_open(req) if self.visit.is_proxied(req) else self.do_open(connects, req)
+
+
+class _Plain(HTTPConnection):
+    def __init__(self, visit: _Visit, host: str, timeout: float):
+        super().__init__(host, timeout=timeout)
+        self.visit = visit
+
+    def connect(self) -> None:
+        """To a checked address."""
+        self.sock = self.visit.dial(self.host, self.port)
+
+
+class _Secure(HTTPSConnection):
+    def __init__(self, visit: _Visit, host: str, timeout: float):
+        self.visit, self.context = visit, ssl.create_default_context()
+        super().__init__(host, timeout=timeout, context=self.context)
+
+    def connect(self) -> None:
+        """To a checked address; the certificate is held against the name."""
+        raw = self.visit.dial(self.host, self.port)
+        wrapped = self.context.wrap_socket(raw, server_hostname=self.host, do_handshake_on_connect=False)
+        self.sock = self.visit.kept(wrapped)
+        wrapped.do_handshake()

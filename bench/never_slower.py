@@ -51,9 +51,9 @@ class Dear(Drafter):
         self.inner.bind(target, verifier)
         self.vocab_size = target.vocab_size
 
-    def outlook(self, seq):
+    def draft_options(self, seq):
         """The draft model's."""
-        return [replace(look, source=self.name) for look in self.inner.outlook(seq)]
+        return [replace(look, source=self.name) for look in self.inner.draft_options(seq)]
 
     def propose(self, seqs, budgets):
         """The draft model's tokens, each moved on by one id."""

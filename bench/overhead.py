@@ -18,7 +18,7 @@ from paceline import LLM, CostModel, Coupled, Fixed, PromptLookup, SamplingParam
 from paceline.core.draft import Draft
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
-from paceline.sampling import target_law
+from paceline.sampling import target_distribution
 
 VOCAB, TOKEN, ROWS, REPEATS = 49_152, 7, 16, 3
 SIZE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -62,7 +62,7 @@ def verification() -> float:
     logits[..., TOKEN] = 100.0
     for _ in range(100 * REPEATS):
         draft, begin = Draft(TokenTree.chain([half + [5] * (ROWS // 2)])), time.perf_counter()
-        verdict = Coupled().verify(draft, target_law(logits, [seq], draft.tree), [0], [2])
+        verdict = Coupled().verify(draft, target_distribution(logits, [seq], draft.tree), [0], [2])
         times.append(1e3 * (time.perf_counter() - begin))
         assert len(verdict.walks[0].path) == ROWS // 2 - 1
     return min(statistics.median(times[i::REPEATS]) for i in range(REPEATS))

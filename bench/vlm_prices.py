@@ -38,17 +38,17 @@ class Spent:
     accepted: int
     emitted: int
     rows: int
-    pending: int
+    uncached_tokens: int
     joined: bool
     seconds: tuple[float, float, float]
 
     @classmethod
-    def of(cls, record: Round, pending: int) -> "Spent":
+    def of(cls, record: Round, uncached_tokens: int) -> "Spent":
         """From the record of a round."""
         seconds = (record.draft_s, record.verify_s, record.rest_s)
         source = record.source if record.num_drafted else ""
         return cls(
-            source, record.num_drafted, record.num_accepted, record.num_emitted, record.num_rows, pending,
+            source, record.num_drafted, record.num_accepted, record.num_emitted, record.num_rows, uncached_tokens,
             record.with_prompt, seconds,
         )  # fmt: skip
 
@@ -79,7 +79,7 @@ class Prices:
     def parts(self, one: Spent) -> tuple[float, float]:
         """Drafting, and the target's turn."""
         base, token, reading = self.draft.get(one.source, (0.0, 0.0, 0.0))
-        read = reading * one.pending if one.pending > RIDING else 0.0
+        read = reading * one.uncached_tokens if one.uncached_tokens > RIDING else 0.0
         turn = self.rest + (one.rows - 1) * self.read if one.joined else self.turn_s(one.rows)
         return (base + token * one.drafted + read if one.drafted else 0.0), turn
 
@@ -110,14 +110,14 @@ def prices_of(rounds: Seq[Spent], vision: Seq[float], read: Seq[float]) -> Price
     for one in rounds:
         if not one.joined:
             turns[one.rows].append(one.seconds[1] + one.seconds[2])
-        if one.drafted and one.pending <= RIDING:
+        if one.drafted and one.uncached_tokens <= RIDING:
             drafts[one.source].setdefault(one.drafted, []).append(one.seconds[0])
     draft = {source: (*_line(by_length), 0.0) for source, by_length in drafts.items()}
     late = defaultdict[str, list[float]](list)
     for one in rounds:
-        if one.drafted and one.pending > RIDING:
+        if one.drafted and one.uncached_tokens > RIDING:
             base, token, _ = draft.get(one.source, (0.0, 0.0, 0.0))
-            late[one.source].append(max(0.0, one.seconds[0] - base - token * one.drafted) / one.pending)
+            late[one.source].append(max(0.0, one.seconds[0] - base - token * one.drafted) / one.uncached_tokens)
     for source, seconds in late.items():
         draft[source] = (*draft.get(source, (0.0, 0.0, 0.0))[:2], statistics.median(seconds))
     turn = {rows: statistics.median(seconds) for rows, seconds in sorted(turns.items())}
@@ -161,8 +161,8 @@ class Watched(DraftPolicy):
         """Those of the policy within; notes what the drafter would have to read."""
         (seq,) = seqs
         wishes = self.inner.budgets(seqs)
-        looks = self._drafter.outlook(seq) if self._reads and wishes[0].depth else ()
-        self._pending = looks[wishes[0].arm].pending if looks else 0
+        looks = self._drafter.draft_options(seq) if self._reads and wishes[0].depth else ()
+        self._pending = looks[wishes[0].drafter_index].uncached_tokens if looks else 0
         return wishes
 
     def observe(self, seq: Sequence, record: Round) -> None:

@@ -18,7 +18,6 @@ from transformers.processing_utils import ProcessorMixin
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
 from .core.request import SamplingParams, Sequence, params_of
-from .core.schema import checked_call
 from .core.vision import VisionPrompt
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Plain
@@ -30,6 +29,7 @@ from .quant import QuantReport, Weights, check_weights
 from .runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
 from .runner.hf_pictures import pixel_bytes
 from .sampling import Detokenizer
+from .schema import checked_call
 from .tuned import check_profile, dtype_label, load_tuned
 from .verify import Coupled
 from .zoo import resolve

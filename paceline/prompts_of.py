@@ -6,12 +6,12 @@ from typing import Any, TypeAlias, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from .core.schema import brief, scalar
 from .core.vision import VisionPrompt
 from .errors import ConfigError
 from .hf.chats import has_images, split_chat, text_chat
 from .runner import LoadedModel, ModelRunner
 from .runner.hf_pictures import read_chat, render, text_prompt, writable
+from .schema import brief, scalar
 
 Chat: TypeAlias = Seq[Mapping[str, object]]
 """Messages with "role" and "content": a text, or a list of parts, each a text or an image."""

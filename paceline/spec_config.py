@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field
 
-from .core.schema import Many, brief, checked, validate
 from .errors import ConfigError, LossyNotAllowed
+from .schema import Many, brief, checked, validate
 from .spec_words import (
     ANY_METHOD,
     EAGLE,

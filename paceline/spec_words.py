@@ -7,8 +7,8 @@ count the root, so theirs is one more); top_k is the most children of a node (EA
 
 from typing import cast
 
-from .core.schema import meant
 from .errors import ConfigError
+from .schema import meant
 from .system.files import parse_json
 
 ANY_METHOD = ("method", "policy", "num_speculative_tokens", "rejection_sample_method")

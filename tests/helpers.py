@@ -101,7 +101,7 @@ def run(
 
 def reading_apart(on: ModelRunner) -> ModelRunner:
     """The runner, reading prompts before the first round: for tests that look at drafts from that round on."""
-    on.joins = False
+    on.can_fuse_prefill = False
     return on
 
 

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..core.request import SamplingParams
-from ..core.schema import Many, checked, validate
 from ..errors import ConfigError, IncompatibleModels
+from ..schema import Many, checked, validate
 from ..system.files import is_kind, read_json, to_json, write_text
 from .bound import Point, check_promise, last_that_holds, prompts_needed, upper_bound
 from .confidence import Signal

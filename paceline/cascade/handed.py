@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar, final
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Outlook, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy, Target, Verifier
 from ..core.outputs import Round, TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
@@ -53,18 +53,18 @@ class Handed(Drafter):
 
     def _draftable(self, answer: tuple[int, ...]) -> tuple[int, ...]:
         """The answer before the first token that the target does not have, or that stands for a picture."""
-        most, barred = self._vocab_size, self._undraftable
-        end = next((i for i, token in enumerate(answer) if token >= most or token in barred), len(answer))
+        most, banned = self._vocab_size, self._banned_token_ids
+        end = next((i for i, token in enumerate(answer) if token >= most or token in banned), len(answer))
         return answer[:end]
 
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Bind the drafter that goes on."""
-        self._vocab_size, self._undraftable = target.vocab_size, target.undraftable
+        self._vocab_size, self._banned_token_ids = target.vocab_size, target.banned_token_ids
         self.then.bind(target, verifier)
 
-    def drafts_unread(self, arm: int | None = None) -> bool:
+    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
         """An answer is there before the target has read anything."""
-        return arm in (None, ARM) or self.then.drafts_unread(arm)
+        return drafter_index in (None, ARM) or self.then.drafts_during_prefill(drafter_index)
 
     @property
     def branches(self) -> int:
@@ -81,9 +81,9 @@ class Handed(Drafter):
         """Whether the drafter that goes on does."""
         return self.then.reads_states
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """That of the drafter that goes on: a policy need not weigh what is already written."""
-        return self.then.outlook(seq)
+        return self.then.draft_options(seq)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Those of the drafter that goes on."""

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from ..core.schema import validate
 from ..errors import ConfigError
+from ..schema import validate
 from ..system.files import parse_json
 from .answers import print_answers, stream_answer
 from .engine import (

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import typer
 
-from ..core.schema import brief
 from ..errors import ConfigError
+from ..schema import brief
 from ..system.files import read_stdin, read_text
 
 MAX_PROMPT_BYTES = 1 << 26

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from ..errors import ConfigError
 from .draft import Draft
-from .outputs import Round, TargetLaw, TargetOutput, VerifyOutput
+from .outputs import Round, TargetDistribution, TargetOutput, VerifyOutput
 from .request import Sequence
 
 
@@ -16,33 +16,35 @@ from .request import Sequence
 class DraftBudget:
     """The most a drafter may propose: `depth` tokens in a row, `nodes` candidates in all (root not counted).
 
-    arm: which of a combined drafter's members drafts. goes_on: asked after each drafted token with the drafter's own
-    probabilities so far; False ends the draft, with that token kept. (Dropping it would make the stop depend on a
-    token that is then missing from its law: keep-then-stop is safe under every rule.) least: a node that stands with
-    less than this probability, by the drafter's confidences along its path, costs more than it brings; for trees.
+    drafter_index: which member of a combined drafter drafts.
+    should_continue: called after each drafted token with the drafter's own probabilities so far. False ends the draft
+        with that token kept: dropping it would make the stop depend on a token that the draft no longer shows.
+    min_prob: for trees. Nodes whose path has a smaller probability, by the drafter's confidences, are not drafted.
     """
 
     depth: int
     nodes: int
-    arm: int = 0
-    goes_on: Callable[[Seq[float]], bool] | None = None
-    least: float = 0.0
+    drafter_index: int = 0
+    should_continue: Callable[[Seq[float]], bool] | None = None
+    min_prob: float = 0.0
 
 
 @dataclass(frozen=True)
-class Outlook:
-    """What a drafter could do for a sequence now, before it is asked to.
+class DraftOptions:
+    """What a drafter could do for a sequence in this round; the policy reads it before it sets the budget.
 
-    hint: its class of the situation, by which acceptance is learnt (lookup: length of the match); negative: it has
-    nothing to propose. pending: tokens it must read first. branches: the most children it gives a node; 1: a chain.
-    masks: the most mask tokens it hangs below the root and below each candidate, rows of the target's pass all of them.
-    ready: tokens in a row that it can draft now; of a drafter with masks those that last round's masks foresee, and
-    at 0 it hangs masks in this round and drafts in the next.
+    source: the name under which acceptance is recorded.
+    hint: the situation, by which acceptance is estimated (for lookup the length of the match). Negative: no draft.
+    uncached_tokens: tokens of the text that the drafter must read before it can draft.
+    branches: the most children of a node; 1 for a chain.
+    masks: the most mask tokens below the root and below each candidate. Each of them is a row of the target's pass.
+    ready: how many tokens in a row it can draft now. A drafter with masks drafts what last round's masks predicted;
+        at 0 it adds masks in this round and drafts in the next.
     """
 
     source: str
     hint: int = 0
-    pending: int = 0
+    uncached_tokens: int = 0
     branches: int = 1
     masks: int = 0
     ready: int = 1 << 30
@@ -60,7 +62,7 @@ class Target(Protocol):
         ...
 
     @property
-    def undraftable(self) -> frozenset[int]:
+    def banned_token_ids(self) -> frozenset[int]:
         """Tokens that stand for pictures: no draft may hold one."""
         ...
 
@@ -93,16 +95,16 @@ class Drafter(ABC):
         """Whether it reads the target's hidden states; only then are they kept while it drafts."""
         return False
 
-    def drafts_unread(self, arm: int | None = None) -> bool:
+    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
         """Whether it can draft before the target has read the prompt's end: it reads no states, and not its cache.
 
-        arm: which member of a combined drafter is meant; None: whether any of them can.
+        drafter_index: which member of a combined drafter is meant; None: whether any of them can.
         """
         return False
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """What could be drafted now: one entry, or one for each member of a combined drafter."""
-        return (Outlook(self.name),)
+        return (DraftOptions(self.name),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Measured now, by source: seconds per drafted token and per pending token; empty where nothing is known."""
@@ -137,7 +139,7 @@ class Verifier(ABC):
     exact: ClassVar[bool]  # the output is token-identical to plain decoding with the same seed
 
     @abstractmethod
-    def verify(self, draft: Draft, law: TargetLaw, seeds: Seq[int], positions: Seq[int]) -> VerifyOutput:
+    def verify(self, draft: Draft, law: TargetDistribution, seeds: Seq[int], positions: Seq[int]) -> VerifyOutput:
         """Walk each tree from its root. One 64-bit seed for each row, signed.
 
         positions: for each row the absolute position of the token after the root.

@@ -21,7 +21,7 @@ class TargetOutput:
 
 
 @dataclass(frozen=True)
-class TargetLaw:
+class TargetDistribution:
     """p, the law of the token after each node, once every processor has been applied on that node's path.
 
     Verifiers read it with `at`, node by node as they walk down the tree: a processor is never asked about a node that

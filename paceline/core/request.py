@@ -10,8 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..schema import Integer, Many, Number, brief, check_text, checked, meant, scalar
 from .outputs import Origin, Round
-from .schema import Integer, Many, Number, brief, check_text, checked, meant, scalar
 from .vision import VisionPrompt
 
 MAX_ANSWERS = 4096

@@ -10,7 +10,7 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import LoadedModel
 from ..runner.whole_text import look, whole_text
-from ..sampling import target_law
+from ..sampling import target_distribution
 from ..verify import choose
 
 
@@ -20,7 +20,7 @@ def autoregressive(loaded: LoadedModel, seq: Sequence) -> Sequence:
     features = look(loaded, seq.vision)
     while not seq.is_finished:
         logits = whole_text(loaded, seq.token_ids, vision=seq.vision, features=features)[None]
-        law = target_law(logits, [seq], TokenTree.chain([[seq.token_ids[-1]]], loaded.device))
+        law = target_distribution(logits, [seq], TokenTree.chain([[seq.token_ids[-1]]], loaded.device))
         seeds = torch.tensor([seq.seed], device=loaded.device)
         token = choose(law, seeds, torch.tensor([[len(seq.token_ids)]], device=loaded.device))
         seq.append(int(token[0, 0]), Origin.PLAIN, "")

@@ -38,13 +38,13 @@ def check_draft(
     budgets: Seq[DraftBudget],
     vocab_size: int,
     num_masks: int = 0,
-    undraftable: Collection[int] = (),
+    banned_token_ids: Collection[int] = (),
     drafter: Drafter | None = None,
 ) -> None:
     """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law.
 
     num_masks: mask tokens that the target takes; mask j is a probe with token `vocab_size + j`, see `_check_mask`.
-    undraftable: tokens that stand for pictures.
+    banned_token_ids: tokens that stand for pictures.
     """
     _check_fields(draft, len(seqs), vocab_size, drafter)
     tree = draft.tree
@@ -77,7 +77,7 @@ def check_draft(
                 )
             if probes[row][node]:
                 continue
-            if ids[row][node] in undraftable:
+            if ids[row][node] in banned_token_ids:
                 raise DraftError(
                     f"{draft.source_of(row)} drafted a token that stands for a picture",
                     got=ids[row][node],

@@ -2,7 +2,7 @@
 
     prompt's last chunk + root                 plain decoding, and drafters that need what the target's pass leaves
     prompt's last chunk + root + candidates    drafters that need nothing of it: a short answer may cost this pass alone
-    prompt's last chunk, then root + ...       2 passes: where one has not the bits of two (`ModelRunner.joins`)
+    prompt's last chunk, then root + ...       2 passes: where one pass has other bits (`can_fuse_prefill`)
 
 The rest of a batch is verified together, as ever; rows that read are verified one by one.
 """

@@ -12,10 +12,10 @@ import torch
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
-from ..core.outputs import Origin, TargetLaw, TargetOutput, Timings, VerifyOutput
+from ..core.outputs import Origin, TargetDistribution, TargetOutput, Timings, VerifyOutput
 from ..core.request import Sequence
 from ..runner import ModelRunner
-from ..sampling import target_law, token_logprob
+from ..sampling import target_distribution, token_logprob
 from . import first_pass
 from .contract import check_draft, naming
 from .record import records_of
@@ -28,7 +28,7 @@ class SpeculativeDecoder:
         self.runner, self.drafter, self.verifier, self.policy = runner, drafter, verifier, policy
         self.timings = Timings()
         # These never change, and asking the model for them is slow.
-        self._device, self._known = runner.loaded.device, (runner.vocab_size, runner.undraftable)
+        self._device, self._known = runner.loaded.device, (runner.vocab_size, runner.banned_token_ids)
         with runner.lock:
             bind_once(drafter, runner, verifier)
             policy.bind(drafter, runner.pass_seconds)
@@ -43,7 +43,7 @@ class SpeculativeDecoder:
         self.runner.states.kept = self.drafter.reads_states
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self._forget(seq.slot)  # what an interrupted release may have left behind
-        seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, self.runner.joins)
+        seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill)
         seq.is_unread = self.runner.cache.lengths[seq.slot] < len(seq.token_ids) - 1
         self.timings.vision += seeing
         self.timings.prefill += time.perf_counter() - begin - seeing
@@ -72,8 +72,8 @@ class SpeculativeDecoder:
             draft = self.drafter.propose(seqs, budgets)
         t1 = time.perf_counter()
         draft_s = t1 - t0
-        vocab_size, undraftable = self._known
-        check_draft(draft, seqs, budgets, vocab_size, self.runner.num_masks, undraftable, self.drafter)
+        vocab_size, banned_token_ids = self._known
+        check_draft(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
         tree = draft.tree.to(self._device)
         # one target pass over candidates and probes, and over the end of a prompt that is still unread
         out, with_prompt, reading = first_pass.forward(self.runner, seqs, tree)
@@ -81,7 +81,7 @@ class SpeculativeDecoder:
         verify_s = t2 - t1 - reading
         judged = draft.trimmed()  # masks and padding at the end have no law that anybody needs
         logits = out.logits if judged is draft else out.logits[:, : judged.tree.num_nodes]
-        law = target_law(logits, seqs, judged.tree)
+        law = target_distribution(logits, seqs, judged.tree)
         positions = [len(seq.token_ids) for seq in seqs]
         verdict = self.verifier.verify(judged, law, [seq.seed for seq in seqs], positions)
         paths = [walk.path for walk in verdict.walks]
@@ -110,7 +110,7 @@ class SpeculativeDecoder:
         if wish.depth == wish.nodes == 0:
             return wish
         room = self.runner.room(seq.slot) - len(first_pass.unread(self.runner, seq))
-        waits = seq.is_unread and not self.drafter.drafts_unread(wish.arm)
+        waits = seq.is_unread and not self.drafter.drafts_during_prefill(wish.drafter_index)
         depth = 0 if waits else max(0, min(wish.depth, wish.nodes, seq.remaining - 1, room))
         return wish if depth == wish.depth > 0 else replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 
@@ -119,7 +119,7 @@ class SpeculativeDecoder:
         seqs: Seq[Sequence],
         draft: Draft,
         out: TargetOutput,
-        law: TargetLaw,
+        law: TargetDistribution,
         verdict: VerifyOutput,
     ) -> list[int]:
         """Hand each sequence its accepted tokens and the target's own, cut where it ends; returns how many it took.

@@ -19,26 +19,26 @@ def draft_chains(
     sampler: DraftSampler,
     seqs: Seq[Sequence],
     budgets: Seq[DraftBudget],
-    pending: Seq[Seq[int]],
+    uncached_tokens: Seq[Seq[int]],
     vocab_size: int,
     source: str,
 ) -> Draft:
     """Draft up to `budgets[b].depth` tokens for each row, leaving the runner's cache filled behind them.
 
-    pending: tokens of each row that the runner has not cached yet; the last is the root. All but the last drafted
-    token are cached at the end, so a fully accepted draft leaves two tokens pending.
+    uncached_tokens: tokens of each row that the runner has not cached yet; the last is the root. All drafted tokens but
+    the last are cached at the end, so a fully accepted draft leaves two uncached tokens.
 
-    Where a budget has `goes_on` the draft's confidences are noted, and a row ends with the token that stops it. It also
-    ends with a token that would end the answer.
+    Where a budget has `should_continue` the draft's confidences are noted, and a row ends with the token that stops
+    it. It also ends with a token that would end the answer.
 
         pending r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
     """
     drafted: list[list[int]] = [[] for _ in seqs]
     laws: list[list[Tensor]] = [[] for _ in seqs]
     sure: list[list[float]] = [[] for _ in seqs]
-    weighs = any(budget.goes_on is not None for budget in budgets)
-    active = [b for b, budget in enumerate(budgets) if budget.depth > 0 and pending[b]]
-    feed = [list(p) for p in pending]
+    weighs = any(budget.should_continue is not None for budget in budgets)
+    active = [b for b, budget in enumerate(budgets) if budget.depth > 0 and uncached_tokens[b]]
+    feed = [list(p) for p in uncached_tokens]
     while active:
         slots = [seqs[b].slot for b in active]
         tree = TokenTree.chain([feed[b] for b in active], runner.loaded.device)
@@ -71,7 +71,7 @@ def draft_chains(
 def _goes_on(seq: Sequence, drafted: list[int], budget: DraftBudget, sure: list[float]) -> bool:
     if len(drafted) >= budget.depth or seq.would_end(drafted[-1], len(drafted)):
         return False
-    return budget.goes_on is None or budget.goes_on(sure)
+    return budget.should_continue is None or budget.should_continue(sure)
 
 
 def _padded(sure: list[list[float]], num_nodes: int) -> Tensor:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier, bind_once
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier, bind_once
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..core.tree import TokenTree
 from ..errors import ConfigError, DraftError
 from ..runner import ModelRunner
+from ..schema import checked_call
 
 _Part = tuple[Draft, int]
 """A member's draft and the row of it that is meant."""
@@ -50,7 +50,8 @@ class Choose(Drafter):
         count = Counter(member.name for member in members)
         # What is learnt of a drafter is filed by its name, so that no two may share one.
         self.labels = tuple(
-            member.name if count[member.name] == 1 else f"{member.name}-{arm}" for arm, member in enumerate(members)
+            member.name if count[member.name] == 1 else f"{member.name}-{drafter_index}"
+            for drafter_index, member in enumerate(members)
         )
 
     def bind(self, target: Target, verifier: Verifier) -> None:
@@ -74,15 +75,15 @@ class Choose(Drafter):
         """Whether some member does."""
         return any(member.reads_states for member in self.members)
 
-    def drafts_unread(self, arm: int | None = None) -> bool:
+    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
         """Whether that member can."""
-        members = self.members if arm is None else [self.members[arm]]
-        return any(member.drafts_unread() for member in members)
+        members = self.members if drafter_index is None else [self.members[drafter_index]]
+        return any(member.drafts_during_prefill() for member in members)
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """One entry a member."""
         return [
-            replace(member.outlook(seq)[0], source=label)
+            replace(member.draft_options(seq)[0], source=label)
             for member, label in zip(self.members, self.labels, strict=True)
         ]
 
@@ -96,8 +97,10 @@ class Choose(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Each row by the member its budget names; rows of depth 0 stay empty. Raises `DraftError`, see `_merged`."""
         parts: list[_Part | None] = [None] * len(seqs)
-        for arm, (member, label) in enumerate(zip(self.members, self.labels, strict=True)):
-            rows = [row for row, budget in enumerate(budgets) if budget.arm == arm and budget.depth > 0]
+        for drafter_index, (member, label) in enumerate(zip(self.members, self.labels, strict=True)):
+            rows = [
+                row for row, budget in enumerate(budgets) if budget.drafter_index == drafter_index and budget.depth > 0
+            ]
             if rows:
                 made = member.propose([seqs[row] for row in rows], [budgets[row] for row in rows])
                 made = replace(made, source=label, sources=None)

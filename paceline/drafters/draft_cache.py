@@ -44,7 +44,7 @@ class DraftCache:
             more = max(2 * self.capacity, -(-columns // BLOCK) * BLOCK) - self.capacity
             self.keys, self.values = (_wider(held, more) for held in (self.keys, self.values))
 
-    def digest(self, slot: int, keys: Tensor, values: Tensor) -> None:
+    def extend_cache(self, slot: int, keys: Tensor, values: Tensor) -> None:
         """Put [P, H, d] behind what the slot has digested."""
         begin, count = self.lengths[slot], len(keys)
         self.ensure(begin + count)

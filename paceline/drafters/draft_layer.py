@@ -21,7 +21,7 @@ from ..modules.decoder import Attention, Mlp
 from ..modules.heads import Output
 from ..modules.rotary import rotation
 from ..quant import PackedLinear, pack_linears
-from .likeliest import Best
+from .top_tokens import Best
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,14 +12,14 @@ from typing import ClassVar, final
 import torch
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..errors import IncompatibleModels
 from ..quant import Weights
 from ..runner import LoadedModel, ModelRunner, load_model, with_weights
 from ..sampling import DraftSampler
+from ..schema import checked_call
 from ..zoo import resolve
 from .chain import draft_chains
 from .draft_sight import Reading, Sight, sight_of
@@ -71,7 +71,7 @@ class DraftModel(Drafter):
         self._sight = sight_of(self._vision, target, loaded)
         loaded = self._sight.loaded
         self._runner = ModelRunner(loaded, target.cache.num_slots, min(target.max_length, loaded.context))
-        self._sampler = DraftSampler(verifier.exact, target.undraftable | self._runner.undraftable)
+        self._sampler = DraftSampler(verifier.exact, target.banned_token_ids | self._runner.banned_token_ids)
         self._vocab_size = target.vocab_size
         self._readings.clear()
 
@@ -85,32 +85,32 @@ class DraftModel(Drafter):
         """A pass of the draft over one token, and its reading."""
         return {self.name: (self.runner.pass_seconds(1), self.runner.read_seconds())}
 
-    def drafts_unread(self, arm: int | None = None) -> bool:
+    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
         """It has a cache of its own."""
         return True
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Pending are the tokens before the last one that the draft has not read; -1 once its context is full."""
         length = len(seq.token_ids)
         if seq.slot in self._readings or length >= self.runner.max_length:  # pictures are not opened to tell a length
             length = len(self._text(seq))
         if self.runner.max_length <= length:
-            return (Outlook(self.name, hint=-1),)
-        return (Outlook(self.name, pending=length - 1 - self.runner.cache.lengths[seq.slot]),)
+            return (DraftOptions(self.name, hint=-1),)
+        return (DraftOptions(self.name, uncached_tokens=length - 1 - self.runner.cache.lengths[seq.slot]),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Catch up with what was emitted, then draft; rows that outgrew the draft's own context propose nothing."""
-        runner, pending, limits = self.runner, [], []
+        runner, uncached_tokens, limits = self.runner, [], []
         for seq, budget in zip(seqs, budgets, strict=True):
             text = self._text(seq)
             room = runner.max_length - len(text)
             limits.append(replace(budget, depth=max(0, min(budget.depth, room))))
             if limits[-1].depth == 0:
-                pending.append([])
+                uncached_tokens.append([])
                 continue
             self._read(seq.slot, text)
-            pending.append(text[runner.cache.lengths[seq.slot] :])
-        return draft_chains(runner, self._sampler, seqs, limits, pending, self._vocab_size, self.name)
+            uncached_tokens.append(text[runner.cache.lengths[seq.slot] :])
+        return draft_chains(runner, self._sampler, seqs, limits, uncached_tokens, self._vocab_size, self.name)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
         """Forget rejected tokens: what stays cached is a prefix of the text, its last token never included."""

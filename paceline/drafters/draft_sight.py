@@ -21,7 +21,7 @@ from ..runner import LoadedModel, ModelRunner
 from ..runner.bounded import Bounded
 from ..runner.hf_pictures import read_chat, text_prompt, with_positions
 from ..runner.hf_vision import Features, Vision
-from ..runner.lent_tower import lend
+from ..runner.shared_tower import lend
 
 Sight: TypeAlias = Literal["own", "shared", "none"]
 _Own: TypeAlias = tuple[list[int], PromptImage]
@@ -67,7 +67,7 @@ class Blind(DraftSight):
     def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
         """The text between the pictures."""
         *before, last = seq.prompt_ids
-        kept = [token for token in before if token not in self.target.undraftable]
+        kept = [token for token in before if token not in self.target.banned_token_ids]
         return self.text_alone([*kept, last], len(seq.prompt_ids))
 
 

@@ -16,7 +16,7 @@ Confidence. The target emits argmax(log p + T g) with T its temperature and g th
 verifier shares with its drafters. Let log p differ from the head's logits by noise of its own, Gumbel of scale 1: then
 a token is the target's with probability softmax(logits + T g), at T = 0 the head's plain law. Children are the
 likeliest by this law, and it scores paths. Where no noise is shared it is softmax(logits / max(T, 1)): a colder target
-is more certain of its token, but the head does not know better which one that is (see `likeliest`).
+is more certain of its token, but the head does not know better which one that is (see `top_tokens`).
 """
 
 import time
@@ -30,19 +30,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import load_head
 from ..modules import EagleHead
 from ..runner import LoadedModel, ModelRunner
-from ..sampling.undraftable import columns_of
+from ..sampling.banned import columns_of
+from ..schema import checked_call
 from .draft_layer import DraftLayer, Level
 from .eagle_native import NativeEagle
 from .eagle_pass import EaglePass
-from .likeliest import Best, likeliest
-from .trees import MC_SIM_7B_63, Dynamic, Growing, Static, cut, stacked
+from .top_tokens import Best, top_tokens
+from .trees import MC_SIM_7B_63, Dynamic, Static, TreeBuilder, cut, stacked
 
 Shape = Literal["dynamic", "static", "chain"]
 _BESIDES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
@@ -84,7 +84,7 @@ class Eagle(Drafter):
         kind = NativeEagle if DraftLayer.fits(embeddings) else EaglePass
         self._pass = kind(head, embeddings, rows, target.cache.num_slots)
         self._target, self._shares_noise = target, verifier.exact
-        self._barred = columns_of(target.undraftable, self._pass.draft_ids)
+        self._barred = columns_of(target.banned_token_ids, self._pass.draft_ids)
         self.source = "eagle3" if head.config.version == 3 else "eagle"
         target.states.watch(head.config.states)
 
@@ -104,11 +104,11 @@ class Eagle(Drafter):
         """Those that the head was trained on."""
         return True
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Pending are pairs beyond those of any round; -1 for a text of one token, which has no pair."""
         pairs = len(seq.token_ids) - 1
-        pending = max(0, pairs - self.layer.cache.lengths[seq.slot] - _FEW)
-        return (Outlook(self.source, 0 if pairs else -1, pending, self.top_k),)
+        uncached_tokens = max(0, pairs - self.layer.cache.lengths[seq.slot] - _FEW)
+        return (DraftOptions(self.source, 0 if pairs else -1, uncached_tokens, self.top_k),)
 
     @torch.inference_mode()
     def seconds(self) -> Mapping[str, tuple[float, float]]:
@@ -120,7 +120,7 @@ class Eagle(Drafter):
         token, reading = list[float](), list[float]()
         for _ in range(4):  # the first warms up
             begin = time.perf_counter()
-            level = layer.digest([0], [[0] * 64], [states])
+            level = layer.extend_cache([0], [[0] * 64], [states])
             level.hidden[0, 0, 0].item()  # reading waits for the device
             middle = time.perf_counter()
             self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)
@@ -146,14 +146,14 @@ class Eagle(Drafter):
             for slot in slots:
                 self._pass.cache.release(slot)
 
-    def _growing(self, seq: Sequence, budget: DraftBudget) -> Growing:
+    def _growing(self, seq: Sequence, budget: DraftBudget) -> TreeBuilder:
         depth = min(budget.depth, budget.nodes) if len(seq.token_ids) > 1 else 0
         if self.tree == "static":
-            return Static(depth, cut(MC_SIM_7B_63, depth, budget.nodes), budget.least)
-        return Dynamic(depth, budget.nodes, self.top_k, budget.least)
+            return Static(depth, cut(MC_SIM_7B_63, depth, budget.nodes), budget.min_prob)
+        return Dynamic(depth, budget.nodes, self.top_k, budget.min_prob)
 
     @torch.inference_mode()
-    def _grow(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], growing: Seq[Growing]) -> None:
+    def _grow(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], growing: Seq[TreeBuilder]) -> None:
         layer, device = self.layer, self._target.loaded.device
         most = min(self.top_k, max(budget.nodes for budget in budgets))
         level = self._catch_up(seqs, most)
@@ -163,7 +163,11 @@ class Eagle(Drafter):
             for row, (tree, budget) in enumerate(zip(growing, budgets, strict=True)):
                 if tree.frontier:
                     tree.add(tokens[row], logps[row])
-                    if tree.frontier and budget.goes_on is not None and not budget.goes_on(tree.best_path()):
+                    if (
+                        tree.frontier
+                        and budget.should_continue is not None
+                        and not budget.should_continue(tree.best_path())
+                    ):
                         tree.frontier = []
             width = max(len(tree.frontier) for tree in growing)
             if width == 0:
@@ -185,7 +189,7 @@ class Eagle(Drafter):
             layer.cache.lengths[seq.slot] = begin
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.states.read(seq.slot, begin, last + 1, layer.config.states))
-        return layer.digest([seq.slot for seq in seqs], tokens, states, most)
+        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most)
 
     def _children(
         self, level: Level, seqs: Seq[Sequence], offset: int, most: int
@@ -195,7 +199,7 @@ class Eagle(Drafter):
         rows = [seq for seq in seqs for _ in range(width)]
         flat, ids, shares = level.logits.flatten(0, 1), self.layer.draft_ids, self._shares_noise
         found = None if level.best is None else Best(*(part.flatten(0, 1) for part in level.best))
-        tokens, logps = likeliest(flat, ids, rows, offset, most, shares, self._barred, found)
+        tokens, logps = top_tokens(flat, ids, rows, offset, most, shares, self._barred, found)
         begins = range(0, len(tokens), width)
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
 

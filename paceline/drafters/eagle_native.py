@@ -11,7 +11,7 @@ from ..modules.eagle import EagleHead
 from ..quant import PackedLinear
 from .draft_cache import DraftCache
 from .draft_layer import DraftLayer, Level, Norms, linear_of, native_form
-from .likeliest import Best
+from .top_tokens import Best
 
 CHUNK = 512
 """Pairs digested at once."""
@@ -42,7 +42,7 @@ class NativeEagle:
         heads, d = config.num_key_value_heads, config.head_dim
         self.cache = DraftCache(num_slots, heads, d, dtype, embeddings.device)
 
-    def digest(
+    def extend_cache(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], states: Sequence[Tensor], most: int = 0
     ) -> Level:
         """Read the pairs that each slot has not digested yet, at least one; the level of the last ones, [B, 1, ...].

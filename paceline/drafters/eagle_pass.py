@@ -49,7 +49,7 @@ class EaglePass:
         self.cache = DraftCache(num_slots, config.num_key_value_heads, config.head_dim, dtype, device)
         self._cos = self._sin = torch.empty(0, device=device)
 
-    def digest(
+    def extend_cache(
         self, slots: Sequence[int], tokens: Sequence[Sequence[int]], states: Sequence[Tensor], most: int = 0
     ) -> Level:
         """Read the pairs that each slot has not digested yet, at least one; the level of the last ones, [B, 1, ...].
@@ -128,7 +128,7 @@ class EaglePass:
         self._rotations(max(places) + 1)
         key, value = self._keys_values(x, ids[1])
         for slot, k, v in zip(slots, key.split(counts), value.split(counts), strict=True):
-            self.cache.digest(slot, k, v)
+            self.cache.extend_cache(slot, k, v)
         return x, residual, torch.tensor(counts, device=device).cumsum(0) - 1
 
     # The layer, piece by piece

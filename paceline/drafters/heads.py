@@ -23,16 +23,16 @@ import torch
 from pydantic import Field
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..modules import BlockwiseHead, MedusaHead
 from ..modules.heads import ParallelHeads
 from ..runner import ModelRunner
-from ..sampling.undraftable import columns_of
+from ..sampling.banned import columns_of
+from ..schema import checked_call
 from .fitting import fitted, row_dtype
-from .likeliest import likeliest
-from .trees import Grown, best_of_marginals, stacked
+from .top_tokens import top_tokens
+from .trees import DraftTree, best_of_marginals, stacked
 
 
 class HeadsDrafter(Drafter, ABC):
@@ -52,7 +52,7 @@ class HeadsDrafter(Drafter, ABC):
         """Fit the heads to the target and have it keep its last states."""
         assert isinstance(target, ModelRunner)
         self._heads, self._runner, self._coupled = fitted(self._given, self.kind, target), target, verifier.exact
-        self._barred = columns_of(target.undraftable, self._heads.draft_ids)
+        self._barred = columns_of(target.banned_token_ids, self._heads.draft_ids)
         self._dtype = row_dtype(target)
         target.states.watch([target.loaded.num_layers])
 
@@ -72,9 +72,9 @@ class HeadsDrafter(Drafter, ABC):
         """The last ones."""
         return True
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Nothing is ever pending; -1 where the target has no state yet."""
-        return (Outlook(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k),)
+        return (DraftOptions(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """All heads once, shared among their tokens; there is nothing to read."""
@@ -96,7 +96,7 @@ class HeadsDrafter(Drafter, ABC):
             min(budget.depth, budget.nodes, heads.num_heads) if seq.num_cached else 0
             for seq, budget in zip(seqs, budgets, strict=True)
         ]
-        grown = [Grown([], [], []) for _ in seqs]
+        grown = [DraftTree([], [], []) for _ in seqs]
         rows = [row for row, depth in enumerate(depths) if depth > 0]
         if rows:
             for row, made in zip(rows, self._laws([seqs[r] for r in rows], max(depths)), strict=True):
@@ -113,7 +113,7 @@ class HeadsDrafter(Drafter, ABC):
         found: list[tuple[list[list[int]], list[list[float]]]] = [([], []) for _ in seqs]
         for step in range(depth):
             ids = heads.draft_ids
-            best = likeliest(logits[:, step], ids, seqs, step, self.top_k, self._coupled, self._barred)
+            best = top_tokens(logits[:, step], ids, seqs, step, self.top_k, self._coupled, self._barred)
             for (tokens, logps), row_tokens, row_logps in zip(found, *best, strict=True):
                 tokens.append(row_tokens)
                 logps.append(row_logps)

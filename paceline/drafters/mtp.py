@@ -27,17 +27,17 @@ import torch
 from torch import Tensor, nn
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..modules import MtpHead
 from ..quant import PackedLinear
 from ..runner import ModelRunner, SlotCache
-from ..sampling.undraftable import columns_of
+from ..sampling.banned import columns_of
+from ..schema import checked_call
 from .draft_layer import DraftLayer, Norms
 from .fitting import fitted, row_dtype
-from .likeliest import likeliest
-from .trees import Grown, stacked
+from .top_tokens import top_tokens
+from .trees import DraftTree, stacked
 
 _CHUNK = 256
 """Rows read at once."""
@@ -59,13 +59,13 @@ class _Chain:
     def take(self, token: int, probability: float) -> None:
         """Keep the token, unless it stands too seldom, and ask whether to go on."""
         stands = math.prod(self.sure) * probability
-        if not (stands > 0 and stands >= self.budget.least):  # NaN included
+        if not (stands > 0 and stands >= self.budget.min_prob):  # NaN included
             self.is_open = False
             return
         self.tokens.append(token)
         self.sure.append(probability)
-        goes_on = self.budget.goes_on
-        self.is_open = len(self.tokens) < self.limit and (goes_on is None or goes_on(self.sure))
+        should_continue = self.budget.should_continue
+        self.is_open = len(self.tokens) < self.limit and (should_continue is None or should_continue(self.sure))
 
 
 @final
@@ -86,7 +86,7 @@ class Mtp(Drafter):
         """Fit the modules to the target, have it keep its last states, and make room for keys and values."""
         assert isinstance(target, ModelRunner)
         self._head, self._runner, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
-        self._barred = columns_of(target.undraftable, self._head.draft_ids)
+        self._barred = columns_of(target.banned_token_ids, self._head.draft_ids)
         self._cache, self._dtype = SlotCache(target.cache.num_slots, target.max_length), row_dtype(target)
         self._native = _native_layers(self._head) if isinstance(self._head.output, PackedLinear) else None
         target.states.watch([target.loaded.num_layers])
@@ -102,10 +102,10 @@ class Mtp(Drafter):
         """The last ones."""
         return True
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Pending are the rows before those of an ordinary step; -1 where the target has no state yet."""
         known, count = self._cache.lengths[seq.slot], self.head.config.num_modules
-        return (Outlook(self.name, 0 if seq.num_cached else -1, max(0, seq.num_cached - known - count)),)
+        return (DraftOptions(self.name, 0 if seq.num_cached else -1, max(0, seq.num_cached - known - count)),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A step of one row with its logits; and a row of all modules among many that are read together."""
@@ -137,7 +137,7 @@ class Mtp(Drafter):
             min(budget.depth, budget.nodes) if seq.num_cached else 0 for seq, budget in zip(seqs, budgets, strict=True)
         ]
         rows = [row for row, limit in enumerate(limits) if limit > 0]
-        made = [Grown([], [], []) for _ in seqs]
+        made = [DraftTree([], [], []) for _ in seqs]
         if rows:
             chosen = [seqs[row] for row in rows]
             for seq in chosen:
@@ -145,7 +145,7 @@ class Mtp(Drafter):
             chains = [_Chain(budgets[row], limits[row]) for row in rows]
             self._draft(chosen, chains)
             for row, chain in zip(rows, chains, strict=True):
-                made[row] = Grown(chain.tokens, list(range(len(chain.tokens))), chain.sure)
+                made[row] = DraftTree(chain.tokens, list(range(len(chain.tokens))), chain.sure)
         tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], made)
         return Draft(tree, source=self.name, confidence=confidence)
 
@@ -200,7 +200,7 @@ class Mtp(Drafter):
             return
         logits = self.head.logits(last[rows], step)
         chosen = [seqs[row] for row in rows]
-        tokens, logps = likeliest(logits, self.head.draft_ids, chosen, step, 1, self._coupled, self._barred)
+        tokens, logps = top_tokens(logits, self.head.draft_ids, chosen, step, 1, self._coupled, self._barred)
         for row, (token,), (logp,) in zip(rows, tokens, logps, strict=True):
             chains[row].take(token, math.exp(logp))
 

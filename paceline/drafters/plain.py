@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar, final
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Outlook
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 
@@ -15,9 +15,9 @@ class Plain(Drafter):
 
     name: ClassVar[str] = "none"
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Never anything."""
-        return (Outlook(self.name, hint=-1),)
+        return (DraftOptions(self.name, hint=-1),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """A tree of roots."""

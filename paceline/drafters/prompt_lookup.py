@@ -11,12 +11,12 @@ from typing import Annotated, ClassVar, Literal, final
 from pydantic import Field
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..core.tree import TokenTree
 from ..errors import ConfigError
-from ..sampling.undraftable import before_undraftable
+from ..sampling.banned import before_banned
+from ..schema import checked_call
 
 LONGEST_HINT = 8
 """Matches are told apart up to this length: a copy that has gone on for longer is no surer to go on."""
@@ -61,20 +61,20 @@ class PromptLookup(Drafter):
             )
         self.max_ngram, self.min_ngram, self.match = max_ngram, min_ngram, match
         self._indexes: dict[int, _Index] = {}
-        self._undraftable: frozenset[int] = frozenset()
+        self._banned_token_ids: frozenset[int] = frozenset()
 
     def bind(self, target: Target, verifier: Verifier) -> None:
         """Ask which tokens cannot be drafted."""
-        self._undraftable = target.undraftable
+        self._banned_token_ids = target.banned_token_ids
 
-    def drafts_unread(self, arm: int | None = None) -> bool:
+    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
         """It reads tokens only."""
         return True
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The hint is the length of the match, counted on past `max_ngram` up to 8; -1 where there is none."""
         found = self._match(seq)
-        return (Outlook(self.name, hint=found[1] if found else -1),)
+        return (DraftOptions(self.name, hint=found[1] if found else -1),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """A chain per row; rows without a match propose nothing."""
@@ -82,7 +82,7 @@ class PromptLookup(Drafter):
         for seq, budget in zip(seqs, budgets, strict=True):
             found = self._match(seq) if budget.depth else None
             copied = _continuation(seq.token_ids, found[0], budget.depth) if found else []
-            copied = _up_to_end(seq, before_undraftable(copied, self._undraftable))
+            copied = _up_to_end(seq, before_banned(copied, self._banned_token_ids))
             rows.append([seq.token_ids[-1], *copied])
             hints.append(found[1] if found else -1)
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
@@ -108,7 +108,7 @@ class PromptLookup(Drafter):
         return index
 
     def _match(self, seq: Sequence) -> tuple[int, int] | None:
-        """Searched once for a text; `outlook` and `propose` share it."""
+        """Searched once for a text; `draft_options` and `propose` share it."""
         tokens, index = seq.token_ids, self._updated(seq)
         if index.num_found != len(tokens):
             index.num_found, index.found = len(tokens), self._search(index, tokens)
@@ -117,7 +117,7 @@ class PromptLookup(Drafter):
     def _search(self, index: _Index, tokens: list[int]) -> tuple[int, int] | None:
         for n in range(min(self.max_ngram, len(tokens)), self.min_ngram - 1, -1):
             end = index.tables[n - self.min_ngram].get(tuple(tokens[-n:]))
-            if end is not None and tokens[end + 1] not in self._undraftable:
+            if end is not None and tokens[end + 1] not in self._banned_token_ids:
                 while n < min(LONGEST_HINT, end + 1) and tokens[end - n] == tokens[-1 - n]:
                     n += 1
                 return end, n

@@ -20,7 +20,6 @@ from transformers import PreTrainedModel
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..errors import ConfigError
 from ..heads import load_head
 from ..modules.int4_draft import Int4Draft
@@ -29,6 +28,7 @@ from ..runner import ModelRunner
 from ..runner.hf_adapter import share_copy
 from ..runner.int4_draft import put_int4
 from ..sampling import DraftSampler
+from ..schema import checked_call
 from .chain import draft_chains
 
 
@@ -67,7 +67,7 @@ class SelfQuantized(Drafter):
         else:
             self.report = self._put_trained(target, model)
         self._runner = target.sharing_cache(target.loaded.with_model(model))
-        self._sampler = DraftSampler(verifier.exact, target.undraftable)
+        self._sampler = DraftSampler(verifier.exact, target.banned_token_ids)
         self._vocab_size = target.vocab_size
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
@@ -79,9 +79,11 @@ class SelfQuantized(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Draft past the committed length and roll back, leaving only rows that verification overwrites."""
         assert self._runner is not None, "bind() comes first"
-        pending = [[seq.token_ids[-1]] for seq in seqs]
+        uncached_tokens = [[seq.token_ids[-1]] for seq in seqs]
         with self._runner.tentative([seq.slot for seq in seqs]):
-            return draft_chains(self._runner, self._sampler, seqs, budgets, pending, self._vocab_size, self.name)
+            return draft_chains(
+                self._runner, self._sampler, seqs, budgets, uncached_tokens, self._vocab_size, self.name
+            )
 
     def _put_trained(self, target: ModelRunner, model: PreTrainedModel) -> QuantReport:
         """The output head, which is not trained, is rounded to 4 bits where that is asked for."""

@@ -31,18 +31,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Outlook, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..core.tree import TokenTree
 from ..modules import SpaceAdapter
 from ..runner import ModelRunner
-from ..sampling.undraftable import columns_of
+from ..sampling.banned import columns_of
+from ..schema import checked_call
 from .eagle import output_rows
 from .fitting import fitted_adapter
-from .likeliest import likeliest, scored
-from .trees import Dynamic, Grown, best_of_marginals
+from .top_tokens import scored, top_tokens
+from .trees import DraftTree, Dynamic, best_of_marginals
 
 SHORTLIST = 64
 """Of a mask's tokens so many are ranked again by the token before them; others can hardly win by that."""
@@ -72,7 +72,7 @@ class _Asked:
 
 @final
 class Space(Drafter):
-    """Draft from masks that rode along in the target's last pass (SPACE), ranked as in `drafters.likeliest`.
+    """Draft from masks that rode along in the target's last pass (SPACE), ranked as in `drafters.top_tokens`.
 
     adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
     top_k: most children of a node; 1 is the paper's chain. max_rows: no more candidates are drafted than fit with their
@@ -106,14 +106,14 @@ class Space(Drafter):
         assert isinstance(target, ModelRunner)
         given = fitted_adapter(self._given, target)
         rows = output_rows(target.loaded) if given.config.transition_rank else None
-        target.wear(given)  # before anything is kept: refused, this drafter goes on for the target it had
+        target.attach_adapter(given)  # before anything is kept: refused, this drafter goes on for the target it had
         self._rows = rows
         gate, embeddings = target.loaded.gate, target.loaded.model.get_input_embeddings().weight
         assert gate is not None
         assert isinstance(embeddings, Tensor)
         self._target, self._adapter, self._embeddings = target, gate.adapter, embeddings
         self._ids = torch.arange(target.vocab_size, device=target.loaded.device)
-        self._barred = columns_of(target.undraftable, self._ids)
+        self._barred = columns_of(target.banned_token_ids, self._ids)
         self._coupled = verifier.exact
         self._foreseen.clear()
 
@@ -127,11 +127,11 @@ class Space(Drafter):
         """Those of the adapter."""
         return self._adapter.num_masks
 
-    def outlook(self, seq: Sequence) -> Seq[Outlook]:
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Ready for as many tokens as masks foresaw; a round without their laws is what gives the next one its own."""
         known = self._known(seq)
         ready = 0 if known is None else len(known)
-        return (Outlook(self.name, branches=self.top_k, masks=self.masks, ready=ready),)
+        return (DraftOptions(self.name, branches=self.top_k, masks=self.masks, ready=ready),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Ranking a level; the masks' rows are part of the target's pass. There is nothing to read."""
@@ -141,7 +141,7 @@ class Space(Drafter):
             for _ in range(4):  # the first warms up
                 begin = time.perf_counter()
                 if self._rows is None:
-                    likeliest(logits, self._ids, [], 0, self.top_k, self._coupled)
+                    top_tokens(logits, self._ids, [], 0, self.top_k, self._coupled)
                 else:
                     self._children(logits, [], 0, [[0] * self.top_k])
                 times.append(time.perf_counter() - begin)
@@ -153,7 +153,7 @@ class Space(Drafter):
         budgets = [self._fitting(budget) for budget in budgets]
         asked = [self._asked(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         rows = [row for row, one in enumerate(asked) if one.depth > 0]
-        grown = [Grown([], [], []) for _ in seqs]
+        grown = [DraftTree([], [], []) for _ in seqs]
         if rows:
             grow = self._best if self._rows is None else self._corrected
             for row, made in zip(rows, grow([asked[row] for row in rows]), strict=True):
@@ -199,7 +199,7 @@ class Space(Drafter):
             return None
         return known.logits
 
-    def _best(self, asked: Seq[_Asked]) -> list[Grown]:
+    def _best(self, asked: Seq[_Asked]) -> list[DraftTree]:
         """The best trees where the laws of a depth do not depend on the path."""
         tokens: list[list[list[int]]] = [[] for _ in asked]
         logps: list[list[list[float]]] = [[] for _ in asked]
@@ -207,7 +207,7 @@ class Space(Drafter):
             rows = [row for row, one in enumerate(asked) if level < one.depth]
             logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
             ids, most = self._ids, self.top_k
-            best = likeliest(logits, ids, seqs, level, most, self._coupled, self._barred)
+            best = top_tokens(logits, ids, seqs, level, most, self._coupled, self._barred)
             for row, own_tokens, own_logps in zip(rows, *best, strict=True):
                 tokens[row].append(own_tokens)
                 logps[row].append(own_logps)
@@ -216,9 +216,9 @@ class Space(Drafter):
             for own_tokens, own_logps, one in zip(tokens, logps, asked, strict=True)
         ]
 
-    def _corrected(self, asked: Seq[_Asked]) -> list[Grown]:
+    def _corrected(self, asked: Seq[_Asked]) -> list[DraftTree]:
         """Trees grown level by level, each token ranked by its mask and by the token before it."""
-        growing = [Dynamic(one.depth, one.budget.nodes, self.top_k, one.budget.least) for one in asked]
+        growing = [Dynamic(one.depth, one.budget.nodes, self.top_k, one.budget.min_prob) for one in asked]
         while rows := [row for row, tree in enumerate(growing) if tree.frontier]:
             level = growing[rows[0]].level  # of every row that still grows
             before = list[list[int]]()
@@ -227,9 +227,9 @@ class Space(Drafter):
                 before.append([tree.tokens[node] if node >= 0 else root for node in tree.frontier])
             logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
             for row, tokens, logps in zip(rows, *self._children(logits, seqs, level, before), strict=True):
-                tree, goes_on = growing[row], asked[row].budget.goes_on
+                tree, should_continue = growing[row], asked[row].budget.should_continue
                 tree.add(tokens, logps)
-                if tree.frontier and goes_on is not None and not goes_on(tree.best_path()):
+                if tree.frontier and should_continue is not None and not should_continue(tree.best_path()):
                     tree.frontier = []
         return [tree.finish() for tree in growing]
 
@@ -255,7 +255,7 @@ class Space(Drafter):
         heat = [1.0 if self._coupled else max(1.0, seq.params.temperature) for seq in seqs] or [1.0] * rows
         return torch.tensor(heat)[:, None, None]
 
-    def _hung(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[Grown]) -> Draft:
+    def _hung(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
         """The draft: root, candidates, then the masks of each; no mask whose token could not be drafted any more."""
         tokens, parents, probes, sure = list[list[int]](), list[list[int]](), list[list[bool]](), list[list[float]]()
         for seq, budget, made in zip(seqs, budgets, grown, strict=True):

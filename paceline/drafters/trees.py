@@ -35,7 +35,7 @@ _OF_RANK = (0.6, 0.2, 0.1, 0.05)
 
 
 @dataclass(frozen=True)
-class Grown:
+class DraftTree:
     """The nodes below one root: a parent is counted from 1 in the order of the lists, the root is 0."""
 
     tokens: list[int]
@@ -52,7 +52,7 @@ class Grown:
 
 
 def stacked(
-    roots: Sequence[int], grown: Sequence[Grown], device: torch.device | str = "cpu"
+    roots: Sequence[int], grown: Sequence[DraftTree], device: torch.device | str = "cpu"
 ) -> tuple[TokenTree, Tensor]:
     """The trees of a batch, padded with probes, and their confidences [B, N], NaN at roots and padding."""
     tokens = [[root, *row.tokens] for root, row in zip(roots, grown, strict=True)]
@@ -62,17 +62,17 @@ def stacked(
     return tree, torch.tensor(sure, dtype=torch.float32, device=device)
 
 
-class Growing(ABC):
+class TreeBuilder(ABC):
     """A tree in the making. Nodes are numbered from 0 in the order they came; -1 is the root.
 
-    frontier: nodes whose children are wanted next. least: nodes of a smaller probability are not kept.
+    frontier: nodes whose children are wanted next. min_prob: nodes of a smaller probability are not kept.
     """
 
-    def __init__(self, depth: int, least: float):
+    def __init__(self, depth: int, min_prob: float):
         self.depth, self.level, self.frontier = depth, 0, [-1] if depth > 0 else list[int]()
         self.tokens, self.parents = list[int](), list[int]()
         self.logps, self.scores, self.depths = list[float](), list[float](), list[int]()
-        self._floor = math.log(least) if least > 0 else -math.inf
+        self._floor = math.log(min_prob) if min_prob > 0 else -math.inf
         self._newest: list[int] = []
 
     def add(self, tokens: Sequence[Sequence[int]], logps: Sequence[Sequence[float]]) -> None:
@@ -117,11 +117,11 @@ class Growing(ABC):
             node = self.parents[node]
         return path[::-1]
 
-    def finish(self) -> Grown:
+    def finish(self) -> DraftTree:
         """The tree as it stands."""
         kept = self.kept()
         place = {node: index + 1 for index, node in enumerate(kept)} | {-1: 0}
-        return Grown(
+        return DraftTree(
             [self.tokens[node] for node in kept],
             [place[self.parents[node]] for node in kept],
             [math.exp(self.logps[node]) for node in kept],
@@ -129,15 +129,15 @@ class Growing(ABC):
 
 
 @final
-class Dynamic(Growing):
+class Dynamic(TreeBuilder):
     """The tree of EAGLE-2 (Li et al. 2024, arXiv 2406.16858): expand the best `top_k` of a level, keep the best nodes.
 
     What cannot be among the best `nodes` any more is neither kept nor expanded: a node's children score no higher than
     itself, so a small budget feeds few rows. top_k 1: a chain.
     """
 
-    def __init__(self, depth: int, nodes: int, top_k: int, least: float = 0.0):
-        super().__init__(depth if nodes > 0 else 0, least)
+    def __init__(self, depth: int, nodes: int, top_k: int, min_prob: float = 0.0):
+        super().__init__(depth if nodes > 0 else 0, min_prob)
         self.nodes, self.top_k = nodes, top_k
         self._best: list[float] = []  # heap of the best `nodes` scores so far
 
@@ -165,11 +165,11 @@ class Dynamic(Growing):
 
 
 @final
-class Static(Growing):
+class Static(TreeBuilder):
     """A tree of fixed shape, as EAGLE-1 has it: `table` says which ranks below which (see `cut`)."""
 
-    def __init__(self, depth: int, table: Sequence[tuple[int, ...]], least: float = 0.0):
-        super().__init__(depth if table else 0, least)
+    def __init__(self, depth: int, table: Sequence[tuple[int, ...]], min_prob: float = 0.0):
+        super().__init__(depth if table else 0, min_prob)
         self._table, self._inner = set(table), {path[:-1] for path in table}
         self._paths: list[tuple[int, ...]] = []
 
@@ -198,8 +198,8 @@ def cut(table: Sequence[tuple[int, ...]], depth: int, nodes: int) -> list[tuple[
 
 
 def from_marginals(
-    logp: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], nodes: int, least: float = 0.0
-) -> Grown:
+    logp: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], nodes: int, min_prob: float = 0.0
+) -> DraftTree:
     """The best tree of `nodes` nodes where the law of a depth does not depend on the path (DDTree, arXiv 2604.12989).
 
     logp, tokens: [D, k], the likeliest tokens of each depth first, with log-probabilities. It maximises the expected
@@ -208,8 +208,8 @@ def from_marginals(
         pop (S, parent, d, r)    push the sibling  (S - logp[d][r] + logp[d][r + 1], parent, d, r + 1)
                                  push the child    (S + logp[d + 1][0],              node,   d + 1, 0)
     """
-    made = Grown([], [], [])
-    floor = math.log(least) if least > 0 else -math.inf
+    made = DraftTree([], [], [])
+    floor = math.log(min_prob) if min_prob > 0 else -math.inf
     heap: list[tuple[float, int, int, int, float]] = []  # (-score, depth, parent, rank, score of the parent)
 
     def push(above: float, depth: int, parent: int, rank: int) -> None:
@@ -231,11 +231,11 @@ def from_marginals(
 
 def best_of_marginals(
     tokens: Sequence[Sequence[int]], logp: Sequence[Sequence[float]], depth: int, budget: DraftBudget
-) -> Grown:
+) -> DraftTree:
     """`from_marginals` within a budget: no deeper than `depth` and where it stops the path of likeliest tokens."""
     path: list[float] = []
     for law in logp[:depth]:
         path.append(math.exp(law[0]))
-        if len(path) < depth and budget.goes_on is not None and not budget.goes_on(path):
+        if len(path) < depth and budget.should_continue is not None and not budget.should_continue(path):
             break
-    return from_marginals(logp[: len(path)], tokens[: len(path)], budget.nodes, budget.least)
+    return from_marginals(logp[: len(path)], tokens[: len(path)], budget.nodes, budget.min_prob)

@@ -30,7 +30,7 @@ from ..core.rng import Purpose, gumbel
 from ..core.tree import TokenTree
 from ..runner import LoadedModel
 from ..runner.whole_text import look, whole_text
-from ..sampling import target_law
+from ..sampling import target_distribution
 from .verdict import Deviation, Measured
 
 NUM_TOP = 20
@@ -105,7 +105,7 @@ def _rms(values: Tensor) -> Tensor:
 def _decision_scores(logits: Tensor, seq: Sequence) -> Tensor:
     """What the argmax is taken of: processed log-scores, plus the shared noise of this position if sampled. [V]."""
     tree = TokenTree.chain([[seq.token_ids[-1]]], logits.device)
-    scores = target_law(logits[None, None], [seq], tree).at([0], [0])[0].double()
+    scores = target_distribution(logits[None, None], [seq], tree).at([0], [0])[0].double()
     if seq.params.temperature == 0:
         return scores
     seed = torch.tensor([seq.seed], device=logits.device)

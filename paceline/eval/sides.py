@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 from pydantic import Field
 
 from ..core.request import SamplingParams
-from ..core.schema import checked
 from ..errors import ConfigError
 from ..llm import LLM
+from ..schema import checked
 from .answers import Answer, Ask
 from .judge import judge
 from .reference import Decoded

@@ -21,11 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..core.schema import checked, validate
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.weight_files import read_headers
 from ..modules.sizes import Count, Size, Vocabulary
 from ..runner import LoadedModel
+from ..schema import checked, validate
 from ..system.files import exists, read_json
 from ..system.provenance import sha256_of
 from ..zoo.heads import head_folder

@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.schema import checked, validate
 from ..errors import ConfigError, IncompatibleModels
 from ..modules import EagleConfig, EagleHead
 from ..modules.sizes import Size, Vocabulary
+from ..schema import checked, validate
 from .foreign_files import Published, Target, dtype_of, is_copy
 
 IDS = "eagle_aux_hidden_state_layer_ids"

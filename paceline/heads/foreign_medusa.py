@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..core.schema import validate
 from ..errors import ConfigError, IncompatibleModels
 from ..modules.heads import MedusaConfig, MedusaHead
 from ..modules.sizes import Vocabulary
+from ..schema import validate
 from .foreign_files import Published, Target, dtype_of, is_copy
 
 _RESIDUAL = re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)")

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from torch import nn
 
-from ..core.schema import validate
 from ..errors import ConfigError
+from ..schema import validate
 
 _KINDS = {  # file of `modules`, class of the head, class of its configuration
     "eagle": ("eagle", "EagleHead", "EagleConfig"),

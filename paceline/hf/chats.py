@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 from PIL import Image
 
-from ..core.schema import brief
 from ..errors import ConfigError
+from ..schema import brief
 from .images import LIMITS, ImageLimits, ImageSource, open_image
 
 Part: TypeAlias = Mapping[str, object]

@@ -6,8 +6,8 @@ from math import prod
 from pathlib import Path
 from typing import cast
 
-from ..core.schema import validate
 from ..errors import ConfigError
+from ..schema import validate
 from ..system.files import read_json
 
 SAFE = ".safetensors"

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..core.schema import checked
+from ..schema import checked
 from .decoder import Attend, Attention, Mlp
 from .rotary import rotation
 from .sizes import Positive, Size, States, Vocabulary, check_heads, check_vocabulary

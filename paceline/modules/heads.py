@@ -21,7 +21,7 @@ from typing import Self, final
 import torch
 from torch import Tensor, nn
 
-from ..core.schema import checked
+from ..schema import checked
 from .sizes import Count, Size, States, Vocabulary, check_vocabulary
 
 

@@ -8,10 +8,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from ..core.schema import checked
 from ..errors import ConfigError
 from ..quant.int4 import BITS, GROUP_SIZES
 from ..quant.planes import from_planes, to_planes
+from ..schema import checked
 from .sizes import Count, Linears, Shapes
 
 

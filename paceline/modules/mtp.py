@@ -24,7 +24,7 @@ from typing import cast, final
 import torch
 from torch import Tensor, nn
 
-from ..core.schema import checked
+from ..schema import checked
 from .decoder import Attend, Attention, Mlp
 from .heads import Output, draft_rows
 from .rotary import rotation

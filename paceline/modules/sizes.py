@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..core.schema import Many
 from ..errors import ConfigError
+from ..schema import Many
 
 Size = Annotated[int, Field(ge=1, le=1 << 20)]
 """A width."""

@@ -19,8 +19,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from ..core.schema import checked
 from ..errors import ConfigError
+from ..schema import checked
 from .sizes import Count, Linears, Rank, Shapes, Size, Vocabulary
 
 

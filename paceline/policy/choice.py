@@ -88,7 +88,7 @@ def chain_budget(
     rate: expected tokens per second. token: seconds of drafting one. sharing: rows that pay for a longer pass together.
     """
 
-    def goes_on(confidences: Seq[float]) -> bool:
+    def should_continue(confidences: Seq[float]) -> bool:
         """One more token must be worth its seconds: P(it stands) >= tokens per second * seconds it adds."""
         depth = len(confidences)
         if depth >= len(option.accept):
@@ -96,4 +96,4 @@ def chain_budget(
         stands = calibration.chance_of_all(confidences) * option.accept[depth]
         return stands * sharing >= rate * (token + turn.step(depth))
 
-    return replace(wish, goes_on=goes_on)
+    return replace(wish, should_continue=should_continue)

@@ -20,7 +20,7 @@ from pydantic import Field
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
-from ..core.schema import checked_call
+from ..schema import checked_call
 from .acceptance import Calibration
 from .choice import chain_budget, choose
 from .costs import TurnSeconds
@@ -152,12 +152,19 @@ class CostModel(DraftPolicy):
         """What each drafter could do for each row; before the first of them the target is measured."""
         assert self._drafter is not None, "bind() comes first"
         limits = [min(self.max_depth, seq.remaining - 1) for seq in seqs]
-        looks = [self._drafter.outlook(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]
+        looks = [self._drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]
         ready = [
-            [(arm, look) for arm, look in enumerate(row) if look.hint >= 0 and self._can_draft(seq, arm)]
+            [
+                (drafter_index, look)
+                for drafter_index, look in enumerate(row)
+                if look.hint >= 0 and self._can_draft(seq, drafter_index)
+            ]
             for seq, row in zip(seqs, looks, strict=True)
         ]
-        told = [[(arm, look.hint, look.pending > FEW, look.ready > 0) for arm, look in row] for row in ready]
+        told = [
+            [(drafter_index, look.hint, look.uncached_tokens > FEW, look.ready > 0) for drafter_index, look in row]
+            for row in ready
+        ]
         offers = [[seq.slot for seq in seqs], told]
         if offers == self._offers and self._rest > 0 and not self._drafter.masks:  # masks pay only if tried often
             self._rest -= 1
@@ -173,14 +180,14 @@ class CostModel(DraftPolicy):
             self._measure_trees(room, max(look.masks for look in trees))
         self._measuring = self._clock() - begin
         return [
-            [self.estimates.option(seq, arm, look, limit) for arm, look in row]
+            [self.estimates.option(seq, drafter_index, look, limit) for drafter_index, look in row]
             for seq, limit, row in zip(seqs, limits, ready, strict=True)
         ]
 
-    def _can_draft(self, seq: Sequence, arm: int) -> bool:
+    def _can_draft(self, seq: Sequence, drafter_index: int) -> bool:
         """Whether this drafter can draft in the pass that reads the prompt, if that is the next one."""
         assert self._drafter is not None, "bind() comes first"
-        return not seq.is_unread or self._drafter.drafts_unread(arm)
+        return not seq.is_unread or self._drafter.drafts_during_prefill(drafter_index)
 
     def _reach(self, choice: Choice, option: Option) -> int:
         """A drafter that tells its confidence may go further while it is sure, as far as the ledger can pay.
@@ -199,24 +206,24 @@ class CostModel(DraftPolicy):
 
         Reading is dear: one row at a time, and a drafter that has caught up in one has to show itself there first.
         """
-        reader = {o.source for row in rows for o in row if o.pending <= FEW}
+        reader = {o.source for row in rows for o in row if o.uncached_tokens <= FEW}
         due = [
             (row, option)
             for row, (seq, options) in enumerate(zip(seqs, rows, strict=True))
             for option in options
             if option is not self._plan[row].option
             and (option.masks or seq.slot not in self._hung)  # what masks were hung for comes first
-            and (option.pending <= FEW or option.source not in reader)
+            and (option.uncached_tokens <= FEW or option.source not in reader)
             and could_pay(option, turn, self.estimates)
             and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
         ]
         read_by_others = 0.0
         for row, option in due:
             cost = self.estimates.cost(option.source)
-            if option.source != due[0][1].source or (option.pending > FEW and read_by_others > 0):
+            if option.source != due[0][1].source or (option.uncached_tokens > FEW and read_by_others > 0):
                 continue
-            guessed = 1.0 if cost.pending.count else UNKNOWN
-            reading = option.pending * cost.pending.cautious * guessed + read_by_others
+            guessed = 1.0 if cost.uncached_tokens.count else UNKNOWN
+            reading = option.uncached_tokens * cost.uncached_tokens.cautious * guessed + read_by_others
             probe = largest_probe(option, reading, cost.token.value, turn, credit[row], max_nodes)
             if probe is not None:
                 self._plan[row] = _Row(option, *probe, is_probe=True)
@@ -227,7 +234,10 @@ class CostModel(DraftPolicy):
         if option is None:
             return DraftBudget(0, 0)
         sharing = sum(other.option is not None for other in self._plan)  # rows that pay for a further pass together
-        token, wish = self.estimates.cost(option.source).token.value, DraftBudget(row.depth, row.nodes, option.arm)
+        token, wish = (
+            self.estimates.cost(option.source).token.value,
+            DraftBudget(row.depth, row.nodes, option.drafter_index),
+        )
         if option.tree is not None:
             odds = None if row.is_probe else self.estimates.odds.get(option.source)
             return tree_budget(wish, odds, choice, token, sharing, row.passed)
@@ -252,12 +262,12 @@ class CostModel(DraftPolicy):
                 self.ledger.settle(seq.slot, 1, 0.0, batch, drafted=False)
             return
         self._since_plain += 1
-        depths, pending = dict[str, int](), dict[str, int]()
+        depths, uncached_tokens = dict[str, int](), dict[str, int]()
         for row, (_, record) in zip(self._plan, seen, strict=True):
             if row.option is not None:  # a drafter takes one pass for all its rows, as long as the longest
                 source = row.option.source
                 depths[source] = max(depths.get(source, 0), row.levels(record))
-                pending[source] = pending.get(source, 0) + row.option.pending
+                uncached_tokens[source] = uncached_tokens.get(source, 0) + row.option.uncached_tokens
         nodes = max(max(record.num_nodes, record.num_rows - 1) for _, record in seen)
         drafting = max(0.0, first.draft_s - self._measuring)
         masks = any(row.option and row.option.masks for row in self._plan)
@@ -266,7 +276,9 @@ class CostModel(DraftPolicy):
             record.num_nodes > record.num_drafted or (record.num_nodes == 1 and row.option and row.option.tree)
             for row, (_, record) in zip(self._plan, seen, strict=True)
         )
-        should = turn.seconds(nodes, tree) + sum(self.estimates.cost(s).of(depths[s], pending[s]) for s in depths)
+        should = turn.seconds(nodes, tree) + sum(
+            self.estimates.cost(s).of(depths[s], uncached_tokens[s]) for s in depths
+        )
         reading = sum(row.option.reading for row in self._plan if row.option)
         target_s = turn.seconds(nodes, tree) if reads else target_s
         took, is_new = drafting + target_s, tree and not turn.knows_tree(nodes)
@@ -274,7 +286,7 @@ class CostModel(DraftPolicy):
         self._settle(seen, turn.believed(nodes, took, most) if tree and not reads else min(took, most), turn)
         if not reads:
             turn.observe(nodes, target_s, tree)
-        self.estimates.learn_drafting(depths, pending, batch, drafting)
+        self.estimates.learn_drafting(depths, uncached_tokens, batch, drafting)
         for (seq, record), row in zip(seen, self._plan, strict=True):
             # Asking `option.restarts`, to learn from drafts pruned to nothing, was no better in 24 simulated cases.
             if row.option is not None and row.option.masks and not record.num_drafted:
@@ -292,7 +304,7 @@ class CostModel(DraftPolicy):
         batch = len(seen)
         extra = max(0.0, seconds / turn.seconds(0) - 1)
         for (seq, _), row in zip(seen, self._plan, strict=True):
-            if row.option is not None and row.option.pending > FEW and not row.is_probe:
+            if row.option is not None and row.option.uncached_tokens > FEW and not row.is_probe:
                 lent = min(row.option.reading / turn.seconds(0), max(0.0, extra))
                 self.ledger.lend(seq.slot, lent, row.option.horizon)
                 extra -= lent

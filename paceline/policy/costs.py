@@ -165,9 +165,9 @@ class TurnSeconds:
 class DraftSeconds:
     """What a drafter takes: seconds per drafted token, and per token it has to read first."""
 
-    def __init__(self, token: Level, pending: Level):
-        self.token, self.pending = token, pending
+    def __init__(self, token: Level, uncached_tokens: Level):
+        self.token, self.uncached_tokens = token, uncached_tokens
 
-    def of(self, depth: int, pending: int) -> float:
+    def of(self, depth: int, uncached_tokens: int) -> float:
         """Seconds of one draft."""
-        return depth * self.token.value + pending * self.pending.value
+        return depth * self.token.value + uncached_tokens * self.uncached_tokens.value

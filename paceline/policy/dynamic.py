@@ -10,8 +10,8 @@ from pydantic import Field
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
-from ..core.schema import checked_call
 from ..errors import ConfigError
+from ..schema import checked_call
 from .fixed import first_arm
 
 _FIRST = 4.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import final
 
-from ..core.interfaces import Outlook
+from ..core.interfaces import DraftOptions
 from ..core.outputs import Round
 from ..core.request import Sequence
 from .acceptance import HALF_LIFE, Acceptance, Calibration, Counts
@@ -103,24 +103,26 @@ class Estimates:
         if source not in self.costs:
             assert self.curve is not None, "measure() comes first"
             token = Level(self.curve.seconds(1) / 4)
-            pending = Level(max(self.curve.seconds_per_row / 5, self.curve.seconds(1) / 200))
+            uncached_tokens = Level(max(self.curve.seconds_per_row / 5, self.curve.seconds(1) / 200))
             if source in self._timed:
-                token, pending = (Level(max(seconds, 1e-9)) for seconds in self._timed[source])
-                pending.count = 1  # not a guess
-            self.costs[source] = DraftSeconds(token, pending)
+                token, uncached_tokens = (Level(max(seconds, 1e-9)) for seconds in self._timed[source])
+                uncached_tokens.count = 1  # not a guess
+            self.costs[source] = DraftSeconds(token, uncached_tokens)
         return self.costs[source]
 
-    def option(self, seq: Sequence, arm: int, look: Outlook, limit: int) -> Option:
+    def option(self, seq: Sequence, drafter_index: int, look: DraftOptions, limit: int) -> Option:
         """What may be expected of one drafter for one row, up to `limit` tokens deep."""
         limit = min(limit, look.masks or limit)
         accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
         emitted = seq.num_output
         ends = self.lengths.of(seq)
-        accept = [a * goes_on for a, goes_on in zip(accept, ends.goes_on(emitted, len(accept)), strict=True)]
-        reading = self.cost(look.source).pending.value * look.pending
+        accept = [a * goes_on for a, goes_on in zip(accept, ends.continue_probs(emitted, len(accept)), strict=True)]
+        reading = self.cost(look.source).uncached_tokens.value * look.uncached_tokens
         gains = Option.gains_of(accept)
         left = ends.left(emitted, seq.remaining)
-        option = Option(arm, look.source, look.hint, look.pending, reading, emitted, ends, left, accept, gains)
+        option = Option(
+            drafter_index, look.source, look.hint, look.uncached_tokens, reading, emitted, ends, left, accept, gains
+        )
         if look.branches == 1 and not look.masks:
             return option
         usual = Option.gains_of(self.acceptance.of_source(look.source))
@@ -129,21 +131,23 @@ class Estimates:
         tree = partial(learnt.row, gains=usual)
         return replace(option, tree=tree, scale=scale, masks=look.masks, ready=look.ready)
 
-    def learn_drafting(self, depths: Mapping[str, int], pending: Mapping[str, int], batch: int, seconds: float) -> None:
+    def learn_drafting(
+        self, depths: Mapping[str, int], uncached_tokens: Mapping[str, int], batch: int, seconds: float
+    ) -> None:
         """A draft of `depths` tokens by drafter took `seconds`, split as was expected.
 
         What reading takes is learnt where it is, or is held to be, most of the draft: behind a deep one, errors about
         tokens would pass for it. The first time is better than a guess in any case.
         """
-        expected = {source: self.cost(source).of(depth, pending[source]) for source, depth in depths.items()}
+        expected = {source: self.cost(source).of(depth, uncached_tokens[source]) for source, depth in depths.items()}
         share = seconds / max(sum(expected.values()), 1e-9)
         for source, depth in depths.items():
             cost = self.costs[source]
-            if pending[source] > FEW * batch:
-                believed, drafting = pending[source] * cost.pending.value, depth * cost.token.value
+            if uncached_tokens[source] > FEW * batch:
+                believed, drafting = uncached_tokens[source] * cost.uncached_tokens.value, depth * cost.token.value
                 reading = expected[source] * share - drafting
-                if max(believed, reading) >= drafting or not cost.pending.count:
-                    cost.pending.add(max(reading, believed / 8) / pending[source])
+                if max(believed, reading) >= drafting or not cost.uncached_tokens.count:
+                    cost.uncached_tokens.add(max(reading, believed / 8) / uncached_tokens[source])
             elif depth:
                 cost.token.add(cost.token.value * share)
 
@@ -174,7 +178,9 @@ class Estimates:
             tables.setdefault(source, {})[str(hint)] = (tuple(counts.hits), tuple(counts.tries))
         return Profile(
             pass_seconds=dict(self.curve.points) if self.curve else {},
-            draft_seconds={source: (cost.token.value, cost.pending.value) for source, cost in self.costs.items()},
+            draft_seconds={
+                source: (cost.token.value, cost.uncached_tokens.value) for source, cost in self.costs.items()
+            },
             acceptance=tables,
             calibration={source: (tuple(c.hits), tuple(c.tries)) for source, c in self.calibration.items()},
             trees={source: self._tables_of_trees(source, gains) for source, gains in self.gains.items()},

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.request import Sequence
-from ..core.schema import checked_call
+from ..schema import checked_call
 
 
 @final
@@ -43,4 +43,4 @@ def first_arm(drafter: Drafter | None, seq: Sequence) -> int:
     """The first member with something to propose; 0 where nobody has, or nobody was asked."""
     if drafter is None:
         return 0
-    return next((arm for arm, look in enumerate(drafter.outlook(seq)) if look.hint >= 0), 0)
+    return next((drafter_index for drafter_index, look in enumerate(drafter.draft_options(seq)) if look.hint >= 0), 0)

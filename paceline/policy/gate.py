@@ -10,7 +10,7 @@ from pydantic import Field
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
-from ..core.schema import checked_call
+from ..schema import checked_call
 
 _PLAIN = 3  # plain rounds in a comparison
 

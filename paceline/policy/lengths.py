@@ -64,7 +64,7 @@ class Ends:
         mean = (count * (tokens / weight - emitted) if count else 0.0) + guess * limit / 2
         return max(1.0, min(mean / (count + guess), limit))
 
-    def goes_on(self, emitted: int, depth: int) -> list[float]:
+    def continue_probs(self, emitted: int, depth: int) -> list[float]:
         """For each drafted token the chance that it can count, if those before it did: the answer is so long. [depth].
 
         Token i (from 0) of a draft counts where i + 2 tokens are still to come, the target's own being one of them:

@@ -34,13 +34,13 @@ class Option:
     """One drafter for one row: what it is expected to give. gains[d] belongs to depth d; accept[i] is a_{i+1}.
 
     tree: for drafters of trees what each budget brings over all requests, as `TreeGains.row` has it; None for chains.
-    scale[d]: what this request gains at depth d, over what all of them do. masks, ready: see `Outlook`.
+    scale[d]: what this request gains at depth d, over what all of them do. masks, ready: see `DraftOptions`.
     """
 
-    arm: int
+    drafter_index: int
     source: str
     hint: int
-    pending: int
+    uncached_tokens: int
     reading: float  # seconds to read what is pending
     emitted: int  # tokens of the answer so far
     ends: Ends  # where it may end

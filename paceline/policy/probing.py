@@ -60,9 +60,9 @@ def largest_probe(
     plain = turn.seconds(0)
     deepest = min(PROBE_DEPTH, len(option.accept), PROBE_DEPTH if option.tree is None else max_nodes)
     for depth in range(deepest, 0, -1):
-        nodes, least = depth, pass_of(depth, depth)
+        nodes, min_prob = depth, pass_of(depth, depth)
         if option.tree is not None and depth == PROBE_DEPTH:
-            nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= FREE * least), depth)
+            nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= FREE * min_prob), depth)
         first = pass_of(depth, 0) - plain if option.restarts else 0.0
         if (pass_of(depth, nodes) + depth * token + seconds + first) / plain - 1 <= credit:
             return depth, nodes

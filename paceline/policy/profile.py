@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from ..core.schema import Many, checked, validate
 from ..errors import ConfigError
+from ..schema import Many, checked, validate
 
 VERSION = 1
 ODDS_BUCKETS, TREE_CELLS = 11, 110

@@ -16,7 +16,7 @@ EVERYBODY = -1
 
 def owner(seq: Sequence, option: Option) -> int:
     """Whose patience a probe tries: the request's (its slot) or, if much has to be read for it, everybody's."""
-    return seq.slot if option.pending <= FEW else EVERYBODY
+    return seq.slot if option.uncached_tokens <= FEW else EVERYBODY
 
 
 def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates) -> bool:
@@ -26,7 +26,7 @@ def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates)
     """
     if credit <= 0:
         return False
-    if option.pending <= FEW:
+    if option.uncached_tokens <= FEW:
         return True
     if known.acceptance.tries(option.source) < PROVEN:
         return False
@@ -41,8 +41,8 @@ def could_pay(option: Option, turn: TurnSeconds, known: Estimates) -> bool:
 
     Of what reading took the first few times, which may disagree, it is nearer to the most.
     """
-    reading = known.cost(option.source).pending.cautious * option.pending
-    saved = _saved(option, turn, known, Option.gains_of(option.ends.goes_on(option.emitted, len(option.accept))))
+    reading = known.cost(option.source).uncached_tokens.cautious * option.uncached_tokens
+    saved = _saved(option, turn, known, Option.gains_of(option.ends.continue_probs(option.emitted, len(option.accept))))
     if option.ends.had_better_wait(option.emitted, saved, reading):
         return False
     return saved * option.horizon > reading

@@ -4,7 +4,7 @@
 
 gain(d, n) is learnt by replay (`tree_gains`), and so is how many nodes and levels are left of such a budget once the
 drafter has pruned. Given the best rate, a node pays iff its chance of standing, in all rows together, is worth the
-seconds that a row of the pass takes: P B >= rate (R(n + 1) - R(n)). The drafter applies this bound as `least`.
+seconds that a row of the pass takes: P B >= rate (R(n + 1) - R(n)). The drafter applies this bound as `min_prob`.
 
 With masks R also depends on d, and a node's price is that of its own masks too (`option.width`). A depth is rated as if
 all rounds had it: masks hung now are drafted from in the next round, which may be of another depth.
@@ -187,7 +187,7 @@ def tree_budget(
     rate = choice.known_rate or choice.rate
     row, level = rate * choice.row_seconds, rate * (level_seconds + choice.row_seconds)
 
-    def goes_on(confidences: Seq[float]) -> bool:
+    def should_continue(confidences: Seq[float]) -> bool:
         """One more level must be worth its seconds and those of a row."""
         best = math.prod(confidences)
         if odds is not None and odds.ahead.chance(best) * sharing < level:
@@ -195,4 +195,4 @@ def tree_budget(
         passed.append(best)
         return True
 
-    return replace(wish, goes_on=goes_on, least=odds.paths.least(row / sharing) if odds else 0.0)
+    return replace(wish, should_continue=should_continue, min_prob=odds.paths.min_prob(row / sharing) if odds else 0.0)

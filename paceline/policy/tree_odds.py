@@ -54,17 +54,17 @@ class PathOdds:
         """That what `add` was told of such paths comes true."""
         return min(1.0, product * self._of_buckets()[bisect_right(EDGES, product)])
 
-    def least(self, chance: float) -> float:
+    def min_prob(self, chance: float) -> float:
         """The smallest product that is worth `chance`, the larger ones being worth no less."""
-        ratios, least = self._of_buckets(), 1.0
+        ratios, min_prob = self._of_buckets(), 1.0
         for bucket in range(len(EDGES), -1, -1):
             low = EDGES[bucket - 1] if bucket else 0.0
             wanted = chance / max(ratios[bucket], 1e-9)
             if wanted > low:
-                least = min(wanted, least)
+                min_prob = min(wanted, min_prob)
                 break
-            least = low
-        return min(least, HIGHEST)
+            min_prob = low
+        return min(min_prob, HIGHEST)
 
 
 @final

@@ -3,7 +3,7 @@
 `tree_attention` is registered with transformers under the name "paceline"; the layout of the pass reaches it as the
 keyword `paceline_pass`, which models hand through to their attention function untouched. Fused layers call `attend`.
 
-Two properties are kept on purpose where the layout is `canonical`, because a sum taken in another order has other bits:
+Two properties hold where the layout is `batch_invariant`, because a sum taken in another order has other bits:
 - a node reads the same columns, in whole blocks of 64, as when it is decoded plainly, so its bits depend neither on how
   many nodes follow it nor on its neighbours (`PassLayout.segments`);
 - a branching tree is computed as the chains it consists of, each with its keys in the columns of plain decoding.
@@ -58,7 +58,7 @@ def attend(
 ) -> Tensor:
     """Attention over the slot cache: query [B, Hq, N, d], key, value [slots, H, S, d] -> [B, N, Hq, dv]."""
     tree = layout.tree
-    branches = layout.canonical and tree is not None and not tree.is_chain
+    branches = layout.batch_invariant and tree is not None and not tree.is_chain
     if branches:
         return _attend_chains(query, key, value, layout, scale, window, softcap, sinks)
     if softcap is not None or sinks is not None or key.shape[-1] != value.shape[-1]:

@@ -46,7 +46,7 @@ class Gate:
         if adapter.config != self.adapter.config:
             return False
         pairs = zip(self.adapter.parameters(), adapter.parameters(), strict=True)
-        return all(_equal(worn, given.detach().to(worn.device, worn.dtype)) for worn, given in pairs)
+        return all(_equal(attached, given.detach().to(attached.device, attached.dtype)) for attached, given in pairs)
 
     @contextmanager
     def opened(self, token_ids: Tensor, is_mask: Tensor) -> Iterator[Tensor]:

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..core.schema import brief, check_text
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
+from ..schema import brief, check_text
 from .hf_vision import Vision
 
 Message = Mapping[str, object]

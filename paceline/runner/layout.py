@@ -53,7 +53,7 @@ class PassLayout:
     starts: list[int]
     num_nodes: int
     tree: TokenTree | None
-    canonical: bool
+    batch_invariant: bool
     row_multiple: int = 1
     max_length: int = 1 << 30
     slots: list[int] | None = None  # row b of the cache's tensors; None: row b is slot b
@@ -162,18 +162,18 @@ class PassLayout:
     def _edges(self, row: int) -> list[int]:
         """Where the nodes of a row are cut: before each that begins a block."""
         given = self.num_given or self.num_nodes
-        cuts = [i for i in range(1, given) if (self.starts[row] + i) % BLOCK == 0] if self.canonical else []
+        cuts = [i for i in range(1, given) if (self.starts[row] + i) % BLOCK == 0] if self.batch_invariant else []
         return [0, *cuts, self.num_nodes]
 
     def _width(self, row: int, last: int) -> int:
         """Columns that nodes before `last` read; what only pads the pass may miss its own."""
         given = self.num_given or self.num_nodes
-        return round_up(self.starts[row] + (min(last, given) if self.canonical else last))
+        return round_up(self.starts[row] + (min(last, given) if self.batch_invariant else last))
 
     def _joins(self, row: int, other: int) -> bool:
         """Whether two rows may share a call: with the same columns, or, where bits do not matter, nearly the same."""
         here, there = self._width(row, self.num_nodes), self._width(other, self.num_nodes)
-        if self.canonical:
+        if self.batch_invariant:
             return here == there and len(self._edges(row)) == len(self._edges(other)) == 2
         return 2 * min(here, there) > max(here, there)
 

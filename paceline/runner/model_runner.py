@@ -34,7 +34,7 @@ class ModelRunner:
     had. Native passes have it by construction. Others are then padded to a multiple of `row_multiple` rows, measured on
     this device, and trees are computed as the chains they consist of. Raises `NumericsError` where it is required and
     cannot be had.
-    joins: the end of a prompt and the first draft share a pass; not where bits were measured without.
+    can_fuse_prefill: the end of a prompt and the first draft share a pass; not where bits were measured without.
     static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where the model's layers are of
     the Llama form; None: on CUDA. With invariant numerics they stay only if they give the bits of the other passes, and
     trees that branch do without them. Trees with mask tokens always do: only passes made anew know their rows.
@@ -67,7 +67,7 @@ class ModelRunner:
                 self.invariant, self.row_multiple = True, multiple
             elif invariant:
                 raise refuse(loaded)
-        self.joins = loaded.native is not None or not self.invariant
+        self.can_fuse_prefill = loaded.native is not None or not self.invariant
         check_sight(self)  # as prompts will be read, padded with invariant numerics
 
     @property
@@ -80,18 +80,18 @@ class ModelRunner:
         """Mask tokens that a pass may hold, `vocab_size` and up; 0 without an adapter."""
         return 0 if self.loaded.gate is None else self.loaded.gate.adapter.num_masks
 
-    def wear(self, adapter: SpaceAdapter) -> None:
+    def attach_adapter(self, adapter: SpaceAdapter) -> None:
         """Take mask tokens from now on: their rows get the adapter's embeddings and factors, all others stay untouched.
 
         The model gets a module tree of its own over the same tensors (`runner.loaded`); the static passes keep the old
         one. Putting on the same weights again does nothing. Errors: ConfigError while others are worn, or where the
         adapter was changed since, IncompatibleModels where it does not fit.
         """
-        worn = self.loaded.gate
-        if worn is None:
+        attached = self.loaded.gate
+        if attached is None:
             self.loaded = self.loaded.wearing(adapter)
-        elif not worn.holds(adapter):
-            changed = worn.source is adapter
+        elif not attached.holds(adapter):
+            changed = attached.source is adapter
             raise ConfigError(
                 "the SPACE adapter was changed while it is worn" if changed else "another SPACE adapter is worn",
                 got="other weights than those that were put on" if changed else "a second adapter",
@@ -120,7 +120,7 @@ class ModelRunner:
         other = ModelRunner.__new__(ModelRunner)
         other.loaded, other.max_length, other.cache, other.lock = loaded, self.max_length, self.cache, self.lock
         other.states = StateStore(self.cache.num_slots)
-        other.reader, other.chunk, other.joins = PromptReader(), self.chunk, False
+        other.reader, other.chunk, other.can_fuse_prefill = PromptReader(), self.chunk, False
         other.invariant, other.row_multiple = loaded.native is not None, 1
         other._wants_static = self._wants_static
         other.static = other._static_passes()
@@ -131,7 +131,7 @@ class ModelRunner:
         return StaticPasses(fused, self.cache, self.max_length) if self._wants_static and fused is not None else None
 
     @property
-    def undraftable(self) -> frozenset[int]:
+    def banned_token_ids(self) -> frozenset[int]:
         """Tokens that stand for pictures: never drafted."""
         return frozenset() if self.loaded.vision is None else self.loaded.vision.placeholder_ids
 
@@ -162,26 +162,26 @@ class ModelRunner:
 
     @torch.inference_mode()
     def read(
-        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, leave: bool = False
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
     ) -> float:
         """Cache a text but for its last token, the first root, in the slot that `admit` gave for it.
 
-        leave: as in `prefill`, of the text behind the pictures. Returns the seconds in the vision tower.
+        defer_last_chunk: as in `prefill`, of the text behind the pictures. Returns the seconds in the vision tower.
         """
         begin, seconds = 0, 0.0
         if vision is not None:
             begin, seconds = self.reader.read(self, slot, token_ids, vision)
-        self.prefill(slot, token_ids[begin:-1], leave)
+        self.prefill(slot, token_ids[begin:-1], defer_last_chunk)
         return seconds
 
     @torch.inference_mode()
-    def prefill(self, slot: int, token_ids: Sequence[int], leave: bool = False) -> None:
+    def prefill(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> None:
         """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix.
 
-        leave: the last chunk is not read, so that it may share the pass of the first draft.
+        defer_last_chunk: the last chunk is not read, so that it may share the pass of the first draft.
         """
         for begin in range(0, len(token_ids), self.chunk):
-            if leave and begin + self.chunk >= len(token_ids):
+            if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
             self.read_chunk(slot, token_ids[begin : begin + self.chunk])
 

@@ -157,7 +157,7 @@ class StaticPass:
         segments = {
             (w, g): [self._segment(visible(starts, reach, positions, bucket.columns, w), g)] for w, g in self._kinds
         }
-        layout = PassLayout([0] * bucket.batch, bucket.nodes, tree, canonical=False, _segments=segments)
+        layout = PassLayout([0] * bucket.batch, bucket.nodes, tree, batch_invariant=False, _segments=segments)
         x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
         cos, sin = self._cos[positions.view(-1)], self._sin[positions.view(-1)]
         passing: States = {}

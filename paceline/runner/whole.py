@@ -10,9 +10,9 @@ from pydantic import Field
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..core.schema import Many, checked, validate
 from ..errors import ConfigError
 from ..hf.weight_files import Stored
+from ..schema import Many, checked, validate
 from .folder import refused
 
 _SLACK = 1 << 24  # numbers that a model may hold beyond twice those of its files: buffers

@@ -1,6 +1,6 @@
 """From logits to laws and from tokens to text.
 
-target_law       p of every node of a tree, each node with the processors applied on its own path
+target_distribution       p of every node of a tree, each node with the processors applied on its own path
 warp             temperature, top_k, top_p and min_p, vectorised over rows
 DraftSampler     draws a draft model's tokens under the same warpers, and keeps the law they were drawn from
 confidence       the probability a draft gave its token, for policies
@@ -10,8 +10,8 @@ token_logprob    the target's log-probabilities of an emitted token
 
 from .detokenize import Detokenizer
 from .draft_sampler import DraftSampler, confidence
-from .law import target_law
+from .law import target_distribution
 from .logprobs import token_logprob
 from .warpers import warp
 
-__all__ = ["Detokenizer", "DraftSampler", "confidence", "target_law", "token_logprob", "warp"]
+__all__ = ["Detokenizer", "DraftSampler", "confidence", "target_distribution", "token_logprob", "warp"]

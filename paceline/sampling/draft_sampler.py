@@ -16,8 +16,8 @@ from ..core.argmax import argmax
 from ..core.draft import Law
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel, uniforms
+from .banned import bar, columns_below
 from .processors import add_bias, mask_endings
-from .undraftable import bar, columns_below
 from .warpers import is_warped, warp
 
 _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
@@ -28,11 +28,11 @@ class DraftSampler:
     """Draws the next drafted token of each sequence.
 
     The draft's law has the warpers, `logit_bias` and the mask of `min_tokens`; the processors that look at the past
-    are left to the target, which costs acceptance and never correctness. undraftable: tokens it never draws.
+    are left to the target, which costs acceptance and never correctness. banned_token_ids: tokens it never draws.
     """
 
-    def __init__(self, coupled: bool, undraftable: Collection[int] = ()):
-        self.coupled, self.undraftable = coupled, undraftable
+    def __init__(self, coupled: bool, banned_token_ids: Collection[int] = ()):
+        self.coupled, self.banned_token_ids = coupled, banned_token_ids
 
     @property
     def law(self) -> Law:
@@ -80,7 +80,7 @@ class DraftSampler:
             if biased[row]:
                 add_bias(scores[row : row + 1], seq)
                 mask_endings(scores[row : row + 1], seq, seq.num_output + offset)
-        scores = bar(scores, columns_below(self.undraftable, scores.shape[1]))
+        scores = bar(scores, columns_below(self.banned_token_ids, scores.shape[1]))
         warped = [row for row, seq in enumerate(seqs) if is_warped(seq.params)]
         if not warped:
             return scores

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..core.outputs import TargetLaw
+from ..core.outputs import TargetDistribution
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError, NumericsError
@@ -19,11 +19,11 @@ from .processors import is_edited, process
 from .warpers import is_warped, warp
 
 
-def target_law(
+def target_distribution(
     logits: Tensor,  # [B, N, V]
     seqs: Seq[Sequence],  # B
     tree: TokenTree,
-) -> TargetLaw:
+) -> TargetDistribution:
     """The law of the token after each candidate, in the order that SamplingParams documents.
 
     logits: raw, of every node; never written to. Processed scores are float32; a greedy row without processors keeps
@@ -35,9 +35,9 @@ def target_law(
     """
     is_greedy = [seq.params.temperature == 0 for seq in seqs]
     if all(_is_raw(seq) for seq in seqs):
-        return TargetLaw(logits, is_greedy)
+        return TargetDistribution(logits, is_greedy)
     errors = dict[tuple[int, int], Exception]()
-    return TargetLaw(logits, is_greedy, _Processing(seqs, tree, errors), errors)
+    return TargetDistribution(logits, is_greedy, _Processing(seqs, tree, errors), errors)
 
 
 def _is_raw(seq: Sequence) -> bool:

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, Strict
 
-from ..core.schema import Text, checked, validate
 from ..errors import ConfigError
+from ..schema import Text, checked, validate
 from ..system.files import read_text
 from .extras import need
 

@@ -21,8 +21,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ..core.schema import validate
 from ..errors import ConfigError
+from ..schema import validate
 from ..system.files import read_json, write_text
 from .pictures import PicturedChat
 from .prepare import written

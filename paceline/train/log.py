@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from ..core.schema import validate
+from ..schema import validate
 from ..system.files import parse_json, read_text, write_text
 from .config import TrainConfig
 from .estimate import Cost

@@ -31,7 +31,6 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import SamplingParams, Sequence
-from ..core.schema import checked, validate
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
 from ..decoding import SpeculativeDecoder, generate
@@ -39,6 +38,7 @@ from ..errors import ConfigError
 from ..policy import Fixed
 from ..runner import ModelRunner
 from ..runner.hf_pictures import text_prompt
+from ..schema import checked, validate
 from ..system.files import parse_json, read_bytes, read_json, write_text
 from ..verify import Coupled
 from .pictures import Asked, PicturedChat, read_again

@@ -14,19 +14,20 @@ from torch import Tensor
 from ..core.argmax import argmax, node_argmax
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetLaw, VerifyOutput, Walk
+from ..core.outputs import TargetDistribution, VerifyOutput, Walk
 from ..core.rng import Purpose, gumbel
-from ..core.schema import checked_call
+from ..schema import checked_call
 from .walk import Branches, to_list
 
 
-def choose(law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
+def choose(law: TargetDistribution, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
     """The target's token at each position: argmax(scores + noise), a draw from the law; argmax(scores) if greedy.
 
     The Gumbel-max draw (Gumbel 1954; Maddison et al. 1411.0030). Plain decoding calls it, and so may drafters, with
     log q for scores: sharing the noise makes them agree as often as the laws overlap allows, nearly.
 
-    positions: absolute position of the token that each row of scores decides. Errors: those of `TargetLaw.error`.
+    positions: absolute position of the token that each row of scores decides.
+    Errors: those of `TargetDistribution.error`.
     """
     places = [
         (row, node, position) for row, found in enumerate(to_list(positions)) for node, position in enumerate(found)
@@ -39,7 +40,7 @@ def choose(law: TargetLaw, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N
 
 
 def _choices(
-    law: TargetLaw, is_greedy: Sequence[bool], seeds: Sequence[int], places: list[tuple[int, int, int]]
+    law: TargetDistribution, is_greedy: Sequence[bool], seeds: Sequence[int], places: list[tuple[int, int, int]]
 ) -> dict[tuple[int, int], int]:
     """The target's token after each (row, node), whose position comes third; -1 where the scores give no law.
 
@@ -93,7 +94,9 @@ class Coupled(Verifier):
     def __init__(self, whole_tree: bool | None = None):
         self.whole_tree = whole_tree
 
-    def verify(self, draft: Draft, law: TargetLaw, seeds: Sequence[int], positions: Sequence[int]) -> VerifyOutput:
+    def verify(
+        self, draft: Draft, law: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
+    ) -> VerifyOutput:
         """Walk all trees together, one level a turn. `positions[b]` is the position of the token after the root."""
         trees = Branches.read(draft.tree)
         walks = dict[int, Walk]()

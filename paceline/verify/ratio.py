@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetLaw, VerifyOutput, Walk
+from ..core.outputs import TargetDistribution, VerifyOutput, Walk
 from .chance import Chance, Keyed
 from .rows import check_draft, p_at, q_at
 from .siblings import iid, point_mass, without_replacement
@@ -34,7 +34,9 @@ class Ratio(Verifier):
     lossless: ClassVar[bool] = True
     exact: ClassVar[bool] = False
 
-    def verify(self, draft: Draft, law: TargetLaw, seeds: Sequence[int], positions: Sequence[int]) -> VerifyOutput:
+    def verify(
+        self, draft: Draft, law: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
+    ) -> VerifyOutput:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
         check_draft(draft, law)
         rows = Branches.read(draft.tree)

@@ -7,16 +7,16 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.outputs import TargetLaw
+from ..core.outputs import TargetDistribution
 from ..errors import DraftError
 
 
-def p_at(law: TargetLaw, row: int, node: int) -> Float64[Tensor, " V"] | None:
+def p_at(law: TargetDistribution, row: int, node: int) -> Float64[Tensor, " V"] | None:
     """The target's law after a node; None where the scores give none."""
     scores = law.at([row], [node])
     if not bool(scores.max().isfinite()):  # NaN passes through max
         return None
-    return TargetLaw(scores.unsqueeze(0), law.is_greedy[row : row + 1]).probs()[0, 0].cpu()
+    return TargetDistribution(scores.unsqueeze(0), law.is_greedy[row : row + 1]).probs()[0, 0].cpu()
 
 
 def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:
@@ -37,7 +37,7 @@ def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:
     return q / mass
 
 
-def check_draft(draft: Draft, law: TargetLaw) -> None:
+def check_draft(draft: Draft, law: TargetDistribution) -> None:
     """Refuse a draft whose q is missing, unexpected, or of another shape than the target's scores."""
     if not draft.has_law:
         raise DraftError(

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetLaw, VerifyOutput, Walk
-from ..core.schema import checked_call
+from ..core.outputs import TargetDistribution, VerifyOutput, Walk
 from ..errors import LossyNotAllowed
+from ..schema import checked_call
 from .chance import Keyed
 from .laws import probability
 from .rows import p_at
@@ -55,7 +55,9 @@ class Typical(Verifier):
         entropy = float(-p.xlogy(p).sum())
         return min(self.epsilon, self.delta * math.exp(-entropy))
 
-    def verify(self, draft: Draft, law: TargetLaw, seeds: Sequence[int], positions: Sequence[int]) -> VerifyOutput:
+    def verify(
+        self, draft: Draft, law: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
+    ) -> VerifyOutput:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
         rows = Branches.read(draft.tree)
         walks = list[Walk]()
@@ -67,7 +69,7 @@ class Typical(Verifier):
             walks.append(Walk(path, token, is_bonus=not branches.children[node]))
         return VerifyOutput.of(walks, law.scores.device)
 
-    def _longest(self, branches: Branches, law: TargetLaw, row: int) -> list[int]:
+    def _longest(self, branches: Branches, law: TargetDistribution, row: int) -> list[int]:
         """The longest path of tokens that stand; of equally long ones the likeliest."""
         best, best_rank = list[int](), (0, 0.0)
         open_paths: list[tuple[list[int], float]] = [([], 0.0)]

@@ -33,7 +33,7 @@ def quality(scripts):
 
 
 @pytest.fixture(scope="module")
-def worn(model, tmp_path_factory) -> str:
+def attached(model, tmp_path_factory) -> str:
     """A random adapter with a transition, saved for the tiny model."""
     made = adapter(num_masks=2, rank=2, transition_rank=4, max_position_embeddings=512)
     return str(save_head(tmp_path_factory.mktemp("adapter") / "random", made, load_model(model), {}, "a random one"))
@@ -158,11 +158,11 @@ def test_quality_as_a_whole(quality, model, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_space_as_a_whole(scripts, model, worn, prompts, tmp_path, capsys):
+def test_space_as_a_whole(scripts, model, attached, prompts, tmp_path, capsys):
     result = tmp_path / "result.json"
     sizes = "--num-prompts 3 --tokens 10 --temperatures 1 --k 1 2 3 --nodes 4 --depths 2 --batch 2 --weights int8"
     others = ["--no-transition", "--drafters", "lookup", "--draft-nodes", "3", "--json", str(result)]
-    code = scripts["space"].main([model, worn, "--quick", "--suites", prompts, *sizes.split(), *others])
+    code = scripts["space"].main([model, attached, "--quick", "--suites", prompts, *sizes.split(), *others])
     told = capsys.readouterr()
     assert code == 0, told
     assert "left out: 3 in a row" in told.err
@@ -183,7 +183,7 @@ def test_space_as_a_whole(scripts, model, worn, prompts, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_space_tells_of_answers_that_differ(scripts, model, worn, prompts, monkeypatch, capsys):
+def test_space_tells_of_answers_that_differ(scripts, model, attached, prompts, monkeypatch, capsys):
     """The mutant: an engine that answers something else."""
     true = scripts["space"].engines_of
 
@@ -194,11 +194,11 @@ def test_space_tells_of_answers_that_differ(scripts, model, worn, prompts, monke
 
     monkeypatch.setattr(scripts["space"], "engines_of", wrong)
     quick = ["--quick", "--suites", prompts, "--tokens", "6", "--k", "1", "--nodes"]
-    assert scripts["space"].main([model, worn, *quick]) == 1
+    assert scripts["space"].main([model, attached, *quick]) == 1
     assert "another model differs (weights none, batch 1, temperature 0) on 1, " in capsys.readouterr().err
 
 
-def test_a_transition_can_be_taken_off(scripts, model, worn):
+def test_a_transition_can_be_taken_off(scripts, model, attached):
     whole = adapter(num_masks=2, rank=2, transition_rank=4)
     bare = scripts["space"].without_transition(whole)
     assert bare.shift(torch.ones(1, 32)) is None

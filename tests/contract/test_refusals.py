@@ -150,7 +150,7 @@ class Breaks(Adversary):
     def propose(self, seqs, budgets):
         return self.draft()
 
-    def drafts_unread(self, arm=None):
+    def drafts_during_prefill(self, drafter_index=None):
         return True
 
     def nodes(self, seq, budget):

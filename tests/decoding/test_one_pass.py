@@ -24,12 +24,12 @@ SHORT = SamplingParams(max_tokens=4)
 class UnreadTrees(RandomTrees):
     """Random trees that are there before the prompt is read."""
 
-    def drafts_unread(self, arm=None):
+    def drafts_during_prefill(self, drafter_index=None):
         return True
 
 
 class UnreadConstant(Constant):
-    def drafts_unread(self, arm=None):
+    def drafts_during_prefill(self, drafter_index=None):
         return True
 
 

@@ -96,8 +96,8 @@ def test_outlook_of_all_members():
     drafter.bind(ModelRunner(TARGET, 2), Coupled())
     seq = sequence(TARGET, REPEATING, SamplingParams())
     seq.slot = 0
-    looks = drafter.outlook(seq)
-    assert [(look.source, look.hint, look.pending) for look in looks] == [
+    looks = drafter.draft_options(seq)
+    assert [(look.source, look.hint, look.uncached_tokens) for look in looks] == [
         ("lookup", -1, 0), ("draft_model", 0, len(REPEATING) - 1), ("none", -1, 0)]  # fmt: skip
 
 
@@ -158,14 +158,14 @@ class Dropping(DraftModel):
         for row, budget in enumerate(budgets):
             last = int((~made.tree.is_probe[row]).sum()) - 1
             assert made.confidence is not None
-            if last > 0 and not budget.goes_on([float(made.confidence[row, last])]):
+            if last > 0 and not budget.should_continue([float(made.confidence[row, last])]):
                 made.tree.is_probe[row, last] = True
         return made
 
 
 class StopsAtWeakTokens(DraftPolicy):
     def budgets(self, seqs):
-        return [DraftBudget(3, 3, goes_on=lambda sure: sure[-1] >= 0.2)] * len(seqs)
+        return [DraftBudget(3, 3, should_continue=lambda sure: sure[-1] >= 0.2)] * len(seqs)
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -176,14 +176,14 @@ def test_keeping_the_last_token_keeps_the_law_and_dropping_it_does_not(monkeypat
 
 
 def test_confidence_is_computed_only_when_asked_for():
-    for goes_on, expected in ((None, 3), (lambda sure: len(sure) < 2, 2)):
+    for should_continue, expected in ((None, 3), (lambda sure: len(sure) < 2, 2)):
         drafter = DraftModel(small_draft())
         drafter.bind(ModelRunner(TARGET, 1), Coupled())
         seq = sequence(TARGET, REPEATING, SamplingParams())
         seq.slot = 0
-        made = drafter.propose([seq], [DraftBudget(3, 3, goes_on=goes_on)])
+        made = drafter.propose([seq], [DraftBudget(3, 3, should_continue=should_continue)])
         assert made.tree.num_nodes - 1 == expected
-        if goes_on is None:
+        if should_continue is None:
             assert made.confidence is None
         else:
             assert made.confidence is not None
@@ -196,10 +196,10 @@ def test_lookup_hint_is_the_length_of_the_match():
         seq = sequence(TARGET, tokens, SamplingParams())
         seq.slot = 0
         lookup = PromptLookup()
-        assert lookup.outlook(seq)[0].hint == hint
+        assert lookup.draft_options(seq)[0].hint == hint
         assert lookup.propose([seq], [DraftBudget(2, 2)]).hints == (hint,)
         seq.token_ids.append(77)  # the text grew: nothing is remembered that no longer holds
-        assert lookup.outlook(seq)[0].hint == -1
+        assert lookup.draft_options(seq)[0].hint == -1
         assert lookup.propose([seq], [DraftBudget(2, 2)]).tree.num_nodes == 1
 
 

@@ -150,12 +150,14 @@ class TokenNotShifted(Eagle):
     """Pairs a state with its own token."""
 
     def _catch_up(self, seqs, most):
-        digest = self.layer.digest
-        self.layer.digest = lambda slots, tokens, *rest: digest(slots, [[t + 1 for t in row] for row in tokens], *rest)
+        extend_cache = self.layer.extend_cache
+        self.layer.extend_cache = lambda slots, tokens, *rest: extend_cache(
+            slots, [[t + 1 for t in row] for row in tokens], *rest
+        )
         try:
             return super()._catch_up(seqs, most)
         finally:
-            self.layer.digest = digest
+            self.layer.extend_cache = extend_cache
 
 
 class PositionOff(EaglePass):
@@ -211,10 +213,10 @@ def test_budgets():
     assert math.isnan(sure[0])
     assert len(drafted(DraftBudget(0, 0))[0]) == 1
     assert drafted(DraftBudget(4, 4), tree="chain")[1] == [-1, 0, 1, 2, 3]
-    assert len(drafted(DraftBudget(4, 9, goes_on=lambda sure: len(sure) < 2), tree="chain")[0]) == 3
-    assert len(drafted(DraftBudget(4, 9, least=1.1))[0]) == 1
+    assert len(drafted(DraftBudget(4, 9, should_continue=lambda sure: len(sure) < 2), tree="chain")[0]) == 3
+    assert len(drafted(DraftBudget(4, 9, min_prob=1.1))[0]) == 1
     paths = [sure[n] * (sure[parents[n]] if parents[n] else 1.0) for n in range(1, 10)]
-    assert len(drafted(DraftBudget(2, 50, least=min(paths)))[0]) >= len([p for p in paths if p >= min(paths)])
+    assert len(drafted(DraftBudget(2, 50, min_prob=min(paths)))[0]) >= len([p for p in paths if p >= min(paths)])
     assert set(tokens[1:]) <= set(random_head(target(), 3).draft_ids.tolist())
 
 
@@ -223,7 +225,7 @@ def test_a_text_of_one_token_has_no_pair():
     drafter, _ = bound(random_head(target(), 1))
     seq = sequence(target(), [5], SamplingParams())
     seq.slot = 0
-    assert drafter.outlook(seq)[0].hint < 0
+    assert drafter.draft_options(seq)[0].hint < 0
 
 
 def test_outlook_tells_what_is_pending():
@@ -232,21 +234,21 @@ def test_outlook_tells_what_is_pending():
     seq = sequence(target(), ids, SamplingParams())
     seq.slot = runner.admit(ids)
     runner.prefill(seq.slot, ids[:-1])
-    look = drafter.outlook(seq)[0]
-    assert (look.source, look.hint, look.pending, look.branches) == ("eagle3", 0, 39 - 8, 5)
+    look = drafter.draft_options(seq)[0]
+    assert (look.source, look.hint, look.uncached_tokens, look.branches) == ("eagle3", 0, 39 - 8, 5)
     drafter.propose([seq], [WIDE])
-    assert drafter.outlook(seq)[0].pending == 0
+    assert drafter.draft_options(seq)[0].uncached_tokens == 0
     drafter.release([seq.slot])
-    assert drafter.outlook(seq)[0].pending == 39 - 8
+    assert drafter.draft_options(seq)[0].uncached_tokens == 39 - 8
 
 
 def test_seconds_disturb_nothing():
     drafter, _ = bound(random_head(target(), 1))
     drafter.layer.cache.lengths[0] = 7
-    ((source, (token, pending)),) = drafter.seconds().items()
+    ((source, (token, uncached_tokens)),) = drafter.seconds().items()
     assert source == "eagle"
     assert token > 0
-    assert pending > 0
+    assert uncached_tokens > 0
     assert drafter.layer.cache.lengths[0] == 7
 
 

@@ -32,8 +32,8 @@ class ForgetsLevels(NativeEagle):
 class PairsUnread(NativeEagle):
     """Only the last pair is digested."""
 
-    def digest(self, slots, tokens, states, *rest):
-        return super().digest(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], *rest)
+    def extend_cache(self, slots, tokens, states, *rest):
+        return super().extend_cache(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], *rest)
 
 
 def test_all_of_a_tree_is_right():

@@ -7,10 +7,10 @@ import torch
 
 from paceline import Plain, SamplingParams
 from paceline.core.interfaces import DraftBudget, DraftPolicy
-from paceline.core.outputs import TargetLaw
+from paceline.core.outputs import TargetDistribution
 from paceline.drafters.heads import Blockwise, Medusa
-from paceline.drafters.likeliest import likeliest
 from paceline.drafters.mtp import Mtp
+from paceline.drafters.top_tokens import top_tokens
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.modules import MedusaConfig, MedusaHead
 from paceline.runner import ModelRunner
@@ -136,13 +136,13 @@ def test_medusa_trees_keep_their_budgets(temperature):
             depth.append(depth[parent] + 1)
         assert max(depth) == 2
         assert stands[1:] == sorted(stands[1:], reverse=True), "best nodes first"
-    for _, parents, sure in drafted(Budgets(depth=3, nodes=30, least=0.02), temperature=temperature):
+    for _, parents, sure in drafted(Budgets(depth=3, nodes=30, min_prob=0.02), temperature=temperature):
         stands = [1.0]
         for parent, p in zip(parents[1:], sure[1:], strict=True):
             stands.append(stands[parent] * p)
         assert min(stands) >= 0.02
-    assert all(len(tokens) == 1 for tokens, _, _ in drafted(Budgets(depth=3, nodes=30, least=1.0)))
-    one_level = drafted(Budgets(depth=3, nodes=30, goes_on=lambda sure: False))
+    assert all(len(tokens) == 1 for tokens, _, _ in drafted(Budgets(depth=3, nodes=30, min_prob=1.0)))
+    one_level = drafted(Budgets(depth=3, nodes=30, should_continue=lambda sure: False))
     assert all(set(parents[1:]) == {0} for _, parents, _ in one_level)
 
 
@@ -162,13 +162,13 @@ def test_sampled_rows_draft_the_target_s_own_choice():
     logits = torch.randn(64, 97, generator=torch.Generator().manual_seed(0))
     params = SamplingParams(temperature=0.8, top_k=30)
     seqs = [sequence(target, prompt(3 + n % 5, n), params, seed=n) for n in range(64)]
-    law = TargetLaw(warp(logits, [params] * 64).unsqueeze(1), [False] * 64)
+    law = TargetDistribution(warp(logits, [params] * 64).unsqueeze(1), [False] * 64)
     positions = torch.tensor([[len(seq.token_ids) + 2] for seq in seqs])
     expected = choose(law, torch.arange(64), positions).squeeze(1).tolist()
     ids = torch.arange(97)
 
     def agreement(offset: int, coupled: bool) -> float:
-        tokens, logps = likeliest(logits, ids, seqs, offset, 5, coupled)
+        tokens, logps = top_tokens(logits, ids, seqs, offset, 5, coupled)
         assert all(row == sorted(row, reverse=True) and math.fsum(map(math.exp, row)) <= 1.001 for row in logps)
         return sum(row[0] == token for row, token in zip(tokens, expected, strict=True)) / 64
 
@@ -251,5 +251,5 @@ def test_measured_times():
     per_token, per_pending = drafter.seconds()["medusa"]
     assert per_token > 0
     assert per_pending == 0
-    assert drafter.outlook(sequence(target, prompt(4), SamplingParams()))[0].branches == 6
-    assert drafter.outlook(sequence(target, [5], SamplingParams()))[0].hint == -1
+    assert drafter.draft_options(sequence(target, prompt(4), SamplingParams()))[0].branches == 6
+    assert drafter.draft_options(sequence(target, [5], SamplingParams()))[0].hint == -1

@@ -66,7 +66,7 @@ class StopsEarly(DraftPolicy):
     def budgets(self, seqs):
         self.rounds += 1
         stops = self.rounds % 9 != 0
-        return [DraftBudget(5, 5, goes_on=(lambda sure: False) if stops else None) for _ in seqs]
+        return [DraftBudget(5, 5, should_continue=(lambda sure: False) if stops else None) for _ in seqs]
 
 
 @DTYPES
@@ -148,7 +148,7 @@ def test_outlook_and_measured_times():
     pendings = []
 
     def check(seqs, budgets, made):
-        pendings.append([drafter.outlook(seq)[0].pending for seq in seqs])
+        pendings.append([drafter.draft_options(seq)[0].uncached_tokens for seq in seqs])
 
     watched(drafter, target, PROMPTS, check, rounds=3)
     assert pendings == [[0, 0, 0]] * 3  # after a draft all but the window of the next one is known

@@ -10,11 +10,11 @@ from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate, loop
 from paceline.decoding.contract import check_draft
 from paceline.drafters import Blockwise, Medusa, Mtp, Space, prompt_lookup
-from paceline.drafters import likeliest as ranking
+from paceline.drafters import top_tokens as ranking
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.sampling import DraftSampler, draft_sampler
-from paceline.sampling.undraftable import bar, before_undraftable, columns_below, columns_of
+from paceline.sampling.banned import bar, before_banned, columns_below, columns_of
 from tests.drafters.heads_helpers import SOME, blockwise, medusa, mtp
 from tests.drafters.test_eagle import random_head
 from tests.helpers import VOCAB, loaded, prompt, sequence
@@ -30,7 +30,7 @@ LOOPING = [5, 9, 8, 31, 5, 9, 8, 31, 5]
 class Sees(ModelRunner):
     """A target whose vocabulary is half placeholders."""
 
-    undraftable = MOST
+    banned_token_ids = MOST
 
 
 def drafters():
@@ -54,7 +54,7 @@ def drafted_tokens(drafter, verifier=None) -> set[int]:
     """All candidates of a few rounds, by a loop that refuses none."""
     seen = set[int]()
 
-    def noted(draft, *rest, undraftable=()):
+    def noted(draft, *rest, banned_token_ids=()):
         tree = draft.tree
         seen.update(tree.token_ids[:, 1:][~tree.is_probe[:, 1:]].tolist())
 
@@ -94,7 +94,7 @@ def test_without_the_bar_they_would(monkeypatch, name):
 
 
 def test_lookup_without_the_stop_would(monkeypatch):
-    monkeypatch.setattr(prompt_lookup, "before_undraftable", lambda tokens, undraftable: tokens)
+    monkeypatch.setattr(prompt_lookup, "before_banned", lambda tokens, banned_token_ids: tokens)
     assert drafted_tokens(PromptLookup()) & MOST
 
 
@@ -103,7 +103,7 @@ def test_lookup_has_nothing_to_propose_before_a_placeholder():
     lookup.bind(Sees(loaded(), 1), Coupled())
     seq = sequence(loaded(), [5, 8, 7, 5], PARAMS[0])
     seq.slot = 0
-    assert lookup.outlook(seq)[0].hint == -1
+    assert lookup.draft_options(seq)[0].hint == -1
 
 
 def test_q_leaves_them_out():
@@ -138,4 +138,4 @@ def test_columns():
     assert bar(scores, None) is scores
     assert bar(scores, torch.tensor([1]))[:, 1].isinf().all()
     assert not scores.any()
-    assert before_undraftable([1, 2, 3], {3}) == [1, 2]
+    assert before_banned([1, 2, 3], {3}) == [1, 2]

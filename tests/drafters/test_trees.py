@@ -1,4 +1,4 @@
-"""Growing trees against slow and obvious forms: brute force over whole law trees."""
+"""TreeBuilder trees against slow and obvious forms: brute force over whole law trees."""
 
 import itertools
 import math
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paceline.drafters.trees import MC_SIM_7B_63, Dynamic, Growing, Grown, Static, cut, from_marginals, stacked
+from paceline.drafters.trees import MC_SIM_7B_63, DraftTree, Dynamic, Static, TreeBuilder, cut, from_marginals, stacked
 
 Path = tuple[int, ...]
 
@@ -28,7 +28,7 @@ class Laws:
         return tokens, [math.log(w / sum(weights)) for w in weights]
 
 
-def grow(tree: Growing, laws: Laws) -> Grown:
+def grow(tree: TreeBuilder, laws: Laws) -> DraftTree:
     """As a drafter does it."""
     paths: dict[int, Path] = {-1: ()}
     while tree.frontier:
@@ -40,14 +40,14 @@ def grow(tree: Growing, laws: Laws) -> Grown:
     return tree.finish()
 
 
-def paths_of(grown: Grown) -> list[Path]:
+def paths_of(grown: DraftTree) -> list[Path]:
     paths: list[Path] = [()]
     for token, parent in zip(grown.tokens, grown.parents, strict=True):
         paths.append((*paths[parent], token))
     return paths[1:]
 
 
-def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, least: float = 0.0) -> set[Path]:
+def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, min_prob: float = 0.0) -> set[Path]:
     """EAGLE-2 without any cleverness: expand the best top_k of each whole level, then sort everything."""
     pool: list[tuple[float, int, int, Path]] = []  # (-score, depth, order, path)
     frontier: list[tuple[float, Path]] = [(0.0, ())]
@@ -59,7 +59,7 @@ def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, least: float = 0.0) -
             newest += [(above + logp, (*path, token)) for token, logp in children if logp > -math.inf]
         pool += [(-score, level, len(pool) + order, path) for order, (score, path) in enumerate(newest)]
         frontier = sorted(newest, key=lambda pair: -pair[0])[:top_k]
-    worth = [entry for entry in pool if least == 0 or -entry[0] >= math.log(least)]
+    worth = [entry for entry in pool if min_prob == 0 or -entry[0] >= math.log(min_prob)]
     return {path for *_, path in sorted(worth)[:nodes]}
 
 
@@ -192,7 +192,7 @@ def test_marginals_below_least_are_left_out():
     assert paths_of(made) == [(1,), (2,), (1, 3)]
 
 
-def _along(made: Grown, node: int) -> list[float]:
+def _along(made: DraftTree, node: int) -> list[float]:
     chain = []
     node += 1
     while node:
@@ -202,7 +202,9 @@ def _along(made: Grown, node: int) -> list[float]:
 
 
 def test_a_batch_is_padded_with_probes():
-    tree, sure = stacked([7, 8, 9], [Grown([1, 2], [0, 0], [0.5, 0.25]), Grown([], [], []), Grown([3], [0], [1.0])])
+    tree, sure = stacked(
+        [7, 8, 9], [DraftTree([1, 2], [0, 0], [0.5, 0.25]), DraftTree([], [], []), DraftTree([3], [0], [1.0])]
+    )
     assert tree.token_ids.tolist() == [[7, 1, 2], [8, 0, 0], [9, 3, 0]]
     assert tree.is_probe.tolist() == [[False, False, False], [False, True, True], [False, False, True]]
     assert sure.isnan().tolist() == [[True, False, False], [True, True, True], [True, False, True]]

@@ -13,7 +13,7 @@ from paceline.decoding import SpeculativeDecoder, autoregressive
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.prompts_of import read_prompt
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
-from paceline.runner.lent_tower import LentTower
+from paceline.runner.shared_tower import SharedVisionTower
 from paceline.spec_config import parse
 from tests.cache.common import agree, held
 from tests.drafters.test_eagle import random_head
@@ -172,7 +172,7 @@ def test_a_blind_draft_reads_the_text_between():
     llm = opened(drafter)
     (seq,), _ = llm._sequences(CHATS[1], SamplingParams())
     reading = drafter._sight.reading(seq, drafter.runner)
-    assert reading.prompt == [t for t in seq.prompt_ids if t not in llm.runner.undraftable]
+    assert reading.prompt == [t for t in seq.prompt_ids if t not in llm.runner.banned_token_ids]
     assert 0 < len(reading.prompt) < len(seq.prompt_ids)
     assert reading.vision is None
 
@@ -183,8 +183,8 @@ def test_the_tower_runs_once_where_it_is_shared(monkeypatch):
     drafter = DraftModel(wide, vision="shared")
     llm = opened(drafter)
     tower = llm.runner.loaded.vision.tower.vision_tower
-    assert isinstance(tower, LentTower)
-    assert not isinstance(llm.loaded.vision.tower.vision_tower, LentTower)  # what was given stays as it was
+    assert isinstance(tower, SharedVisionTower)
+    assert not isinstance(llm.loaded.vision.tower.vision_tower, SharedVisionTower)  # what was given stays as it was
     runs = []
     real = type(tower.tower).forward
     monkeypatch.setattr(type(tower.tower), "forward", lambda self, *a, **k: runs.append(self) or real(self, *a, **k))

@@ -8,7 +8,7 @@ from mutants import Rule
 from toy_laws import PathLaw
 
 from paceline.core.draft import Draft, Law
-from paceline.core.outputs import TargetLaw
+from paceline.core.outputs import TargetDistribution
 from paceline.core.tree import TokenTree
 from paceline.verify.chance import Chance
 from paceline.verify.walk import Branches
@@ -44,7 +44,7 @@ def draw_tree(rule: Rule, q: PathLaw, shape: tuple[int, ...], prefix: tuple[int,
     return Drafted(tokens, parents, paths)
 
 
-def tensors(rows: list[Drafted], p: PathLaw, q: PathLaw, law: Law) -> tuple[Draft, TargetLaw]:
+def tensors(rows: list[Drafted], p: PathLaw, q: PathLaw, law: Law) -> tuple[Draft, TargetDistribution]:
     """A batch as the verifiers get it; rows of padding hold NaN, which nobody may read."""
     tree = TokenTree.from_lists([row.tokens for row in rows], [row.parents for row in rows])
     size = len(p(()))
@@ -53,7 +53,7 @@ def tensors(rows: list[Drafted], p: PathLaw, q: PathLaw, law: Law) -> tuple[Draf
     for index, row in enumerate(rows):
         scores[index, : len(row.paths)] = torch.tensor(np.stack([p(path).astype(float) for path in row.paths])).log()
         drawn[index, : len(row.paths)] = torch.tensor(np.stack([q(path).astype(float) for path in row.paths]))
-    target = TargetLaw(scores, [False] * len(rows))
+    target = TargetDistribution(scores, [False] * len(rows))
     return Draft(tree, law, None if law is Law.POINT_MASS else drawn), target
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.core.draft import Draft, Law
 from paceline.core.interfaces import Verifier
-from paceline.core.outputs import TargetLaw, VerifyOutput
+from paceline.core.outputs import TargetDistribution, VerifyOutput
 from paceline.core.tree import TokenTree
 from paceline.errors import ConfigError, DraftError, LossyNotAllowed, NumericsError
 from paceline.verify import Coupled, Ratio, Typical, choose
@@ -25,7 +25,7 @@ def wants(*tokens: int) -> Tensor:
 
 def verify(verifier: Verifier, draft: Draft, scores: Tensor, greedy: bool = True, position: int = 7) -> VerifyOutput:
     rows = len(scores)
-    law = TargetLaw(scores, [greedy] * rows)
+    law = TargetDistribution(scores, [greedy] * rows)
     return verifier.verify(draft, law, range(rows), [position] * rows)
 
 
@@ -73,12 +73,12 @@ def test_ragged_batch_pads_paths(verifier: Verifier) -> None:
 def test_rows_do_not_depend_on_their_neighbours(verifier: Verifier) -> None:
     draft = Draft(TokenTree.chain([[0, 1, 2], [0, 3, 3], [0, 4, 1]]))
     scores = torch.randn(3, 3, SIZE, generator=torch.Generator().manual_seed(1))
-    law = TargetLaw(scores, [False, True, False])
+    law = TargetDistribution(scores, [False, True, False])
     together = verifier.verify(draft, law, [5, 6, 7], [3, 9, 4])
     for row in range(3):
         alone = verifier.verify(
             Draft(TokenTree.chain([draft.tree.token_ids[row].tolist()])),
-            TargetLaw(scores[row : row + 1], law.is_greedy[row : row + 1]),
+            TargetDistribution(scores[row : row + 1], law.is_greedy[row : row + 1]),
             [5 + row],
             [[3, 9, 4][row]],
         )
@@ -99,7 +99,7 @@ def test_no_law_names_the_place(verifier: Verifier, fault: float, greedy: bool) 
     draft = Draft(TokenTree.chain([[0, 1, 2]]))
     scores = torch.where(wants(1, 2, 3) > 0, 200.0, 0.0)  # certain in float64 as well
     scores[0, 1] = fault
-    law = TargetLaw(scores, [greedy])
+    law = TargetDistribution(scores, [greedy])
     out = verifier.verify(draft, law, [0], [7])
     assert (out.path.tolist(), out.next_token.tolist()) == ([[1]], [-1]), "accepted up to the node without a law"
     with pytest.raises(NumericsError, match="row 0, node 1, position 8"):
@@ -119,7 +119,7 @@ def test_unvisited_nodes_may_hold_anything(verifier: Verifier) -> None:
 
 
 def test_choose_names_the_place() -> None:
-    law = TargetLaw(torch.tensor([[[1.0, 2.0], [torch.nan, 1.0]]]), [False])
+    law = TargetDistribution(torch.tensor([[[1.0, 2.0], [torch.nan, 1.0]]]), [False])
     with pytest.raises(NumericsError, match="row 0, node 1, position 5"):
         choose(law, torch.tensor([1]), torch.tensor([[4, 5]]))
 
@@ -136,12 +136,12 @@ def test_choose_shares_noise_among_nodes_of_one_position(monkeypatch) -> None:
         return real(seeds, positions, purpose, count)
 
     monkeypatch.setattr(coupled, "gumbel", counted)
-    law = TargetLaw(torch.randn(2, 4, SIZE), [True, False])
+    law = TargetDistribution(torch.randn(2, 4, SIZE), [True, False])
     positions = torch.tensor([[1, 2, 2, 3], [4, 5, 5, 4]])
     tokens = choose(law, torch.tensor([1, 2]), positions)
     assert asked == [[[4], [5]]]
     for node in range(4):
-        one = TargetLaw(law.scores[:, node : node + 1], law.is_greedy)
+        one = TargetDistribution(law.scores[:, node : node + 1], law.is_greedy)
         assert torch.equal(choose(one, torch.tensor([1, 2]), positions[:, node : node + 1])[:, 0], tokens[:, node])
     asked.clear()
     verify(Coupled(), Draft(TokenTree.chain([[0, 1, 2]])), wants(1, 2, 3))
@@ -204,6 +204,6 @@ def test_typical_threshold_and_longest_path() -> None:
 def test_typical_is_lossy() -> None:
     """The law tests would refuse it: with a flat target, a draft of token 1 alone always stands."""
     draft = Draft(TokenTree.chain([[0, 1]] * 50))
-    law = TargetLaw(torch.zeros(50, 2, SIZE), [False] * 50)
+    law = TargetDistribution(torch.zeros(50, 2, SIZE), [False] * 50)
     out = Typical(allow_lossy=True).verify(draft, law, range(50), [0] * 50)
     assert out.num_accepted.tolist() == [1] * 50

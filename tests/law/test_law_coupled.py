@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.draft import Draft, Law
-from paceline.core.outputs import TargetLaw
+from paceline.core.outputs import TargetDistribution
 from paceline.core.rng import Purpose, uniforms
 from paceline.core.tree import TokenTree
 from paceline.verify import Coupled, Ratio, choose, coupled
@@ -58,7 +58,7 @@ DRAFTERS = {
 
 
 def draw(scores: Tensor, seed: int, position: int, temperature: float) -> int:
-    law = TargetLaw(scores[None, None] / (temperature or 1), [temperature == 0])
+    law = TargetDistribution(scores[None, None] / (temperature or 1), [temperature == 0])
     return int(choose(law, torch.tensor([seed]), torch.tensor([[position]])))
 
 
@@ -95,7 +95,7 @@ def speculate(verifier, propose, shape, temperatures: list[float]) -> tuple[list
         scores = torch.full((len(rows), tree.num_nodes, SIZE), torch.nan)  # the padding is never read
         for index, (_, _, paths) in enumerate(trees):
             scores[index, : len(paths)] = torch.stack([target(path) for path in paths]) / (rows[index][1] or 1)
-        law = TargetLaw(scores, [temperature == 0 for _, temperature in rows])
+        law = TargetDistribution(scores, [temperature == 0 for _, temperature in rows])
         out = verifier.verify(Draft(tree), law, [seed for seed, _ in rows], [len(text) for text in texts])
         for index, text in enumerate(texts):
             text += [trees[index][0][node] for node in out.path[index].tolist() if node >= 0]
@@ -198,7 +198,7 @@ def test_uniform_draft_is_accepted_as_often_as_it_should() -> None:
     tokens = uniforms(torch.arange(count), torch.zeros(count, 1, dtype=torch.long), Purpose.DRAFT, 1)[:, 0, 0]
     tree = TokenTree.chain([[0, int(u * SIZE)] for u in tokens])
     draft = Draft(tree, Law.IID, torch.full((count, 2, SIZE), 1 / SIZE))
-    law = TargetLaw(TARGET[1, 2].expand(count, 2, -1), [False] * count)
+    law = TargetDistribution(TARGET[1, 2].expand(count, 2, -1), [False] * count)
     out = Ratio().verify(draft, law, range(count), [0] * count)
     rate = float(p.clamp(max=1 / SIZE).sum())
     error = (rate * (1 - rate) / count) ** 0.5

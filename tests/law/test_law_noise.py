@@ -4,7 +4,7 @@ import pytest
 import torch
 from statistics_of import FALSE_ALARM, chi_square_p, tail
 
-from paceline.core.outputs import TargetLaw
+from paceline.core.outputs import TargetDistribution
 from paceline.core.rng import Purpose, gumbel, uniforms
 from paceline.verify import choose
 
@@ -61,7 +61,7 @@ def test_gumbel_moments() -> None:
 def test_choose_draws_from_p(temperature: float) -> None:
     scores = torch.tensor([1.5, 0.0, -torch.inf, 1.5, -2.0, 0.7, -1.0]) / temperature
     count = 20_000
-    law = TargetLaw(scores.expand(count, 1, -1), [False] * count)
+    law = TargetDistribution(scores.expand(count, 1, -1), [False] * count)
     drawn = choose(law, torch.arange(count), torch.full((count, 1), 17)).flatten().tolist()
     expected = {token: mass for token, mass in enumerate(scores.softmax(0).tolist()) if mass > 0}
     assert chi_square_p(drawn, expected) > FALSE_ALARM

@@ -10,7 +10,7 @@ from mutants import RULES, Rule
 from toy_laws import path_law, product_law
 
 from paceline.core.draft import Law
-from paceline.core.outputs import TargetLaw
+from paceline.core.outputs import TargetDistribution
 from paceline.verify import Ratio, ratio
 from paceline.verify.chance import Chance
 from paceline.verify.walk import descend
@@ -110,7 +110,7 @@ def tensor_law(monkeypatch: pytest.MonkeyPatch, law: Law, rule: Rule, shape: tup
         monkeypatch.setattr(ratio, "Keyed", lambda seed, position, siblings: chance)
         decoy = Drafted([0], [-1], [(0,)])  # another row, shorter: padding and row numbers matter
         draft, target = tensors([decoy, drafted], P, Q, law)
-        target = TargetLaw(target.scores, [True, False])  # the other row decides nothing at random
+        target = TargetDistribution(target.scores, [True, False])  # the other row decides nothing at random
         out = Ratio().verify(draft, target, [1, 2], [7, 5])
         return emitted(drafted, out.path[1].tolist(), int(out.next_token[1]))
 

@@ -140,7 +140,7 @@ def by_the_past(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 def test_processors_on_the_row_order_instead_of_the_path(monkeypatch):
     """Penalties at a node must count its ancestors, not the siblings before it."""
-    real = loop.target_law
+    real = loop.target_distribution
 
     def by_rows(logits, seqs, tree):
         rows = torch.arange(-1, tree.num_nodes - 1).expand_as(tree.parents)
@@ -150,5 +150,5 @@ def test_processors_on_the_row_order_instead_of_the_path(monkeypatch):
     drafter = Scripted({tuple(REPEATING): oracle(loaded(), REPEATING, params).token_ids}, [2, None], branching=True)
     on = ModelRunner(loaded(), 1)
     assert is_identical(on, drafter, params)
-    monkeypatch.setattr(loop, "target_law", by_rows)
+    monkeypatch.setattr(loop, "target_distribution", by_rows)
     assert not is_identical(on, drafter, params)

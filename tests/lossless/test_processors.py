@@ -87,7 +87,7 @@ def test_other_rules_stop_where_there_is_no_law(trouble, verifier):
 
 def test_the_law_of_every_node_at_once_is_caught(monkeypatch):
     """Mutant: the processors are asked about the whole tree before the walk, as they once were."""
-    real = law_module.target_law
+    real = law_module.target_distribution
 
     def eager(logits, seqs, tree):
         law = real(logits, seqs, tree)
@@ -96,7 +96,7 @@ def test_the_law_of_every_node_at_once_is_caught(monkeypatch):
         return law
 
     plain, grammar, params = plain_and_grammar(0.0, "raises")
-    monkeypatch.setattr("paceline.decoding.loop.target_law", eager)
+    monkeypatch.setattr("paceline.decoding.loop.target_distribution", eager)
     drafter = Scripted({tuple(REPEATING): plain.token_ids}, [1], branching=True)
     with pytest.raises(KeyError):
         run(runner(loaded()), drafter, [sequence(loaded(), REPEATING, params)])

@@ -38,7 +38,7 @@ class Branching:
     worth: Callable[[int, int], float] = lambda request, position: 1.0
     width: int = 8
 
-    def grow(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> "Grown":
+    def grow(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> "DraftTree":
         """Draft level by level, keep the best nodes, and walk with the target as far as it goes."""
         parents, sure, score, depths, levels = [-1], [1.0], [1.0], [0], 0
         children = dict[int, int]()  # node -> the child that the target would emit, 0 for none
@@ -59,21 +59,27 @@ class Branching:
                     depths.append(levels)
             best = max(newest, key=lambda node: score[node])
             kept = sorted(range(1, len(parents)), key=lambda node: (-score[node], node))[: budget.nodes]
-            able = sorted(set(newest) & {node for node in kept if score[node] >= budget.least}, key=lambda n: -score[n])
+            able = sorted(
+                set(newest) & {node for node in kept if score[node] >= budget.min_prob}, key=lambda n: -score[n]
+            )
             frontier = able[: self.width]
             path = [best]
             while parents[path[0]]:
                 path.insert(0, parents[path[0]])
-            if frontier and budget.goes_on is not None and not budget.goes_on([sure[node] for node in path]):
+            if (
+                frontier
+                and budget.should_continue is not None
+                and not budget.should_continue([sure[node] for node in path])
+            ):
                 break
         kept = sorted(range(1, len(parents)), key=lambda node: (-score[node], node))[: budget.nodes] if levels else []
-        kept = [0, *sorted(node for node in kept if score[node] >= budget.least)]
+        kept = [0, *sorted(node for node in kept if score[node] >= budget.min_prob)]
         place = {node: index for index, node in enumerate(kept)} | {-1: -1}
         path, node = list[int](), children.get(0, 0)
         while node and node in place:
             path.append(place[node])
             node = children.get(node, 0)
-        return Grown(
+        return DraftTree(
             [place[parents[node]] for node in kept],
             path,
             [sure[node] for node in kept[1:]],
@@ -95,7 +101,7 @@ class Foreseen:
     spread: float = 0.2
     worth: Callable[[int, int], float] = lambda request, position: 1.0
 
-    def grow(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> "Grown":
+    def grow(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> "DraftTree":
         """Rank every combination of tokens, keep the best nodes, and walk with the target as far as it goes."""
         laws, right, sure = list[list[float]](), list[int](), list[float]()
         for level in range(min(depth, len(self.stands))):
@@ -106,7 +112,7 @@ class Foreseen:
             laws.append(law)
             right.append(next((rank for rank in range(len(law)) if sum(law[:rank]) <= u < sum(law[: rank + 1])), -1))
             sure.append(first)
-            if level + 1 < depth and budget.goes_on is not None and not budget.goes_on(sure):
+            if level + 1 < depth and budget.should_continue is not None and not budget.should_continue(sure):
                 break
         paths: dict[tuple[int, ...], float] = {(): 1.0}
         for level, law in enumerate(laws):
@@ -114,7 +120,7 @@ class Foreseen:
             for path in before[: max(1, budget.nodes)]:
                 paths.update({(*path, rank): paths[path] * chance for rank, chance in enumerate(law)})
         best = sorted((path for path in paths if path), key=lambda path: (-paths[path], len(path), path))
-        kept = [path for path in best[: budget.nodes] if paths[path] >= budget.least]
+        kept = [path for path in best[: budget.nodes] if paths[path] >= budget.min_prob]
         place: dict[tuple[int, ...], int] = {(): 0} | {
             path: node for node, path in enumerate(sorted(kept, key=lambda p: (len(p), p)), start=1)
         }
@@ -125,11 +131,11 @@ class Foreseen:
         for path in list(place)[1:]:
             parents.append(place[path[:-1]])
             told.append(laws[len(path) - 1][path[-1]])
-        return Grown(parents, walk, told, max(map(len, place)), len(laws))
+        return DraftTree(parents, walk, told, max(map(len, place)), len(laws))
 
 
 @dataclass(frozen=True)
-class Grown:
+class DraftTree:
     """A tree, root first, what stood of it, its depth, and the levels it took."""
 
     parents: list[int]

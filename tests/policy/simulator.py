@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from paceline import SamplingParams
 from paceline.core.draft import Draft
-from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Outlook
+from paceline.core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy
 from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
-from tests.policy.growing import Branching, Foreseen, Grown
+from tests.policy.growing import Branching, DraftTree, Foreseen
 
 END = 9  # of an answer
 
@@ -34,7 +34,7 @@ class Member:
     """One simulated drafter.
 
     chance: (request, text position, i) -> probability that the i-th drafted token (from 0) stands there. token,
-    pending: seconds. reads: it has to read what others emitted, the prompt included. confident: it tells `chance`.
+    uncached_tokens: seconds. reads: it reads what others emitted, the prompt included. confident: it tells `chance`.
     hint: its class of the situation, negative for nothing to propose. tree: drafts trees; `token` is then per level.
     masks: the most it hangs below each node, as SPACE does; what it may draft next round is what it hung in this one.
     """
@@ -42,7 +42,7 @@ class Member:
     name: str
     chance: Callable[[int, int, int], float]
     token: float = 0.0
-    pending: float = 0.0
+    uncached_tokens: float = 0.0
     reads: bool = False
     confident: bool = False
     hint: Callable[[int, int], int] = lambda request, position: 0
@@ -51,7 +51,7 @@ class Member:
     cached: dict[int, int] = field(default_factory=dict)
     hung: dict[int, int] = field(default_factory=dict)
 
-    def draft(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> Grown:
+    def draft(self, budget: DraftBudget, depth: int, request: int, position: int, rng: random.Random) -> DraftTree:
         """Draft, and let the target judge."""
         if self.tree is not None:
             return self.tree.grow(budget, depth, request, position, rng)
@@ -60,12 +60,12 @@ class Member:
             chance = self.chance(request, position + len(stands), len(stands))
             stands.append(rng.random() < chance)
             sure.append(chance)
-            if self.confident and budget.goes_on is not None and not budget.goes_on(sure):
+            if self.confident and budget.should_continue is not None and not budget.should_continue(sure):
                 break
         accepted = stands.index(False) if False in stands else len(stands)
         size = len(stands)
         told = sure if self.confident else []
-        return Grown(list(range(-1, size)), list(range(1, accepted + 1)), told, size, size)
+        return DraftTree(list(range(-1, size)), list(range(1, accepted + 1)), told, size, size)
 
 
 class SimDrafter(Drafter):
@@ -86,19 +86,19 @@ class SimDrafter(Drafter):
         """Those of the member that hangs most."""
         return max(member.masks for member in self.members)
 
-    def outlook(self, seq: Sequence) -> list[Outlook]:
+    def draft_options(self, seq: Sequence) -> list[DraftOptions]:
         looks = []
         for member in self.members:
-            pending = seq.num_cached - member.cached.get(seq.slot, 0) if member.reads else 0
+            uncached_tokens = seq.num_cached - member.cached.get(seq.slot, 0) if member.reads else 0
             hint = member.hint(self.requests[seq.slot], seq.num_output)
             ready = member.hung.get(seq.slot, 0) if member.masks else 1 << 30
             branches = member.tree.width if member.tree else 1
-            looks.append(Outlook(member.name, hint, pending, branches, member.masks, ready))
+            looks.append(DraftOptions(member.name, hint, uncached_tokens, branches, member.masks, ready))
         return looks
 
     def seconds(self) -> dict[str, tuple[float, float]]:
         """Drafters of trees measure themselves, as heads do."""
-        return {one.name: (one.token, one.pending) for one in self.members if one.tree}
+        return {one.name: (one.token, one.uncached_tokens) for one in self.members if one.tree}
 
     def propose(self, seqs, budgets) -> Draft:
         raise NotImplementedError
@@ -215,7 +215,7 @@ def play(
     """One round: its records without times, and the true seconds of drafting, verification and the rest."""
     records, levels, width, drafting = [], dict[str, int](), 0, 0.0
     for seq, budget in zip(seqs, budgets, strict=True):
-        member = drafter.members[budget.arm]
+        member = drafter.members[budget.drafter_index]
         request, position = drafter.requests[seq.slot], seq.num_output
         hint = member.hint(request, position)
         depth = min(budget.depth, budget.nodes, seq.remaining - 1) if hint >= 0 else 0
@@ -226,7 +226,7 @@ def play(
         for one in drafter.members:
             one.hung[seq.slot] = hangs if one is member else 0
         if depth and member.reads:
-            drafting += member.pending * (seq.num_cached - member.cached.get(seq.slot, 0))
+            drafting += member.uncached_tokens * (seq.num_cached - member.cached.get(seq.slot, 0))
             member.cached[seq.slot] = seq.num_cached
         accepted = len(grown.path)
         levels[member.name] = max(levels.get(member.name, 0), grown.levels)

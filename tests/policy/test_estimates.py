@@ -52,7 +52,7 @@ def reading_learnt(believed: float, drafts: list[tuple[int, int]]) -> float:
     known = Estimates(16, Profile(pass_seconds={1: 0.1, 2: 0.1}, draft_seconds={"m": (0.024, believed)}))
     for depth, read in drafts:
         known.learn_drafting({"m": depth}, {"m": read}, 1, 0.02 * depth + 0.001 * read)
-    return known.cost("m").pending.value
+    return known.cost("m").uncached_tokens.value
 
 
 SHALLOW, DEEP, LONG = (1, 80), (16, 80), (8, 2000)
@@ -261,7 +261,7 @@ def test_fixed_takes_the_first_member_that_has_something():
     drafter = SimDrafter([none, Member("b", lambda r, p, i: 0.0)])
     drafter.requests[0] = 0
     policy.bind(drafter, lambda rows: 0.01)
-    assert policy.budgets([seq])[0].arm == 1
+    assert policy.budgets([seq])[0].drafter_index == 1
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -278,7 +278,7 @@ def test_planning_is_cheap():
         (budget,) = policy.budgets([seq])
         middle = time.perf_counter()
         accepted = min(budget.depth, turn % 7)
-        record = Round("ab"[budget.arm], budget.depth, accepted, accepted + 1,
+        record = Round("ab"[budget.drafter_index], budget.depth, accepted, accepted + 1,
                        parents=tuple(range(-1, budget.depth)), path=tuple(range(1, accepted + 1)),
                        draft_s=0.0002 * budget.depth, verify_s=0.011, rest_s=0.0005)  # fmt: skip
         again = time.perf_counter()

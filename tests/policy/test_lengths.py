@@ -67,7 +67,7 @@ def test_weights_are_shares():
         mean = sum(n * weight / total * left for weight, left in longer) + guess * limit / 2
         assert ends.left(emitted, limit) == pytest.approx(max(1.0, min(mean / (n + guess), limit)))
         reach = [guess + sum(n * weight / total for weight, left in longer if left > i) for i in range(5)]
-        assert ends.goes_on(emitted, 4) == pytest.approx([reach[i + 1] / reach[i] for i in range(4)])
+        assert ends.continue_probs(emitted, 4) == pytest.approx([reach[i + 1] / reach[i] for i in range(4)])
         tripled = Ends((3 * weight, tokens) for weight, tokens in answers)
         assert tripled.left(emitted, limit) == pytest.approx(ends.left(emitted, limit))
 
@@ -133,7 +133,7 @@ def test_an_answer_that_was_cut_might_have_gone_on():
     ends = lengths.of(answer(DESCRIBE, [8]))
     assert ends.left(1, 1000) == pytest.approx(31, abs=1)
     assert ends.left(1, 15) == 15
-    assert ends.goes_on(10, 8) == [1.0] * 8
+    assert ends.continue_probs(10, 8) == [1.0] * 8
 
 
 def test_while_few_are_known_each_new_one_counts():
@@ -157,11 +157,11 @@ def test_as_like_as_the_last_of_the_nearest_counts_too():
 
 
 def test_drafted_tokens_behind_the_end_do_not_count():
-    assert known().goes_on(0, 3) == [1.0, 1.0, 1.0]
+    assert known().continue_probs(0, 3) == [1.0, 1.0, 1.0]
     lengths = known(*[2] * 20, *[40] * 20)
-    assert lengths.goes_on(0, 3) == pytest.approx([1.0, 0.5, 1.0], abs=0.01)  # the first counts in both
-    assert lengths.goes_on(1, 2) == pytest.approx([0.5, 1.0], abs=0.01)
-    assert known(*[2] * 20).goes_on(1, 2)[0] < 0.01
+    assert lengths.continue_probs(0, 3) == pytest.approx([1.0, 0.5, 1.0], abs=0.01)  # the first counts in both
+    assert lengths.continue_probs(1, 2) == pytest.approx([0.5, 1.0], abs=0.01)
+    assert known(*[2] * 20).continue_probs(1, 2)[0] < 0.01
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -272,7 +272,7 @@ def test_a_draft_that_needs_no_reading_is_not_tried_where_the_next_token_is_the_
     speeds = speeds_by_kind(three_questions, SELF_DRAFT)
     least = [0.98, 1.2, 1.4]
     assert all(speed > bound for speed, bound in zip(speeds, least, strict=True)), speeds
-    monkeypatch.setattr(Ends, "goes_on", lambda self, emitted, depth: [1.0] * depth)  # the mutant
+    monkeypatch.setattr(Ends, "continue_probs", lambda self, emitted, depth: [1.0] * depth)  # the mutant
     assert speeds_by_kind(three_questions, SELF_DRAFT)[0] < 0.95
 
 
@@ -280,7 +280,7 @@ def test_a_draft_that_needs_no_reading_is_not_tried_where_the_next_token_is_the_
 def test_without_lengths_short_answers_pay(monkeypatch):
     """The mutant: half of the limit, as long as an answer may be, is what reading is spread over."""
     monkeypatch.setattr(Ends, "left", lambda self, emitted, limit: max(1.0, limit / 2))
-    monkeypatch.setattr(Ends, "goes_on", lambda self, emitted, depth: [1.0] * depth)
+    monkeypatch.setattr(Ends, "continue_probs", lambda self, emitted, depth: [1.0] * depth)
     monkeypatch.setattr(Ends, "had_better_wait", lambda *_: False)
     kinds, chance, least = CASES[0]
     assert max(short_answers(kinds, chance, seed) for seed in range(5)) < least

@@ -16,13 +16,13 @@ from paceline.policy import tree_gains as module
 from paceline.policy.estimates import TREE_ROWS
 from paceline.policy.tree_gains import DEPTHS, NODES, TreeGains, path_products
 from paceline.policy.tree_odds import HIGHEST, PathOdds
-from tests.policy.growing import Branching, Grown, flat, over_confident, stairs
+from tests.policy.growing import Branching, DraftTree, flat, over_confident, stairs
 from tests.policy.simulator import Clock, Machine, Member, simulate
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 
 
-def record_of(grown: Grown) -> Round:
+def record_of(grown: DraftTree) -> Round:
     path, told = tuple(grown.path), tuple(grown.confidences)
     return Round("m", grown.depth, len(path), len(path) + 1, parents=tuple(grown.parents), path=path, confidences=told)
 
@@ -115,10 +115,10 @@ def test_odds_of_paths():
     assert all(0.7 * p < calibrated.chance(p) < 1.4 * p for p in (0.05, 0.1, 0.2, 0.5, 0.8))
     assert over.chance(0.2) < 0.1
     assert wrong.chance(0.9) < 0.1
-    assert 0.035 < calibrated.least(0.05) < 0.08 < over.least(0.05)
-    assert wrong.least(0.05) == HIGHEST  # never nothing at all
-    assert PathOdds().least(0.04) == pytest.approx(0.04)
-    assert PathOdds().least(0.0) == 0.0
+    assert 0.035 < calibrated.min_prob(0.05) < 0.08 < over.min_prob(0.05)
+    assert wrong.min_prob(0.05) == HIGHEST  # never nothing at all
+    assert PathOdds().min_prob(0.04) == pytest.approx(0.04)
+    assert PathOdds().min_prob(0.0) == 0.0
 
 
 def test_profile_carries_trees_and_old_files_load():

@@ -82,9 +82,9 @@ def test_good_in_one_answer_and_wrong_in_the_next():
 
 
 def test_confidence_prunes(monkeypatch):
-    """Mutant: without `least` trees are padded with nodes that do not pay."""
+    """Mutant: without `min_prob` trees are padded with nodes that do not pay."""
     pruned = mean(model, TREES["calibrated"], 0.02, CURVES["steep"])
-    monkeypatch.setattr(PathOdds, "least", lambda self, chance: 0.0)
+    monkeypatch.setattr(PathOdds, "min_prob", lambda self, chance: 0.0)
     assert pruned > 1.02 * mean(model, TREES["calibrated"], 0.02, CURVES["steep"])
 
 

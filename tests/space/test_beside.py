@@ -63,7 +63,7 @@ def states_after(tree: TokenTree, path: list[int], plain: list[int], invariant: 
         slot = on.admit(text)
         on.prefill(slot, text)
         if masked:
-            on.wear(adapter(num_masks=3))
+            on.attach_adapter(adapter(num_masks=3))
             on.forward([slot], tree)
             on.commit([slot], [path])
         else:
@@ -106,15 +106,15 @@ def test_states_of_a_mask_are_noticed():
     ],
 )
 @pytest.mark.parametrize("worn", [False, True])
-def test_a_choice_that_is_refused_leaves_nothing_on(second, error, worn):
+def test_a_choice_that_is_refused_leaves_nothing_on(second, error, attached):
     on, first = ModelRunner(loaded(), 1), adapter(seed=1)
-    if worn:
-        on.wear(first)
+    if attached:
+        on.attach_adapter(first)
     before = on.loaded
     with pytest.raises(error):
         SpeculativeDecoder(on, Choose([Space(first), second()]), Coupled(), Fixed(3))
     assert on.loaded is before
-    other = first if worn else adapter(seed=2)
+    other = first if attached else adapter(seed=2)
     seq = sequence(loaded(), REPEATING, SAMPLED)
     decode(on, Space(other), [seq], Fixed(3))
     assert seq.token_ids == future()
@@ -128,7 +128,7 @@ def test_a_target_of_another_size_is_refused_and_changes_nothing():
         with pytest.raises(IncompatibleModels, match="does not fit"):
             drafter.bind(ModelRunner(wrap_model(tiny_model("llama", **sizes)), 1), Coupled())
     other = ModelRunner(loaded(), 1)
-    other.wear(adapter(seed=9))
+    other.attach_adapter(adapter(seed=9))
     with pytest.raises(ConfigError, match="another SPACE adapter"):
         drafter.bind(other, Coupled())
     assert drafter._target is on

@@ -123,8 +123,15 @@ def test_one_adapter_serves_many_drafters(tmp_path):
 
 def test_outlook():
     drafter, _, seq = bound(adapter(num_masks=3), 2)
-    (look,) = drafter.outlook(seq)
-    assert (look.source, look.hint, look.pending, look.branches, look.masks, look.ready) == ("space", 0, 0, 2, 3, 0)
+    (look,) = drafter.draft_options(seq)
+    assert (look.source, look.hint, look.uncached_tokens, look.branches, look.masks, look.ready) == (
+        "space",
+        0,
+        0,
+        2,
+        3,
+        0,
+    )
     assert drafter.branches == 2
     assert not drafter.reads_states
     ((name, (token, reading)),) = drafter.seconds().items()
@@ -132,4 +139,4 @@ def test_outlook():
     assert token > 0
     bent, _, _ = bound(adapter(transition_rank=4), 2)
     assert bent.seconds()["space"][0] > 0
-    assert Plain().outlook(seq)[0].masks == 0
+    assert Plain().draft_options(seq)[0].masks == 0

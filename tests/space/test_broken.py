@@ -101,13 +101,13 @@ def test_only_such_factors_are_watched(monkeypatch):
     right = gated.bounded
     monkeypatch.setattr(gated, "bounded", lambda rows: seen.append(rows.shape) or right(rows))
     on = ModelRunner(target("torch llama"), 1)
-    on.wear(adapter(num_masks=3))
+    on.attach_adapter(adapter(num_masks=3))
     slot = on.admit(prompt(5))
     tree = TokenTree.from_lists([[5, VOCAB]], [[-1, 0]], probes=[[False, True]])
     on.forward([slot], tree)
     assert seen == [(1, 32)]  # the embedding
     on.loaded = target("torch llama")
-    on.wear(broken("llama", "k_proj.b", 3e38))
+    on.attach_adapter(broken("llama", "k_proj.b", 3e38))
     on.forward([slot], tree)
     assert seen == [(1, 32)] * 2 + [(1, 64)] * 2  # and q, k, v of two layers
 
@@ -129,7 +129,7 @@ def test_bounds(dtype):
 @pytest.mark.parametrize("past", [0, 5])
 def test_masks_that_are_none_are_refused(shared, past):
     on = ModelRunner(loaded(), 1)
-    on.wear(adapter(num_masks=3, shared_mask=shared))
+    on.attach_adapter(adapter(num_masks=3, shared_mask=shared))
     slot = on.admit(prompt(5))
     on.prefill(slot, prompt(5))
     tree = TokenTree.from_lists([[5, VOCAB + 3 + past]], [[-1, 0]], probes=[[False, True]])

@@ -69,8 +69,8 @@ def test_where_masks_hang():
     assert drafter.propose([seq], [DraftBudget(0, 0)]).tree.num_nodes == 1
     assert drafter.propose([seq], [DraftBudget(9, 9)]).tree.num_nodes == 3 * 4  # two were foreseen, three can be
     assert drafter.propose([seq], [DraftBudget(2, 1)]).tree.num_nodes == 2 * 3
-    assert drafter.propose([seq], [DraftBudget(2, 2, least=2.0)]).tree.num_nodes == 3
-    assert drafter.propose([seq], [DraftBudget(2, 2, goes_on=lambda sure: False)]).tree.num_nodes == 6
+    assert drafter.propose([seq], [DraftBudget(2, 2, min_prob=2.0)]).tree.num_nodes == 3
+    assert drafter.propose([seq], [DraftBudget(2, 2, should_continue=lambda sure: False)]).tree.num_nodes == 6
 
 
 def test_a_tree_of_candidates():
@@ -216,7 +216,7 @@ def test_laws_of_another_round_are_not_used():
 
     def drafts() -> int:
         count = int((~drafter.propose([seq], [DraftBudget(2, 2)]).tree.is_probe).sum()) - 1
-        assert drafter.outlook(seq)[0].ready == count
+        assert drafter.draft_options(seq)[0].ready == count
         return count
 
     decoder.step([seq])

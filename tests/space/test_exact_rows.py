@@ -41,9 +41,9 @@ def target(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
 
 
 @cache
-def worn(name: str, dtype: torch.dtype = torch.float32) -> ModelRunner:
+def attached(name: str, dtype: torch.dtype = torch.float32) -> ModelRunner:
     runner = ModelRunner(target(name, dtype), 3, invariant=True)
-    runner.wear(adapter(name.split()[-1], K, strength=0.1, **WIDE))
+    runner.attach_adapter(adapter(name.split()[-1], K, strength=0.1, **WIDE))
     return runner
 
 
@@ -80,25 +80,25 @@ def same_bits(runner: ModelRunner, lengths: list[int], tree: TokenTree) -> bool:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("length", [3, 40, 59, 61, 63, 64, 127])
 def test_chains_before_masks(kind, length):
-    assert same_bits(worn(*kind), [length], hung_chain([[5, 9, 31, 7, 9, 40]], [K]))
-    assert same_bits(worn(*kind), [length], hung_chain([[5]], [K]))
+    assert same_bits(attached(*kind), [length], hung_chain([[5, 9, 31, 7, 9, 40]], [K]))
+    assert same_bits(attached(*kind), [length], hung_chain([[5]], [K]))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("length", [3, 60, 62, 127])
 def test_branching_trees_before_masks(kind, length):
-    assert same_bits(worn(*kind), [length], hung([BRANCHING[0]], [BRANCHING[1]], [K]))
+    assert same_bits(attached(*kind), [length], hung([BRANCHING[0]], [BRANCHING[1]], [K]))
 
 
 @pytest.mark.parametrize("kind", KINDS[:3], ids=str)
 def test_rows_of_a_batch(kind):
-    assert same_bits(worn(*kind), [60, 5, 130], hung_chain([[5, 9, 31, 7], [8], [7, 4, 50]], [4, 5, 0]))
+    assert same_bits(attached(*kind), [60, 5, 130], hung_chain([[5, 9, 31, 7], [8], [7, 4, 50]], [4, 5, 0]))
     tokens, parents = [BRANCHING[0], [8, 3, 3], [6]], [BRANCHING[1], [-1, 0, 0], [-1]]
-    assert same_bits(worn(*kind), [62, 5, 130], hung(tokens, parents, [2, 0, 5]))
+    assert same_bits(attached(*kind), [62, 5, 130], hung(tokens, parents, [2, 0, 5]))
 
 
 def test_what_the_bits_rest_on(monkeypatch):
-    runner, tree = worn("torch llama"), hung([BRANCHING[0]], [BRANCHING[1]], [K])
+    runner, tree = attached("torch llama"), hung([BRANCHING[0]], [BRANCHING[1]], [K])
     monkeypatch.setattr(runner, "invariant", False)  # one call for all nodes, as with fast numerics
     assert not all(same_bits(runner, [length], tree) for length in (60, 62, 127))
 
@@ -136,7 +136,7 @@ PARAMS = [
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("params", PARAMS, ids=lambda p: f"{p.temperature}-{p.repetition_penalty}")
 def test_answers_in_the_loop(params, branches):
-    runner, prompts = worn("llama", torch.float32), [prompt(n, seed=n) for n in (9, 61, 30)]
+    runner, prompts = attached("llama", torch.float32), [prompt(n, seed=n) for n in (9, 61, 30)]
     expected = [oracle(runner.loaded, ids, params) for ids in prompts]
     answers = {ids[0]: seq.output_ids for ids, seq in zip(prompts, expected, strict=True)}
     assert len(answers) == 3
@@ -150,7 +150,7 @@ def test_the_context_ends_and_the_cache_grows():
     """(k + 1)^2 rows reach past the context and past the columns there are; what is committed keeps its bits."""
     for limit, length in ((64, 58), (512, 250), (512, 505)):
         runner = ModelRunner(target("llama", torch.float32), 2, limit, invariant=True)
-        runner.wear(adapter("llama", K, strength=0.1, **WIDE))
+        runner.attach_adapter(adapter("llama", K, strength=0.1, **WIDE))
         slot = runner.admit(prompt(length))
         runner.prefill(slot, prompt(length))
         before = held(runner, slot)
@@ -168,7 +168,7 @@ def test_the_context_ends_and_the_cache_grows():
 
 def test_masks_left_in_the_cache_would_show(monkeypatch):
     """The check above can fail: one column too many is kept."""
-    runner = worn("llama", torch.float32)
+    runner = attached("llama", torch.float32)
     slot = runner.admit(prompt(20))
     runner.prefill(slot, prompt(20))
     expected = one_by_one(runner, slot, [5, 9])
@@ -184,7 +184,7 @@ def test_static_passes_take_no_masks(monkeypatch):
     runner.prefill(slot, prompt(20))
     tree, plain = hung_chain([[5, 9]], [2]), TokenTree.chain([[5, 9]])
     before = runner.forward([slot], plain).logits
-    runner.wear(adapter("llama", 2, strength=0.1, **WIDE))
+    runner.attach_adapter(adapter("llama", 2, strength=0.1, **WIDE))
     runs = runner.static.num_runs
     assert torch.equal(runner.forward([slot], plain).logits, before)
     assert runner.static.num_runs == runs + 1

@@ -48,9 +48,9 @@ def target(name: str = "llama") -> LoadedModel:
     return on_torch(model(name.split()[1])) if name.startswith("torch ") else wrap_model(model(name))
 
 
-def worn(name: str = "llama", given: SpaceAdapter | None = None, **options) -> ModelRunner:
+def attached(name: str = "llama", given: SpaceAdapter | None = None, **options) -> ModelRunner:
     runner, name = ModelRunner(target(name), 3, **options), name.split()[-1]
-    runner.wear(given or adapter(name, K, linears=NAMES.get(name)))
+    runner.attach_adapter(given or adapter(name, K, linears=NAMES.get(name)))
     return runner
 
 
@@ -99,21 +99,21 @@ def worst(runner: ModelRunner, name: str, on: SpaceAdapter, tree: TokenTree | No
 def test_masks_say_what_transformers_says_with_merged_weights(name):
     kind = name.split()[-1]
     on = adapter(kind, K, linears=NAMES.get(kind))
-    assert worst(worn(name, on), kind, on) < 2e-4
+    assert worst(attached(name, on), kind, on) < 2e-4
 
 
 @pytest.mark.parametrize("rank", [33, 256])
 @pytest.mark.parametrize("name", ["llama", "phi3"])
 def test_ranks_of_several_blocks(name, rank):
     on = adapter(name, K, rank=rank, linears=NAMES.get(name), strength=0.5 / rank**0.5)
-    runner = worn(name, on)
+    runner = attached(name, on)
     assert runner.loaded.native is not None
     assert worst(runner, name, on) < 2e-4
 
 
 def test_ranks_that_do_not_fit_a_native_pass_are_refused():
     with pytest.raises(IncompatibleModels, match=r"rank[\s\S]*257[\s\S]*256"):
-        worn("llama", adapter("llama", K, rank=257))
+        attached("llama", adapter("llama", K, rank=257))
 
 
 KINDS = [
@@ -127,12 +127,12 @@ KINDS = [
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_kinds_of_adapters(options):
     on = adapter("llama", K, **options)
-    assert worst(worn("llama", on), "llama", on) < 2e-4
+    assert worst(attached("llama", on), "llama", on) < 2e-4
 
 
 def test_learned_positions_are_added_to_mask_embeddings():
     on = adapter("gpt2", K, rank=0)  # its linear layers are of a kind of their own, so it wears embeddings only
-    assert worst(worn("gpt2", on), "gpt2", on) < 2e-4
+    assert worst(attached("gpt2", on), "gpt2", on) < 2e-4
 
 
 def every_row(monkeypatch) -> None:
@@ -197,7 +197,7 @@ MUTANTS = [every_row, one_row_off, next_mask, *map(layout_of, (OtherGroupsSeen, 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_caught(monkeypatch, mutant):
     on = adapter("llama", K)
-    runner, oracle = worn("torch llama", on), mask_logits(model("llama"), on, PREFIX)
+    runner, oracle = attached("torch llama", on), mask_logits(model("llama"), on, PREFIX)
     with monkeypatch.context() as patch:
         mutant(patch)
         if mutant is next_mask:  # the oracle asks for embeddings too
@@ -219,11 +219,11 @@ def test_native_passes_take_the_rows_of_masks(monkeypatch, wrong):
 
     monkeypatch.setattr(NativeDecoder, "forward", forward)
     on = adapter("llama", K)
-    assert worst(worn("llama", on), "llama", on) > 0.01
+    assert worst(attached("llama", on), "llama", on) > 0.01
 
 
 def test_a_window_holds_for_masks(monkeypatch):
-    runner, on = worn("torch mistral"), adapter("mistral", K)
+    runner, on = attached("torch mistral"), adapter("mistral", K)
     with_layout(monkeypatch, target("torch mistral"), NoWindow)
     assert worst(runner, "mistral", on) > 0.01
 
@@ -234,7 +234,7 @@ def test_other_rows_have_the_bits_of_a_pass_without_adapter(name):
     tree = hung([CANDIDATES, [8, 3]], [PARENTS, [-1, 0]], [K, 2])
     is_mask = tree.token_ids >= VOCAB
     plain = TokenTree(tree.token_ids.masked_fill(is_mask, 0), tree.parents, tree.is_probe)
-    without, runner = ModelRunner(target(name), 3), worn(name)
+    without, runner = ModelRunner(target(name), 3), attached(name)
     texts = PREFIX, prompt(5, seed=1)
     expected = without.forward(read(without, *texts), plain).logits
     logits = runner.forward(read(runner, *texts), tree).logits
@@ -243,7 +243,7 @@ def test_other_rows_have_the_bits_of_a_pass_without_adapter(name):
 
 
 def test_every_row_is_noticed_by_the_bits_too(monkeypatch):
-    runner, without = worn("torch llama"), ModelRunner(target("torch llama"), 3)
+    runner, without = attached("torch llama"), ModelRunner(target("torch llama"), 3)
     tree = hung_chain([[5, 9]], [K])
     plain = TokenTree(tree.token_ids.clamp(max=0), tree.parents, tree.is_probe)
     plain.token_ids[:, :2] = tree.token_ids[:, :2]
@@ -254,7 +254,7 @@ def test_every_row_is_noticed_by_the_bits_too(monkeypatch):
 
 def test_a_batch_is_its_rows():
     """Rows with other numbers of candidates and masks, one of them without masks, on slots out of order."""
-    on, runner = adapter("llama", K), worn()
+    on, runner = adapter("llama", K), attached()
     texts = [PREFIX, prompt(70, seed=2), prompt(3, seed=3)]
     slots = read(runner, *texts)[::-1]
     tokens, counts = [[5, 9, 31], [8], [7, 4]], [1, K, 0]

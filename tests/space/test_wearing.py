@@ -73,7 +73,7 @@ def masks_alone(weights: str | None, text: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("weights", [None, "torch", "int8", "int4"])
 def test_packed_and_quantised_targets(weights):
     runner, without = ModelRunner(target(weights), 1), ModelRunner(target(weights), 1)
-    runner.wear(on())
+    runner.attach_adapter(on())
     tree = hung_chain([[5, 9]], [K])
     logits = runner.forward(read(runner, TEXT), tree).logits[0]
     for node in range(2):
@@ -92,13 +92,13 @@ def gated_in(model: nn.Module) -> int:
 def test_a_self_draft_of_the_same_target(first):
     """In both orders of binding: the draft drafts as without an adapter, the target's masks are as without a draft."""
     alone, beside, free = (ModelRunner(target(), 1) for _ in range(3))
-    alone.wear(on())
+    alone.attach_adapter(on())
     draft, lone = SelfQuantized(lm_head="shared"), SelfQuantized(lm_head="shared")
     lone.bind(free, Coupled())
     if first == "wear":
-        beside.wear(on())
+        beside.attach_adapter(on())
     draft.bind(beside, Coupled())
-    beside.wear(on())
+    beside.attach_adapter(on())
     tree, chain = hung_chain([[5, 9]], [K]), TokenTree.chain([[5, 9, 31]])
     slots = [read(runner, TEXT) for runner in (alone, beside, free)]
     own, theirs = draft._runner, lone._runner
@@ -110,7 +110,7 @@ def test_a_self_draft_of_the_same_target(first):
 
 def test_copies_have_a_gate_of_their_own():
     runner = ModelRunner(target(), 1)
-    runner.wear(on())
+    runner.attach_adapter(on())
     assert gated_in(runner.loaded.model) == 2 * len(LLAMA)
     assert gated_in(target().model) == 0  # another runner's model is not touched
     assert gated_in(share_copy(runner.loaded.model)) == 0
@@ -126,7 +126,7 @@ def test_copies_have_a_gate_of_their_own():
     logits = runner.forward([slot], tree).logits
     changed = adapter("llama", K, **SIZES)
     other = ModelRunner(target(), 1)
-    other.wear(changed)
+    other.attach_adapter(changed)
     changed.masks.add_(1)  # as training would: what is worn is a copy
     assert torch.equal(other.forward(read(other, TEXT), tree).logits, logits)
     assert all(torch.equal(p, before[name]) for name, p in on().named_parameters())
@@ -135,12 +135,12 @@ def test_copies_have_a_gate_of_their_own():
 def test_one_adapter_at_a_time():
     runner = ModelRunner(target(), 1)
     assert runner.num_masks == 0
-    runner.wear(on())
-    runner.wear(on())
+    runner.attach_adapter(on())
+    runner.attach_adapter(on())
     assert runner.num_masks == K
-    runner.wear(adapter("llama", K, **SIZES))  # the same weights, read again
+    runner.attach_adapter(adapter("llama", K, **SIZES))  # the same weights, read again
     with pytest.raises(ConfigError, match=r"another SPACE adapter[\s\S]*make another LLM"):
-        runner.wear(adapter("llama", K, seed=1, **SIZES))
+        runner.attach_adapter(adapter("llama", K, seed=1, **SIZES))
     assert gated_in(runner.loaded.model) == 2 * len(LLAMA)
 
 
@@ -148,18 +148,18 @@ def test_one_adapter_at_a_time():
 def test_an_adapter_that_changed_is_noticed(weights):
     """Nothing is drafted from weights of yesterday without a word."""
     runner, given = ModelRunner(target(), 1), adapter("llama", K, **SIZES)
-    runner.wear(given)
+    runner.attach_adapter(given)
     changed = given.masks if weights == "masks" else given.factors(1, "mlp.down_proj").b
     before = changed.clone()
     changed[0, 0] += 1
     with pytest.raises(ConfigError, match=r"changed while it is worn[\s\S]*make another LLM"):
-        runner.wear(given)
+        runner.attach_adapter(given)
     changed.copy_(before)
-    runner.wear(given)
+    runner.attach_adapter(given)
     changed[0, 0] = float("nan")
     other = ModelRunner(target(), 1)
     for _ in range(2):
-        other.wear(given)  # what is broken is the same again too
+        other.attach_adapter(given)  # what is broken is the same again too
 
 
 def test_what_raises_leaves_the_runner_as_it_was():
@@ -167,14 +167,14 @@ def test_what_raises_leaves_the_runner_as_it_was():
 
     def wears_and_fails() -> None:
         with runner.restored_on_error():
-            runner.wear(on())
+            runner.attach_adapter(on())
             raise KeyError
 
     with pytest.raises(KeyError):
         wears_and_fails()
     assert runner.num_masks == gated_in(runner.loaded.model) == 0
     with runner.restored_on_error():
-        runner.wear(on())
+        runner.attach_adapter(on())
     assert runner.num_masks == K
 
 
@@ -190,19 +190,19 @@ def test_what_raises_leaves_the_runner_as_it_was():
 def test_what_does_not_fit_is_named(given, named):
     runner = ModelRunner(target(), 1)
     with pytest.raises(IncompatibleModels, match=named):
-        runner.wear(given())
+        runner.attach_adapter(given())
     assert runner.num_masks == gated_in(runner.loaded.model) == 0
 
 
 def test_linears_that_are_not_linear_layers_are_named():
     runner = ModelRunner(wrap_model(tiny_model("gpt2")), 1)
     with pytest.raises(IncompatibleModels, match=r"attn\.c_attn"):
-        runner.wear(adapter("gpt2", K, linears=("attn.c_attn",)))
+        runner.attach_adapter(adapter("gpt2", K, linears=("attn.c_attn",)))
 
 
 def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
     runner = ModelRunner(target(), 1)
-    runner.wear(on())
+    runner.attach_adapter(on())
     slot, chain = read(runner, TEXT)[0], TokenTree.chain([[5, 9]])
     before = runner.forward([slot], chain).logits
     with monkeypatch.context() as patch:
@@ -215,7 +215,7 @@ def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
 
 def test_factors_that_see_other_rows_than_the_pass_are_refused():
     runner = ModelRunner(target("torch"), 1)
-    runner.wear(on())
+    runner.attach_adapter(on())
     layer = runner.loaded.model.base_model.layers[0].o
     tree = hung_chain([[5]], [K])
     with (

@@ -145,7 +145,7 @@ def test_the_student_is_the_self_draft(name, files):
     drafter = SelfQuantized(weights=made.result(target, files)[0], lm_head="shared")
     llm = LLM(target, drafter=drafter, policy=Fixed(1), verifier=Ratio(), numerics="fast", max_model_len=400)
     made.loss(batch_of(llm.runner, files))
-    apart = (drawable(kept.said, llm.runner.undraftable) - draft_laws(llm, files)).abs().sum(-1)
+    apart = (drawable(kept.said, llm.runner.banned_token_ids) - draft_laws(llm, files)).abs().sum(-1)
     assert float(apart.max()) < 0.05 < 0.1 < float((kept.taught - kept.said).abs().sum(-1).mean())
 
 
@@ -209,7 +209,7 @@ def test_a_small_draft_reads_what_it_will_read(name, sight, files):
     llm = LLM(target, drafter=drafter, policy=Fixed(1), verifier=Ratio(), numerics="fast", max_model_len=400)
     made.loss(batch_of(llm.runner, files))
     assert float((kept.taught - target_laws(llm, files)).abs().sum(-1).max()) < 1e-3
-    said = drawable(kept.said, llm.runner.undraftable | drafter.runner.undraftable)
+    said = drawable(kept.said, llm.runner.banned_token_ids | drafter.runner.banned_token_ids)
     assert float((said - draft_laws(llm, files)).abs().sum(-1).max()) < 1e-3
     assert float((kept.taught - kept.said).abs().sum(-1).mean()) > 0.2
 

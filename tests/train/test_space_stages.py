@@ -155,11 +155,11 @@ def test_resumed_run_has_the_same_bits(answers, tmp_path, gated, lora):
         if isinstance(event, Saved) and event.step == 2:
             break
     torch.manual_seed(99)  # another process
-    goes_on = small(gated, lora)
-    events = list(train(goes_on, answers, CONFIG, tmp_path / "cut"))
+    should_continue = small(gated, lora)
+    events = list(train(should_continue, answers, CONFIG, tmp_path / "cut"))
     assert isinstance(events[0], Started)
     assert events[0].resumed
-    assert same(weights(goes_on), weights(straight))
+    assert same(weights(should_continue), weights(straight))
     with pytest.raises(ConfigError, match="other recipe"):
         list(train(small(gated, lora, start="another"), answers, CONFIG, tmp_path / "cut"))
 

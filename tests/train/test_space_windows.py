@@ -41,7 +41,7 @@ def trained_and_drafted(name: str, recipe: SpaceRecipe) -> tuple[torch.Tensor, t
     logits = recipe._masked(ids, layout, cache)[0]
     at = [int(((layout.column[0] == column) & (layout.mask[0] == j)).nonzero()[0, 0]) for j in range(K)]
     runner = ModelRunner(wrap_model(tiny_model(name)), 1)
-    runner.wear(recipe.adapter)
+    runner.attach_adapter(recipe.adapter)
     slot = runner.admit(text[:LENGTH])
     runner.prefill(slot, text[:column])
     drafted = runner.forward([slot], hung([[text[column]]], [[-1]], [K])).logits[0, 1:]

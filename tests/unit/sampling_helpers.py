@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
-from paceline.core.outputs import TargetLaw
+from paceline.core.outputs import TargetDistribution
 from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
 
@@ -21,7 +21,7 @@ def sequence(params: SamplingParams, prompt: list[int], answer: list[int] | None
     return Sequence(prompt, params, seed, frozenset([EOS]), 10_000, bad, token_ids=prompt + (answer or []))
 
 
-def every_score(law: TargetLaw) -> Tensor:
+def every_score(law: TargetDistribution) -> Tensor:
     """Processed scores of every node, [B, N, V]."""
     batch, width, vocab = law.scores.shape
     rows, nodes = zip(*product(range(batch), range(width)), strict=True)
@@ -126,7 +126,7 @@ def naive_warped(scores: Tensor, p: SamplingParams) -> Tensor:
     return scores
 
 
-def check_law(law: TargetLaw, logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> int:
+def check_law(law: TargetDistribution, logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> int:
     """Compare every node whose law can be used with the oracle; the number of nodes compared."""
     compared = 0
     for b, seq in enumerate(seqs):

@@ -8,7 +8,7 @@ import torch
 from paceline.core.draft import Draft
 from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.sampling import target_law
+from paceline.sampling import target_distribution
 from paceline.verify import Coupled, choose
 from tests.unit.sampling_helpers import HISTORY, WARPS, V, every_score, sequence
 
@@ -22,19 +22,19 @@ def test_a_row_is_bitwise_the_same_in_any_batch() -> None:
     rows = [[s.token_ids[-1], 10, 11] for s in seqs]
     logits = torch.randn(len(seqs), width, vocab, generator=g) * torch.rand(len(seqs), 1, 1, generator=g) * 6
     for dtype in (torch.float32, torch.bfloat16):
-        batch = every_score(target_law(logits.to(dtype), seqs, TokenTree.chain(rows)))
+        batch = every_score(target_distribution(logits.to(dtype), seqs, TokenTree.chain(rows)))
         for b, seq in enumerate(seqs):
-            alone = every_score(target_law(logits[b : b + 1].to(dtype), [seq], TokenTree.chain([rows[b]])))
+            alone = every_score(target_distribution(logits[b : b + 1].to(dtype), [seq], TokenTree.chain([rows[b]])))
             assert torch.equal(alone[0].float(), batch[b]), options[b]
             if not seq.params.needs_history:  # nor does it matter how many nodes share the pass
-                one = target_law(logits[b : b + 1, :1].to(dtype), [seq], TokenTree.chain([rows[b][:1]]))
+                one = target_distribution(logits[b : b + 1, :1].to(dtype), [seq], TokenTree.chain([rows[b][:1]]))
                 assert torch.equal(one.at([0], [0])[0].float(), batch[b, 0]), options[b]
 
 
 def test_all_greedy_returns_the_logits_themselves() -> None:
     logits = torch.randn(2, 3, V, dtype=torch.bfloat16)
     seqs = [sequence(SamplingParams(top_k=3, min_tokens=2), [1, 2], [3, 4]) for _ in range(2)]
-    law = target_law(logits, seqs, TokenTree.chain([[4, 5, 6]] * 2))
+    law = target_distribution(logits, seqs, TokenTree.chain([[4, 5, 6]] * 2))
     assert law.scores is logits
     assert law.is_greedy == [True, True]
 
@@ -42,7 +42,7 @@ def test_all_greedy_returns_the_logits_themselves() -> None:
 def test_a_mixed_batch_is_float32() -> None:
     logits = torch.randn(2, 1, V, dtype=torch.bfloat16)
     seqs = [sequence(SamplingParams(), [1]), sequence(SamplingParams(temperature=2.0), [1])]
-    law = target_law(logits, seqs, TokenTree.chain([[1], [1]]))
+    law = target_distribution(logits, seqs, TokenTree.chain([[1], [1]]))
     scores = law.at([0, 1], [0, 0])
     assert scores.dtype == torch.float32
     assert law.is_greedy == [True, False]
@@ -56,7 +56,7 @@ def test_a_greedy_row_keeps_its_float64_beside_any_other(other: str) -> None:
     logits = torch.zeros(2, 1, V, dtype=torch.float64)
     logits[:, 0, 4], logits[:, 0, 5] = 1.0, 1.0 + 1e-12
     seqs = [sequence(SamplingParams(), [1]), sequence(SamplingParams(**WARPS[other]), [1])]
-    law = target_law(logits, seqs, TokenTree.chain([[1], [1]]))
+    law = target_distribution(logits, seqs, TokenTree.chain([[1], [1]]))
     assert int(choose(law, torch.tensor([1, 1]), torch.tensor([[1], [1]]))[0, 0]) == 5
     draft = Draft(TokenTree.chain([[1], [1]]))
     assert int(Coupled().verify(draft, law, [1, 1], [1, 1]).next_token[0]) == 5
@@ -70,6 +70,6 @@ def test_speed_is_printed() -> None:
             tree, times = TokenTree.chain([[3, 4, 5, 6, 7, 8]]), []
             for _ in range(7):
                 start = time.perf_counter()
-                every_score(target_law(logits, [seq], tree))
+                every_score(target_distribution(logits, [seq], tree))
                 times.append(time.perf_counter() - start)
             print(f"V={vocab} N=6 {options or 'greedy'}: {min(times) * 1e6:.0f} us")

@@ -8,7 +8,7 @@ from paceline.core.draft import Law
 from paceline.core.request import SamplingParams, Sequence
 from paceline.core.rng import Purpose, gumbel
 from paceline.core.tree import TokenTree
-from paceline.sampling import DraftSampler, confidence, target_law, token_logprob
+from paceline.sampling import DraftSampler, confidence, target_distribution, token_logprob
 from tests.unit.sampling_helpers import EOS, HISTORY, WARPS, V, sequence
 
 
@@ -23,7 +23,7 @@ def test_coupled_draws_are_the_targets_own_when_the_laws_agree() -> None:
     logits, seqs = draft_batch([SamplingParams(**w) for w in WARPS.values()] * 3)
     offset = 2
     tokens, q = DraftSampler(coupled=True).sample(logits, seqs, offset)
-    law = target_law(logits.unsqueeze(1), seqs, TokenTree.chain([[6]] * len(seqs)))
+    law = target_distribution(logits.unsqueeze(1), seqs, TokenTree.chain([[6]] * len(seqs)))
     seeds = torch.tensor([s.seed for s in seqs])
     noise = gumbel(seeds, torch.full((len(seqs), 1), 3 + offset), Purpose.TARGET, V)[:, 0]
     noise[torch.tensor(law.is_greedy)] = 0
@@ -39,7 +39,7 @@ def test_q_is_the_law_the_token_was_drawn_from() -> None:
     seqs = [sequence(params, [4, 5], [6], seed=i) for i in range(many)]
     tokens, q = DraftSampler(coupled=False).sample(logits, seqs, 1)
     assert q is not None
-    want = target_law(logits[:1, None], seqs[:1], TokenTree.chain([[6]])).at([0], [0])[0].double().softmax(0)
+    want = target_distribution(logits[:1, None], seqs[:1], TokenTree.chain([[6]])).at([0], [0])[0].double().softmax(0)
     torch.testing.assert_close(q[0].double(), want, atol=1e-6, rtol=1e-5)
     counts = torch.bincount(tokens, minlength=V).double()
     assert float(counts[q[0] == 0].sum()) == 0

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.outputs import TargetLaw
+from paceline.core.outputs import TargetDistribution
 from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
-from paceline.sampling import target_law
+from paceline.sampling import target_distribution
 from tests.unit.sampling_helpers import EOS, HISTORY, WARPS, V, check_law, edit_in_place, every_score, sequence
 
 
@@ -42,34 +42,35 @@ def test_every_node_of_a_branching_tree(history: str, warps: str) -> None:
     tree = random_tree(g, [s.token_ids[-1] for s in seqs], 8)
     logits = torch.randn(2, 8, V, generator=g) * 2
     before = logits.clone()
-    assert check_law(target_law(logits, seqs, tree), logits, seqs, tree) >= 4
+    assert check_law(target_distribution(logits, seqs, tree), logits, seqs, tree) >= 4
     assert torch.equal(logits, before), "the logits were written to"
 
 
-def law_of_root_prefix(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetLaw:
+def law_of_root_prefix(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetDistribution:
     """Mutant: the processors see the committed prefix, whatever the node."""
     parts = [
-        target_law(logits[:, i : i + 1], seqs, TokenTree.chain([[s.token_ids[-1]] for s in seqs])) for i in range(8)
+        target_distribution(logits[:, i : i + 1], seqs, TokenTree.chain([[s.token_ids[-1]] for s in seqs]))
+        for i in range(8)
     ]
-    return TargetLaw(torch.cat([every_score(p) for p in parts], 1), parts[0].is_greedy)
+    return TargetDistribution(torch.cat([every_score(p) for p in parts], 1), parts[0].is_greedy)
 
 
-def law_of_rows_above(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetLaw:
+def law_of_rows_above(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetDistribution:
     """Mutant: the processors see the rows above in the tree instead of the path."""
     above = torch.arange(-1, tree.num_nodes - 1).expand_as(tree.parents)
-    return target_law(logits, seqs, TokenTree(tree.token_ids, above, torch.zeros_like(tree.is_probe)))
+    return target_distribution(logits, seqs, TokenTree(tree.token_ids, above, torch.zeros_like(tree.is_probe)))
 
 
 @pytest.mark.parametrize("mutant", [law_of_root_prefix, law_of_rows_above])
 @pytest.mark.parametrize("name", ["repetition", "presence", "frequency", "bigrams", "bad words", "min tokens", "user"])
-def test_the_checker_catches_a_wrong_path(mutant: Callable[..., TargetLaw], name: str) -> None:
+def test_the_checker_catches_a_wrong_path(mutant: Callable[..., TargetDistribution], name: str) -> None:
     caught = 0
     for seed in range(12):
         g = torch.Generator().manual_seed(seed)
         seq = sequence(SamplingParams(**HISTORY[name]), [4, 7, 9, 10], [12, 8, 4, 7])
         tree = random_tree(g, [7], 8, low=4)
         logits = torch.randn(1, 8, V, generator=g)
-        check_law(target_law(logits, [seq], tree), logits, [seq], tree)
+        check_law(target_distribution(logits, [seq], tree), logits, [seq], tree)
         try:
             check_law(mutant(logits, [seq], tree), logits, [seq], tree)
         except AssertionError:
@@ -83,9 +84,9 @@ def test_bad_logits_are_named_where_the_walk_meets_them(value: float, node: int)
     seq = sequence(SamplingParams(temperature=0.5, top_k=3, repetition_penalty=1.3), [1, 2, 3])
     tree = TokenTree.from_lists([[3, 4, 5]], [[-1, 0, 1]])
     logits = torch.randn(1, 3, V)
-    want = every_score(target_law(logits, [seq], tree))
+    want = every_score(target_distribution(logits, [seq], tree))
     logits[0, node, 7] = value
-    law = target_law(logits, [seq], tree)
+    law = target_distribution(logits, [seq], tree)
     got = every_score(law)
     for other in range(3):
         assert torch.equal(got[0, other], want[0, other]) == (other != node)
@@ -103,7 +104,7 @@ def test_a_law_asks_no_processor_before_a_node_is_read() -> None:
 
     seq = sequence(SamplingParams(logits_processors=(record,)), [1, 2])
     tree = TokenTree.from_lists([[2, 2, 9, EOS, 9, 4, 9]], [[-1, 0, 1, 0, 3, 0, 5]])
-    law = target_law(torch.randn(1, 7, V), [seq], tree)
+    law = target_distribution(torch.randn(1, 7, V), [seq], tree)
     assert seen == []
     law.at([0, 0, 0], [0, 6, 3])
     assert seen == [[1, 2], [1, 2, 4, 9]], "node 3 ends the answer: nothing comes after it"

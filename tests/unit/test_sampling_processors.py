@@ -9,7 +9,7 @@ from transformers.generation import logits_process as hf
 
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError, NumericsError
-from paceline.sampling import target_law
+from paceline.sampling import target_distribution
 from tests.unit.sampling_helpers import HISTORY, WARPS, V, hf_processors, hf_warpers, root_only, sequence
 
 
@@ -26,7 +26,7 @@ def test_plain_sequences_match_transformers(history: str, warps: str) -> None:
             [*hf_processors(params, len(prompt), history == "bad words"), *hf_warpers(params)]
         )
         want = chain(torch.tensor([seq.token_ids]), logits[0].double())
-        got = target_law(logits, [seq], root_only(seq)).at([0], [0])
+        got = target_distribution(logits, [seq], root_only(seq)).at([0], [0])
         assert torch.equal(got == -torch.inf, want == -torch.inf)
         torch.testing.assert_close(got.double().softmax(-1), want.softmax(-1), atol=1e-6, rtol=1e-5)
 
@@ -47,7 +47,7 @@ def returns_nothing(ids: Tensor, scores: Tensor) -> None:
 )
 def test_bad_processors_are_named(processor: Callable[..., Tensor], words: str) -> None:
     seq = sequence(SamplingParams(logits_processors=(processor,)), [1, 2])
-    law = target_law(torch.zeros(1, 1, V), [seq], root_only(seq))
+    law = target_distribution(torch.zeros(1, 1, V), [seq], root_only(seq))
     assert not bool(law.at([0], [0]).max().isfinite())
     with pytest.raises((ConfigError, NumericsError), match=words):
         raise law.error(0, 0, 2)
@@ -55,7 +55,7 @@ def test_bad_processors_are_named(processor: Callable[..., Tensor], words: str) 
 
 def test_a_bias_outside_the_vocabulary_is_refused() -> None:
     seq = sequence(SamplingParams(logit_bias={V: 1.0}), [1, 2])
-    law = target_law(torch.zeros(1, 1, V), [seq], root_only(seq))
+    law = target_distribution(torch.zeros(1, 1, V), [seq], root_only(seq))
     law.at([0], [0])
     with pytest.raises(ConfigError, match="logit_bias"):
         raise law.error(0, 0, 2)

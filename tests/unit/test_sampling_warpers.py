@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from paceline.core.request import SamplingParams
-from paceline.sampling import target_law, warp
+from paceline.sampling import target_distribution, warp
 from paceline.sampling import warpers as warpers_module
 from tests.unit.sampling_helpers import V, hf_warpers, root_only, sequence
 
@@ -86,4 +86,4 @@ def test_the_windows_do_not_change_the_nucleus(top_p: float, monkeypatch: pytest
 def test_the_smallest_temperature_is_the_argmax() -> None:
     seq = sequence(SamplingParams(temperature=1e-300, top_p=0.9), [1])
     logits = torch.randn(1, 1, V)
-    assert int(target_law(logits, [seq], root_only(seq)).at([0], [0]).argmax()) == int(logits.argmax())
+    assert int(target_distribution(logits, [seq], root_only(seq)).at([0], [0]).argmax()) == int(logits.argmax())

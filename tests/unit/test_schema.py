@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from paceline.core.schema import Integer, Many, Text, brief, checked, checked_call, validate
 from paceline.errors import ConfigError
+from paceline.schema import Integer, Many, Text, brief, checked, checked_call, validate
 from paceline.system import files
 
 

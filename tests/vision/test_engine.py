@@ -221,12 +221,12 @@ def test_released_slot_forgets_its_positions():
 
 def test_placeholders_are_named():
     _, processor = make("llava")
-    assert llm().runner.undraftable == {processor.image_token_id}
+    assert llm().runner.banned_token_ids == {processor.image_token_id}
 
 
 @pytest.mark.parametrize("prompt", [[5, "image", 6], [user("say <image>")]])
 def test_placeholders_without_a_picture_are_refused(prompt):
-    image = min(llm().runner.undraftable)
+    image = min(llm().runner.banned_token_ids)
     prompt = [image if part == "image" else part for part in prompt]
     with pytest.raises(ConfigError, match="chat part"):
         llm().encode(prompt)

@@ -15,7 +15,7 @@ PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 class Unread(Scripted):
     """Right by decree, before the target has read the text."""
 
-    def drafts_unread(self, arm=None):
+    def drafts_during_prefill(self, drafter_index=None):
         return True
 
 
@@ -27,7 +27,7 @@ def test_one_pass_behind_the_pictures(name, monkeypatch):
     # a random model may well say a placeholder, which nobody could draft
     asked = ([user(picture(index, 40, 24), "what is it")] for index in range(1, 20))
     chat, answer = next(
-        (chat, said) for chat in asked if not llm.runner.undraftable & set(said := plain_answer(name, chat, 4))
+        (chat, said) for chat in asked if not llm.runner.banned_token_ids & set(said := plain_answer(name, chat, 4))
     )
     ids = llm.encode(chat)
     llm.decoder = type(llm.decoder)(llm.runner, Unread({tuple(ids): [*ids, *answer]}, [None]), llm.verifier, Fixed(3))

@@ -73,7 +73,7 @@ def test_load_time_check_reads_as_the_runner_will(before, monkeypatch):
     monkeypatch.delitem(describe.FORMS, "llama")
     model, processor = make("llava")
     fresh = wrap_model(model, processor=processor)
-    _reads_blindly(monkeypatch, lambda layout: layout.canonical)
+    _reads_blindly(monkeypatch, lambda layout: layout.batch_invariant)
     for _ in range(before):
         ModelRunner(fresh, 1, invariant=False)
     with pytest.raises(IncompatibleModels, match="picture"):

@@ -120,7 +120,7 @@ class DistillRecipe(Recipe):
     def _draw(self, read: Read, drawn: Rounds, cache: DynamicCache) -> Tensor:
         """Tokens [B, R] of rounds that the draft samples at temperature 1; the cache is left as it was."""
         width, every = int(cache.get_seq_length()), drawn.column.shape[1]
-        never = [] if self._reader is None else self._reader.undraftable
+        never = [] if self._reader is None else self._reader.banned_token_ids
         fed = read.ids.gather(1, drawn.start.clamp_min(0))  # right where a round begins
         depth = (drawn.depth * drawn.counts)[..., None]
         for step in range(1, self.window):

@@ -4,8 +4,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
-from ...core.schema import Text, checked, validate
 from ...errors import ConfigError
+from ...schema import Text, checked, validate
 from ..config import AtLeast0, Few, Name, RunConfig, Seed, Several, Share, Size
 from ..losses import LossName
 

@@ -94,10 +94,10 @@ class Reader:
         self._draft = None if self._sight is None else ModelRunner(self._sight.loaded, 1)
 
     @property
-    def undraftable(self) -> list[int]:
+    def banned_token_ids(self) -> list[int]:
         """Tokens that stand for pictures."""
-        own = frozenset[int]() if self._draft is None else self._draft.undraftable
-        return sorted(self._target.undraftable | own)
+        own = frozenset[int]() if self._draft is None else self._draft.banned_token_ids
+        return sorted(self._target.banned_token_ids | own)
 
     def target(self, batch: Batch) -> Read:
         """What the target reads."""

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ...core.schema import Text, checked, validate
 from ...errors import ConfigError
 from ...scenes.questions import Kind
+from ...schema import Text, checked, validate
 from ..config import Above0, AtLeast0, Name, Seed, Size, Tokens, read_mapping
 from ..losses import LossName
 from .shape import TowerShape

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ...core.schema import validate
 from ...errors import ConfigError
+from ...schema import validate
 from ...system.files import read_json, write_text
 from ...system.provenance import provenance, sha256_of
 from ...zoo import DEFAULT_MODEL

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...core.schema import validate
 from ...errors import ConfigError
+from ...schema import validate
 from ...system.files import read_json, write_text
 from .config import VlmConfig
 

@@ -16,9 +16,9 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from ...core.schema import checked
 from ...errors import ConfigError
 from ...scenes import SIZE
+from ...schema import checked
 from ..config import Few
 
 IMAGE_TOKEN = "<empty_output>"

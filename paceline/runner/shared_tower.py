@@ -17,7 +17,7 @@ _KEPT = 256 << 20  # bytes
 
 
 @final
-class LentTower(nn.Module):
+class SharedVisionTower(nn.Module):
     """A tower that remembers what it made of the last pictures, by their pixels."""
 
     def __init__(self, tower: nn.Module):
@@ -69,11 +69,11 @@ def lend(lender: Vision, borrower: Vision) -> tuple[Vision, Vision]:
     kinds = [(p.dtype, p.device) for p in (next(theirs.parameters()), next(ours.parameters()))]
     if kinds[0] != kinds[1]:
         raise IncompatibleModels("a shared tower needs both models in one dtype on one device", got=f"{kinds}")
-    lent = theirs if isinstance(theirs, LentTower) else LentTower(theirs).eval()
+    lent = theirs if isinstance(theirs, SharedVisionTower) else SharedVisionTower(theirs).eval()
     return _with_tower(lender, lent), _with_tower(borrower, lent)
 
 
-def _with_tower(half: Vision, lent: LentTower) -> Vision:
+def _with_tower(half: Vision, lent: SharedVisionTower) -> Vision:
     tower = copy.copy(half.tower)
     tower._modules = {**half.tower._modules, _NAME: lent}
     return replace(half, tower=tower)

@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 
-def columns_of(undraftable: Collection[int], draft_ids: Tensor) -> Tensor | None:
+def columns_of(banned_token_ids: Collection[int], draft_ids: Tensor) -> Tensor | None:
     """Columns of a draft's logits that belong to these tokens; None where there are none.
 
     draft_ids: the target's token of each column, [Vd].
     """
-    if not undraftable:
+    if not banned_token_ids:
         return None
-    tokens = torch.tensor(sorted(undraftable), device=draft_ids.device)
+    tokens = torch.tensor(sorted(banned_token_ids), device=draft_ids.device)
     columns = torch.isin(draft_ids, tokens).nonzero().flatten()
     return columns if len(columns) else None
 
 
-def columns_below(undraftable: Collection[int], size: int) -> Tensor | None:
+def columns_below(banned_token_ids: Collection[int], size: int) -> Tensor | None:
     """The same where each of `size` columns is the token of its number."""
-    tokens = [token for token in sorted(undraftable) if token < size]
+    tokens = [token for token in sorted(banned_token_ids) if token < size]
     return torch.tensor(tokens) if tokens else None
 
 
@@ -33,7 +33,7 @@ def bar(scores: Tensor, columns: Tensor | None) -> Tensor:
     return scores if columns is None else scores.index_fill(-1, columns.to(scores.device), -torch.inf)
 
 
-def before_undraftable(tokens: list[int], undraftable: Collection[int]) -> list[int]:
+def before_banned(tokens: list[int], banned_token_ids: Collection[int]) -> list[int]:
     """The tokens before the first that cannot be drafted."""
-    end = next((i for i, token in enumerate(tokens) if token in undraftable), len(tokens))
+    end = next((i for i, token in enumerate(tokens) if token in banned_token_ids), len(tokens))
     return tokens[:end]

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel_of
 from ..kernels.library import largest, library
-from ..sampling.undraftable import bar
+from ..sampling.banned import bar
 from ..sampling.warpers import warp
 
 
@@ -30,14 +30,14 @@ class Best(NamedTuple):
     logps: Tensor
 
 
-def likeliest(
+def top_tokens(
     logits: Tensor,  # [R, Vd]
     draft_ids: Tensor,  # [Vd]
     seqs: Seq[Sequence],  # R
     offset: int,
     count: int,
     coupled: bool,
-    barred: Tensor | None = None,
+    banned: Tensor | None = None,
     found: Best | None = None,
 ) -> tuple[list[list[int]], list[list[float]]]:  # R lists of `count`, likeliest first
     """Target ids of the `count` best tokens of each row, and log-probabilities of the draft's belief in them.
@@ -45,10 +45,10 @@ def likeliest(
     found: the `count` largest logits, if they are known [R, count]: rows that rank by these alone need no more.
     Other arguments: see `scored`.
     """
-    as_they_are = barred is None and all(ranks_by_logits(seq, coupled) for seq in seqs)
+    as_they_are = banned is None and all(ranks_by_logits(seq, coupled) for seq in seqs)
     if not as_they_are or found is None:
         native = logits.device.type == "cpu" and logits.dtype is not torch.float64 and library() is not None
-        scores = logits.float() if as_they_are and native else scored(logits, draft_ids, seqs, offset, coupled, barred)
+        scores = logits.float() if as_they_are and native else scored(logits, draft_ids, seqs, offset, coupled, banned)
         found = (best_native if native else best_torch)(scores, min(count, scores.shape[1]))
     return draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
 
@@ -75,16 +75,16 @@ def scored(
     seqs: Seq[Sequence],  # R
     offset: int,
     coupled: bool,
-    barred: Tensor | None = None,
+    banned: Tensor | None = None,
 ) -> Tensor:  # [R, Vd]
     """What ranks the tokens of each row, and whose softmax is the belief in them; float32.
 
     seqs: of each row; one may have several. offset: the tokens stand at `len(seq.token_ids) + offset`. coupled: rank
-    sampled rows with the target's noise. A logit that is not finite is a token that is not drafted. barred: columns of
-    tokens that must not be, see `sampling.undraftable`.
+    sampled rows with the target's noise. A logit that is not finite is a token that is not drafted. banned: columns of
+    tokens that must not be, see `sampling.banned`.
     """
     lowest = torch.finfo(torch.float32).min / 4  # finite: a row of nothing else is a bad draft, but a draft
-    scores = bar(logits.float().nan_to_num(lowest, lowest, lowest), barred)
+    scores = bar(logits.float().nan_to_num(lowest, lowest, lowest), banned)
     sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
     if sampled:
         rows, warm = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]

@@ -24,7 +24,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar, cast, dataclass_transform
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from ..errors import ConfigError, PacelineError
+from .errors import ConfigError, PacelineError
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")

@@ -13,7 +13,7 @@ demo: $(READY)
 	@$(BIN)/paceline demo $(ARGS)
 
 demo-vlm: $(READY)
-	@$(BIN)/paceline demo-vlm $(ARGS)
+	@$(BIN)/python -m examples.tiny_vlm demo $(ARGS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)
@@ -22,8 +22,8 @@ slow: $(READY)
 	@$(BIN)/python -m pytest -m "slow or net" $(ARGS)
 
 lint: $(READY)
-	@$(BIN)/ruff check paceline tests bench
-	@$(BIN)/ruff format --check paceline tests bench
+	@$(BIN)/ruff check paceline tests bench examples
+	@$(BIN)/ruff format --check paceline tests bench examples
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 setup: $(READY)

@@ -18,12 +18,12 @@ from vlm_log import bar as bar
 from vlm_log import table as table
 from vlm_prices import Spent, Watched
 
+from examples.tiny_vlm.questions import scene_suite
 from paceline import LLM, SamplingParams
 from paceline.core.interfaces import Drafter, DraftPolicy
 from paceline.drafters import Choose, DraftModel, SelfQuantized
 from paceline.errors import CacheFull, ConfigError
 from paceline.eval.about import trained_hash
-from paceline.eval.image_suites import scenes
 from paceline.eval.suites import Question, choose, read_suite
 from paceline.llm import Prompt
 from paceline.runner import LoadedModel, ModelRunner, load_model
@@ -198,8 +198,7 @@ def build(word: str) -> Drafter:
 
 def scene_questions(classes: Seq[str], per_class: int, first: int = 0) -> list[Question]:
     """Questions about held-out scenes, the classes taking turns. first: scenes of each class that are left out."""
-    made = [one for one in scenes(per_class, first) if one.kind in classes]
-    return [Question(one.id, one.kind, (one.text,), image=one.image, right=one.right) for one in made]
+    return [one for one in scene_suite(per_class, first) if one.category in classes]
 
 
 def photographs(folder: str, per_topic: int | None) -> list[Question]:

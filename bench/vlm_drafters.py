@@ -44,13 +44,12 @@ from vlm_common import (
     table,
 )
 
+from examples.tiny_vlm.questions import KINDS
 from paceline import CostModel, Fixed, PacelineError, SamplingParams
 from paceline.core.interfaces import DraftPolicy
 from paceline.drafters import Plain
-from paceline.eval.image_suites import SCENES_PER_KIND
 from paceline.eval.metrics import Cost, speedup
 from paceline.eval.suites import Question, hash_questions
-from paceline.scenes import KINDS
 
 PARTS = ("vision", "prefill", "draft", "verify", "rest")
 _WARM = 2000
@@ -59,7 +58,7 @@ _WARM = 2000
 
 def asked_of(args: argparse.Namespace) -> list[Question]:
     """Scenes, then photographs: as many of each topic."""
-    asked = scene_questions(args.classes, args.limit or SCENES_PER_KIND)
+    asked = scene_questions(args.classes, args.limit or 60)
     if args.mmspec is not None:
         asked += photographs(args.mmspec, args.limit)
     return asked

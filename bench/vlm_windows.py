@@ -39,13 +39,12 @@ from vlm_common import (
 )
 from vlm_prices import Prices, Watched, prices_of
 
+from examples.tiny_vlm.questions import KINDS
 from paceline import LLM, CostModel, Fixed, PacelineError, SamplingParams
 from paceline.drafters import Plain
-from paceline.eval.image_suites import SCENES_PER_KIND
 from paceline.eval.metrics import Cost, speedup
 from paceline.eval.suites import hash_questions
 from paceline.policy import Dynamic
-from paceline.scenes import KINDS
 
 WINDOWS = (1, 2, 4, 8, 16)
 NONE, DYNAMIC, COST_MODEL, QUIET = "none", "dynamic", "cost model", "cost model, quiet clock"
@@ -91,7 +90,7 @@ def policies_of(engine: Engine, prices: Prices) -> dict[str, Engine]:
 def run(args: argparse.Namespace) -> tuple[Log, dict[str, Prices]]:
     """Decode everything that the log does not hold yet."""
     patience, base, words = Patience(args.seconds), base_engine(args), labelled(args.drafters)
-    asked = scene_questions(args.classes, args.limit or SCENES_PER_KIND)
+    asked = scene_questions(args.classes, args.limit or 60)
     log = Log(None if args.out is None else args.out / "runs.jsonl", settings_of(args, base, {"suite": "scenes"}))
     fixed: dict[str, dict[int, Engine]] = {}
     for label, word in words.items():

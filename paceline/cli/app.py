@@ -15,7 +15,6 @@ from .calibrate import calibrate
 from .check import check
 from .check_draft import check_draft
 from .demo import demo
-from .demo_vlm import demo_vlm
 from .doctor import doctor
 from .export import export
 from .generate import generate
@@ -127,7 +126,6 @@ def _global(
 
 
 app.command()(demo)
-app.command("demo-vlm")(demo_vlm)
 app.command()(generate)
 app.command()(check)
 app.command("check-draft")(check_draft)

@@ -44,7 +44,7 @@ def pull(
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         screen.put_json({"name": name, "folder": str(folder), "licence": model.licence, "size_bytes": size})
     else:
-        demo = "demo-vlm" if isinstance(model, zoo.PackagedVlm) else f"demo {name}"
+        demo = f"generate {name} --image FILE --chat ..." if isinstance(model, zoo.PackagedVlm) else f"demo {name}"
         screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline {demo}[/bold]")
         screen.out.print(str(folder), soft_wrap=True, markup=False)
 

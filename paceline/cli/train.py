@@ -1,9 +1,7 @@
 """`paceline train`."""
 
 import json
-from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,25 +22,22 @@ class Method(StrEnum):
     space = "space"
     qat = "qat"
     distill = "distill"
-    vlm = "vlm"
 
 
 _STAGES = ("prepare", "train", "eval")
-_VLM_STAGES = ("eyes", "talk", "distill", "eval")
 
 
 def train(
     ctx: typer.Context,
     method: Annotated[
         Method,
-        typer.Argument(metavar="METHOD", help="eagle, eagle3, medusa, blockwise, mtp, space, qat, distill or vlm."),
+        typer.Argument(metavar="METHOD", help="eagle, eagle3, medusa, blockwise, mtp, space, qat or distill."),
     ],
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[STAGE] [KEY=VALUE]...",
-            help="prepare, train or eval (vlm: eyes, talk, distill or eval); default: all. Then what to change, for "
-            "example train.lr=1e-3.",
+            help="prepare, train or eval; default: all. Then what to change, for example train.lr=1e-3.",
         ),
     ] = None,
     config: Annotated[
@@ -70,43 +65,30 @@ def train(
 ) -> None:
     """Train what drafts for a model: the model answers prompts, a head learns from them, then it is measured.
 
-    Each stage goes on where it was stopped. The result is a folder for --drafter head:FOLDER. The method vlm trains a
-    small vision-language model and a sibling that drafts for it; qat and distill train a draft for `--drafter
-    self-int4:FOLDER` and `--drafter model:FOLDER`.
+    Each stage goes on where it was stopped. The result is a folder for --drafter head:FOLDER; qat and
+    distill train a draft for `--drafter self-int4:FOLDER` and `--drafter model:FOLDER`.
 
     Example:  paceline train eagle3 --config run.yaml train.epochs=3
     """
     screen = screen_of(ctx)
-    known = _VLM_STAGES if method is Method.vlm else _STAGES
     stages = [word for word in words or [] if "=" not in word]
     given = {"model": target, "out": out and str(out), "answers": [str(one) for one in prepared or ()] or None}
     overrides = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value is not None]
     overrides += [word for word in words or [] if "=" in word]
-    if len(stages) > 1 or any(stage not in known for stage in stages):
-        raise typer.BadParameter(f"{' '.join(stages)!r} is no stage; expected {', '.join(known)}, or KEY=VALUE")
+    if len(stages) > 1 or any(stage not in _STAGES for stage in stages):
+        raise typer.BadParameter(f"{' '.join(stages)!r} is no stage; expected {', '.join(_STAGES)}, or KEY=VALUE")
     with screen.spinner("starting"):
+        from ..train.config import read_config
         from ..train.run_folder import is_main
         from ..train.stages import Stages
         from .engine import quieten
 
         quieten(screen.debug)
-        follow_stage: Callable[[str], object]
-        if method is Method.vlm:
-            from ..train.vlm.config import read_vlm_config
-            from ..train.vlm.stages import VlmStages
-            from .train_vlm import follow_vlm
-
-            vlm = VlmStages(read_vlm_config(config, overrides), stages or known)
-            place, follow_stage = vlm.config.out, partial(follow_vlm, vlm, screen=screen)
-        else:
-            from ..train.config import read_config
-
-            made = Stages(method.value, read_config(config, overrides))
-            place, follow_stage = made.config.out, partial(follow, made, screen=screen)
+        run = Stages(method.value, read_config(config, overrides))
     if not is_main():  # of several processes one speaks
         screen.progress, screen.json = False, True
-    told: dict[str, object] = {"method": method.value, "out": place}
-    for stage in stages or [one for one in known if one != "prepare" or not prepared]:
-        told[stage] = follow_stage(stage)
+    told: dict[str, object] = {"method": method.value, "out": run.config.out}
+    for stage in stages or [one for one in _STAGES if one != "prepare" or not prepared]:
+        told[stage] = follow(run, stage, screen)
     if screen.json and is_main():
         screen.put_json(told)

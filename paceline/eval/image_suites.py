@@ -1,47 +1,47 @@
-"""Questions about pictures that come with their answers: scenes that Paceline draws, and easy-VQA.
+"""easy-VQA (github.com/vzhou842/easy-VQA, MIT): 5,000 images of one shape, 48,248 questions with one-word answers."""
 
-A scene of a held-out seed is asked one question, so that answers of all kinds come from as many pictures.
-"""
-
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ConfigError
-from ..hf.images import ImageSource
-from ..scenes import HELD_OUT, KINDS, ask, make_scene, render
-from ..scenes.easy_vqa import load_easy_vqa
+from PIL import Image
 
-IMAGE_SUITES = ("scenes", "easy_vqa")
-SCENES_PER_KIND = 60
+from ..errors import ConfigError
+
+IMAGE_SUITES = ("easy_vqa",)
 
 
 @dataclass(frozen=True)
-class Pictured:
-    """A picture, a question and its right answer. kind: the class of the answer, which says how long it is."""
+class EasyVqa:
+    """One image, and its questions with their answers; the questions are written as sentences."""
 
-    id: str
-    kind: str
-    text: str
-    right: str
-    image: ImageSource
+    path: Path
+    questions: tuple[tuple[str, str], ...]
+
+    def image(self) -> Image.Image:
+        """The image, RGB, 64 x 64."""
+        with Image.open(self.path) as image:
+            return image.convert("RGB")
 
 
-def scenes(per_kind: int = SCENES_PER_KIND, first: int = 0) -> list[Pictured]:
-    """Questions of every kind about scenes that no model was trained on, the kinds taking turns.
+def load_easy_vqa(folder: Path, split: str = "train") -> list[EasyVqa]:
+    """Images of a split ("train" or "test") of the unpacked archive, in order.
 
-    first: scenes left out at the beginning, for a sample that shares none with another.
+    Raises `ConfigError` for another folder.
     """
-    made = []
-    for number in range(first * len(KINDS), (first + per_kind) * len(KINDS)):
-        kind = KINDS[number % len(KINDS)]
-        scene = make_scene(HELD_OUT + number)
-        question = ask(scene, kind, HELD_OUT + number)
-        made.append(Pictured(f"scene-{number}", kind, question.text, question.answer, render(scene)))
-    return made
+    file = folder / split / "questions.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"no easy-VQA at {str(folder)!r}", expected=f"a folder with {split}/questions.json and {split}/images"
+        )
+    asked: dict[int, list[tuple[str, str]]] = {}
+    for question, answer, image in json.loads(file.read_text(encoding="utf-8")):
+        asked.setdefault(image, []).append((question[0].upper() + question[1:], answer))
+    return [EasyVqa(folder / split / "images" / f"{i}.png", tuple(qs)) for i, qs in sorted(asked.items())]
 
 
-def easy_vqa(data: str | Path | None, split: str = "test") -> list[Pictured]:
-    """The questions of easy-VQA. data: the unpacked folder, or one with `easy_vqa` in it. Raises `ConfigError`."""
+def easy_vqa(data: str | Path | None, split: str = "test") -> list[EasyVqa]:
+    """The images of the suite. data: the unpacked folder, or one with `easy_vqa` in it. Raises `ConfigError`."""
     if data is None:
         raise ConfigError(
             "the pictures of easy_vqa are not part of Paceline", got="no --data",
@@ -49,12 +49,4 @@ def easy_vqa(data: str | Path | None, split: str = "test") -> list[Pictured]:
             fix="fetch easy-VQA (vzhou842/easy-VQA), unpack it and give its folder as --data",
         )  # fmt: skip
     folder = Path(data)
-    examples = load_easy_vqa(folder / "easy_vqa" if (folder / "easy_vqa").is_dir() else folder, split)
-    return [
-        Pictured(
-            f"{example.path.stem}-{place}", "yes/no" if right in ("yes", "no") else "short", text, right,
-            str(example.path),
-        )
-        for example in examples
-        for place, (text, right) in enumerate(example.questions)
-    ]  # fmt: skip
+    return load_easy_vqa(folder / "easy_vqa" if (folder / "easy_vqa").is_dir() else folder, split)

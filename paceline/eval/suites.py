@@ -1,7 +1,7 @@
 """The prompts of a benchmark: Spec-Bench, MT-bench, HumanEval, GSM8K, MBPP, or a file of prompts, as they are.
 
 Of a file every kind of line is read that `prompt_files` knows.
-Questions about pictures: MMSpec, easy-VQA, scenes of our own (see `image_suites`), or lines with an "image".
+Questions about images: MMSpec, easy-VQA, or lines with an "image".
 
 suite        file below the data folder           where it is published
 spec_bench   spec_bench/question.jsonl            the Spec-Bench project (hemingkx/Spec-Bench)
@@ -11,7 +11,6 @@ gsm8k        gsm8k/test.jsonl                     the grade-school-math project 
 mbpp         mbpp/test.jsonl or mbpp/mbpp.jsonl   google-research, folder mbpp
 mmspec       mmspec/test.jsonl, mmspec/images     the MMSpec benchmark (arXiv 2603.14989)
 easy_vqa     easy_vqa/test/questions.json, images the easy-VQA project (vzhou842/easy-VQA), unpacked
-scenes       none: drawn by Paceline
 """
 
 import difflib
@@ -27,7 +26,7 @@ from ..errors import ConfigError
 from ..hf.images import ImageSource
 from ..system.provenance import hash_prompts
 from .examples import EXAMPLES
-from .image_suites import IMAGE_SUITES, easy_vqa, scenes
+from .image_suites import IMAGE_SUITES, easy_vqa
 from .prompt_files import PromptLine, is_address, read_lines
 
 BUILT_IN = "built-in"
@@ -93,8 +92,14 @@ def read_suite(suite: str, data: str | Path | None = None) -> list[Question]:
     if suite == BUILT_IN:
         return [Question(example.name, example.name, (example.prompt,)) for example in EXAMPLES]
     if suite in IMAGE_SUITES:
-        made = easy_vqa(data) if suite == "easy_vqa" else scenes()
-        return [Question(one.id, one.kind, (one.text,), image=one.image, right=one.right) for one in made]
+        return [
+            Question(
+                f"{one.path.stem}-{place}", "yes/no" if right in ("yes", "no") else "short", (text,),
+                image=str(one.path), right=right,
+            )
+            for one in easy_vqa(data)
+            for place, (text, right) in enumerate(one.questions)
+        ]  # fmt: skip
     path = _find(suite, data)
     name = path.name.split(".")[0] if suite not in SUITES else suite
     return [_question(line, name) for line in read_lines(path)]

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
+from examples.tiny_vlm.config import read_vlm_config
+from examples.tiny_vlm.stages import VlmStages
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.train.config import read_config
 from paceline.train.stages import Stages
-from paceline.train.vlm.config import read_vlm_config
-from paceline.train.vlm.stages import VlmStages
+from tests.examples.toy import config_of, write_language_model
 from tests.tiny import tiny_model
-from tests.train.vlm_toy import config_of, write_language_model
 from tests.unit.cli_helpers import refusal, save
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

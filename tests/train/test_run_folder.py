@@ -9,14 +9,14 @@ import signal
 import pytest
 import torch
 
+from examples.tiny_vlm.stages import VlmStages
 from paceline.errors import ConfigError
 from paceline.train.config import read_config
 from paceline.train.curve import numbers
 from paceline.train.run_folder import only_run
 from paceline.train.stages import Stages
-from paceline.train.vlm.stages import VlmStages
+from tests.examples.toy import config_of, write_language_model
 from tests.tiny import tiny_model
-from tests.train.vlm_toy import config_of, write_language_model
 from tests.unit.cli_helpers import refusal, save
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

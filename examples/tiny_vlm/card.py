@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...zoo.packaged import PackagedVlm
+from paceline.zoo.packaged import PackagedVlm
 
 _LIMITS = (
     "It knows what it was trained on: drawn shapes, short signs and bar charts of 128 x 128 pixels, and questions "

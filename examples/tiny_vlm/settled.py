@@ -6,9 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError
-from ...schema import validate
-from ...system.files import read_json, write_text
+from paceline.errors import ConfigError
+from paceline.schema import validate
+from paceline.system.files import read_json, write_text
+
 from .config import VlmConfig
 
 FILE = "settings.json"

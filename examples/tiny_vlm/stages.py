@@ -23,17 +23,18 @@ from typing import Any, TypeAlias, final
 import torch
 from safetensors.torch import load_file, save
 
-from ...errors import ConfigError
-from ...runner.placement import device_of
-from ...scenes.easy_vqa import EasyVqa, load_easy_vqa
-from ...system.files import write_bytes, write_text
-from ...system.provenance import sha256_of
-from ...zoo import ZOO, resolve
-from ...zoo.merge import base_fingerprint
-from ...zoo.packaged import ABOUT, PackagedVlm, read_vlm
-from ..log import Finished, read_log
-from ..run_folder import is_main, only_run, understood
-from ..stages import Done
+from paceline.errors import ConfigError
+from paceline.eval.image_suites import EasyVqa, load_easy_vqa
+from paceline.runner.placement import device_of
+from paceline.system.files import write_bytes, write_text
+from paceline.system.provenance import sha256_of
+from paceline.train.log import Finished, read_log
+from paceline.train.run_folder import is_main, only_run, understood
+from paceline.train.stages import Done
+from paceline.zoo import ZOO, resolve
+from paceline.zoo.merge import base_fingerprint
+from paceline.zoo.packaged import ABOUT, PackagedVlm, read_vlm
+
 from .check import check_run
 from .config import DistillSection, EyesSection, TalkSection, VlmConfig
 from .course import CourseEvent, Schedule, Task, follow

@@ -16,10 +16,11 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from ...errors import ConfigError
-from ...scenes import SIZE
-from ...schema import checked
-from ..config import Few
+from paceline.errors import ConfigError
+from paceline.schema import checked
+from paceline.train.config import Few
+
+from .scene import SIZE
 
 IMAGE_TOKEN = "<empty_output>"
 """An unused special token of the language model's own vocabulary, so that the tokenizer stays the same file."""

@@ -16,14 +16,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ...errors import ConfigError
-from ...schema import validate
-from ...system.files import read_json, write_text
-from ...system.provenance import provenance, sha256_of
-from ...zoo import DEFAULT_MODEL
-from ...zoo.merge import base_fingerprint, merge_vlm
-from ...zoo.packaged import ABOUT, FORMAT, PackagedVlm, parse_vlm, read_vlm
-from ..run_folder import understood
+from paceline.errors import ConfigError
+from paceline.schema import validate
+from paceline.system.files import read_json, write_text
+from paceline.system.provenance import provenance, sha256_of
+from paceline.train.run_folder import understood
+from paceline.zoo import DEFAULT_MODEL
+from paceline.zoo.merge import base_fingerprint, merge_vlm
+from paceline.zoo.packaged import ABOUT, FORMAT, PackagedVlm, parse_vlm, read_vlm
+
 from .card import vlm_card
 from .shape import TowerShape, kept_layers, make_model, make_processor
 

@@ -17,12 +17,12 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast, final
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConfigError, NumericsError
-from .. import checkpoint
-from ..estimate import Cost, measure
-from ..log import Evaluated, Finished, Log, Saved, Stepped, Window
-from ..loop import _accelerator
-from ..recipe import Losses
+from paceline.errors import ConfigError, NumericsError
+from paceline.train import checkpoint
+from paceline.train.estimate import Cost, measure
+from paceline.train.log import Evaluated, Finished, Log, Saved, Stepped, Window
+from paceline.train.loop import _accelerator
+from paceline.train.recipe import Losses
 
 _B = TypeVar("_B")
 _FLOOR = 0.03

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from paceline.scenes import make_scene, render
-from paceline.train.vlm.config import read_vlm_config
-from paceline.train.vlm.shape import IMAGE_TOKEN
+from examples.tiny_vlm.config import read_vlm_config
+from examples.tiny_vlm.scene import make_scene, render
+from examples.tiny_vlm.shape import IMAGE_TOKEN
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", IMAGE_TOKEN]
 

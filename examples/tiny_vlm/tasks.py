@@ -11,17 +11,18 @@ import torch
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration
 
-from ...scenes import Scene
-from ...scenes.easy_vqa import EasyVqa
-from ..extras import need
-from ..recipe import Losses
-from ..run_folder import understood
+from paceline.eval.image_suites import EasyVqa
+from paceline.train.extras import need
+from paceline.train.recipe import Losses
+from paceline.train.run_folder import understood
+
 from .config import VlmConfig
 from .course import Group, Task
 from .eyes import GRID, Eyes, Patches, draw, scenes_of
 from .judge import held_out, judge
 from .lessons import HELD_OUT, lesson
 from .package import Eyes as EyesState
+from .scene import Scene
 from .shape import make_model, make_processor
 from .talk import Batch, Picture, answer_logits, answer_weights, collate, right_answers
 

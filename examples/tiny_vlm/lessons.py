@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from random import Random
 
-from ...scenes import HELD_OUT as HELD_OUT
-from ...scenes import KINDS, ask, make_scene, render
-from ...scenes.easy_vqa import EasyVqa
-from ...scenes.questions import Kind
+from paceline.eval.image_suites import EasyVqa
+
+from .questions import KINDS, Kind, ask
+from .scene import HELD_OUT as HELD_OUT
+from .scene import make_scene, render
 from .talk import Picture
 
 PER_SCENE: Mapping[Kind, int] = {"yes/no": 2, "choice": 2, "short": 3, "caption": 1, "steps": 1}

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from transformers import LlavaProcessor
 
-from ...scenes import KINDS
-from ...scenes.easy_vqa import EasyVqa
+from paceline.eval.image_suites import EasyVqa
+
 from .lessons import HELD_OUT, easy_picture, scene_picture
+from .questions import KINDS
 from .talk import Batch, Picture, collate, right_answers
 
 _TOGETHER = 4  # pictures a pass

@@ -15,11 +15,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ...errors import ConfigError
-from ...scenes.questions import Kind
-from ...schema import Text, checked, validate
-from ..config import Above0, AtLeast0, Name, Seed, Size, Tokens, read_mapping
-from ..losses import LossName
+from paceline.errors import ConfigError
+from paceline.schema import Text, checked, validate
+from paceline.train.config import Above0, AtLeast0, Name, Seed, Size, Tokens, read_mapping
+from paceline.train.losses import LossName
+
+from .questions import Kind
 from .shape import TowerShape
 
 _Pictures = Annotated[int, Field(ge=0, le=10_000)]

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
-from ...scenes.easy_vqa import EasyVqa
-from ...zoo.merge import language_weights
-from ...zoo.packaged import PackagedVlm
-from ..losses import compared, loss_named
-from ..recipe import Losses
+from paceline.eval.image_suites import EasyVqa
+from paceline.train.losses import compared, loss_named
+from paceline.train.recipe import Losses
+from paceline.zoo.merge import language_weights
+from paceline.zoo.packaged import PackagedVlm
+
 from .config import VlmConfig
 from .course import Group, Task
 from .eyes import GRID

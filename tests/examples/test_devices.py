@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.train.vlm.stages import VlmStages
-from tests.train.vlm_toy import config_of, write_language_model
+from examples.tiny_vlm.stages import VlmStages
+from tests.examples.toy import config_of, write_language_model
 
 _WORKER = """
 import sys
 from pathlib import Path
-from paceline.train.vlm.stages import VlmStages
-from tests.train.vlm_toy import config_of
+from examples.tiny_vlm.stages import VlmStages
+from tests.examples.toy import config_of
 stages = VlmStages(config_of(Path(sys.argv[1]), Path(sys.argv[2]), "talk.scenes=2", "device=cpu"))
 for stage in ("eyes", "talk"):
     for event in stages.run(stage):

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from examples.tiny_vlm.config import read_vlm_config
+from examples.tiny_vlm.eyes import GRID
+from examples.tiny_vlm.lessons import HELD_OUT, lesson, scene_picture
+from examples.tiny_vlm.shape import TowerShape, make_model, make_processor
+from examples.tiny_vlm.talk import IGNORED, Picture, answer_logits, answer_weights, collate, right_answers
 from paceline.errors import ConfigError
-from paceline.train.vlm.config import read_vlm_config
-from paceline.train.vlm.eyes import GRID
-from paceline.train.vlm.lessons import HELD_OUT, lesson, scene_picture
-from paceline.train.vlm.shape import TowerShape, make_model, make_processor
-from paceline.train.vlm.talk import IGNORED, Picture, answer_logits, answer_weights, collate, right_answers
-from tests.train.vlm_toy import write_language_model
+from tests.examples.toy import write_language_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 

@@ -15,9 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerBase
 
-from ...scenes import SIZE, Scene, make_scene, render
-from ...scenes.draw import outline
-from ...scenes.scene import COLOURS, SHAPES, WORDS
+from .scene import COLOURS, SHAPES, SIZE, WORDS, Scene, make_scene, outline, render
 from .shape import PATCH
 
 GRID = SIZE // PATCH

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias, get_args
 
-from .scene import COLOURS, SHAPES, WORDS, Bars, Scene, Sign, Thing
+from paceline.eval.suites import Question as SuiteQuestion
+
+from .scene import COLOURS, HELD_OUT, SHAPES, WORDS, Bars, Scene, Sign, Thing, make_scene, render
 
 Kind: TypeAlias = Literal["yes/no", "choice", "short", "caption", "steps"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -214,3 +216,18 @@ _SIGN: dict[str, _Form] = dict(
 _BARS: dict[str, _Form] = dict(
     zip(KINDS, (_bars_yes, _bars_choice, _bars_short, _bars_caption, _bars_steps), strict=True)
 )
+
+
+def scene_suite(per_kind: int = 60, first: int = 0) -> list[SuiteQuestion]:
+    """Questions of every kind about held-out scenes, one for each scene, the kinds taking turns; for benchmarks.
+
+    first: how many scenes of each kind to leave out at the beginning, for a sample that shares none with another.
+    """
+    made: list[SuiteQuestion] = []
+    for number in range(first * len(KINDS), (first + per_kind) * len(KINDS)):
+        kind, scene = KINDS[number % len(KINDS)], make_scene(HELD_OUT + number)
+        question = ask(scene, kind, HELD_OUT + number)
+        made.append(
+            SuiteQuestion(f"scene-{number}", kind, (question.text,), image=render(scene), right=question.answer)
+        )
+    return made

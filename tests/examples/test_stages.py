@@ -8,23 +8,23 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from examples.tiny_vlm import package
+from examples.tiny_vlm.course import Begun
+from examples.tiny_vlm.eyes import GRID
+from examples.tiny_vlm.lessons import scene_picture
+from examples.tiny_vlm.package import Eyes, Trained, package_vlm
+from examples.tiny_vlm.scene import make_scene, render
+from examples.tiny_vlm.shape import TowerShape
+from examples.tiny_vlm.stages import VlmStages
+from examples.tiny_vlm.talk import answer_logits, collate
+from examples.tiny_vlm.tasks import TalkTask
 from paceline.errors import ConfigError
 from paceline.runner import load_model
-from paceline.scenes import make_scene, render
 from paceline.train.log import Saved, read_log
 from paceline.train.stages import Done
-from paceline.train.vlm import package
-from paceline.train.vlm.course import Begun
-from paceline.train.vlm.eyes import GRID
-from paceline.train.vlm.lessons import scene_picture
-from paceline.train.vlm.package import Eyes, Trained, package_vlm
-from paceline.train.vlm.shape import TowerShape
-from paceline.train.vlm.stages import VlmStages
-from paceline.train.vlm.talk import answer_logits, collate
-from paceline.train.vlm.tasks import TalkTask
 from paceline.zoo.merge import base_fingerprint, merge_vlm
 from paceline.zoo.packaged import read_vlm
-from tests.train.vlm_toy import config_of, write_easy_vqa, write_language_model
+from tests.examples.toy import config_of, write_easy_vqa, write_language_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 

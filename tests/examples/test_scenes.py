@@ -5,10 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from paceline.scenes import KINDS, ask, make_scene, render
-from paceline.scenes.scene import COLOURS
-from paceline.train.vlm.eyes import GRID, describe
-from paceline.train.vlm.shape import PATCH
+from examples.tiny_vlm.eyes import GRID, describe
+from examples.tiny_vlm.questions import KINDS, ask
+from examples.tiny_vlm.scene import COLOURS, make_scene, render
+from examples.tiny_vlm.shape import PATCH
 
 SEEDS = range(60)
 

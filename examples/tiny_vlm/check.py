@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, SiglipVisionModel
 
-from ..estimate import check_memory, size_of
-from ..extras import need
+from paceline.train.estimate import check_memory, size_of
+from paceline.train.extras import need
+
 from .config import VlmConfig
 from .evaluate import load_nlvr
 from .shape import image_token, kept_layers

@@ -10,14 +10,16 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from ...core.request import SamplingParams
-from ...llm import LLM
-from ...scenes import KINDS, ask, make_scene, render
-from ...scenes.easy_vqa import load_easy_vqa
-from ...system.files import parse_json, read_text
-from ..run_folder import understood
+from paceline.core.request import SamplingParams
+from paceline.eval.image_suites import load_easy_vqa
+from paceline.llm import LLM
+from paceline.system.files import parse_json, read_text
+from paceline.train.run_folder import understood
+
 from .config import EvalSection
 from .lessons import HELD_OUT
+from .questions import KINDS, ask
+from .scene import make_scene, render
 
 _TOGETHER = 8
 

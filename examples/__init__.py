@@ -1,0 +1,1 @@
+"""What shows Paceline at work and is no part of the library."""

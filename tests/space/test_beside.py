@@ -105,7 +105,7 @@ def test_states_of_a_mask_are_noticed():
         (lambda: Medusa(MedusaHead(MedusaConfig(16, 2, (2,), VOCAB, VOCAB))), IncompatibleModels),
     ],
 )
-@pytest.mark.parametrize("worn", [False, True])
+@pytest.mark.parametrize("attached", [False, True])
 def test_a_choice_that_is_refused_leaves_nothing_on(second, error, attached):
     on, first = ModelRunner(loaded(), 1), adapter(seed=1)
     if attached:

@@ -158,7 +158,7 @@ class SpecConfig:
     def _drafter(self, space_rows: int | None) -> "Drafter":
         from .drafters import Choose, DraftModel, Plain, PromptLookup, SelfQuantized
         from .zoo import resolve
-        from .zoo.heads import head_folder
+        from .zoo.packaged import head_folder
 
         if self.method in HEADS:
             return self._head_drafter(space_rows)
@@ -179,7 +179,7 @@ class SpecConfig:
         from .drafters.heads import Blockwise, Medusa
         from .drafters.mtp import Mtp
         from .drafters.space import Space
-        from .zoo.heads import head_folder
+        from .zoo.packaged import head_folder
 
         assert self.model is not None  # parse() sees to it
         folder, found = str(head_folder(self.model)), method_of_head(self.model)

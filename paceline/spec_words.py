@@ -103,7 +103,7 @@ def _head(name: str, allowed: tuple[str, ...]) -> dict[str, object]:
 
 def method_of_head(name: str) -> str:
     """The method of a folder or packaged head. Raises `ConfigError` where there is none, or of a method not known."""
-    from .zoo.heads import head_method
+    from .zoo.packaged import head_method
 
     method = head_method(name)
     if method not in TRAINED:

@@ -107,7 +107,7 @@ def _open_with_head(
     options: EngineOptions, num_tokens: int | None, policy: PolicyChoice | None, screen: Screen
 ) -> "tuple[EngineOptions, LLM]":
     """The engine with the drafter that the packaged head for this very model recommends; without one, as asked for."""
-    from ..zoo.heads import best_head, packaged_heads
+    from ..zoo.packaged import best_head, packaged_heads
 
     if not packaged_heads():
         return options, open_engine(options, screen)

@@ -53,7 +53,7 @@ def export(
         from ..export.folder import check_new
         from ..runner import load_model
         from ..zoo import resolve
-        from ..zoo.heads import head_folder
+        from ..zoo.packaged import head_folder
 
     logging.disable_progress_bar()
     check_new(out)  # before a model is fetched

@@ -11,7 +11,7 @@ from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
 
 if TYPE_CHECKING:
     from ..zoo import ZooEntry
-    from ..zoo.heads import PackagedHead
+    from ..zoo.packaged import PackagedHead
 
 _CacheDir = Annotated[
     str | None,
@@ -60,7 +60,7 @@ def models(
     Example:  paceline models --json
     """
     from .. import zoo
-    from ..zoo.heads import packaged_heads
+    from ..zoo.packaged import packaged_heads
 
     screen = screen_of(ctx)
     rows, heads = zoo.installed(cache_dir), packaged_heads()

@@ -8,7 +8,7 @@ from ..drafters import Choose, DraftModel
 from ..llm import LLM
 from ..spec_config import SpecConfig
 from ..system.provenance import provenance, sha256_of
-from ..zoo.heads import head_folder
+from ..zoo.packaged import head_folder
 from .suites import Question, hash_questions
 
 _WEIGHTS = (".safetensors", ".bin", ".pt")

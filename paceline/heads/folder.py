@@ -28,7 +28,7 @@ from ..runner import LoadedModel
 from ..schema import checked, validate
 from ..system.files import exists, read_json
 from ..system.provenance import sha256_of
-from ..zoo.heads import head_folder
+from ..zoo.packaged import head_folder
 from .foreign import read_foreign
 from .kinds import Head, check_method, config_from_json, config_to_json, method_of, new_head
 

@@ -46,20 +46,20 @@ def merge_vlm(
 
 
 def _check_parts(model: PackagedVlm) -> None:
-    named = {name: Part(f"model/{name}", sha256) for name, sha256 in model.model_files.items()}
-    for part in (model.eyes, *(adapter.part for adapter in model.adapters), *named.values()):
+    named = [Part(f"model/{name}", sha256) for name, sha256 in model.model.items()]
+    for part in (model.eyes, *model.adapters, *named):
         path = model.folder / part.file
         got = sha256_of(path) if path.is_file() else "no such file"
         if got != part.sha256:
             raise ConfigError(
                 f"{model.name}: {part.file} is not the one that was packaged", got=got, expected=part.sha256,
-                fix="install Paceline again",
+                fix="install the models again",
             )  # fmt: skip
 
 
 def language_weights(model: PackagedVlm, base: Path, progress: Progress = silent) -> "dict[str, Tensor]":
     """Weights of the language model that is left, by their usual names; float32 where low-rank layers were added."""
-    adapters = [(adapter, _open(model.folder / adapter.part.file)) for adapter in model.adapters]
+    adapters = [(adapter, _open(model.folder / adapter.file)) for adapter in model.adapters]
     used: set[tuple[int, str]] = set()
     place = {layer: i for i, layer in enumerate(model.layers)}
     weights: dict[str, Tensor] = {}
@@ -125,7 +125,7 @@ def _base_weights(base: Path) -> "dict[str, Tensor]":
 
 
 def _write_model_files(model: PackagedVlm, folder: Path, dtype: str) -> None:
-    for name in model.model_files:
+    for name in model.model:
         text = (model.folder / "model" / name).read_text(encoding="utf-8")
         if name == "config.json":
             config = json.loads(text)

@@ -3,12 +3,12 @@
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias, final
 
 from ..errors import ConfigError
-from .heads import ARTEFACTS
-from .packaged import PackagedVlm, read_vlm, vlm_folders
+from .packaged import INSTALL, PackagedVlm, model_folders, read_vlm, vlm_folders
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,12 @@ class Zoo(Mapping[str, ZooEntry]):
     Asking for a damaged one raises `ConfigError`; its name is known all the same.
     """
 
-    def __init__(self, models: Mapping[str, ZooModel], artefacts: Path):
+    def __init__(self, models: Mapping[str, ZooModel]):
         self._models: dict[str, ZooEntry] = {**models}
-        self._folders = vlm_folders(artefacts)
+
+    @cached_property
+    def _folders(self) -> Mapping[str, Path]:
+        return vlm_folders()
 
     def __getitem__(self, name: str) -> ZooEntry:
         if name not in self._models:
@@ -86,7 +89,7 @@ _MODELS: Mapping[str, ZooModel] = {
     ),
 }
 
-ZOO: Mapping[str, ZooEntry] = Zoo(_MODELS, ARTEFACTS)
+ZOO: Mapping[str, ZooEntry] = Zoo(_MODELS)
 
 
 def lookup(name: str, registry: Mapping[str, ZooEntry] = ZOO) -> ZooEntry:
@@ -94,11 +97,12 @@ def lookup(name: str, registry: Mapping[str, ZooEntry] = ZOO) -> ZooEntry:
     if name in registry:
         return registry[name]
     close = nearest(name, registry)
+    missing = "" if model_folders() else f"; {INSTALL}"
     raise ConfigError(
         "the zoo has no model of this name",
         got=repr(name),
         expected="one of " + ", ".join(sorted(registry)),
-        fix=f"did you mean {close!r}?" if close else "`paceline models` lists what can be pulled",
+        fix=f"did you mean {close!r}?" if close else "`paceline models` lists what can be pulled" + missing,
     )
 
 

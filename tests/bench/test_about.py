@@ -6,7 +6,7 @@ from paceline import LLM
 from paceline.eval.about import draft_fingerprints, trained_hash
 from paceline.runner import load_model
 from paceline.spec_config import parse
-from paceline.zoo.heads import head_folder
+from paceline.zoo.packaged import head_folder
 from tests.tiny import tiny_model
 from tests.unit.cli_helpers import save
 

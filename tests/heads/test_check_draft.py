@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.eval.trials import run_trial
 from paceline.heads import save_head
 from paceline.spec_config import parse
-from paceline.zoo import heads as zoo_heads
+from paceline.zoo import packaged
 from tests.heads.common import edit, even_tempered_target, fresh_medusa, saved
 from tests.unit.cli_helpers import answer, paceline, refusal, save
 
@@ -80,20 +81,41 @@ def test_a_head_without_a_record(tmp_path, target):
 
 
 def test_packaged_heads(head, monkeypatch):
-    place = head.parent
-    found = zoo_heads.packaged_heads(place)
+    _install(monkeypatch, head.parent)
+    found = packaged.packaged_heads()
     assert [(one.name, one.method, one.is_default) for one in found] == [("tiny-medusa", "medusa", True)]
-    assert zoo_heads.best_head(found[0].fingerprint, place) == found[0]
-    assert zoo_heads.best_head("0" * 64, place) is None
-    assert zoo_heads.head_folder("tiny-medusa", place) == head
-    assert zoo_heads.head_method(head) == "medusa"
+    assert packaged.best_head(found[0].fingerprint) == found[0]
+    assert packaged.best_head("0" * 64) is None
+    assert packaged.head_folder("tiny-medusa") == head
+    assert packaged.head_method(head) == "medusa"
     with pytest.raises(ConfigError, match="did you mean 'tiny-medusa'"):
-        zoo_heads.head_folder("tiny-medussa", place)
+        packaged.head_folder("tiny-medussa")
     edit(head / "training.json", lambda record: record.update(default=False))
-    assert zoo_heads.best_head(found[0].fingerprint, place) is None
+    assert packaged.best_head(found[0].fingerprint) is None
     (head / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="'tiny-medusa' is damaged"):
-        zoo_heads.packaged_heads(place)
+        packaged.packaged_heads()
+
+
+def test_where_no_models_are_installed_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(packaged, "model_folders", list)
+    with pytest.raises(ConfigError, match="pip install paceline-zoo"):
+        packaged.head_folder("smollm2-135m-eagle3")
+    assert packaged.packaged_heads() == []
+
+
+def test_models_come_from_the_entry_points_of_other_distributions(tmp_path, monkeypatch):
+    place = tmp_path / "site" / "others.dist-info"
+    place.mkdir(parents=True)
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1\n")
+    (place / "entry_points.txt").write_text("[paceline.models]\nothers = others_models:FOLDER\n")
+    (tmp_path / "site" / "others_models.py").write_text(f"FOLDER = {str(tmp_path)!r}\n")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert tmp_path in packaged.model_folders()
+    (tmp_path / "site" / "others_models.py").unlink()
+    monkeypatch.delitem(sys.modules, "others_models")
+    with pytest.raises(ConfigError, match="install others again"):
+        packaged.model_folders()
 
 
 def test_the_demo_takes_the_head_of_this_very_model(head, target, tmp_path, monkeypatch):
@@ -116,6 +138,4 @@ def test_names_are_understood_wherever_a_drafter_is_named(head, monkeypatch):
 
 
 def _install(monkeypatch, artefacts) -> None:
-    for function in (zoo_heads.packaged_heads, zoo_heads.head_folder, zoo_heads.head_method):
-        monkeypatch.setattr(function, "__defaults__", (artefacts,))
-    monkeypatch.setattr(zoo_heads.best_head, "__defaults__", (artefacts,))
+    monkeypatch.setattr(packaged, "model_folders", lambda: [artefacts])

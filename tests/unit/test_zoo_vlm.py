@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from paceline.errors import ConfigError
 from paceline.runner.fingerprint import fingerprint
 from paceline.system.provenance import sha256_of
-from paceline.zoo import ZOO, installed, pull, verify
-from paceline.zoo.heads import ARTEFACTS, packaged_heads
+from paceline.zoo import ZOO, installed, packaged, pull, verify
 from paceline.zoo.merge import merge_vlm
-from paceline.zoo.packaged import packaged_vlms, read_vlm
+from paceline.zoo.packaged import packaged_heads, read_vlm, vlm_folders
 from paceline.zoo.pull import PullSteps
 from paceline.zoo.registry import Zoo, lookup
 from tests.unit.zoo_helpers import HIDDEN, LAYERS, tiny_llama
@@ -63,7 +62,7 @@ def registry(world, tmp_path, trained_on):
     write_packaged(
         tmp_path / "artefacts" / "tiny-vlm-small", (1,), "../tiny-vlm/eyes.safetensors", trained_on=trained_on
     )
-    return {"tiny": world.model, **packaged_vlms(tmp_path / "artefacts")}
+    return {"tiny": world.model} | {path.name: read_vlm(path) for path in (tmp_path / "artefacts").iterdir()}
 
 
 @pytest.fixture
@@ -152,7 +151,7 @@ def test_another_base_of_the_same_shape_is_refused(world, pulled, registry, name
 
 
 def test_packaged_models_know_the_base_that_heads_were_trained_for():
-    models, heads = packaged_vlms(ARTEFACTS).values(), packaged_heads()
+    models, heads = [read_vlm(folder) for folder in vlm_folders().values()], packaged_heads()
     assert {one.base_fingerprint for one in models} == {h.fingerprint for h in heads if h.target_name == "smollm2-135m"}
 
 
@@ -198,15 +197,16 @@ def test_parts_that_lead_elsewhere_are_refused(tmp_path, change):
 
 def test_packaged_models_are_no_heads():
     names = {head.name for head in packaged_heads()}
-    assert names.isdisjoint(packaged_vlms(ARTEFACTS))
-    assert set(packaged_vlms(ARTEFACTS)) <= set(ZOO)
+    assert names.isdisjoint(vlm_folders())
+    assert set(vlm_folders()) <= set(ZOO)
 
 
-def test_a_damaged_one_harms_no_other(tmp_path, world):
+def test_a_damaged_one_harms_no_other(tmp_path, world, monkeypatch):
     write_packaged(tmp_path / "whole")
     write_packaged(tmp_path / "broken")
     (tmp_path / "broken" / "vlm.json").write_text("{")
-    zoo = Zoo({"tiny": world.model}, tmp_path)
+    monkeypatch.setattr(packaged, "model_folders", lambda: [tmp_path])
+    zoo = Zoo({"tiny": world.model})
     assert list(zoo) == ["tiny", "broken", "whole"]
     assert (zoo["tiny"], zoo["whole"].name, "broken" in zoo, "none" in zoo) == (world.model, "whole", True, False)
     assert (list(zoo), len(zoo)) == (["tiny", "broken", "whole"], 3)

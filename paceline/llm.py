@@ -22,12 +22,12 @@ from .core.vision import VisionPrompt
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
+from .hf.image_prompts import pixel_bytes
+from .hf.prompts import Prompt, as_list, read_prompt, tokenizer_of
 from .outputs import RequestOutput, StreamChunk, completion_of
 from .policy import CostModel, Fixed
-from .prompts_of import Prompt, as_list, read_prompt, tokenizer_of
 from .quant import QuantReport, Weights, check_weights
 from .runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
-from .runner.hf_pictures import pixel_bytes
 from .sampling import Detokenizer
 from .schema import checked_call
 from .tuned import check_profile, dtype_label, load_tuned
@@ -145,7 +145,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one prompt or many; each is a string, a chat or a list of token ids. Results keep the order.
 
-        Token ids may be an array, and what a tokenizer returns is taken too, see `prompts_of.as_prompt`.
+        Token ids may be an array, and what a tokenizer returns is taken too, see `hf.prompts.as_prompt`.
         A chat's contents are texts, or lists of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
         Every prompt is read, and refused if it must be, before any is answered. Where pictures of many chats take more
         than `PIXEL_BYTES`, the rest are read again in their turn, and must not have changed. Calls from several threads
@@ -197,7 +197,7 @@ class LLM:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one."""
         with self.runner.lock:
-            return read_prompt(self.runner, prompt)[0]
+            return read_prompt(self.loaded, prompt, self.runner.max_length)[0]
 
     # Helpers
 
@@ -224,7 +224,7 @@ class LLM:
     def _seen_again(self, request: _Request) -> VisionPrompt:
         """What the pictures of a prompt are to the engine, read once more. Raises `ConfigError` where they differ."""
         before = request.seqs[0]
-        ids, vision = read_prompt(self.runner, request.prompt)
+        ids, vision = read_prompt(self.loaded, request.prompt, self.runner.max_length)
         if vision is None or before.vision is None or (ids, vision.keys) != (before.prompt_ids, before.vision.keys):
             raise ConfigError(
                 "a picture changed while its prompt waited for a slot",
@@ -234,7 +234,7 @@ class LLM:
 
     def _sequences(self, prompt: Prompt, params: SamplingParams) -> tuple[list[Sequence], list[Detokenizer | None]]:
         """`n` sequences of one prompt, each with a seed of its own, and what turns their tokens into text."""
-        ids, vision = read_prompt(self.runner, prompt)
+        ids, vision = read_prompt(self.loaded, prompt, self.runner.max_length)
         for token in (*(params.logit_bias or {}), *params.stop_token_ids):
             if not 0 <= token < self.runner.vocab_size:
                 raise ConfigError(

@@ -13,7 +13,7 @@ from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import Drafter, Verifier
 from paceline.core.request import Sequence, StopStrings
 from paceline.decoding import SpeculativeDecoder, autoregressive, generate
-from paceline.runner import LoadedModel, ModelRunner, hf_loading, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, load, wrap_model
 from tests.tiny import tiny_model
 
 VOCAB = 97
@@ -30,7 +30,7 @@ def loaded(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 
 
 def on_torch(model: PreTrainedModel) -> LoadedModel:
     """Run by torch as on CUDA, not by the native kernels."""
-    with patch.object(hf_loading, "pack_linears", lambda _: 0):
+    with patch.object(load, "pack_linears", lambda _: 0):
         return wrap_model(model)
 
 

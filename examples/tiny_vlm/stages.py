@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save
 
 from paceline.errors import ConfigError
 from paceline.eval.image_suites import EasyVqa, load_easy_vqa
-from paceline.runner.placement import device_of
+from paceline.hf.load import device_of
 from paceline.system.files import write_bytes, write_text
 from paceline.system.provenance import sha256_of
 from paceline.train.log import Finished, read_log

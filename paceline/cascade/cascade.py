@@ -18,9 +18,9 @@ from ..core.request import SamplingParams
 from ..drafters import DraftModel
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError, LossyNotAllowed
+from ..hf.prompts import Prompt, as_list
 from ..llm import LLM
 from ..policy import CostModel
-from ..prompts_of import Prompt, as_list
 from .audit import AuditCounts, Auditor
 from .calibration import Calibration, load_calibration, sampling_of
 from .checker import Checker, check_exact

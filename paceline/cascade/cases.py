@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ..core.request import SamplingParams
-from ..prompts_of import Prompt
+from ..hf.prompts import Prompt
 from .cascade import Cascade
 from .outcome import CascadeOutput, Reason
 

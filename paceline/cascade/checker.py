@@ -8,12 +8,12 @@ from typing import final
 from ..core.request import SamplingParams
 from ..drafters import Plain
 from ..errors import ConfigError
+from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..policy import Fixed
-from ..prompts_of import Prompt
 from ..runner import ModelRunner
-from ..runner.adapter import share_copy
+from ..runner.adapters import share_copy
 from .handed import with_handed
 
 

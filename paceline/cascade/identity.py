@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from torch import nn
 
 from ..errors import ConfigError
+from ..hf.fingerprint import fingerprint
 from ..llm import LLM
 from ..quant import Fp8Linear, Int4Linear, Int8Linear
-from ..runner.fingerprint import fingerprint
 
 _SAMPLE = 256
 
@@ -17,7 +17,7 @@ _SAMPLE = 256
 class ModelId:
     """A model as a calibration remembers it; `name` is for people and not compared.
 
-    fingerprint: of the checkpoint, see `runner.fingerprint`, the same before and after rounding. weights: formats of
+    fingerprint: of the checkpoint, see `hf.fingerprint`, the same before and after rounding. weights: formats of
     rounded layers and a hash of their scales, "" where there are none. dtype: of everything else. vision: fingerprint
     of the vision half, "" where there is none.
     """

@@ -15,8 +15,8 @@ from pathlib import Path
 from ..core.request import SamplingParams
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
+from ..hf.prompts import Prompt
 from ..llm import LLM
-from ..prompts_of import Prompt
 from ..system.files import write_text
 from ..system.provenance import provenance
 from .bound import check_promise, prompts_needed

@@ -7,9 +7,9 @@ from typing import Literal
 
 from ..core.request import SamplingParams, TokenLogprob
 from ..errors import CacheFull
+from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import RequestOutput
-from ..prompts_of import Prompt
 from .audit import AuditCounts
 from .calibration import Choice
 from .confidence import Signal, confidences

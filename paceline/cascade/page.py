@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.outputs import Origin
 from ..hf.chats import split_chat
-from ..prompts_of import Prompt
+from ..hf.prompts import Prompt
 from ..sampling import Detokenizer
 from .cascade import Cascade
 from .cases import Case, Found

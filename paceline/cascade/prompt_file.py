@@ -11,7 +11,7 @@ from PIL import Image
 
 from ..errors import ConfigError
 from ..eval.prompt_files import is_address, names_file
-from ..prompts_of import Prompt
+from ..hf.prompts import Prompt
 from ..system.provenance import hash_prompts, sha256_of
 
 

@@ -250,7 +250,7 @@ def open_engine(options: EngineOptions, screen: Screen) -> "LLM":
 
 def remark_raw(count: int, llm: "LLM", screen: Screen) -> None:
     """Say it where so many prompts of a file are texts to go on from and the model was made for chats."""
-    from ..prompts_of import has_chat_template
+    from ..hf.prompts import has_chat_template
 
     if count and has_chat_template(llm.loaded):
         screen.say(

@@ -9,7 +9,7 @@ from ..core.outputs import Origin
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import LoadedModel
-from ..runner.whole_text import look, whole_text
+from ..runner.prefill import look, whole_text
 from ..sampling import target_distribution
 from ..verify import choose
 

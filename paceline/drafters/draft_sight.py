@@ -17,11 +17,9 @@ import torch
 from ..core.request import Sequence
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
+from ..hf.image_prompts import read_chat, text_prompt, with_positions
+from ..hf.vision import Bounded, Features, Vision, lend
 from ..runner import LoadedModel, ModelRunner
-from ..runner.bounded import Bounded
-from ..runner.hf_pictures import read_chat, text_prompt, with_positions
-from ..runner.hf_vision import Features, Vision
-from ..runner.shared_tower import lend
 
 Sight: TypeAlias = Literal["own", "shared", "none"]
 _Own: TypeAlias = tuple[list[int], PromptImage]

@@ -25,8 +25,8 @@ from ..heads import load_head
 from ..modules.int4_draft import Int4Draft
 from ..quant import QuantReport, quantize_head, quantize_linears
 from ..runner import ModelRunner
-from ..runner.hf_adapter import share_copy
-from ..runner.int4_draft import put_int4
+from ..runner.adapters import put_int4
+from ..runner.loaded import share_copy
 from ..sampling import DraftSampler
 from ..schema import checked_call
 from .chain import draft_chains

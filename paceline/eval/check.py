@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 
 from ..core.request import SamplingParams
 from ..errors import ConfigError
+from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import Completion
-from ..prompts_of import Prompt
 from .judge import judge
 from .law_test import LawTest, law_test
 from .reference import NUM_TOP, Decoded

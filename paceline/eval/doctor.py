@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..attention.kv_cache import round_up
 from ..errors import ConfigError
 from ..kernels import load as load_kernels
 from ..kernels.packing import BLOCK
 from ..llm import LLM
 from ..quant import Int4Linear, PackedLinear
 from ..quant.packed import device_of, has_kernels
-from ..runner.kv_cache import round_up
 from ..system.hardware import Load, available_memory, cpu_flags, watch_load
 from ..system.provenance import provenance
 from ..system.threads import Processors, processors, waiting

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..core.request import SamplingParams, Sequence
+from ..hf.prompts import Prompt, read_prompt
 from ..llm import LLM
-from ..prompts_of import Prompt, read_prompt
 from .reference import Decoded, measure
 from .verdict import Divergence, Measured, Verdict, classify, first_difference
 
@@ -53,5 +53,5 @@ def judge(
 
 def _sequence(llm: LLM, prompt: Prompt, params: SamplingParams, seed: int) -> Sequence:
     """The prompt as the engine holds it."""
-    ids, vision = read_prompt(llm.runner, prompt)
+    ids, vision = read_prompt(llm.loaded, prompt, llm.runner.max_length)
     return Sequence(ids, params, seed, llm.loaded.eos_ids, llm.runner.max_length, vision=vision)

@@ -4,12 +4,12 @@ What is checked are passes over cached columns, many rows wide, plain decoding a
 take padding, its passes have several rows too, and it keeps its columns in the same cache. The reference shares
 neither with them:
 
-    reference   [prompt a b c]      the whole text in one pass, see `runner.whole_text`
+    reference   [prompt a b c]      the whole text in one pass, see `runner.prefill.whole_text`
     noise       [prompt a b c]'     the same, every number that enters the first layer moved by its last bit
 
 Nothing was cached before such a pass, and it has no tree, no commit, no padding. So a fault in caching, masking,
 moving or rolling back columns cannot reach it, and cannot excuse itself by adding to the noise. What it does share are
-the weights, the kernels and the layers, which loading a model holds against plain transformers (`runner.selftest`):
+the weights, the kernels and the layers, which loading a model holds against plain transformers (`runner.self_test`):
 transformers' own layers are replaced then, and would have to be loaded a second time to be asked again.
 
 After a few layers of 16 bits the moved last bits have changed every rounding behind them, which is what another order
@@ -29,7 +29,7 @@ from ..core.request import Sequence, TokenLogprob
 from ..core.rng import Purpose, gumbel
 from ..core.tree import TokenTree
 from ..runner import LoadedModel
-from ..runner.whole_text import look, whole_text
+from ..runner.prefill import look, whole_text
 from ..sampling import target_distribution
 from .verdict import Deviation, Measured
 

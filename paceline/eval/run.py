@@ -11,8 +11,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from ..errors import CacheFull, PacelineError
+from ..hf.prompts import has_chat_template
 from ..llm import LLM
-from ..prompts_of import has_chat_template
 from .answers import Answer, Ask
 from .floor import Floor
 from .sides import PLAIN, BenchOptions, EngineSide, PeerSide, Side

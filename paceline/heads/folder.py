@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import ConfigError, IncompatibleModels
-from ..hf.weight_files import read_headers
+from ..hf.checkpoint import read_headers
 from ..modules.sizes import Count, Size, Vocabulary
 from ..runner import LoadedModel
 from ..schema import checked, validate

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ..errors import ConfigError, IncompatibleModels
+from ..hf.checkpoint import refused
 from ..runner import LoadedModel
-from ..runner.folder import refused
 from .foreign_eagle import read_eagle, read_eagle3
 from .foreign_files import Published, Target, read_published
 from .foreign_medusa import read_medusa

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..hf.weight_files import weight_files
-from ..runner.folder import one_line
+from ..hf.checkpoint import one_line, weight_files
 from ..system.files import exists, read_json
 
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")

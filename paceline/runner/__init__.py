@@ -1,9 +1,8 @@
 """Runs a transformers model over token trees: cache, attention, numerics. Decides nothing about tokens."""
 
-from .hf_adapter import LoadedModel
-from .hf_loading import load_model, wrap_model
-from .kv_cache import SlotCache
+from ..attention.kv_cache import SlotCache
+from .load import load_model, with_weights, wrap_model
+from .loaded import LoadedModel
 from .model_runner import ModelRunner
-from .weights import with_weights
 
 __all__ = ["LoadedModel", "ModelRunner", "SlotCache", "load_model", "with_weights", "wrap_model"]

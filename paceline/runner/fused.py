@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..attention.attend import attend
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import PassLayout
+from ..attention.states import States
 from ..quant import PackedLinear
-from .attention import attend
-from .gated import Gate, Gated
-from .kv_cache import SlotCache
-from .layout import PassLayout
-from .states import States
+from .adapters import Gate, Gated
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing to update as a text grows

@@ -8,21 +8,20 @@ from contextlib import contextmanager
 
 import torch
 
+from ..attention.kv_cache import SlotCache, round_up
+from ..attention.masks import PassLayout, PromptRows
+from ..attention.states import States, StateStore
 from ..core.outputs import TargetOutput
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
-from ..errors import CacheFull, ConfigError
+from ..errors import ConfigError
+from ..hf.prompts import check_length
 from ..modules import SpaceAdapter
-from .graphs import StaticPasses
-from .hf_adapter import LoadedModel
-from .kv_cache import SlotCache, round_up
-from .layout import PassLayout, PromptRows
-from .numerics import measure_row_multiple, refuse
-from .reading import PromptReader
-from .selftest import check_against_reference
-from .sight import check_sight
-from .states import States, StateStore
-from .static_numerics import agrees_with_dynamic
+from .loaded import LoadedModel
+from .numerics import agrees_with_dynamic, measure_row_multiple, refuse
+from .prefill import PromptReader
+from .self_test import check_against_reference, check_sight
+from .static_pass import StaticPasses
 
 PREFILL_CHUNK = 512
 
@@ -142,15 +141,7 @@ class ModelRunner:
         is_used: Callable[[], bool] | None = None,
     ) -> int:
         """Take a slot for a sequence that does not fill the context yet; is_used: as in `SlotCache.allocate`."""
-        if len(token_ids) >= self.max_length:
-            images = "" if vision is None else f", {vision.num_tokens} of them image tokens"
-            smaller = "" if vision is None else " or take fewer or smaller images,"
-            raise CacheFull(
-                "the prompt fills the context",
-                got=f"{len(token_ids)} tokens{images}",
-                expected=f"at most {self.max_length - 1}, one less than the context",
-                fix=f"shorten the prompt,{smaller} or raise max_model_len if the model allows it",
-            )
+        check_length(len(token_ids), vision, self.max_length)
         slot = self.cache.allocate(is_used)
         self.place(slot, vision)
         return slot

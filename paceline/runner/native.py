@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import PassLayout
+from ..attention.states import States
+from ..hf.describe import Description
 from ..kernels.library import Pass, Places, address, addresses, run
-from .describe import Description
-from .gated import Gate
-from .kv_cache import SlotCache
-from .layout import PassLayout
-from .states import States
+from .adapters import Gate
 
 
 class NativeDecoder:

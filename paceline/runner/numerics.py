@@ -12,7 +12,7 @@ import torch
 
 from ..core.tree import TokenTree
 from ..errors import NumericsError
-from .hf_adapter import LoadedModel
+from .loaded import LoadedModel
 
 if TYPE_CHECKING:
     from .model_runner import ModelRunner
@@ -97,3 +97,63 @@ def refuse(loaded: LoadedModel) -> NumericsError:
         got=why,
         fix='use numerics="fast"; `paceline check` reports the rounding ties that remain',
     )
+
+
+_STATIC_PREFIXES = (
+    3,
+    61,
+    190,
+    250,
+)  # the second and third let a pass end just past a block, the last past a column bucket
+_STATIC_PARENTS = (-1, 0, 0, 1, 2, 3, 4)
+_STATIC_PATHS = ((1, 3, 5), (2, 4, 6))
+_STATIC_CHAINS = (1, 3, 8, 17)
+
+
+@torch.inference_mode()
+def agrees_with_dynamic(runner: "ModelRunner", multiple: int | None) -> bool:
+    """True iff rows of static and dynamic passes have the same bits with row counts that are multiples of `multiple`.
+
+    Compared after several prefixes: chains, alone and beside a neighbour, and the paths of a tree that branches.
+    """
+    longest = min(max(_STATIC_PREFIXES), runner.max_length - max(_STATIC_CHAINS) - 1)
+    if multiple is None or longest < 1:
+        return False
+    vocab, rng = runner.vocab_size, torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab, (longest + max(_STATIC_CHAINS),), generator=rng).tolist()
+    count = min(2, runner.cache.num_slots)
+    slots = [runner.cache.allocate() for _ in range(count)]
+    static, runner.row_multiple, runner.invariant = runner.static, multiple, True
+    try:
+        for prefix in sorted({min(p, longest) for p in _STATIC_PREFIXES}):
+            for slot in slots:
+                runner.cache.truncate(slot, 0)
+            for slot, length in zip(slots, (prefix, max(1, prefix // 2)), strict=False):
+                runner.prefill(slot, tokens[:length])
+            if not _agrees(runner, slots, tokens[prefix:]):
+                return False
+        return True
+    finally:
+        runner.static, runner.row_multiple, runner.invariant = static, 1, False
+        for slot in slots:
+            runner.cache.release(slot)
+
+
+def _agrees(runner: "ModelRunner", slots: list[int], tokens: list[int]) -> bool:
+    nodes, device = [tokens[i] for i in range(len(_STATIC_PARENTS))], runner.loaded.device
+    tree = TokenTree.from_lists([nodes], [list(_STATIC_PARENTS)], device)
+    branches = runner.forward(slots[:1], tree).logits[0]  # dynamic: it branches
+    pairs = [(_rows(runner, slots[:1], [nodes[i] for i in (0, *p)]), branches[[0, *p]]) for p in _STATIC_PATHS]
+    static = runner.static
+    for count in _STATIC_CHAINS:
+        chain = tokens[:count]
+        runner.static = None
+        expected = _rows(runner, slots[:1], chain)
+        runner.static = static
+        pairs += [(_rows(runner, batch, chain), expected) for batch in (slots[:1], slots)]
+    return all(torch.equal(got, want) for got, want in pairs)
+
+
+def _rows(runner: "ModelRunner", slots: list[int], chain: list[int]) -> torch.Tensor:
+    """Logits [N, V] of the first row."""
+    return runner.forward(slots, TokenTree.chain([chain] * len(slots), runner.loaded.device)).logits[0]

@@ -21,7 +21,7 @@ from ..heads import head_info, load_head, model_card, read_record, save_head
 from ..heads.kinds import method_of
 from ..llm import LLM
 from ..runner import LoadedModel
-from ..runner.hf_adapter import share_copy
+from ..runner.loaded import share_copy
 from ..spec_config import SpecConfig, parse
 from ..system.files import write_text
 from ..system.provenance import hash_prompts, provenance

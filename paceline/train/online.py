@@ -6,9 +6,9 @@ from typing import final
 
 import torch
 
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import PassLayout
 from ..runner import LoadedModel
-from ..runner.kv_cache import SlotCache
-from ..runner.layout import PassLayout
 from .recipe import Batch
 
 

@@ -17,7 +17,7 @@ from typing import cast
 from ..core.vision import VisionPrompt
 from ..errors import ConfigError
 from ..hf.chats import has_images
-from ..prompts_of import Chat, read_prompt
+from ..hf.prompts import Chat, read_prompt
 from ..runner import ModelRunner
 
 _PATHS = ("image", "url", "path")  # keys of a part that may name a file
@@ -47,7 +47,7 @@ class Asked:
 
 def asked(runner: ModelRunner, source: str, messages: Chat) -> Asked:
     """A chat as the model reads it. Raises as `read_prompt`."""
-    ids, vision = read_prompt(runner, messages)
+    ids, vision = read_prompt(runner.loaded, messages, runner.max_length)
     if not has_images(messages):
         return Asked(source, ids)
     assert vision is not None
@@ -56,7 +56,7 @@ def asked(runner: ModelRunner, source: str, messages: Chat) -> Asked:
 
 def read_again(runner: ModelRunner, token_ids: Seq[int], chat: PicturedChat) -> VisionPrompt:
     """The pictures of a prompt. Raises `ConfigError` where a file is gone, or holds another picture by now."""
-    ids, vision = read_prompt(runner, chat.messages)
+    ids, vision = read_prompt(runner.loaded, chat.messages, runner.max_length)
     assert vision is not None
     if vision.keys != chat.images or ids != list(token_ids):
         raise ConfigError(

@@ -35,9 +35,9 @@ from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
 from ..decoding import SpeculativeDecoder, generate
 from ..errors import ConfigError
+from ..hf.image_prompts import text_prompt
 from ..policy import Fixed
 from ..runner import ModelRunner
-from ..runner.hf_pictures import text_prompt
 from ..schema import checked, validate
 from ..system.files import parse_json, read_bytes, read_json, write_text
 from ..verify import Coupled

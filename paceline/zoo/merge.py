@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..hf.checkpoint_hash import hash_checkpoint
+from ..hf.fingerprint import hash_checkpoint
 from ..system.provenance import sha256_of
 from .fetch import Progress, silent
 from .packaged import PackagedVlm, Part

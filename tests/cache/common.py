@@ -2,12 +2,12 @@
 
 import torch
 
+from paceline.attention.masks import PassLayout
 from paceline.core.interfaces import Drafter
 from paceline.core.request import SamplingParams, Sequence
 from paceline.decoding import SpeculativeDecoder
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner, SlotCache, model_runner
-from paceline.runner.layout import PassLayout
 from paceline.verify import Coupled
 from tests.helpers import runner as shared_runner
 from tests.helpers import sequence

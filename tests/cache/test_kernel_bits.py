@@ -7,10 +7,10 @@ it is given, masked or not. Which of these shows depends on the CPU; the mutants
 import pytest
 import torch
 
+from paceline.attention import masks
+from paceline.attention.attend import attend
+from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
-from paceline.runner import layout as layout_module
-from paceline.runner.attention import attend
-from paceline.runner.layout import PassLayout
 
 CASES = [  # groups, width, committed length: short rests of rows, chains across blocks, several kernel blocks
     (1, 128, 4090),
@@ -64,6 +64,6 @@ def test_mutants_change_bits(monkeypatch, mutant):
     if mutant == "no cut at blocks":
         monkeypatch.setattr(PassLayout, "_edges", lambda self, row: [0, self.num_nodes])
     else:
-        monkeypatch.setattr(layout_module, "_sound", lambda rows: rows)
+        monkeypatch.setattr(masks, "_sound", lambda rows: rows)
     if not differing(range(3)):
         pytest.skip("the kernel of this machine does not depend on that")

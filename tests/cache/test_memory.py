@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from paceline import LLM
+from paceline.attention import kv_cache
+from paceline.attention.kv_cache import SlotCache
 from paceline.errors import CacheFull
-from paceline.runner import ModelRunner, kv_cache
-from paceline.runner.kv_cache import SlotCache
+from paceline.runner import ModelRunner
 from tests.helpers import all_free, loaded
 
 PER_TOKEN = 2 * 2 * 2 * 8 * 4  # bytes of a token in the tiny model: keys and values of 2 layers, 2 heads of 8 floats

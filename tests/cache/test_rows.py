@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paceline import SamplingParams
+from paceline.attention.masks import PassLayout
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner, SlotCache
-from paceline.runner.layout import PassLayout
 from tests.adversaries import LeastLikely, RandomTrees, Scripted, Window
 from tests.cache.common import (
     CACHE_MUTANTS,

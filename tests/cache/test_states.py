@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
+from paceline.attention.states import StateStore
 from paceline.core.tree import TokenTree
 from paceline.runner import ModelRunner, model_runner
-from paceline.runner.states import StateStore
 from tests.helpers import loaded, prompt
 from tests.tiny import tiny_model
 

@@ -5,9 +5,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError
-from paceline.runner import load_model, placement, wrap_model
-from paceline.runner.selftest import tolerance
-from paceline.runner.weights import with_weights
+from paceline.hf import load
+from paceline.runner import load_model, wrap_model
+from paceline.runner.load import with_weights
+from paceline.runner.self_test import tolerance
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 
@@ -57,21 +58,21 @@ def test_a_model_that_the_caller_loaded_stays_as_it_is():
 def test_the_usual_dtype_is_the_stored_one_or_float32_where_the_processor_lacks_it(
     tmp_path, monkeypatch, asked, stored, has_16_bits
 ):
-    monkeypatch.setattr(placement, "multiplies", lambda dtype, device: has_16_bits or dtype is torch.float32)
+    monkeypatch.setattr(load, "multiplies", lambda dtype, device: has_16_bits or dtype is torch.float32)
     tiny_model("llama", stored).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     with monkeypatch.context() as without:  # as where no compiler is
-        without.setattr(placement, "library", lambda: None)
+        without.setattr(load, "library", lambda: None)
         assert load_model(str(tmp_path), asked, "cpu").dtype is (stored if has_16_bits else torch.float32)
-    if placement.library() is not None:  # native passes widen 16 bits in registers
+    if load.library() is not None:  # native passes widen 16 bits in registers
         assert load_model(str(tmp_path), asked, "cpu").dtype is stored
     assert load_model(str(tmp_path), "bfloat16", "cpu").dtype is torch.bfloat16  # what is asked for is what is got
 
 
 def test_a_gpu_is_never_said_to_lack_16_bits():
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        assert placement.multiplies(dtype, torch.device("cuda"))
-    assert placement.multiplies(torch.float32, torch.device("cpu"))
+        assert load.multiplies(dtype, torch.device("cuda"))
+    assert load.multiplies(torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.hf.checkpoint import local_folder, wanted
 from paceline.runner import load_model
-from paceline.runner.folder import local_folder, wanted
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 

@@ -5,9 +5,8 @@ import torch
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
-from paceline.runner import ModelRunner, graphs, static_pass
-from paceline.runner.graphs import StaticPasses
-from paceline.runner.static_pass import Bucket, window_of
+from paceline.runner import ModelRunner, static_pass
+from paceline.runner.static_pass import Bucket, StaticPasses, window_of
 from tests.adversaries import RandomTrees
 from tests.contract.pairs import LONG, NAMES, Pair, grow, tree_of, walk
 from tests.helpers import loaded, prompt
@@ -109,7 +108,7 @@ def test_few_buckets_serve_many_passes():
 
 
 def test_the_oldest_bucket_goes(monkeypatch):
-    monkeypatch.setattr(graphs, "_MOST", 2)
+    monkeypatch.setattr(static_pass, "_MOST", 2)
     pair = Pair()
     (a,) = pair.admit(10)
     for nodes in (1, 2, 4, 8, 1):

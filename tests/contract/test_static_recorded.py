@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
-from paceline.runner import graphs, static_pass
-from paceline.runner.graphs import StaticPasses
-from paceline.runner.static_pass import StaticPass
+from paceline.runner import static_pass
+from paceline.runner.static_pass import StaticPass, StaticPasses
 from tests.contract.pairs import LONG, NAMES, Pair, grow, walk
 from tests.contract.tape import Tape, recorded
 from tests.helpers import prompt
@@ -18,7 +17,7 @@ from tests.helpers import prompt
 def tapes(monkeypatch) -> list[Tape]:
     """Passes are recorded once for each bucket and repeated from then on, as graphs are."""
     made: list[Tape] = []
-    monkeypatch.setattr(graphs, "repeatable", recorded(made))
+    monkeypatch.setattr(static_pass, "repeatable", recorded(made))
     return made
 
 
@@ -162,11 +161,11 @@ def test_a_capture_in_the_order_that_cuda_asks_for(monkeypatch):
     }
     for name, value in made_up.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    graphs._memory_pool.cache_clear()
-    monkeypatch.setattr(graphs, "_WARM_UPS", 2)
+    static_pass._memory_pool.cache_clear()
+    monkeypatch.setattr(static_pass, "_WARM_UPS", 2)
     out = torch.zeros(1)
-    play = graphs.repeatable(lambda: told.append("work") or out, torch.device("cuda", 7))
-    graphs._memory_pool.cache_clear()
+    play = static_pass.repeatable(lambda: told.append("work") or out, torch.device("cuda", 7))
+    static_pass._memory_pool.cache_clear()
     assert told == [
         "side waits for current", "begin side", "work", "work", "end side", "current waits for side",
         "begin capture in the pool", "work", "end capture in the pool",

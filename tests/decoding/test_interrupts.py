@@ -10,8 +10,8 @@ import pytest
 
 import paceline
 from paceline import LLM, CostModel, DraftModel, Fixed, PromptLookup, SamplingParams
+from paceline.attention.kv_cache import SlotCache
 from paceline.errors import CacheFull
-from paceline.runner.kv_cache import SlotCache
 from tests.helpers import REPEATING, all_free, prompt, tokenizer
 from tests.lossless.drafters import small_draft
 from tests.tiny import tiny_model
@@ -88,7 +88,7 @@ def test_an_interrupt_while_the_cache_grows_loses_nothing():
         cache.capacity = 64
         llm.generate(prompt(90), SamplingParams(max_tokens=1))
 
-    assert faults(llm, grow, 3, SOURCE + "/runner/kv_cache.py", prompt(90)) == 0
+    assert faults(llm, grow, 3, SOURCE + "/attention/kv_cache.py", prompt(90)) == 0
 
 
 def test_an_interrupted_stream_gives_its_slot_back():

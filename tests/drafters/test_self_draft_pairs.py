@@ -15,7 +15,7 @@ from paceline.quant import (
 )
 from paceline.quant import linears as linears_file
 from paceline.runner.fused import is_fused
-from paceline.runner.hf_adapter import share_copy
+from paceline.runner.loaded import share_copy
 from tests.helpers import REPEATING, loaded
 from tests.tiny import tiny_model
 

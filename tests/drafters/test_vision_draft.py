@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.decoding import SpeculativeDecoder, autoregressive
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.prompts_of import read_prompt
+from paceline.hf.prompts import read_prompt
+from paceline.hf.vision import SharedVisionTower
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
-from paceline.runner.shared_tower import SharedVisionTower
 from paceline.spec_config import parse
 from tests.cache.common import agree, held
 from tests.drafters.test_eagle import random_head
@@ -106,7 +106,7 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
     """Whether after every round the draft's cache is that of a fresh runner which reads the same text."""
     on = ModelRunner(target(), 2)
     decoder = SpeculativeDecoder(on, drafter, Coupled(), Fixed(3))
-    ids, vision = read_prompt(on, chat)
+    ids, vision = read_prompt(on.loaded, chat, on.max_length)
     seq = replace(sequence(target(), ids, SamplingParams(max_tokens=40)), vision=vision)
     decoder.admit(seq)
     try:

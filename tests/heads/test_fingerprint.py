@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from paceline.hf import checkpoint_hash
+from paceline.hf import fingerprint
 from paceline.quant import quantize_linears
-from paceline.runner import fingerprint as fingerprints
 from paceline.runner import load_model, with_weights, wrap_model
-from paceline.runner.hf_adapter import share_copy
+from paceline.runner.loaded import share_copy
 from tests.tiny import tiny_model
 
 NAMES = ("llama", "qwen3", "gpt2", "gpt_oss")
@@ -45,7 +44,7 @@ def test_rounded_weights_keep_it():
 @pytest.mark.parametrize("name", NAMES)
 def test_wrapped_twice(name):
     once = wrap_model(tiny_model(name))
-    assert fingerprints.fingerprint(share_copy(once.model)) == once.fingerprint
+    assert fingerprint.fingerprint(share_copy(once.model)) == once.fingerprint
     if once.fused is None:  # fused layers cannot be wrapped again: transformers cannot run them
         assert wrap_model(once.model).fingerprint == once.fingerprint
     assert wrap_model(tiny_model(name)).fingerprint == once.fingerprint  # a second load of the same weights
@@ -55,18 +54,18 @@ def test_rounded_outside_and_wrapped_again():
     once = wrap_model(tiny_model("llama", hidden_size=64, intermediate_size=64))
     copy = share_copy(once.model)
     quantize_linears(copy)
-    assert fingerprints.fingerprint(copy) == once.fingerprint
+    assert fingerprint.fingerprint(copy) == once.fingerprint
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_weight_counts(name, tied):
     model = tiny_model(name, tie_word_embeddings=tied)
-    before = fingerprints.fingerprint(model)
+    before = fingerprint.fingerprint(model)
     seen = {before}
     for parameter in model.parameters():
         parameter.data.add_(0.5)
-        seen.add(fingerprints.fingerprint(model))
+        seen.add(fingerprint.fingerprint(model))
     assert len(seen) == 1 + len(list(model.parameters()))
 
 
@@ -101,6 +100,6 @@ def test_mutant_that_samples_one_column(monkeypatch):
     weight = torch.randn(512, 512)
     other = weight.clone()
     other[:, 1:4] += 1.0
-    assert checkpoint_hash._sample(weight) != checkpoint_hash._sample(other)
+    assert fingerprint._sample(weight) != fingerprint._sample(other)
     even = weight.reshape(-1)[::1024], other.reshape(-1)[::1024]
     assert torch.equal(*even)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paceline.core.tree import TokenTree
+from paceline.hf.describe import FORMS
 from paceline.kernels import load
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
-from paceline.runner.describe import FORMS
 from tests.tiny import ARCHITECTURES, tiny_model
 
 pytestmark = [

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paceline import Choose, SamplingParams, SelfQuantized
+from paceline.attention.states import StateStore
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
@@ -13,7 +14,6 @@ from paceline.errors import ConfigError, IncompatibleModels
 from paceline.modules import MedusaConfig, MedusaHead
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, wrap_model
-from paceline.runner.states import StateStore
 from paceline.spec_config import SPACE_ROWS, parse
 from paceline.verify import Coupled
 from tests.heads.common import new_head, saved

@@ -10,7 +10,7 @@ from paceline.core.tree import TokenTree
 from paceline.drafters import Space
 from paceline.errors import DraftError, NumericsError
 from paceline.modules import SpaceAdapter
-from paceline.runner import LoadedModel, ModelRunner, gated
+from paceline.runner import LoadedModel, ModelRunner, adapters
 from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, sequence
 from tests.space.common import adapter
 from tests.space.foresight import Budgets, decode
@@ -81,7 +81,7 @@ def test_answers_stay(case, value):
 def test_keys_without_a_bound_are_noticed(on, monkeypatch):
     """The score of such a key is infinite, and inf - inf hides no mask."""
     place = "query_key_value.b" if on[0] == "gpt_neox" else "k_proj.b"
-    monkeypatch.setattr(gated, "bounded", lambda rows: rows)
+    monkeypatch.setattr(adapters, "bounded", lambda rows: rows)
     with pytest.raises(NumericsError):
         same_answers(*on, broken(on[0], place, 3e38))
 
@@ -90,7 +90,7 @@ def test_keys_without_a_bound_are_noticed(on, monkeypatch):
 @pytest.mark.parametrize("on", NATIVE, ids=str)
 def test_native_rows_need_no_bound(on, value, monkeypatch):
     """They do not read what is hidden from them."""
-    monkeypatch.setattr(gated, "bounded", lambda rows: rows)
+    monkeypatch.setattr(adapters, "bounded", lambda rows: rows)
     for place in PLACES["llama"]:
         assert same_answers(*on, broken(on[0], place, value))
 
@@ -98,8 +98,8 @@ def test_native_rows_need_no_bound(on, value, monkeypatch):
 def test_only_such_factors_are_watched(monkeypatch):
     """A sound adapter costs no further operation at its layers."""
     seen = []
-    right = gated.bounded
-    monkeypatch.setattr(gated, "bounded", lambda rows: seen.append(rows.shape) or right(rows))
+    right = adapters.bounded
+    monkeypatch.setattr(adapters, "bounded", lambda rows: seen.append(rows.shape) or right(rows))
     on = ModelRunner(target("torch llama"), 1)
     on.attach_adapter(adapter(num_masks=3))
     slot = on.admit(prompt(5))
@@ -116,7 +116,7 @@ def test_only_such_factors_are_watched(monkeypatch):
 def test_bounds(dtype):
     most = float(torch.finfo(dtype).max)
     rows = torch.tensor([NAN, INF, -INF, most, -most, 3.5, 0.0], dtype=dtype)
-    held = gated.bounded(rows.clone())
+    held = adapters.bounded(rows.clone())
     assert held.isfinite().all()
     assert held[0] == 0
     assert held[5:].tolist() == [3.5, 0.0]

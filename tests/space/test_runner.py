@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
 from paceline.errors import IncompatibleModels
 from paceline.modules import SpaceAdapter
-from paceline.runner import LoadedModel, ModelRunner, gated, wrap_model
-from paceline.runner.layout import PassLayout
+from paceline.runner import LoadedModel, ModelRunner, adapters, wrap_model
 from paceline.runner.native import NativeDecoder
 from tests.cache.common import NoWindow, TreePlusOne, with_layout
 from tests.helpers import VOCAB, on_torch, prompt
@@ -137,19 +137,19 @@ def test_learned_positions_are_added_to_mask_embeddings():
 
 def every_row(monkeypatch) -> None:
     """The factors act on all rows."""
-    right = gated.Gated.corrected
+    right = adapters.Gated.corrected
 
     def wrong(self, out, x):
         if isinstance(self.gate.rows, slice):
             self.gate.rows = slice(0, self.gate.num_rows)
         return right(self, out, x)
 
-    monkeypatch.setattr(gated.Gated, "corrected", wrong)
+    monkeypatch.setattr(adapters.Gated, "corrected", wrong)
 
 
 def one_row_off(monkeypatch) -> None:
     """The factors act one row too early."""
-    right = gated.Gated.corrected
+    right = adapters.Gated.corrected
 
     def wrong(self, out, x):
         rows = self.gate.rows
@@ -158,7 +158,7 @@ def one_row_off(monkeypatch) -> None:
         self.gate.rows = rows
         return done
 
-    monkeypatch.setattr(gated.Gated, "corrected", wrong)
+    monkeypatch.setattr(adapters.Gated, "corrected", wrong)
 
 
 def next_mask(monkeypatch) -> None:

@@ -16,9 +16,9 @@ from paceline.decoding.contract import check_draft
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
 from paceline.modules import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
-from paceline.runner.gated import Gated
-from paceline.runner.hf_adapter import share_copy
-from paceline.runner.weights import with_weights
+from paceline.runner.adapters import Gated
+from paceline.runner.load import with_weights
+from paceline.runner.loaded import share_copy
 from tests.helpers import VOCAB, on_torch, prompt, sequence
 from tests.space.common import LLAMA, adapter, hung_chain
 from tests.space.test_runner import read

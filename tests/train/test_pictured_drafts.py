@@ -10,8 +10,8 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.drafters.draft_model import DraftModel
 from paceline.errors import ConfigError
+from paceline.hf.vision import text_half
 from paceline.runner import ModelRunner, wrap_model
-from paceline.runner.hf_vision import text_half
 from paceline.train.losses import loss_named
 from paceline.train.pictures import PicturedChat, asked
 from paceline.train.recipe import Batch

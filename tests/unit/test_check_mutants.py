@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from paceline import LLM, Fixed, PromptLookup
+from paceline.attention.masks import PassLayout
 from paceline.core.outputs import TargetOutput
 from paceline.core.tree import TokenTree
 from paceline.eval.check import check
 from paceline.runner import ModelRunner, SlotCache
-from paceline.runner.layout import PassLayout
 from tests.adversaries import Scripted
 from tests.tiny import UNDESCRIBED, tiny_model
 from tests.unit import planted_faults as faults

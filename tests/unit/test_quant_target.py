@@ -16,7 +16,7 @@ from paceline.quant import (
     round_to_bits,
     timing,
 )
-from paceline.runner.hf_adapter import share_copy
+from paceline.runner.loaded import share_copy
 from tests.helpers import REPEATING
 from tests.tiny import tiny_model
 from tests.unit.test_quant import linear

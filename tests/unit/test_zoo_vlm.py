@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError
-from paceline.runner.fingerprint import fingerprint
+from paceline.hf.fingerprint import fingerprint
 from paceline.system.provenance import sha256_of
 from paceline.zoo import ZOO, installed, packaged, pull, verify
 from paceline.zoo.merge import merge_vlm

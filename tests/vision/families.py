@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from paceline.hf.chats import has_images
-from paceline.runner.processors import without_video
+from paceline.hf.load import without_video
 from tests.vision.table import FAMILIES, TEXT, Family
 
 NAMES = tuple(FAMILIES)

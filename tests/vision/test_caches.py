@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.runner import ModelRunner, reading, wrap_model
-from paceline.runner.bounded import Bounded
-from paceline.runner.hf_vision import Vision
-from paceline.runner.reading import chunks
+from paceline.hf.vision import Bounded, Vision
+from paceline.runner import ModelRunner, wrap_model
+from paceline.runner.prefill import chunks
 from tests.vision.families import make, picture, user
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -74,7 +73,7 @@ def forgets_images(token_ids, prompt):
 
 def test_key_by_text_alone_is_caught(monkeypatch):
     expected = answer(engine(), picture(2), "what")
-    monkeypatch.setattr(reading, "prefix_key", forgets_images)
+    monkeypatch.setattr(prefill, "prefix_key", forgets_images)
     llm = engine()
     answer(llm, picture(1), "what")
     assert answer(llm, picture(2), "what") != expected
@@ -145,7 +144,7 @@ def test_chunks_change_nothing_but_rounding(name):
 def test_cut_blocks_are_caught(monkeypatch):
     parts = ("see ", picture(1), "what is it")
     expected = answer(engine("gemma3"), *parts)
-    monkeypatch.setattr(reading, "chunks", lambda end, blocks, most: chunks(end, (), most))
+    monkeypatch.setattr(prefill, "chunks", lambda end, blocks, most: chunks(end, (), most))
     cut = engine("gemma3")
     cut.runner.chunk = 5
     assert answer(cut, *parts) != expected

@@ -16,7 +16,7 @@ from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
 from paceline.eval.check import check
 from paceline.quant import PackedLinear
-from paceline.runner import LoadedModel, hf_loading, load_model, with_weights, wrap_model
+from paceline.runner import LoadedModel, load, load_model, with_weights, wrap_model
 from paceline.runner.fused import FusedLayer
 from tests.vision.families import assistant, make, picture, plain_answer, user
 
@@ -112,14 +112,14 @@ def test_halves_of_native_passes_hold_packed_weights_in_the_place_of_plain_ones(
 
 
 def test_a_loaded_model_keeps_no_plain_weight_that_is_packed(folder, monkeypatch):
-    plain, prepare = [], hf_loading._prepare_vlm
+    plain, prepare = [], load._prepare_vlm
 
     def noted(model, *args):
         layers = model.base_model.language_model.layers
         plain.extend(weakref.ref(p) for p in layers.parameters() if p.dim() > 1)
         return prepare(model, *args)
 
-    monkeypatch.setattr(hf_loading, "_prepare_vlm", noted)
+    monkeypatch.setattr(load, "_prepare_vlm", noted)
     taken = load_model(str(folder), device="cpu")
     gc.collect()
     assert taken.native is not None

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig
 
 from paceline.errors import ConfigError
-from paceline.runner.processors import load_processor
+from paceline.hf.load import load_processor
 from tests.vision.families import NAMES, make, picture, plain_answer, plain_inputs, user
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

@@ -10,8 +10,9 @@ from paceline.core.vision import PromptImage
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import draft_sight
 from paceline.errors import CacheFull, ConfigError
+from paceline.hf import image_prompts
 from paceline.policy import Fixed
-from paceline.runner import hf_pictures, wrap_model
+from paceline.runner import wrap_model
 from tests.vision.families import make, picture, user
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -45,7 +46,7 @@ class Alive:
 @pytest.fixture
 def alive(monkeypatch):
     found = Alive()
-    real, admit = hf_pictures.PromptImage, SpeculativeDecoder.admit
+    real, admit = image_prompts.PromptImage, SpeculativeDecoder.admit
 
     def counted(key, places, inputs, source=None):
         found.made.append(weakref.ref(inputs["pixel_values"]))
@@ -55,7 +56,7 @@ def alive(monkeypatch):
         found.counts.append(sum(one() is not None for one in found.made))
         admit(self, seq, *rest)
 
-    monkeypatch.setattr(hf_pictures, "PromptImage", counted)
+    monkeypatch.setattr(image_prompts, "PromptImage", counted)
     monkeypatch.setattr(SpeculativeDecoder, "admit", admitting)
     return found
 
@@ -128,5 +129,5 @@ def test_without_pixels_is_all_but_the_pixels():
     assert (bare.keys, bare.num_tokens, bare.edge) == (seq.vision.keys, seq.vision.num_tokens, seq.vision.edge)
     assert all(isinstance(one, PromptImage) and not one.inputs and one.source is None for one in bare.images)
     image = seq.vision.images[0]
-    assert hf_pictures.pixel_bytes(seq.vision) == image.inputs["pixel_values"].nbytes + 40 * 24 * 3
-    assert hf_pictures.pixel_bytes(bare) == 0
+    assert image_prompts.pixel_bytes(seq.vision) == image.inputs["pixel_values"].nbytes + 40 * 24 * 3
+    assert image_prompts.pixel_bytes(bare) == 0

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paceline.errors import IncompatibleModels
-from paceline.runner import LoadedModel, ModelRunner, describe, wrap_model
+from paceline.hf import describe
+from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.vision.families import make
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")

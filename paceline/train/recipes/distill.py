@@ -27,9 +27,9 @@ from transformers.processing_utils import ProcessorMixin
 from ...drafters.draft_model import check_same_tokenizer
 from ...drafters.draft_sight import Sight
 from ...errors import ConfigError, IncompatibleModels
+from ...hf.load import load_processor
+from ...hf.vision import text_half
 from ...runner import LoadedModel, wrap_model
-from ...runner.hf_vision import text_half
-from ...runner.processors import load_processor
 from ...zoo import resolve
 from ..config import RunConfig
 from ..losses import Loss, loss_named

@@ -11,12 +11,12 @@ from ...drafters.eagle import output_rows
 from ...errors import ConfigError
 from ...heads import load_head
 from ...heads.kinds import method_of
+from ...hf.checkpoint import check_folder, local_folder, refused
+from ...hf.vision import is_vlm, text_half
 from ...modules.eagle import EagleConfig, EagleHead
 from ...modules.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from ...modules.mtp import MtpConfig, MtpHead
 from ...runner import LoadedModel
-from ...runner.folder import check_folder, local_folder, refused
-from ...runner.hf_vision import is_vlm, text_half
 from ..config import METHODS, RunConfig
 from ..estimate import check_memory, size_of
 from .shapes import (

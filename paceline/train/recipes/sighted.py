@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from ...attention.masks import PromptRows
 from ...core.request import SamplingParams, Sequence
 from ...core.vision import VisionPrompt
 from ...drafters.draft_sight import Sight, sight_of
 from ...errors import ConfigError
+from ...hf.vision import Bounded, Features, is_vlm, text_half
 from ...runner import LoadedModel, ModelRunner
-from ...runner.bounded import Bounded
-from ...runner.hf_vision import Features, is_vlm, text_half
-from ...runner.layout import PromptRows
-from ...runner.reading import prompt_rows
+from ...runner.prefill import prompt_rows
 from ..prepare import prompt_vision
 from ..recipe import Batch
 from .space_model import plain_model

@@ -3,10 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 _FACTS = (
     "model_type",
@@ -25,7 +26,7 @@ _SAMPLE = 256
 _SMALLEST = 2.0**-14  # of the normal numbers of float16; below it a copy in float16 has other bits
 
 
-def hash_checkpoint(config: Any, tensors: "Mapping[str, Tensor]") -> str:
+def hash_checkpoint(config: Any, tensors: Mapping[str, Tensor]) -> str:
     """sha256, in hexadecimal, over the facts of the architecture and at most 256 values of every weight, as bfloat16.
 
     config: of transformers; tensors: as `state_dict` names them, tied ones under each of their names. A checkpoint in
@@ -41,9 +42,7 @@ def hash_checkpoint(config: Any, tensors: "Mapping[str, Tensor]") -> str:
     return digest.hexdigest()
 
 
-def _sample(tensor: "Tensor") -> bytes:
-    import torch
-
+def _sample(tensor: Tensor) -> bytes:
     flat = tensor.detach().reshape(-1)
     stride = flat.numel() // _SAMPLE | 1  # odd, so that it does not walk along one column of a matrix
     taken = flat[::stride][:_SAMPLE]
@@ -52,3 +51,29 @@ def _sample(tensor: "Tensor") -> bytes:
     rounded = taken.to(torch.bfloat16)
     rounded = torch.where(rounded.abs() < _SMALLEST, 0.0, rounded)
     return rounded.cpu().view(torch.int16).numpy().tobytes()
+
+
+_KEPT = "_paceline_fingerprint"
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """`hash_checkpoint` of a model, in hexadecimal.
+
+    Computed while the layers are still those of transformers; a module tree in which they were fused, packed or
+    quantised since keeps what `remember` noted.
+    """
+    known = vars(model).get(_KEPT)
+    if isinstance(known, str) and _is_changed(model):
+        return known
+    return hash_checkpoint(model.config, model.state_dict())
+
+
+def remember(model: PreTrainedModel, value: str) -> None:
+    """Note the fingerprint on a module tree of ours, whose layers are about to be replaced; copies of it keep it."""
+    vars(model)[_KEPT] = value
+
+
+def _is_changed(model: nn.Module) -> bool:
+    """Whether layers of ours stand in the place of the model's own."""
+    ours = __name__.partition(".")[0] + "."
+    return any(type(module).__module__.startswith(ours) for module in model.modules())

@@ -2,20 +2,41 @@
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from .core.vision import VisionPrompt
-from .errors import ConfigError
-from .hf.chats import has_images, split_chat, text_chat
-from .runner import LoadedModel, ModelRunner
-from .runner.hf_pictures import read_chat, render, text_prompt, writable
-from .schema import brief, scalar
+from ..core.vision import VisionPrompt
+from ..errors import CacheFull, ConfigError
+from ..schema import brief, scalar
+from .chats import has_images, split_chat, text_chat
+from .image_prompts import read_chat, render, text_prompt, writable
+from .vision import Vision
 
 Chat: TypeAlias = Seq[Mapping[str, object]]
 """Messages with "role" and "content": a text, or a list of parts, each a text or an image."""
 Prompt: TypeAlias = str | Chat | Seq[int]
+
+
+class PromptModel(Protocol):
+    """What is asked of a model to read prompts for it; `LoadedModel` is one."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Its tokenizer."""
+        ...
+
+    @property
+    def vision(self) -> Vision | None:
+        """Its vision half."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens there are."""
+        ...
+
+
 _KINDS = "a text, a chat (a list of messages) or a list of token ids"
 _KEYS = {"prompt": (), "prompt_token_ids": (), "input_ids": ("attention_mask", "token_type_ids")}
 """Of vLLM's prompts and of what tokenizers return, with the keys that may stand beside."""
@@ -93,43 +114,55 @@ def _is_part(value: object) -> bool:
     return isinstance(scalar(value), int | float)
 
 
-def tokenizer_of(loaded: LoadedModel) -> PreTrainedTokenizerBase:
+def tokenizer_of(loaded: PromptModel) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises `ConfigError` where it has none."""
     if loaded.tokenizer is None:
         raise ConfigError("this model has no tokenizer", fix="pass tokenizer=..., or prompts as token ids")
     return loaded.tokenizer
 
 
-def has_chat_template(loaded: LoadedModel) -> bool:
+def has_chat_template(loaded: PromptModel) -> bool:
     """Whether the model was made for chats."""
     processor = None if loaded.vision is None else loaded.vision.processor
     return any(getattr(one, "chat_template", None) for one in (loaded.tokenizer, processor))
 
 
-def read_prompt(runner: ModelRunner, given: object) -> tuple[list[int], VisionPrompt | None]:
-    """Token ids of a prompt as `as_prompt` takes it, and its pictures; a chat goes through the model's template.
+def read_prompt(loaded: PromptModel, given: object, max_length: int) -> tuple[list[int], VisionPrompt | None]:
+    """Token ids of a prompt as `as_prompt` takes it, and its images; a chat goes through the model's template.
 
     Raises `ConfigError` for a prompt that is empty or cannot be read, `CacheFull` for one that fills the context.
     """
-    loaded, vision, prompt = runner.loaded, None, as_prompt(given)
+    vision, prompt = None, as_prompt(given)
     if isinstance(prompt, str):
         ids = list(tokenizer_of(loaded).encode(writable(prompt)))
     elif prompt and isinstance(prompt[0], Mapping):
         ids, vision = _chat(loaded, cast("Chat", prompt))
     else:
-        ids = _ids(prompt, runner.vocab_size)
+        ids = _ids(prompt, loaded.vocab_size)
     if not ids:
         raise ConfigError("the prompt is empty", expected="at least one token")
     if loaded.vision is not None and not (vision and vision.images):
         _check_pictures(ids, loaded.vision.placeholder_ids)
     if vision is None and loaded.vision is not None:
         vision = text_prompt(loaded.vision, len(ids))
-    if len(ids) >= runner.max_length:
-        runner.admit(ids, vision)  # raises, with the numbers
+    check_length(len(ids), vision, max_length)
     return ids, vision
 
 
-def _chat(loaded: LoadedModel, chat: Chat) -> tuple[list[int], VisionPrompt | None]:
+def check_length(num_tokens: int, vision: VisionPrompt | None, max_length: int) -> None:
+    """Raise `CacheFull` where a prompt leaves no room for an answer."""
+    if num_tokens >= max_length:
+        images = "" if vision is None else f", {vision.num_tokens} of them image tokens"
+        smaller = "" if vision is None else " or take fewer or smaller images,"
+        raise CacheFull(
+            "the prompt fills the context",
+            got=f"{num_tokens} tokens{images}",
+            expected=f"at most {max_length - 1}, one less than the context",
+            fix=f"shorten the prompt,{smaller} or raise max_model_len if the model allows it",
+        )
+
+
+def _chat(loaded: PromptModel, chat: Chat) -> tuple[list[int], VisionPrompt | None]:
     if loaded.vision is not None and loaded.vision.processor is not None:
         return read_chat(loaded.vision, *split_chat(chat))
     if loaded.vision is not None and has_images(chat):

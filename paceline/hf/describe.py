@@ -16,7 +16,6 @@ from ..errors import IncompatibleModels
 from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, address, library
 from ..kernels.packing import pack
 from ..quant.packed import Described
-from .gated import Gated
 
 MOST_RANK = 256
 """Of the factors of an adapter, as `pass.h` has room for."""
@@ -185,12 +184,11 @@ class _Describer:
         return Norm(weight=address(weight), bias=address(bias), eps=eps, kind=kind)
 
     def matrix(self, linear: Any) -> Matrix:
-        gated = linear if isinstance(linear, Gated) else None
-        base: Any = linear.base if gated else linear
+        base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `runner.adapters.Gated`
         described: Described = base.matrix  # AttributeError: a layer of another kind
         self.held.append(described)
-        if gated is not None:
-            self.correct(described.struct, gated.a, gated.b)
+        if base is not linear:
+            self.correct(described.struct, linear.a, linear.b)
         return described.struct
 
     def correct(self, matrix: Matrix, a: Tensor, b: Tensor) -> None:
@@ -210,13 +208,12 @@ class _Describer:
 
     def halves(self, linear: Any) -> tuple[Matrix, Matrix]:
         """A matrix of two, as both."""
-        gated = linear if isinstance(linear, Gated) else None
-        base: Any = linear if gated is None else gated.base
+        base: Any = getattr(linear, "base", linear)
         whole: Described = base.matrix
         inner = whole.outs // 2
         parts = whole.part(0, inner), whole.part(inner, whole.outs)
         self.held += parts
-        if gated is not None:
-            for part, b in zip(parts, gated.b.chunk(2), strict=True):
-                self.correct(part.struct, gated.a, b)
+        if base is not linear:
+            for part, b in zip(parts, linear.b.chunk(2), strict=True):
+                self.correct(part.struct, linear.a, b)
         return parts[0].struct, parts[1].struct

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, check_text
-from .hf_vision import Vision
+from .vision import Vision
 
 Message = Mapping[str, object]
 

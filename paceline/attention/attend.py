@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..errors import IncompatibleModels
-from .layout import PassLayout, Segment
+from .masks import PassLayout, Segment
 
 NAME = "paceline"
 

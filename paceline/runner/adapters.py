@@ -9,15 +9,21 @@ hide mask rows from one another by -inf, which a key that overflows would turn i
 take the factors from here (`describe`) and need no bound there: no row reads what is hidden from it.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..errors import DraftError, IncompatibleModels
 from ..modules import SpaceAdapter
+from ..modules.int4_draft import Int4Draft
+from ..modules.space import Factors
+from ..quant import Fp8Linear, Int4Linear, Int8Linear, PackedLinear
+from ..quant.packed import Shelf, device_of
 
 TAME = 2.0**20
 """Factors that raise the largest input by no more overflow nowhere, so that the pass need not look."""
@@ -154,3 +160,132 @@ def bounded(rows: Tensor) -> Tensor:
 def _equal(one: Tensor, other: Tensor) -> bool:
     """NaN is equal to NaN: broken weights are weights too."""
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+_LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)
+
+
+def share_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A second module tree over the same tensors: modules may be replaced in it without touching the original.
+
+    An adapter is not copied: a draft made of a target that wears one drafts as the target alone.
+    """
+    shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
+    made = copy.deepcopy(model, shared)
+    for path, module in list(made.named_modules()):
+        if isinstance(module, Gated):
+            made.set_submodule(path, module.base)
+    return made
+
+
+def put_on(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, dtype: torch.dtype) -> Gate:
+    """Replace the linear layers that the adapter names by gated ones, in this module tree; returns their gate.
+
+    The adapter is copied. Raises `IncompatibleModels` where it does not fit the model.
+    """
+    config, text = adapter.config, model.config.get_text_config()
+    head: Any = model.get_output_embeddings()
+    sizes = {
+        "hidden size": (config.hidden_size, int(text.hidden_size)),
+        "number of layers": (config.num_layers, int(text.num_hidden_layers)),
+        "vocabulary": (config.vocab_size, int(head.out_features)),
+    }
+    for what, (got, expected) in sizes.items():
+        if got != expected:
+            raise IncompatibleModels(f"the SPACE adapter is for another {what}", got=got, expected=expected)
+    own = copy.deepcopy(adapter).to(device, dtype).eval().requires_grad_(False)
+    gate = Gate(adapter, own)
+    if not config.linears or not config.rank:
+        return gate
+    for index, layer in enumerate(decoder_layers(model, config.num_layers)):
+        pieces: dict[str, list[tuple[int, Factors]]] = {}
+        for name in config.linears:
+            path, first, count = place_of(layer, name)
+            factors = own.factors(index, name)
+            if factors is None:
+                raise IncompatibleModels("the SPACE adapter lacks factors", got=f"none for {name} of layer {index}")
+            shape = (count, int(layer.get_submodule(path).in_features))  # type: ignore[arg-type]
+            if (len(factors.b), factors.a.shape[1]) != shape:
+                got = (len(factors.b), factors.a.shape[1])
+                raise IncompatibleModels(
+                    f"the SPACE adapter's factors do not fit {name} of layer {index}", got=got, expected=shape
+                )
+            pieces.setdefault(path, []).append((first, factors))
+        for path, parts in pieces.items():
+            base = layer.get_submodule(path)
+            layer.set_submodule(path, Gated(base, *_joined(parts, int(base.out_features)), gate))  # type: ignore[arg-type]
+    return gate
+
+
+def decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
+    """The list of so many decoder layers. Raises `IncompatibleModels` where there is none."""
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise IncompatibleModels(f"no list of {count} decoder layers was found in this model", got=type(model).__name__)
+
+
+def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
+    """Where a linear, named as transformers does, is in a layer: submodule, first of its outputs, how many."""
+    places: Any = getattr(layer, "places", None)  # of fused layers
+    if places is not None:
+        if name in places:
+            return places[name]
+    else:
+        try:
+            found = layer.get_submodule(name)
+        except AttributeError:
+            found = None
+        if isinstance(found, _LINEARS):
+            return name, 0, int(found.out_features)
+    raise IncompatibleModels(
+        f"this model has no linear layer {name!r} for the SPACE adapter",
+        got=type(layer).__name__,
+        expected="a linear layer of that name in every decoder layer",
+        fix="use an adapter trained for this model",
+    )
+
+
+def _joined(parts: list[tuple[int, Factors]], outputs: int) -> tuple[Tensor, Tensor]:
+    """Factors that act on slices of the outputs, as one pair a [R, in], b [outputs, R]."""
+    a = torch.cat([factors.a for _, factors in parts])
+    b, rank = a.new_zeros(outputs, len(a)), 0
+    for first, factors in parts:
+        b[first : first + len(factors.b), rank : rank + len(factors.a)] = factors.b
+        rank += len(factors.a)
+    return a, b
+
+
+def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
+    """Replace the linear layers that the draft has weights for; the others stay as they are. Returns those made.
+
+    A fused layer holds q, k and v in one matrix, whose rows are those of its parts one below another. Raises
+    `IncompatibleModels` where layers, names or shapes are others than the draft was trained for.
+    """
+    config, made, place = draft.config, list[Int4Linear](), Shelf()
+    layers = decoder_layers(model, config.num_layers)
+    for index, layer in enumerate(layers):
+        pieces: dict[str, list[tuple[int, str, int]]] = {}
+        for name, (outputs, inputs) in zip(config.linears, config.shapes, strict=True):
+            path, first, count = place_of(layer, name)
+            found: Any = layer.get_submodule(path)
+            if (count, int(found.in_features)) != (outputs, inputs):
+                raise IncompatibleModels(
+                    f"the trained self-draft does not fit {name} of layer {index}",
+                    got=(count, int(found.in_features)), expected=(outputs, inputs),
+                )  # fmt: skip
+            pieces.setdefault(path, []).append((first, name, outputs))
+        for path, parts in pieces.items():
+            old: Any = layer.get_submodule(path)
+            parts.sort()
+            if sum(count for _, _, count in parts) != int(old.out_features):
+                raise IncompatibleModels(
+                    f"the trained self-draft has weights for a part of {path} only",
+                    got=", ".join(name for _, name, _ in parts), expected="all that the layer joins",
+                )  # fmt: skip
+            both = [draft.packable(index, name) for _, name, _ in parts]
+            codes, params = torch.cat([c for c, _ in both]), torch.cat([p for _, p in both], 1)
+            device = device_of(old)
+            made.append(Int4Linear.of(codes.to(device), params.to(device), old.bias, place))
+            layer.set_submodule(path, made[-1])
+    return made

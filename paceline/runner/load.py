@@ -15,23 +15,31 @@ from transformers import (
 )
 from transformers.processing_utils import ProcessorMixin
 
+from ..attention.attend import NAME
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
-from ..hf.weight_files import WEIGHTS, read_headers, weight_files
-from ..quant import pack_linears
-from .adapter import share_copy
-from .attention import NAME
-from .fingerprint import fingerprint, remember
-from .folder import CONFIG, check_folder, check_layers, local_folder, refused
+from ..hf.checkpoint import (
+    CONFIG,
+    WEIGHTS,
+    check_config,
+    check_folder,
+    check_layers,
+    check_sizes,
+    check_weights,
+    local_folder,
+    read_headers,
+    refused,
+    weight_files,
+)
+from ..hf.fingerprint import fingerprint, remember
+from ..hf.load import device_of, dtype_of, load_processor, usual_dtype
+from ..hf.vision import family_of, is_vlm, text_half, vision_half
+from ..quant import QuantReport, Weights, pack_linears, quantize_target
 from .fused import fuse, is_fused
-from .hf_adapter import LoadedModel, decoders
-from .hf_vision import family_of, is_vlm, text_half, vision_half
-from .kv_cache import SlotCache
-from .layout import PassLayout
-from .placement import device_of, dtype_of, usual_dtype
-from .processors import load_processor
-from .selftest import plain_reference
-from .sight import plain_sight
-from .whole import check_config, check_sizes, check_weights
+from .loaded import LoadedModel, decoders, share_copy
+from .model_runner import ModelRunner
+from .self_test import own_reference, plain_reference, plain_sight
 
 _LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -243,3 +251,23 @@ def _context(config) -> int:
             original = original or getattr(config, "original_max_position_embeddings", None) or context
             context = min(context, int(original))
     return int(context)
+
+
+GROUP_SIZE = 32
+"""Of INT4 weights: with 64, small models answer visibly differently from their bfloat16 selves."""
+
+
+def with_weights(
+    loaded: LoadedModel, weights: Weights, group_size: int = GROUP_SIZE
+) -> tuple[LoadedModel, QuantReport]:
+    """The model with its linear layers in INT8 or INT4; what is not replaced is shared with `loaded`.
+
+    The loaded model is held against plain transformers first, the quantised one against itself: a tree against its
+    paths. Raises `ConfigError` and `IncompatibleModels` as `quantize_target` does.
+    """
+    seen = 0 if loaded.sight is None else len(loaded.sight.token_ids)
+    ModelRunner(loaded, max_batch_size=1, max_length=max(64, seen + 1))  # runs the self-tests
+    model = share_copy(loaded.model)
+    report = quantize_target(model, weights, group_size)
+    made = loaded.with_model(model)
+    return replace(made, reference=own_reference(made), name=f"{loaded.name}-{weights}"), report

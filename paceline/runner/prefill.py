@@ -10,17 +10,18 @@ then compute what follows in the same chunks on the same keys, so a hit and a mi
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import PassLayout, PromptRows
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
-from .bounded import Bounded
-from .hf_vision import Features, Vision
-from .layout import PromptRows
+from ..hf.vision import Bounded, Features, Vision
+from .loaded import LoadedModel
 
 if TYPE_CHECKING:
     from .model_runner import ModelRunner
@@ -179,3 +180,48 @@ def _positions(prompt: VisionPrompt, begin: int, end: int, device: torch.device)
     behind = (columns + prompt.position_delta).expand(axes, -1)
     own = prompt.position_ids[:, columns.clamp(max=length - 1)]
     return torch.where(columns < length, own, behind)[:, None].to(device)
+
+
+@torch.inference_mode()
+def whole_text(
+    loaded: LoadedModel,
+    token_ids: Sequence[int],
+    rows: int = 1,
+    vision: VisionPrompt | None = None,
+    features: Sequence[Features] = (),
+    dither: int | None = None,
+) -> Tensor:
+    """Logits [rows, V] after the last `rows` tokens of a text.
+
+    features: of each picture of `vision`, see `look`. dither: a seed; every number that enters the first layer is
+    then moved up or down by its last bit, so that all later roundings fall differently.
+    """
+    cache, half, device = SlotCache(1, len(token_ids)), loaded.vision, loaded.device
+    starts = cache.begin([cache.allocate()], len(token_ids), whole=loaded.attends_trees)
+    offset = vision.position_delta if vision else half.family.text_offset if half else 0
+    layout = PassLayout(
+        starts, len(token_ids), None, False, device=device, head_rows=min(rows, len(token_ids)), offsets=[offset]
+    )
+    ids = torch.tensor([list(token_ids)], device=device)
+    embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
+    if vision is not None:
+        layout.rows = prompt_rows(embeddings, token_ids, 0, vision, features)
+    if dither is not None:
+        entering = layout.rows or PromptRows(embeddings(ids))
+        layout.rows = replace(entering, embeds=_dithered(entering.embeds, dither))
+    return loaded.forward(ids, layout, cache)[0]
+
+
+def look(loaded: LoadedModel, vision: VisionPrompt | None) -> list[Features]:
+    """What the tower sees in each picture of a prompt."""
+    if vision is None:
+        return []
+    assert loaded.vision is not None, "pictures for a model that takes text alone"
+    return [loaded.vision.features(image) for image in vision.images]
+
+
+def _dithered(values: Tensor, seed: int) -> Tensor:
+    """Each value one unit in the last place up or down, by a coin."""
+    coins = torch.randint(2, values.shape, generator=torch.Generator().manual_seed(seed))
+    steps = (coins.to(values.device, values.dtype) - 0.5) * torch.finfo(values.dtype).eps
+    return values + values * steps

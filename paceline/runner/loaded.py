@@ -7,18 +7,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import PassLayout
+from ..attention.states import States
+from ..hf.describe import describe
+from ..hf.vision import Vision, deep_keywords
 from ..modules import SpaceAdapter
-from .adapter import put_on, share_copy
-from .describe import describe
+from .adapters import Gate, put_on, share_copy
 from .fused import FusedDecoder, is_fused
-from .gated import Gate
-from .hf_vision import Vision, deep_keywords
-from .kv_cache import SlotCache
-from .layout import PassLayout
 from .native import NativeDecoder
-from .selftest import Reference
-from .sight import Sight
-from .states import States
+from .self_test import Reference, Sight
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +27,7 @@ class LoadedModel:
     there. attends_trees: the model routes through our attention function; otherwise it is given a 4-D mask. reference:
     what plain transformers says on a few made-up tokens, to hold the tree pass against. context: the most tokens a
     sequence may have. mixes_rows: experts make a row's numerics depend on the others. fingerprint: which checkpoint it
-    is, see `runner.fingerprint`. gate: of the adapter that the model wears. vision: the vision half of a
+    is, see `hf.fingerprint`. gate: of the adapter that the model wears. vision: the vision half of a
     vision-language model, of which `model` is the text half. sight: what plain transformers says of a made-up picture.
     """
 

@@ -1,0 +1,323 @@
+"""The files of a model folder: what they say before `transformers` opens them, and checks of what it loads."""
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import torch
+from pydantic import Field
+from transformers import PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from ..errors import ConfigError, DownloadError, PacelineError
+from ..schema import Many, checked, validate
+from ..system.files import read_json
+
+CONFIG = "config.json"
+_JSON = (
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "chat_template.json",
+)
+_LAYERS = re.compile(r"(num|n)_(\w+_)?layers?|depth")
+_NO_WEIGHTS = 10_000  # layers that are built where no weights say how many there are
+_SHARD = re.compile(r"shard-\d+-model-.*")
+_TEXTS = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
+_LENGTH = 300  # of what a library says
+_SECONDS = 5.0  # that the hub may take to say whether it has a model
+
+
+@contextmanager
+def refused(
+    what: str, expected: str | None = None, fix: str | None = None, kind: type[PacelineError] = ConfigError
+) -> Iterator[None]:
+    """Whatever a library raises inside becomes one error of `kind`: readers of files raise whatever they stumble on."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except BaseException as error:
+        # What is written in Rust panics with an exception that is none, as KeyboardInterrupt is none.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                what, got="code of its own, which would have to run", expected="a model that transformers knows",
+                fix="pass --trust-remote-code, in Python trust_remote_code, if you trust who wrote that code",
+            ) from error  # fmt: skip
+        raise kind(what, got=f"{type(error).__name__}: {one_line(error)}", expected=expected, fix=fix) from error
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in one line of bounded length, or its type."""
+    text = " ".join(str(error).split())
+    return (text if len(text) <= _LENGTH else text[: _LENGTH - 3] + "...") or type(error).__name__
+
+
+def local_folder(name_or_path: str) -> Path:
+    """The folder of a model; that of a hub id is its snapshot in the hub's cache, fetched where it is not there.
+
+    The hub is asked once, for a few seconds; without an answer the snapshot that was fetched last is taken.
+    Raises `ConfigError` for what is neither, `DownloadError` for one that could not be fetched whole.
+    """
+    from huggingface_hub import HfApi, is_offline_mode, snapshot_download, try_to_load_from_cache
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    missing = f"no model at {name_or_path!r}"
+    expected = f"a folder with {CONFIG}, a hub id, or a name that `paceline models` lists"
+    try:
+        if name_or_path.strip() and Path(name_or_path).is_dir():
+            return Path(name_or_path)
+        validate_repo_id(name_or_path)
+    except (HFValidationError, OSError, ValueError) as error:  # also for a name that no file can have
+        raise ConfigError(missing, got="no such folder, and no hub id", expected=expected) from error
+    try:
+        if is_offline_mode():
+            raise ConnectionError("not asked, since HF_HUB_OFFLINE is set")
+        names = [one.rfilename for one in HfApi().model_info(name_or_path, timeout=_SECONDS).siblings or ()]
+    except Exception as error:  # every transport raises its own kind
+        cached = try_to_load_from_cache(name_or_path, CONFIG)
+        if isinstance(cached, str):
+            return Path(cached).parent
+        raise ConfigError(
+            missing, got=f"no such folder, nothing in the hub's cache, and from the hub: {one_line(error)}",
+            expected=expected, fix="check the name and the network, or fetch the folder where there is one",
+        ) from error  # fmt: skip
+    with refused(f"{name_or_path!r} could not be fetched", fix="check the network and the disk", kind=DownloadError):
+        return Path(snapshot_download(name_or_path, allow_patterns=wanted(names)))
+
+
+def wanted(names: list[str]) -> list[str]:
+    """The files of a hub repository that are read: weights in safetensors, once, and every small text beside them."""
+    weights = [name for name in names if name.endswith(SAFE) and not name.startswith("consolidated")]
+    if WEIGHTS in weights:
+        weights = [WEIGHTS]
+    return [name for name in names if "/" not in name and (name in weights or name.endswith(_TEXTS))]
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `ConfigError` for a folder with an adapter, or with broken JSON that `transformers` would pass over."""
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{str(folder)!r} holds an adapter, which is not applied", got="adapter_config.json",
+            expected="a whole model",
+            fix="merge it with peft: PeftModel.from_pretrained(base, folder).merge_and_unload().save_pretrained(new)",
+        )  # fmt: skip
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(
+            f"no model at {str(folder)!r}", got=f"a folder without {CONFIG}",
+            expected=f"a folder with {CONFIG}, a hub id, or a name that `paceline models` lists",
+        )  # fmt: skip
+    for name in (CONFIG, *_JSON):
+        if (folder / name).is_file():
+            _object(folder / name)
+    sharded = [path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name)]
+    if sharded:
+        raise ConfigError(
+            f"{str(folder)!r} is a distributed checkpoint", got=sharded[0], expected=WEIGHTS + " or an index beside it",
+            fix="load it with transformers and save it again",
+        )  # fmt: skip
+
+
+def check_layers(folder: Path, num_tensors: int) -> None:
+    """Raise `ConfigError` where config.json asks for more layers than there are weights: each would be built first."""
+    config = _object(folder / CONFIG)
+    if config.get("transformers_weights") is not None:
+        raise ConfigError(
+            f"{CONFIG} of {str(folder)!r} names other weights", got=config["transformers_weights"], expected=WEIGHTS,
+            fix='rename that file, and remove "transformers_weights"',
+        )  # fmt: skip
+    most = num_tensors or _NO_WEIGHTS
+    for key, value in _integers(config):
+        if _LAYERS.fullmatch(key) and value > most:
+            raise ConfigError(
+                f"{CONFIG} of {str(folder)!r} asks for more layers than there are weights", got=f"{key} {value:,}",
+                expected=f"at most {most:,}, the number of tensors", fix="fetch the model again",
+            )  # fmt: skip
+
+
+def _object(path: Path) -> dict[str, Any]:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{str(path)!r} is not a JSON object", got=type(value).__name__, fix="fetch the model again")
+    return cast("dict[str, Any]", value)
+
+
+def _integers(value: object) -> Iterator[tuple[str, int]]:
+    """Every integer in nested objects with its key. Reading JSON has limited the depth."""
+    if isinstance(value, Mapping):
+        for key, inner in cast("Mapping[str, object]", value).items():
+            if isinstance(inner, int):
+                yield key, inner
+            yield from _integers(inner)
+
+
+SAFE = ".safetensors"
+WEIGHTS = "model" + SAFE
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor as a header describes it. dtype: in the words of safetensors, for example BF16."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Numbers in it."""
+        return prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds real floating-point numbers."""
+        return self.dtype.startswith(("F", "BF"))
+
+
+def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
+    """The file `name` of a folder, or those that `name`.index.json lists; empty where there is neither.
+
+    Raises `ConfigError` for an index that leads out of its folder, or to files of another format than `name`'s.
+    """
+    index = folder / f"{name}.index.json"
+    if (folder / name).is_file():
+        return [folder / name]
+    if not index.is_file():
+        return []
+    content = read_json(index, "the index")
+    listed = content.get("weight_map") if isinstance(content, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    parts = sorted(set(validate(dict[str, str], listed, f'"weight_map" of {str(index)!r}').values()))
+    suffix = Path(name).suffix
+    for part in parts:
+        if part != Path(part).name or "\\" in part or Path(part).suffix != suffix:
+            raise ConfigError(
+                f"the index {str(index)!r} names a file that is not opened", got=repr(part),
+                expected=f"files of kind {suffix} in the same folder",
+                fix="fetch the model again, or convert its weights to safetensors where they are trusted",
+            )  # fmt: skip
+        if not (folder / part).is_file():
+            raise ConfigError(f"{part} is missing in {str(folder)!r}", got="no such file", fix="fetch the model again")
+    if not parts:
+        raise ConfigError(f"the index {str(index)!r} names no files", fix="fetch the model again")
+    return [folder / part for part in parts]
+
+
+def read_headers(files: Sequence[Path]) -> Mapping[str, Stored]:
+    """Every tensor of safetensors files by name; no numbers are read. Raises `ConfigError` for a damaged file."""
+    from safetensors import SafetensorError, safe_open
+
+    stored: dict[str, Stored] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in cast("list[str]", file.keys()):
+                    part = file.get_slice(name)
+                    stored[name] = Stored(part.get_dtype(), tuple(part.get_shape()))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ConfigError(
+                f"{str(path)!r} cannot be read", got=error, expected="a whole safetensors file", fix="fetch it again"
+            ) from error
+    return stored
+
+
+_SLACK = 1 << 24  # numbers that a model may hold beyond twice those of its files: buffers
+_MTP = re.compile(r"(.*\.layers\.\d+\.)(eh_proj|enorm|hnorm)\.weight")
+_Size = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+@checked
+class _Relied:
+    """What is relied on of a configuration of transformers, by the names that all of them answer to."""
+
+    vocab_size: _Size
+    hidden_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size | None  # recurrent models have none, and are refused by their state
+    max_position_embeddings: _Size | None
+    eos_token_id: int | Many[int] | None
+    layer_types: Many[str] | None
+
+    def __post_init__(self) -> None:
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            raise ConfigError(
+                '"layer_types" has a wrong length', got=len(self.layer_types), expected=self.num_hidden_layers
+            )
+        ends = self.eos_token_id
+        wrong = [one for one in ([ends] if isinstance(ends, int) else ends or []) if not 0 <= one < self.vocab_size]
+        if wrong:
+            raise ConfigError('"eos_token_id" names no token', got=wrong[0], expected=f"0 to {self.vocab_size - 1}")
+
+
+def check_config(name: str, config: Any, generation: Any = None) -> None:
+    """Raise `ConfigError` for a value of the wrong kind; generation: the configuration that names the last tokens."""
+    text = config.get_text_config()
+    given = {key: getattr(text, key, None) for key in _Relied.__annotations__}
+    given["max_position_embeddings"] = given["max_position_embeddings"] or None
+    if generation is not None:
+        given["eos_token_id"] = generation.eos_token_id
+    validate(_Relied, given, f"the configuration of {name!r}")
+
+
+def check_sizes(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping[str, Stored]) -> None:
+    """Raise `ConfigError` where config.json describes a far larger model than the weights are, before it takes memory.
+
+    What the files lack would be made up: memory of the sizes in config.json, filled with random numbers.
+    """
+    with refused(f"no model can be built from the configuration of {name!r}", fix="fetch the model again"):
+        with torch.device("meta"), no_init_weights():  # shapes only
+            built = auto.from_config(copy.deepcopy(config), trust_remote_code=trusts)
+        needed = sum(tensor.numel() for tensor in (*built.parameters(), *built.buffers()))
+    packs = getattr(config, "quantization_config", None) is not None
+    held = sum(one.numel * (16 if packs else 1) for one in stored.values())
+    if needed > 2 * held + _SLACK:
+        raise ConfigError(
+            f"the configuration of {name!r} describes a larger model than its weights are",
+            got=f"{needed:,} numbers to hold", expected=f"about the {held:,} in its safetensors files",
+            fix="fetch the model again, or name the right folder",
+        )  # fmt: skip
+
+
+def check_weights(name: str, model: PreTrainedModel, loaded: Mapping[str, Any], stored: Mapping[str, Stored]) -> None:
+    """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
+
+    loaded: what transformers tells of loading, less what it declares as of no matter. It fills what is missing with
+    random numbers, drops what is left over (the layers of a deeper model), and goes on.
+    """
+    unexpected = [str(key) for key in loaded["unexpected_keys"]]
+    # Layers for multi-token prediction, in checkpoints of DeepSeek-V3's form, come behind the model's own.
+    extra = tuple(found[1] for key in unexpected if (found := _MTP.fullmatch(key)))
+    for what, keys in (
+        ("lacks", loaded["missing_keys"]),
+        ("has misshapen", [f"{key} {list(held)} for {list(own)}" for key, held, own in loaded["mismatched_keys"]]),
+        ("holds other", [key for key in unexpected if not key.startswith(extra)] if extra else unexpected),
+        ("has weights of an unusable kind among its", _unusable(model, stored)),
+    ):
+        if keys:
+            raise ConfigError(
+                f"{name!r} {what} weights",
+                got=f"{len(keys)} of them, for example {sorted(map(str, keys))[0]}",
+                expected="every tensor of the architecture in config.json, and no others",
+                fix="fetch the model again, or name the right folder",
+            )
+
+
+def _unusable(model: PreTrainedModel, stored: Mapping[str, Stored]) -> list[str]:
+    """Complex weights, and integers where the model computes with floats: both would become real numbers silently."""
+    packs = getattr(model, "hf_quantizer", None) is not None
+    held = {key.rpartition(".")[2] for key, one in model.state_dict().items() if not one.is_floating_point()}
+    dropped = [*(model._keys_to_ignore_on_load_unexpected or ()), r"(^|\.)position_ids$"]
+    return [
+        f"{key} ({one.dtype})"
+        for key, one in stored.items()
+        if one.dtype.startswith("C")
+        or not (packs or one.is_float or key.rpartition(".")[2] in held or any(re.search(p, key) for p in dropped))
+    ]

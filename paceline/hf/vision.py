@@ -1,0 +1,383 @@
+"""What is known of the insides of transformers' vision-language models: their two halves, and how each family sees.
+
+    chat ── processor ── token ids, pixels ── `image_prompts` ── VisionPrompt
+    VisionPrompt ── tower and projector ── features ── in the place of the placeholders' embeddings ── text half
+
+The text half is a causal language model like any other, over the tensors of the whole.
+"""
+
+import copy
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.processing_utils import ProcessorMixin
+
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import PassLayout, PromptRows
+from ..core.vision import PromptImage
+from ..errors import IncompatibleModels
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the models of a family see.
+
+    pixels: how the processor's tensors divide into images: "rows" of pixel_values, "tiles" along its second dimension,
+    "anyres" (a row of tiles and a size each), "grid" (patches counted by image_grid_thw). blocks: what sees itself in
+    both directions: each "image", or the whole "prompt". text_offset: position of the first token of any text. axes:
+    positions are the model's own `get_rope_index`.
+    """
+
+    pixels: Literal["rows", "tiles", "anyres", "grid"] = "rows"
+    blocks: Literal["image", "prompt"] | None = None
+    text_offset: int = 0
+    axes: bool = False
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llava": Family(),
+    "llava_next": Family("anyres"),
+    "llava_onevision": Family("anyres"),
+    "qwen2_vl": Family("grid", axes=True),
+    "qwen2_5_vl": Family("grid", axes=True),
+    "qwen3_vl": Family("grid", axes=True),
+    "smolvlm": Family("tiles"),
+    "idefics3": Family("tiles"),
+    "internvl": Family(),
+    "gemma3": Family(blocks="image"),
+    "paligemma": Family(blocks="prompt", text_offset=1),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What the tower made of one image: a row for each placeholder, [M, E]; deep: for the first layers, [M, E] each."""
+
+    rows: Tensor
+    deep: tuple[Tensor, ...] = ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors."""
+        return sum(t.nbytes for t in (self.rows, *self.deep))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Vision:
+    """The vision half of a model.
+
+    processor: None where the caller gave none; pictures are then refused. tower: the model without its language model.
+    image_token: the placeholder that features replace. placeholder_ids: ids that stand for pictures, or would for
+    videos; never drafted.
+    """
+
+    family: Family
+    processor: ProcessorMixin | None
+    tower: Any
+    image_token: int
+    placeholder_ids: frozenset[int]
+
+    @torch.inference_mode()
+    def features(self, image: PromptImage) -> Features:
+        """Run the tower and the projector on one image. Raises `IncompatibleModels` where placeholders go empty."""
+        like = next(self.tower.parameters())
+        inputs = {
+            name: tensor.to(like.device, like.dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in image.inputs.items()
+        }
+        out = self.tower.get_image_features(**inputs)
+        rows = _joined(out.pooler_output)
+        if len(rows) != image.num_tokens:
+            raise IncompatibleModels(
+                "the vision tower and the processor disagree about an image",
+                got=f"{len(rows)} features",
+                expected=f"{image.num_tokens}, one for each placeholder",
+                fix="load the processor of this very model",
+            )
+        return Features(rows, tuple(_joined(part) for part in getattr(out, "deepstack_features", None) or ()))
+
+    def axes(self, token_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Positions of a prompt [1, P] on each axis, [A, 1, P], by the model's own rule."""
+        wanted = ("image_grid_thw", "mm_token_type_ids", "attention_mask")
+        given = {name: inputs[name] for name in wanted if name in inputs}
+        return self.tower.get_rope_index(token_ids, **given)[0]
+
+
+def _joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    """[M, E] of the tiles of an image, which a family gives as one tensor or as several."""
+    parts = list(features) if isinstance(features, list | tuple) else [features]
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def is_vlm(config: Any) -> bool:
+    """Whether these are the facts of a model that reads pictures."""
+    return hasattr(config, "vision_config") and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def family_of(config: Any) -> Family:
+    """How it sees. Raises `IncompatibleModels` for a family that was never held against plain transformers."""
+    kind, tower = config.model_type, getattr(config.vision_config, "model_type", "")
+    if kind not in FAMILIES or tower == "pixtral":
+        raise IncompatibleModels(
+            "this family of vision-language models is not supported",
+            got=kind if kind not in FAMILIES else f"{kind} with a {tower} tower",
+            expected=", ".join(FAMILIES),
+            fix="decode it with plain transformers",
+        )
+    return FAMILIES[kind]
+
+
+def text_half(model: PreTrainedModel) -> PreTrainedModel:
+    """The language model and output head as a causal LM over the same modules.
+
+    Where transformers has a causal class for the text config, it is that class, so that whatever works on such a model
+    works on this half.
+    """
+    language, head = language_model(model), model.get_output_embeddings()
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(language.config), None)
+    if head is None:
+        raise IncompatibleModels(
+            "this vision-language model has no output head",
+            got=type(model).__name__,
+            fix="load the class that AutoModelForImageTextToText gives",
+        )
+    if kind is None:
+        return TextHalf(language, head)
+    with torch.device("meta"):  # a shell: every module with weights is replaced
+        made: PreTrainedModel = kind(language.config)
+    made.set_submodule(made.base_model_prefix, language)
+    made.set_output_embeddings(head)
+    if any(parameter.is_meta for parameter in made.parameters()):
+        return TextHalf(language, head)
+    return made.eval()
+
+
+def language_model(model: PreTrainedModel) -> PreTrainedModel:
+    """The decoder inside a vision-language model."""
+    base = model.base_model
+    return getattr(base, _language_name(base))
+
+
+def _language_name(base: nn.Module) -> str:
+    for name in ("language_model", "text_model"):
+        if hasattr(base, name):
+            return name
+    raise IncompatibleModels(
+        "no language model was found inside this model",
+        got=type(base).__name__,
+        expected="a module named language_model or text_model",
+        fix="load the class that AutoModelForImageTextToText gives",
+    )
+
+
+def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vision:
+    """Tower, projector and rules of a model; its language model is not held, so that quantising it frees it."""
+    base, config = model.base_model, model.config
+    name = _language_name(base)
+    shared = {id(t): t for t in (*base.parameters(), *base.buffers())}
+    tower = copy.deepcopy(base, {**shared, id(getattr(base, name)): nn.Module()})
+    ids = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video")}
+    image = config.image_token_id
+    placeholders = frozenset(i for i in ids if isinstance(i, int))
+    return Vision(family_of(config), processor, tower.eval(), int(image), placeholders)
+
+
+def deep_keywords(rows: PromptRows) -> dict[str, object]:
+    """How a language model is told of features for its first layers; nothing where there are none."""
+    if not rows.deep:
+        return {}
+    return {"visual_pos_masks": rows.is_image, "deepstack_visual_embeds": list(rows.deep)}
+
+
+@final
+class TextHalf(PreTrainedModel):
+    """The language model and the output head of another model, over the same tensors."""
+
+    base_model_prefix = "model"
+    # What the language model was given stands in its config; here it is only not to be refused.
+    _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
+
+    def __init__(self, language_model: PreTrainedModel, lm_head: nn.Module):
+        super().__init__(language_model.config)
+        self.model: Any = language_model
+        self.lm_head = lm_head
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The output head."""
+        return self.lm_head
+
+    def set_attn_implementation(self, attn_implementation: str | dict[str, str], allow_all_kernels: bool = False):
+        """That of the language model."""
+        self.model.set_attn_implementation(attn_implementation, allow_all_kernels)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: SlotCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        paceline_pass: PassLayout | None = None,
+        logits_to_keep: int = 0,
+        visual_pos_masks: Tensor | None = None,
+        deepstack_visual_embeds: list[Tensor] | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, N, V]; options that are None do not reach the language model, which may not know them."""
+        options = {
+            "position_ids": position_ids,
+            "attention_mask": attention_mask,
+            "past_key_values": past_key_values,
+            "use_cache": use_cache,
+            "output_hidden_states": output_hidden_states,
+            "paceline_pass": paceline_pass,
+            "visual_pos_masks": visual_pos_masks,
+            "deepstack_visual_embeds": deepstack_visual_embeds,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        out = self.model(input_ids=input_ids, inputs_embeds=inputs_embeds, **given)
+        logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
+        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values, hidden_states=out.hidden_states)
+
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+@final
+class Bounded(Generic[Key, Value]):
+    """Values by key, at most `max_bytes` in all, measured by `size`; one that is larger by itself is not kept."""
+
+    def __init__(self, max_bytes: int, size: Callable[[Value], int]):
+        self.max_bytes, self.num_bytes, self._size = max_bytes, 0, size
+        self._held: OrderedDict[Key, Value] = OrderedDict()
+        self.hits = self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, key: Key) -> Value | None:
+        """What is held under the key, which is now the most recent; None where there is nothing."""
+        if key not in self._held:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._held.move_to_end(key)
+        return self._held[key]
+
+    def put(self, key: Key, value: Value) -> None:
+        """Hold the value, in the place of an older one of that key."""
+        self.drop(key)
+        size = self._size(value)
+        if size > self.max_bytes:
+            return
+        while self.num_bytes + size > self.max_bytes:
+            self.drop(next(iter(self._held)))
+        self._held[key] = value
+        self.num_bytes += size
+
+    def drop(self, key: Key) -> None:
+        """Forget one; harmless where it is not held."""
+        if key in self._held:
+            self.num_bytes -= self._size(self._held.pop(key))
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._held.clear()
+        self.num_bytes = 0
+
+
+_NAME = "vision_tower"
+_KEPT = 256 << 20  # bytes
+
+
+@final
+class SharedVisionTower(nn.Module):
+    """A tower that remembers what it made of the last pictures, by their pixels."""
+
+    def __init__(self, tower: nn.Module):
+        super().__init__()
+        self.tower = tower
+        self.held: Bounded[str, Any] = Bounded(_KEPT, lambda out: sum(t.nbytes for t in _tensors_of(out)))
+
+    def forward(self, pixel_values: Tensor, *others: object, **options: object) -> Any:
+        """As the tower; in transformers' convention, which differs between families."""
+        if any(isinstance(value, Tensor) for value in (*others, *options.values())):
+            return self.tower(pixel_values, *others, **options)
+        digest = hashlib.sha256(repr((tuple(pixel_values.shape), pixel_values.dtype, others, options)).encode())
+        digest.update(pixel_values.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        found = self.held.get(key := digest.hexdigest())
+        if found is None:
+            found = self.tower(pixel_values, *others, **options)
+            self.held.put(key, found)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a projector asks of a tower, such as its dtype."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("tower"), name)
+
+
+def lend(lender: Vision, borrower: Vision) -> tuple[Vision, Vision]:
+    """Both vision halves with one tower, the lender's: new halves, the given ones stay as they are.
+
+    Raises `IncompatibleModels` unless the towers have the same form.
+    """
+    theirs, ours = getattr(lender.tower, _NAME, None), getattr(borrower.tower, _NAME, None)
+    if theirs is None or ours is None:
+        raise IncompatibleModels(
+            "tower and projector of this family cannot be told apart",
+            got=type(lender.tower).__name__,
+            fix='vision="own"',
+        )
+    forms = [_form(half.tower.config) for half in (lender, borrower)]
+    if forms[0] != forms[1] or lender.family != borrower.family:
+        wrong = sorted(key for key in {**forms[0], **forms[1]} if forms[0].get(key) != forms[1].get(key))
+        raise IncompatibleModels(
+            "the draft's projector was made for another vision tower",
+            got=", ".join(wrong) or "another family",
+            expected="the same tower and the same layers of it",
+            fix='vision="own"',
+        )
+    kinds = [(p.dtype, p.device) for p in (next(theirs.parameters()), next(ours.parameters()))]
+    if kinds[0] != kinds[1]:
+        raise IncompatibleModels("a shared tower needs both models in one dtype on one device", got=f"{kinds}")
+    lent = theirs if isinstance(theirs, SharedVisionTower) else SharedVisionTower(theirs).eval()
+    return _with_tower(lender, lent), _with_tower(borrower, lent)
+
+
+def _with_tower(half: Vision, lent: SharedVisionTower) -> Vision:
+    tower = copy.copy(half.tower)
+    tower._modules = {**half.tower._modules, _NAME: lent}
+    return replace(half, tower=tower)
+
+
+def _form(config: Any) -> dict[str, object]:
+    """What tower and projector agree on."""
+    tower = config.vision_config.to_dict()
+    drop = ("_name_or_path", "torch_dtype", "dtype", "transformers_version", "architectures")
+    also = {key: getattr(config, key, None) for key in ("vision_feature_layer", "vision_feature_select_strategy")}
+    return {**{key: value for key, value in tower.items() if key not in drop}, **also}
+
+
+def _tensors_of(out: Any) -> list[Tensor]:
+    """Those in an output of transformers, each once."""
+    values = out.values() if hasattr(out, "values") else out if isinstance(out, list | tuple) else [out]
+    found: dict[int, Tensor] = {}
+    for value in values:
+        for one in (
+            [value] if isinstance(value, Tensor) else _tensors_of(value) if isinstance(value, list | tuple) else []
+        ):
+            found[id(one)] = one
+    return list(found.values())

@@ -26,7 +26,6 @@ from vlm_log import bar, table
 from paceline import LLM, Cascade, PacelineError, SamplingParams
 from paceline.cascade import Calibration, load_calibration
 from paceline.cascade.bound import binomial_cdf, upper_bound
-from paceline.cascade.calibration import params_of
 from paceline.errors import ConfigError
 from paceline.eval.prompt_files import read_prompts
 from paceline.llm import Prompt
@@ -134,7 +133,7 @@ def main(given: list[str] | None = None) -> int:
         prompts = read_prompts(args.prompts, args.num_prompts)
         small, large = open_models(made, args)
         with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade:
-            found = compare(cascade, large.plain(), prompts, params_of(made, args.tokens))
+            found = compare(cascade, large.plain(), prompts, made.params(args.tokens))
     except PacelineError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

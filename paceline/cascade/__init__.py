@@ -1,20 +1,18 @@
-"""A small model that answers alone where it may be trusted to, with a bound on how often that changes the answer.
+"""A small model that answers alone where it is confident, with a bound on how often that changes the answer.
 
-bound         exact binomial bounds; the threshold that stays valid though chosen from the same data
-confidence    how sure the small model was of an answer
-measure       run both models over prompts and count
-calibration   the counts as a file
-cascade       both models as one
-audit, drift  is the promise still kept?
-handed        the small answer as the large model's first draft
+cascade      both models as one
+calibration  what was counted, as a file, and the threshold that follows
+measure      run both models over prompts and count
+bound        exact binomial bounds; the threshold that stays valid though chosen from the same data
+audit        is the promise still kept?
+predicted    the small answer as the large model's first draft
+report       a page with examples, and the risk-coverage plot
 """
 
-from .calibration import Calibration, load_calibration
-from .cascade import Cascade
-from .confidence import Signal
-from .drift import DriftAlarm
+from .audit import DriftAlarm
+from .calibration import Calibration, Signal, load_calibration
+from .cascade import Cascade, CascadeOutput, CascadeStats, DriftWarning, Reason
 from .measure import calibrate
-from .outcome import CascadeOutput, CascadeStats, DriftWarning, Reason
 
 __all__ = [
     "Calibration",

@@ -1,8 +1,7 @@
-"""What a sample can promise of a rare event: exact binomial bounds, and a threshold valid though chosen from it.
+"""What a sample can promise about a rare event: exact binomial bounds, and a threshold valid though chosen from it.
 
-Of n prompts drawn alike, k showed the event (the small model was confident and its answer differs). If it had the
-probability p, then P(Bin(n, p) <= k) says how surprising so few are; p is excluded where that is at most
-1 - confidence.
+Of n prompts drawn alike, k showed the event: the small model was confident and its answer differs. A probability p is
+excluded where so few would be surprising, P(Bin(n, p) <= k) <= 1 - confidence.
 
     upper bound (Clopper and Pearson 1934)   the largest p that is not excluded
     nothing seen, k = 0                      (1 - p)^n <= 1 - confidence      n >= log(1 - confidence) / log(1 - p)
@@ -10,19 +9,18 @@ probability p, then P(Bin(n, p) <= k) says how surprising so few are; p is exclu
 
 import math
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import ConfigError
 
 _SLACK = 1 + 1e-9
-"""More than the rounding of the sums, which so falls on the side of the promise."""
+"""Larger than the rounding of the sums, so that rounding never makes a promise that does not hold."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """One threshold of a curve: of all prompts, how many the small model would answer alone, how many of them wrongly.
+class Point(NamedTuple):
+    """The counts at one threshold.
 
-    covered: answers with a confidence of at least `threshold`. differ: those of them that are not the large model's.
+    covered: answers whose confidence is at least `threshold`. differ: those of them that are not the large model's.
     """
 
     threshold: float
@@ -38,14 +36,14 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
         return 1.0
     if p >= 1.0:
         return 0.0
-    if k > n * p:  # of the two tails, the one whose first term is the largest
+    if k > n * p:  # sum the tail whose first term is the largest
         return max(0.0, 1.0 - binomial_cdf(n - k - 1, n, 1.0 - p))
     first = math.exp(math.log(math.comb(n, k)) + k * math.log(p) + (n - k) * math.log1p(-p))
     terms = [first]
     for i in range(k, 0, -1):
         terms.append(terms[-1] * i * (1.0 - p) / ((n - i + 1) * p))
         if terms[-1] < 1e-20 * first:
-            break  # and they only get smaller
+            break  # the others are smaller still
     return min(1.0, math.fsum(terms))
 
 
@@ -55,16 +53,13 @@ def holds(k: int, n: int, limit: float, confidence: float) -> bool:
 
 
 def upper_bound(k: int, n: int, confidence: float) -> float:
-    """Clopper and Pearson's one-sided upper bound of a probability, of which k of n were seen; 1 without a sample."""
+    """Clopper and Pearson's one-sided upper bound of a probability where k of n were seen; 1 without a sample."""
     if not 0 <= k <= n:
         raise ConfigError("no such count", got=f"{k} of {n}", expected="0 <= k <= n")
     if k >= n:
         return 1.0
     low, high = k / n, 1.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
+    while low < (middle := (low + high) / 2) < high:
         low, high = (low, middle) if holds(k, n, middle, confidence) else (middle, high)
     return high
 
@@ -81,13 +76,13 @@ def prompts_needed(k: int, limit: float, confidence: float) -> int:
 
 
 def last_that_holds(points: Seq[Point], n: int, limit: float, confidence: float) -> Point | None:
-    """The lowest threshold that may be used, of points with falling thresholds declared before the data; None: none.
+    """The lowest threshold that may be used, of points with falling thresholds fixed before the data; None: none.
 
     Each threshold is a hypothesis, "more than `limit` of all prompts get another answer", tested at the level
-    1 - confidence, from the strictest threshold down, and the first that is not rejected ends it (fixed-sequence
-    testing; Angelopoulos et al. 2110.01052, "Learn then Test"). A wrong threshold is chosen only if the first true
-    hypothesis on the way is rejected, which happens with a probability of at most 1 - confidence, whatever the number
-    of thresholds. (Since the event only gets more frequent down the list, this is also Bates et al. 2101.02703.)
+    1 - confidence, from the strictest threshold down; the first that is not rejected ends it (fixed-sequence testing;
+    Angelopoulos et al. 2110.01052, "Learn then Test"). A wrong threshold is chosen only if the first true hypothesis
+    on the way is rejected, which happens with a probability of at most 1 - confidence, whatever the number of
+    thresholds. (Since the event only gets more frequent down the list, this is also Bates et al. 2101.02703.)
     """
     best = None
     for point in points:
@@ -98,7 +93,7 @@ def last_that_holds(points: Seq[Point], n: int, limit: float, confidence: float)
 
 
 def check_promise(limit: float, confidence: float) -> None:
-    """Raises `ConfigError` for numbers that promise nothing."""
+    """Raises `ConfigError` unless both numbers lie between 0 and 1."""
     for name, value in (("max_disagreement", limit), ("confidence", confidence)):
         if not 0.0 < value < 1.0:
             raise ConfigError(f"{name} is out of range", got=value, expected="a number between 0 and 1")

@@ -1,54 +1,130 @@
-"""What a calibration found, as a file: how often a confident small answer was not the large model's, by threshold.
+"""What a calibration counted, as a file: how often a confident small answer was not the large model's, by threshold.
 
-Only counts are promised from, so the file keeps the counts; the threshold follows from them (`Calibration.choose`) for
-whatever bound is asked for, and the one in the file must be what follows for its own.
+The promise rests on the counts alone, so the file keeps the counts. The threshold follows from them for any bound
+(`Calibration.choose`), and a file whose threshold is not the one that its counts give is refused.
 """
 
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
+from torch import nn
 
-from ..core.request import SamplingParams
+from ..core.request import SamplingParams, TokenLogprob
 from ..errors import ConfigError, IncompatibleModels
+from ..hf.fingerprint import fingerprint
+from ..llm import LLM
+from ..quant import Fp8Linear, Int4Linear, Int8Linear
 from ..schema import Many, checked, validate
 from ..system.files import is_kind, read_json, to_json, write_text
 from .bound import Point, check_promise, last_that_holds, prompts_needed, upper_bound
-from .confidence import Signal
-from .identity import ModelId
 
 VERSION = 2
 _KIND = "paceline-cascade"
 is_calibration = is_kind(_KIND)
 """Whether the beginning of a file says that `paceline calibrate` wrote it."""
 _AGAIN = "run `paceline calibrate` again"
+_SAMPLE = 256  # scales of a rounded layer that are hashed
 _Count = Annotated[int, Field(ge=0)]
-_NOT_LAW = ("max_tokens", "seed", "n", "logprobs")
-"""Options that leave it untouched which of the two models' answers differ: a shorter limit cuts equal texts equally."""
+_UNRELATED = ("max_tokens", "seed", "n", "logprobs")
+"""Sampling options that do not change which answers differ: a shorter limit cuts equal texts equally."""
+THRESHOLDS: tuple[float, ...] = tuple(
+    [1 - 10 ** (-power / 4) for power in range(20, 4, -1)]  # 0.99999 down to 0.944
+    + [(94 - 2 * step) / 100 for step in range(48)]  # 0.94 down to 0
+)
+"""Fixed before any data: choosing among them is then valid on the very prompts that were counted."""
 
 
-@dataclass(frozen=True)
-class Observed:
-    """One prompt: how sure the small model was, and whether its answer is the large model's.
+class Signal(StrEnum):
+    """Kinds of confidence: one number from 0 to 1 for a whole answer.
 
-    confidences: None where the small answer did not end within the window; then `agrees` is None as well.
+    All come from the small model's own probabilities, before temperature and processors, of the tokens it gave. The
+    end of the text is one of these tokens, since the decision to stop is a part of the answer.
     """
 
-    confidences: Mapping[Signal, float] | None
-    agrees: bool | None
+    MIN_PROB = "min_prob"  # of the least likely token
+    MEAN_PROB = "mean_prob"  # geometric mean: exp of the mean log-probability
+    MARGIN = "margin"  # the smallest lead of a token over its best rival, in probability
+
+
+def confidences(logprobs: Sequence[TokenLogprob]) -> Mapping[Signal, float]:
+    """All kinds of confidence of one answer, given the two most likely tokens at each position.
+
+    Raises ValueError for an answer without tokens.
+    """
+    if not logprobs:
+        raise ValueError("an answer has at least one token")
+    own = [one.logprob for one in logprobs]
+    leads = []
+    for one in logprobs:
+        rivals = [logprob for token, logprob in one.top.items() if token != one.token_id]
+        leads.append(math.exp(one.logprob) - (math.exp(max(rivals)) if rivals else 0.0))
+    return {
+        Signal.MIN_PROB: math.exp(min(own)),
+        Signal.MEAN_PROB: math.exp(math.fsum(own) / len(own)),
+        Signal.MARGIN: max(0.0, min(leads)),  # negative where a sampled token is not the most likely
+    }
+
+
+@checked
+class ModelId:
+    """A model as a calibration remembers it: what decides its answers. `name` is for people and is not compared.
+
+    fingerprint: of the checkpoint, see `hf.fingerprint`; the same before and after rounding. weights: formats of
+    rounded layers and a hash of their scales, "" where there are none. dtype: of everything else. vision: fingerprint
+    of the vision tower, "" where there is none.
+    """
+
+    name: str
+    fingerprint: str
+    weights: str
+    dtype: str
+    vision: str = ""
+
+    @classmethod
+    def of(cls, llm: LLM) -> "ModelId":
+        """The identity of the model as it is loaded now."""
+        loaded = llm.loaded
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        vision = "" if loaded.vision is None else fingerprint(loaded.vision.tower)
+        return cls(loaded.name, loaded.fingerprint, _rounding(loaded.model), dtype, vision)
+
+    def difference(self, other: "ModelId") -> str | None:
+        """What differs in the other model, in words; None for the same model."""
+        for what in ("fingerprint", "vision", "weights", "dtype"):
+            then, now = getattr(self, what), getattr(other, what)
+            if then != now:
+                return f"{what} {then[:18] or 'none'} there ({self.name}), {now[:18] or 'none'} here ({other.name})"
+        return None
+
+
+def _rounding(model: nn.Module) -> str:
+    """Formats of the rounded layers and a hash of their scales, which no kernel layout changes."""
+    formats, digest = set[str](), hashlib.sha256()
+    for path, module in sorted(model.named_modules()):
+        if not isinstance(module, Int4Linear | Int8Linear | Fp8Linear):
+            continue
+        formats.add(type(module).__name__.removesuffix("Linear").lower())
+        name, scales = ("params", module.params) if isinstance(module, Int4Linear) else ("scales", module.scales)
+        digest.update(f"{path}.{name}{tuple(scales.shape)}".encode())
+        digest.update(scales.flatten()[:_SAMPLE].float().cpu().numpy().tobytes())
+    return f"{'+'.join(sorted(formats))} {digest.hexdigest()[:12]}" if formats else ""
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenThreshold:
     """A threshold and what it promises.
 
-    max_disagreement: the bound, with `confidence`. point: its counts. wrong_alone: of confident answers, the share that
-    differed, and Clopper and Pearson's bound of it at that point alone; told, not promised.
+    max_disagreement: the bound, which holds with `confidence`. point: its counts. coverage, differ: these counts as
+    shares of all prompts. wrong_alone: the share of confident answers that differed, and Clopper and Pearson's bound
+    of it at that point alone; for information, not promised.
     """
 
     signal: Signal
@@ -61,49 +137,49 @@ class Choice:
     wrong_alone: tuple[float, float]
 
 
-@dataclass(frozen=True)
+@checked
 class Calibration:
-    """Counts of n prompts for each threshold, for each kind of confidence that was declared beforehand.
+    """Counts of `count` prompts at each threshold, for each kind of confidence that was fixed beforehand.
 
-    short_limit: tokens within which the small answer must end. small_context: tokens that the small model had room for;
-    with more room it would answer alone where it was counted as not having ended. sampling: the options of the law,
-    where not default. prompts: file, sha256. provenance: versions, machine, date.
+    ended: small answers that ended within `short_limit` tokens. small_context: tokens that the small model had room
+    for; with more room it would answer prompts that were counted as too long for it. sampling: the sampling options
+    that are not the default. prompts: file, sha256, models. provenance: versions, machine, date.
     """
 
     small: ModelId
     large: ModelId
-    n: int
-    ended: int
-    curves: Mapping[Signal, Sequence[Point]]
-    short_limit: int
-    small_context: int
+    count: Annotated[int, Field(ge=1)]
+    ended: _Count
+    curves: Annotated[Mapping[Signal, Annotated[Many[Point], Field(min_length=1)]], Field(min_length=1)]
+    short_limit: _Count
+    small_context: _Count
     max_disagreement: float
     confidence: float
-    sampling: Mapping[str, object] = field(default_factory=dict[str, object])
-    prompts: Mapping[str, object] = field(default_factory=dict[str, object])
-    provenance: Mapping[str, object] = field(default_factory=dict[str, object])
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    prompts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    provenance: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def choose(self, max_disagreement: float | None = None, confidence: float | None = None) -> Choice:
-        """The threshold that answers most alone with P(confident and different) <= max_disagreement.
+    def choose(self, max_disagreement: float | None = None, confidence: float | None = None) -> ChosenThreshold:
+        """The threshold with the most answers given alone and P(confident and different) <= max_disagreement.
 
-        Of several kinds of confidence the best is taken, at the price of a stricter test of each (Bonferroni).
+        Of several kinds of confidence the best is taken, for which each is tested more strictly (Bonferroni).
         Raises `ConfigError` where the sample is too small to promise it, with the number of prompts that are missing.
         """
         limit = self.max_disagreement if max_disagreement is None else max_disagreement
-        sure = self.confidence if confidence is None else confidence
-        check_promise(limit, sure)
-        each = 1 - (1 - sure) / len(self.curves)
+        level = self.confidence if confidence is None else confidence
+        check_promise(limit, level)
+        each = 1 - (1 - level) / len(self.curves)
         found = [
             (point.covered, signal, point)
             for signal, points in self.curves.items()
-            if (point := last_that_holds(points, self.n, limit, each)) is not None
+            if (point := last_that_holds(points, self.count, limit, each)) is not None
         ]
         if not found:
-            raise self._refuse(limit, sure, each)
+            raise self._too_small(limit, level, each)
         covered, signal, point = max(found, key=lambda one: one[0])
-        alone = (point.differ / covered if covered else 0.0, upper_bound(point.differ, covered, sure))
-        coverage, differ = covered / self.n, point.differ / self.n
-        return Choice(signal, point.threshold, limit, sure, point, coverage, differ, alone)
+        alone = (point.differ / covered if covered else 0.0, upper_bound(point.differ, covered, level))
+        shares = covered / self.count, point.differ / self.count
+        return ChosenThreshold(signal, point.threshold, limit, level, point, *shares, alone)
 
     def check_room(self, small_context: int) -> None:
         """Raises `ConfigError` where the small model has more room, in tokens, than it had."""
@@ -119,78 +195,54 @@ class Calibration:
     def check_models(self, small: ModelId, large: ModelId) -> None:
         """Raises `IncompatibleModels` unless these are the models it was made with."""
         for role, then, now in (("small", self.small, small), ("large", self.large, large)):
-            if (told := then.difference(now)) is not None:
-                raise IncompatibleModels(
-                    f"the calibration was made with another {role} model", got=told, fix=_AGAIN + " with these models"
-                )
+            if (difference := then.difference(now)) is not None:
+                fix = f"{_AGAIN} with these models"
+                raise IncompatibleModels(f"the calibration was made with another {role} model", got=difference, fix=fix)
+
+    def params(self, max_tokens: int, seed: int = 0) -> SamplingParams:
+        """The calibrated sampling options, for answers of at most `max_tokens`."""
+        sampling = dict(self.sampling)
+        if isinstance(bias := sampling.get("logit_bias"), Mapping):
+            sampling["logit_bias"] = {int(token): value for token, value in bias.items()}
+        return SamplingParams.from_dict({**sampling, "max_tokens": max_tokens, "seed": seed})
 
     def as_dict(self) -> dict[str, object]:
         """The content of the file."""
-        choice = self.choose()
-        body: dict[str, object] = {
-            "kind": _KIND,
-            "version": VERSION,
-            "small": self.small.as_dict(),
-            "large": self.large.as_dict(),
-            "short_limit": self.short_limit,
-            "small_context": self.small_context,
-            "max_disagreement": self.max_disagreement,
-            "confidence": self.confidence,
-            "signal": choice.signal.value,
-            "threshold": choice.threshold,
-            "prompts": {"count": self.n, "ended": self.ended, **self.prompts},
-            "sampling": dict(self.sampling),
-            "curves": {s.value: [[p.threshold, p.covered, p.differ] for p in c] for s, c in self.curves.items()},
-            "provenance": dict(self.provenance),
-        }
-        return {**body, "sha256": _digest(body)}
+        choice, own = self.choose(), asdict(self)
+        counts = {name: own.pop(name) for name in ("count", "ended")}
+        chosen = {"signal": choice.signal.value, "threshold": choice.threshold}
+        body = {"kind": _KIND, "version": VERSION, **own, **chosen, "prompts": {**counts, **self.prompts}}
+        return {**body, "sha256": digest(body)}
 
     def save(self, path: Path | str) -> None:
         """Write the file, whole or not at all. Raises `ConfigError` where it promises nothing, OSError as files do."""
         write_text(path, to_json(self.as_dict(), indent=1) + "\n")
 
-    def _refuse(self, limit: float, confidence: float, each: float) -> ConfigError:
-        best = min((points[0].differ for points in self.curves.values()), default=0)
+    def _too_small(self, limit: float, confidence: float, each: float) -> ConfigError:
+        best = min(points[0].differ for points in self.curves.values())
         need = prompts_needed(best, limit, each)
-        where = f"{best} of {self.n} prompts differ even at the strictest threshold"
-        fix = f"calibrate on at least {need - self.n} more prompts"
+        where = f"{best} of {self.count} prompts differ even at the strictest threshold"
+        fix = f"calibrate on at least {need - self.count} more prompts"
         if best:
             fix += ", which helps only if hardly any of them differs; or allow a larger max_disagreement"
         return ConfigError(
-            f"{self.n} prompts cannot promise a disagreement of at most {limit:g} with confidence {confidence:g}",
-            got=where if best else f"{self.n} prompts",
+            f"{self.count} prompts cannot promise a disagreement of at most {limit:g} with confidence {confidence:g}",
+            got=where if best else f"{self.count} prompts",
             expected=f"at least {need} prompts" + (f" with no more than these {best}" if best else ""),
             fix=fix,
         )
 
 
-def curve_of(observed: Sequence[Observed], signal: Signal, thresholds: Sequence[float]) -> tuple[Point, ...]:
-    """The counts at each threshold, which must fall."""
-    ended = [(one.confidences[signal], bool(one.agrees)) for one in observed if one.confidences is not None]
-    return tuple(
-        Point(t, sum(c >= t for c, _ in ended), sum(c >= t and not agrees for c, agrees in ended)) for t in thresholds
-    )
-
-
-def sampling_of(params: SamplingParams) -> dict[str, object]:
-    """The options that make the law of an answer, where they are not the default."""
-    default = SamplingParams()
-    pairs = ((one.name, getattr(params, one.name)) for one in fields(params) if one.name not in _NOT_LAW)
-    told: dict[str, object] = {name: list(value) if isinstance(value, tuple) else value for name, value in pairs
-            if value != getattr(default, name)}  # fmt: skip
-    bias = told.get("logit_bias")
-    if isinstance(bias, dict):
-        told["logit_bias"] = {str(token): value for token, value in bias.items()}
-    return told
-
-
-def params_of(made: "Calibration", max_tokens: int, seed: int = 0) -> SamplingParams:
-    """What `sampling_of` told, for answers of at most `max_tokens`."""
-    sampling = dict(made.sampling)
-    bias = sampling.get("logit_bias")
-    if isinstance(bias, dict):
-        sampling["logit_bias"] = {int(token): value for token, value in bias.items()}
-    return SamplingParams.from_dict({**sampling, "max_tokens": max_tokens, "seed": seed})
+def sampling_options(params: SamplingParams) -> dict[str, object]:
+    """The sampling options that shape an answer's distribution, where they are not the default, for JSON."""
+    default, found = SamplingParams(), dict[str, object]()
+    for name in (one.name for one in fields(params) if one.name not in _UNRELATED):
+        value = getattr(params, name)
+        if value != getattr(default, name):
+            found[name] = list(value) if isinstance(value, tuple) else value
+    if isinstance(bias := found.get("logit_bias"), Mapping):
+        found["logit_bias"] = {str(token): value for token, value in bias.items()}
+    return found
 
 
 def load_calibration(path: Path | str) -> Calibration:
@@ -202,72 +254,28 @@ def load_calibration(path: Path | str) -> Calibration:
         got = given.get("version")
         raise ConfigError(f"{str(path)!r} is of another version", got=got, expected=VERSION, fix=_AGAIN)
     body = {key: value for key, value in given.items() if key != "sha256"}
-    if given.get("sha256") != _digest(body):
+    if given.get("sha256") != digest(body):
         raise ConfigError(f"{str(path)!r} was changed or damaged since it was written", fix=_AGAIN)
-    read = validate(_File, given, f"the calibration {str(path)!r}")
-    made = _parse(read)
+    own = {key: value for key, value in body.items() if key not in ("kind", "version", "signal", "threshold")}
+    prompts = dict(own["prompts"]) if isinstance(own.get("prompts"), dict) else {}
+    counts = {name: prompts.pop(name, None) for name in ("count", "ended")}
+    made = validate(Calibration, {**own, **counts, "prompts": prompts}, f"the calibration {str(path)!r}")
+    _check_curves(made)
     choice = made.choose()
-    if (choice.signal, choice.threshold) != (read.signal, read.threshold):
+    if (choice.signal, choice.threshold) != (body.get("signal"), body.get("threshold")):
         raise ConfigError(f"{str(path)!r} has a threshold that its counts do not give", fix=_AGAIN)
     return made
 
 
-_Rows = Annotated[Many[tuple[float, int, int]], Field(min_length=1)]
-
-
-@checked
-class _File:
-    """The content of the file; curves hold (threshold, covered, differ)."""
-
-    kind: Literal["paceline-cascade"]
-    version: Literal[2]
-    small: Mapping[str, Any]
-    large: Mapping[str, Any]
-    short_limit: _Count
-    small_context: _Count
-    max_disagreement: float
-    confidence: float
-    signal: Signal
-    threshold: float
-    prompts: Mapping[str, Any]
-    sampling: Mapping[str, Any]
-    curves: Annotated[Mapping[Signal, _Rows], Field(min_length=1)]
-    provenance: Mapping[str, Any]
-    sha256: str
-
-
-@checked
-class _Counted:
-    count: Annotated[int, Field(ge=1)]
-    ended: _Count
-
-
-def _parse(read: _File) -> Calibration:
-    counted = validate(_Counted, {key: read.prompts.get(key) for key in ("count", "ended")}, "the calibration: prompts")
-    n, ended = counted.count, counted.ended
-    curves: dict[Signal, tuple[Point, ...]] = {}
-    for name, rows in read.curves.items():
-        points = curves[name] = tuple(itertools.starmap(Point, rows))
+def _check_curves(made: Calibration) -> None:
+    for name, points in made.curves.items():
         steps = itertools.pairwise(points)
         if any(a.threshold <= b.threshold or a.covered > b.covered or a.differ > b.differ for a, b in steps):
             raise ConfigError(f"the curve of {name} does not rise as its thresholds fall", fix=_AGAIN)
-        if any(not 0 <= p.differ <= p.covered <= ended <= n for p in points):
+        if any(not 0 <= p.differ <= p.covered <= made.ended <= made.count for p in points):
             raise ConfigError(f"the curve of {name} counts more than there is", fix=_AGAIN)
-    return Calibration(
-        ModelId.from_dict(dict(read.small)),
-        ModelId.from_dict(dict(read.large)),
-        n,
-        ended,
-        curves,
-        read.short_limit,
-        read.small_context,
-        read.max_disagreement,
-        read.confidence,
-        read.sampling,
-        {key: value for key, value in read.prompts.items() if key not in ("count", "ended")},
-        read.provenance,
-    )
 
 
-def _digest(body: Mapping[str, object]) -> str:
+def digest(body: Mapping[str, object]) -> str:
+    """The checksum that the file holds of everything else in it."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, ensure_ascii=False).encode()).hexdigest()

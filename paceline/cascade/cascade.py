@@ -1,48 +1,123 @@
-"""A small model answers alone where it may be trusted to; everything else is the large model's own answer.
+"""A small model answers alone where it is confident; everything else is the large model's own answer.
 
-small model answers within `short_limit` tokens
-  ended, confidence >= threshold ──> its answer               lossy: may differ, for at most `max_disagreement` of
-  otherwise: its answer is a draft ──> verified, corrected,   all prompts, with the confidence of the calibration
-             and continued speculatively                      exact: token for token the large model's answer
+the small model answers within `short_limit` tokens
+  ended, confidence >= threshold --> its answer                    lossy: differs for at most `max_disagreement` of
+  otherwise: its answer is a prediction --> verified, corrected,   all prompts, with the calibrated confidence
+             and continued speculatively                           exact: token for token the large model's answer
 """
 
 import secrets
 import warnings
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from os import PathLike
 from typing import Literal, Self, TypeAlias, final
 
 from ..core.interfaces import Drafter, DraftPolicy
-from ..core.request import SamplingParams
+from ..core.request import SamplingParams, TokenLogprob
 from ..drafters import DraftModel
 from ..drafters.draft_model import check_same_tokenizer
-from ..errors import ConfigError, LossyNotAllowed
+from ..errors import CacheFull, ConfigError, LossyNotAllowed
 from ..hf.prompts import Prompt, as_list
 from ..llm import LLM
+from ..outputs import RequestOutput
 from ..policy import CostModel
-from .audit import AuditCounts, Auditor
-from .calibration import Calibration, load_calibration, sampling_of
-from .checker import Checker, check_exact
-from .drift import DriftAlarm
-from .handed import with_handed
-from .identity import identity
-from .outcome import CascadeOutput, CascadeStats, DriftWarning, Reason, ask_small, judge
+from .audit import AuditCounts, Auditor, DriftAlarm
+from .calibration import Calibration, ChosenThreshold, ModelId, Signal, confidences, load_calibration, sampling_options
+from .predicted import AnswerChecker, check_exact, with_predictions
 
 WhenAlarmed: TypeAlias = Literal["verify", "warn"]
+
+
+class DriftWarning(UserWarning):
+    """The audits have refuted the promise."""
+
+
+class Reason(StrEnum):
+    """Why the small model answered alone, or did not."""
+
+    CONFIDENT = "confident"
+    UNSURE = "unsure"  # its confidence was below the threshold
+    LONG = "long"  # its answer did not end within the window
+    NO_ROOM = "no_room"  # the prompt fills its context
+    ALARM = "alarm"  # the audits have refuted the promise
+    OTHER_SAMPLING = "other_sampling"  # not the sampling options that were calibrated
+
+
+@dataclass(frozen=True)
+class CascadeOutput:
+    """One answer.
+
+    decided_by: "small" answers are lossy, "large" ones are exactly the large model's own. confidence: of the small
+    answer, None where it did not end. It was compared with `threshold`, which promises `max_disagreement` with the
+    confidence `promised_with`. output: the answer. small: the small model's answer. audited: whether this request is
+    checked in the background.
+    """
+
+    decided_by: Literal["small", "large"]
+    reason: Reason
+    signal: Signal
+    confidence: float | None
+    threshold: float
+    max_disagreement: float
+    promised_with: float
+    output: RequestOutput
+    small: RequestOutput | None
+    audited: bool = False
+
+    @property
+    def text(self) -> str:
+        """Text of the answer."""
+        return self.output.text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Tokens of the answer."""
+        return self.output.token_ids
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Tokens of the prompt, as the model that decided read them."""
+        return self.output.prompt_token_ids
+
+    @property
+    def lossless(self) -> bool:
+        """Whether this is the large model's answer for certain."""
+        return self.decided_by == "large"
+
+
+@dataclass(frozen=True)
+class CascadeStats:
+    """Requests so far, how many the small model answered alone, and what the audits found.
+
+    evidence: against the promise; the alarm is raised where it reaches `alarm_at`.
+    """
+
+    requests: int
+    alone: int
+    audits: AuditCounts
+    is_alarmed: bool
+    evidence: float
+    alarm_at: float
+
+    @property
+    def coverage(self) -> float:
+        """Share that the small model answered alone; 0 without requests."""
+        return self.alone / self.requests if self.requests else 0.0
 
 
 @final
 class Cascade:
     """Two models of one tokenizer, text or vision, as one.
 
-    calibration: of `paceline calibrate`, for these very models, or its file. max_disagreement, confidence: what is to
-    be promised, from the same counts; None: what it was made for. The promise is about all prompts of the kind that was
-    calibrated: the probability that the small model answers alone *and* says what the large one would not.
-    drafter: goes on where the small answer is corrected or longer than its window; None: the small model itself.
-    policy: how much that drafter drafts. audit_share: of all requests; audit_seed: of the draws that choose them, for
-    tests; None: of the system's own. false_alarm: the chance that the drift alarm is ever raised while the promise
-    holds. on_alarm: "verify" stops trusting the small model until `trust_again`, "warn" goes on.
+    calibration: from `paceline calibrate`, for these very models, or its file. max_disagreement, confidence: the bound
+    to promise from the same counts; None: the one it was made for. The promise is about all prompts of the kind that
+    was calibrated: it bounds the probability that the small model answers alone *and* differs from the large one.
+    drafter: drafts where the small answer is corrected or longer than its window; None: the small model itself.
+    policy: how much that drafter drafts. audit_share: of all requests. audit_seed: seed of the draws, for tests; None:
+    the system's own. false_alarm: the chance that the drift alarm is ever raised while the promise holds. on_alarm:
+    "verify" stops trusting the small model until `trust_again`, "warn" goes on.
 
     A second engine over the large model's weights audits in a thread of its own; `close`, or `with`, ends it.
     Raises `LossyNotAllowed`, `ConfigError` where the calibration cannot promise it, `IncompatibleModels`.
@@ -76,21 +151,22 @@ class Cascade:
         check_exact(large, "large")
         check_same_tokenizer(large.loaded, small.loaded)
         made = calibration if isinstance(calibration, Calibration) else load_calibration(str(calibration))
-        made.check_models(identity(small), identity(large))
+        made.check_models(ModelId.of(small), ModelId.of(large))
         made.check_room(small.runner.max_length)
         self.calibration, self.choice = made, made.choose(max_disagreement, confidence)
         self.small, self.on_alarm = small, on_alarm
-        self.large, self._handed = with_handed(large, drafter or DraftModel(small.loaded), policy or CostModel())
+        drafter = drafter or DraftModel(small.loaded)
+        self.large, self._predicted = with_predictions(large, drafter, policy or CostModel())
         alarm = DriftAlarm(self.choice.max_disagreement, false_alarm)
         self._auditor = Auditor(alarm, audit_share, queue_size, audit_seed)
-        self._checker = Checker(large) if audit_share else None
+        self._checker = AnswerChecker(large) if audit_share else None
         self._requests = self._alone = 0
         self._warned = False
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[CascadeOutput]:
-        """Answer one prompt or many, as `LLM.generate` does; each result says who decided and how sure it was."""
+        """Answer one prompt or many, as `LLM.generate` does; each result says which model decided, and why."""
         if self._auditor.is_closed:
             raise ConfigError("the cascade is closed", fix="make a new Cascade, or ask the large model itself")
         many = as_list(prompts)
@@ -102,20 +178,20 @@ class Cascade:
         each = [one if one.seed is not None else replace(one, seed=secrets.randbits(62)) for one in given]
         self._report()
         drawn = [self._auditor.draws() for _ in many]  # before anybody answers: chance alone decides
-        asked = ask_small(self.small, many, each, self.calibration.short_limit)
+        answers = ask_small(self.small, many, each, self.calibration.short_limit)
         trusts = not (self.is_alarmed and self.on_alarm == "verify")
         verdicts = [
-            judge(answer, self.choice, sampling_of(one) == self.calibration.sampling, trusts)
-            for answer, one in zip(asked, each, strict=True)
+            judge(answer, self.choice, sampling_options(one) == self.calibration.sampling, trusts)
+            for answer, one in zip(answers, each, strict=True)
         ]
         rest = [i for i, (reason, _) in enumerate(verdicts) if reason is not Reason.CONFIDENT]
-        self._handed.give([() if (one := asked[i]) is None else one.token_ids for i in rest])
-        answers = dict(zip(rest, self.large.generate([many[i] for i in rest], [each[i] for i in rest]), strict=True))
+        self._predicted.predict([() if (one := answers[i]) is None else one.token_ids for i in rest])
+        large = dict(zip(rest, self.large.generate([many[i] for i in rest], [each[i] for i in rest]), strict=True))
         results = []
-        for i, (reason, sure) in enumerate(verdicts):
-            output = CascadeOutput.of(answers.get(i), asked[i], reason, sure, self.choice, each[i].logprobs)
-            is_chosen = drawn[i] and trusts and self._audit(many[i], each[i], output)
-            results.append(replace(output, audited=is_chosen))
+        for i, (reason, confidence) in enumerate(verdicts):
+            output = self._output(reason, confidence, large.get(i), answers[i], each[i].logprobs)
+            is_audited = drawn[i] and trusts and self._audit(many[i], each[i], output)
+            results.append(replace(output, audited=is_audited))
         self._requests += len(results)
         self._alone += sum(one.decided_by == "small" for one in results)
         return results
@@ -126,7 +202,7 @@ class Cascade:
         return self._auditor.alarm.raised
 
     def trust_again(self) -> None:
-        """Lower the alarm and let the small model answer alone again, as after looking into it."""
+        """Lower the alarm and let the small model answer alone again, once the cause is known."""
         self._auditor.reset_alarm()
         self._warned = False
 
@@ -154,6 +230,31 @@ class Cascade:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _output(
+        self,
+        reason: Reason,
+        confidence: float | None,
+        large: RequestOutput | None,
+        small: RequestOutput | None,
+        logprobs: int | None,
+    ) -> CascadeOutput:
+        """The large answer where there is one. logprobs: how many the user asked for."""
+        choice, output = self.choice, large
+        if output is None:
+            assert small is not None
+            output = _declared_lossy(small, logprobs)
+        return CascadeOutput(
+            "small" if large is None else "large",
+            reason,
+            choice.signal,
+            confidence,
+            choice.threshold,
+            choice.max_disagreement,
+            choice.confidence,
+            output,
+            small,
+        )
+
     def _audit(self, prompt: Prompt, params: SamplingParams, output: CascadeOutput) -> bool:
         """Queue a request that was drawn, if it is of the kind that was calibrated."""
         if self._checker is None or output.reason is Reason.OTHER_SAMPLING:
@@ -161,12 +262,12 @@ class Cascade:
         if output.decided_by == "large":
             return self._auditor.take(None)
         checker, answer = self._checker, output.token_ids
-        return self._auditor.take(lambda: not checker.says(prompt, params, answer))
+        return self._auditor.take(lambda: not checker.agrees(prompt, params, answer))
 
     def _report(self) -> None:
-        """Tell on the caller's own thread what the worker met."""
-        for told in self._auditor.new_errors():
-            warnings.warn(f"an audit failed, so its answer was not checked: {told}", RuntimeWarning, stacklevel=3)
+        """Warn, on the caller's own thread, of what the worker met."""
+        for error in self._auditor.new_errors():
+            warnings.warn(f"an audit failed, so its answer was not checked: {error}", RuntimeWarning, stacklevel=3)
         if self.is_alarmed and not self._warned:
             self._warned = True
             counts = self._auditor.counts()
@@ -177,3 +278,51 @@ class Cascade:
                 DriftWarning,
                 stacklevel=3,
             )
+
+
+def ask_small(small: LLM, prompts: Seq[Prompt], params: Seq[SamplingParams], limit: int) -> list[RequestOutput | None]:
+    """The small model's answers of up to `limit` tokens, with log-probabilities; None where a prompt is too long."""
+    try:
+        return list(small.generate(list(prompts), [_within(one, limit) for one in params]))
+    except CacheFull:  # some prompt is too long for it: ask one by one, to find out which
+        if len(prompts) == 1:
+            return [None]
+    return [ask_small(small, [p], [s], limit)[0] for p, s in zip(prompts, params, strict=True)]
+
+
+def _within(params: SamplingParams, limit: int) -> SamplingParams:
+    limit = min(params.max_tokens, limit)
+    if params.min_tokens > limit:  # the answer may not end within the window, so nothing may end it there
+        params = replace(params, stop=(), stop_token_ids=(), ignore_eos=True)
+    min_tokens, logprobs = min(params.min_tokens, limit), max(2, params.logprobs or 0)
+    return replace(params, max_tokens=limit, min_tokens=min_tokens, logprobs=logprobs)
+
+
+def has_ended(answer: RequestOutput | None) -> bool:
+    """Whether the answer came to its end by itself, within the window."""
+    return answer is not None and answer.finish_reason == "stop"
+
+
+def judge(
+    answer: RequestOutput | None, choice: ChosenThreshold, is_calibrated: bool, trusts: bool
+) -> tuple[Reason, float | None]:
+    """Which model answers, and the confidence where the small answer ended."""
+    if answer is None:
+        return Reason.NO_ROOM, None
+    confidence = confidences(answer.logprobs or [])[choice.signal] if has_ended(answer) else None
+    if not is_calibrated:
+        return Reason.OTHER_SAMPLING, confidence
+    if confidence is None:
+        return Reason.LONG, None
+    if confidence < choice.threshold:
+        return Reason.UNSURE, confidence
+    return (Reason.CONFIDENT if trusts else Reason.ALARM), confidence
+
+
+def _declared_lossy(answer: RequestOutput, logprobs: int | None) -> RequestOutput:
+    """A small answer as the user gets it: marked as lossy, with as many log-probabilities as asked for."""
+    (one,) = answer.outputs
+    kept = None
+    if logprobs is not None and one.logprobs is not None:
+        kept = [TokenLogprob(t.token_id, t.logprob, dict(list(t.top.items())[:logprobs])) for t in one.logprobs]
+    return replace(answer, outputs=[replace(one, logprobs=kept, lossless=False, exact=False)])

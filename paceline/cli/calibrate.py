@@ -106,12 +106,10 @@ def calibrate(
     """
     screen = screen_of(ctx)
     with screen.spinner("starting"):
-        from ..cascade.calibration import is_calibration
-        from ..cascade.confidence import Signal
+        from ..cascade.calibration import Signal, is_calibration
         from ..cascade.measure import calibrate as measure
-        from ..cascade.measure import check_sample
-        from ..cascade.picture import draw
-        from ..cascade.prompt_file import hash_of
+        from ..cascade.measure import check_sample, hash_contents
+        from ..cascade.report import draw
         from ..core.request import SamplingParams
         from ..eval.canvas import drawn_by, load_matplotlib
         from ..eval.prompt_files import read_prompts
@@ -146,9 +144,9 @@ def calibrate(
                     short_limit=short_limit,
                     signals=signals,
                     params=SamplingParams(temperature=temperature, seed=seed),
-                    told={
+                    prompts_info={
                         "file": prompts.name,
-                        "sha256": hash_of(asked),
+                        "sha256": hash_contents(asked),
                         "paths": {"small": small, "large": large},
                         "weights": {"small": small_weights, "large": large_weights},
                         "max_model_len": max_model_len,
@@ -201,7 +199,7 @@ def _tell(made: "Calibration", out: Path, picture: Path, screen: Screen) -> None
             {
                 "file": str(out),
                 "picture": str(picture),
-                "prompts": made.n,
+                "prompts": made.count,
                 "ended": made.ended,
                 "signal": choice.signal.value,
                 "threshold": choice.threshold,
@@ -213,7 +211,7 @@ def _tell(made: "Calibration", out: Path, picture: Path, screen: Screen) -> None
             }
         )
         return
-    alone = f"{choice.point.covered} of {made.n} prompts ({100 * choice.coverage:.1f}%)"
+    alone = f"{choice.point.covered} of {made.count} prompts ({100 * choice.coverage:.1f}%)"
     screen.out.print(
         f"Answered by the small model alone: {alone}, where {choice.signal} >= {choice.threshold:.5g}", soft_wrap=True
     )

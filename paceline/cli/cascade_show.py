@@ -13,7 +13,7 @@ from .screen import Screen
 
 if TYPE_CHECKING:
     from ..cascade import Calibration, Cascade
-    from ..cascade.cases import Case, Found
+    from ..cascade.report import Case, Example
     from ..llm import LLM
 
 
@@ -35,9 +35,7 @@ def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
     """Write the page. Raises `ConfigError` and `IncompatibleModels`, for other models than those calibrated."""
     with screen.spinner("starting"):
         from ..cascade import Cascade, load_calibration
-        from ..cascade.calibration import params_of
-        from ..cascade.cases import find_cases
-        from ..cascade.page import page
+        from ..cascade.report import find_examples, page
         from ..eval.prompt_files import read_prompts
         from ..eval.visualise import is_page
         from ..system.files import check_out, write_text
@@ -46,11 +44,11 @@ def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
     made = load_calibration(options.calibration)
     prompts = read_prompts(options.prompts, options.num_prompts)
     small, large = _models(made, options, screen)
-    params = params_of(made, options.max_tokens)
+    params = made.params(options.max_tokens)
     with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade, screen.stages() as progress:
         told = f"Looking for an example of each case in {len(prompts)} prompts, which both models answer."
         screen.say(f"[dim]{told}[/dim]")
-        found = find_cases(cascade, prompts, params, progress)
+        found = find_examples(cascade, prompts, params, progress)
         text = page(cascade, found, len(prompts))
     write_text(out, text)
     _tell(cascade, found, out, text, screen)
@@ -75,7 +73,7 @@ def _models(made: "Calibration", options: CascadeOptions, screen: Screen) -> "tu
     return open_pair(*pair, None, dtype, options.device, length, options.threads, False, screen)
 
 
-def _tell(cascade: "Cascade", found: "dict[Case, Found | None]", out: Path, text: str, screen: Screen) -> None:
+def _tell(cascade: "Cascade", found: "dict[Case, Example | None]", out: Path, text: str, screen: Screen) -> None:
     missing = [case.value for case, one in found.items() if one is None]
     if screen.json:
         cases = {case.value: None if one is None else one.index for case, one in found.items()}

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cascade import Calibration, Signal, load_calibration
 from paceline.cascade.bound import Point
-from paceline.cascade.identity import identity
+from paceline.cascade.calibration import ModelId
 from tests.cascade.common import PROMPTS, made_up, perturbed
 from tests.tiny import tiny_model
 from tests.unit.cli_helpers import save
@@ -35,8 +35,8 @@ def run(script, tmp_path, capsys, threshold: float, noise: float = 0.03) -> dict
     small, large = (script.LLM(folders[role], dtype="float32", max_batch_size=1) for role in ("small", "large"))
     made: Calibration = made_up(
         threshold,
-        small=identity(small),
-        large=identity(large),
+        small=ModelId.of(small),
+        large=ModelId.of(large),
         small_context=small.runner.max_length,
         curves={Signal.MIN_PROB: (Point(1.0, 0, 0), Point(threshold, 100, 0))},
         prompts={"paths": folders, "weights": {"small": None, "large": None}},

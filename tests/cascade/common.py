@@ -7,7 +7,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.cascade import Calibration, Signal
 from paceline.cascade.bound import Point
-from paceline.cascade.identity import identity
+from paceline.cascade.calibration import ModelId
 from tests.helpers import prompt, tokenizer
 from tests.tiny import tiny_model
 
@@ -41,9 +41,9 @@ def small() -> LLM:
 def made_up(threshold: float, small_llm: LLM | None = None, **changes) -> Calibration:
     """A calibration whose threshold is this."""
     given: dict = {
-        "small": identity(small_llm or small()),
-        "large": identity(large()),
-        "n": 400,
+        "small": ModelId.of(small_llm or small()),
+        "large": ModelId.of(large()),
+        "count": 400,
         "ended": 300,
         "curves": {Signal.MIN_PROB: (Point(1.0, 0, 0), Point(threshold, 100, 0))},
         "short_limit": LIMIT,

@@ -9,7 +9,7 @@ import pytest
 from paceline import Fixed
 from paceline.cascade import Cascade, DriftAlarm, DriftWarning, Reason
 from paceline.cascade.audit import Auditor
-from paceline.cascade.checker import Checker
+from paceline.cascade.predicted import AnswerChecker
 from paceline.errors import ConfigError
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, small
 
@@ -21,13 +21,13 @@ def cascade(threshold: float, **options) -> Cascade:
 
 
 def test_the_checker_says_what_a_comparison_says():
-    checker, answers = Checker(large()), small().plain().generate(PROMPTS[:40], PARAMS)
+    checker, answers = AnswerChecker(large()), small().plain().generate(PROMPTS[:40], PARAMS)
     own = large().plain().generate(PROMPTS[:40], PARAMS)
     ended = [i for i, one in enumerate(answers) if one.finish_reason == "stop"]
-    said = [checker.says(PROMPTS[i], PARAMS, answers[i].token_ids) for i in ended]
+    said = [checker.agrees(PROMPTS[i], PARAMS, answers[i].token_ids) for i in ended]
     assert said == [answers[i].token_ids == own[i].token_ids for i in ended]
     assert len(set(said)) == 2
-    assert not checker.says(PROMPTS[ended[0]], PARAMS, own[ended[0]].token_ids[:-1]), "a mere beginning is no answer"
+    assert not checker.agrees(PROMPTS[ended[0]], PARAMS, own[ended[0]].token_ids[:-1]), "a mere beginning is no answer"
 
 
 def test_every_request_is_drawn_anew():
@@ -82,7 +82,7 @@ def test_an_alarm_is_raised_and_ends_the_trust():
 def test_an_answer_never_waits_for_an_audit():
     """The large model hangs; answers keep coming, the queue fills, what no longer fits is dropped and counted."""
     ours, gate = cascade(0.0, audit_share=1.0, queue_size=2), threading.Event()
-    ours._checker.says = lambda *_: gate.wait(30)  # type: ignore[method-assign]
+    ours._checker.agrees = lambda *_: gate.wait(30)  # type: ignore[method-assign]
     begin = time.perf_counter()
     results = [ours.generate(one, PARAMS)[0] for one in PROMPTS[:12]]
     assert time.perf_counter() - begin < 25
@@ -101,7 +101,7 @@ def test_errors_are_told_and_not_counted():
         raise RuntimeError("no such luck")
 
     ours = cascade(0.0, audit_share=1.0)
-    ours._checker.says = fails  # type: ignore[method-assign]
+    ours._checker.agrees = fails  # type: ignore[method-assign]
     results = ours.generate(PROMPTS[:10], PARAMS)
     alone = sum(one.decided_by == "small" for one in results)
     assert alone > 0

@@ -8,11 +8,9 @@ import pytest
 from paceline import LLM, Ratio
 from paceline.cascade import Calibration, Signal, calibrate, load_calibration
 from paceline.cascade.bound import Point, last_that_holds
-from paceline.cascade.calibration import Observed, curve_of, sampling_of
-from paceline.cascade.confidence import THRESHOLDS, confidences
-from paceline.cascade.identity import identity
-from paceline.cascade.measure import _Journal, check_sample
-from paceline.cascade.picture import draw
+from paceline.cascade.calibration import THRESHOLDS, ModelId, confidences, digest, sampling_options
+from paceline.cascade.measure import Journal, Observed, check_sample, curve_of
+from paceline.cascade.report import draw
 from paceline.core.request import TokenLogprob
 from paceline.errors import ConfigError, IncompatibleModels
 from tests.cascade.common import LIMIT, PARAMS, PROMPTS, large, made_up, small
@@ -39,7 +37,7 @@ def test_counts_are_those_of_two_plain_runs(temperature):
         for one, two in zip(ours, theirs, strict=True)
         if len(one.token_ids) <= LIMIT and one.finish_reason == "stop"
     ]
-    assert (made.n, made.ended) == (COUNT, len(rows))
+    assert (made.count, made.ended) == (COUNT, len(rows))
     assert 0 < sum(agrees for _, agrees in rows) < len(rows)
     for signal in Signal:
         for point in made.curves[signal]:
@@ -71,7 +69,7 @@ def test_the_threshold_is_the_lowest_that_holds():
 
 def test_several_signals_are_tested_more_strictly():
     """At 0 of 60 a promise of 5% holds at the full level (59 needed), not at a third of it (80 needed)."""
-    one = made_up(0.5, n=60, ended=60, max_disagreement=0.05, curves={Signal.MIN_PROB: (Point(0.5, 50, 0),)})
+    one = made_up(0.5, count=60, ended=60, max_disagreement=0.05, curves={Signal.MIN_PROB: (Point(0.5, 50, 0),)})
     assert one.choose().threshold == 0.5
     three = replace(one, curves={signal: (Point(0.5, 50, 0),) for signal in Signal})
     with pytest.raises(ConfigError, match="at least 80 prompts"):
@@ -84,13 +82,13 @@ def test_a_small_sample_is_refused_with_the_number_that_is_missing():
     check_sample(299, 0.01, 0.95)
     with pytest.raises(ConfigError, match="add 239 prompts"):
         run(max_disagreement=0.01)
-    wrong = made_up(0.5, n=299, curves={Signal.MIN_PROB: (Point(0.9, 9, 2), Point(0.5, 50, 3))})
+    wrong = made_up(0.5, count=299, curves={Signal.MIN_PROB: (Point(0.9, 9, 2), Point(0.5, 50, 3))})
     with pytest.raises(ConfigError, match=r"2 of 299 prompts differ even at the strictest.*at least 329 more"):
         wrong.choose()
 
 
 def test_file_round_trip(tmp_path):
-    made, file = run(signals=(Signal.MIN_PROB, Signal.MARGIN), told={"file": "p.jsonl"}), tmp_path / "c.json"
+    made, file = run(signals=(Signal.MIN_PROB, Signal.MARGIN), prompts_info={"file": "p.jsonl"}), tmp_path / "c.json"
     made.save(file)
     again = load_calibration(file)
     assert again == made
@@ -126,10 +124,8 @@ def test_foreign_and_damaged_files_are_refused(tmp_path):
 
 
 def resigned(content: dict) -> dict:
-    from paceline.cascade.calibration import _digest
-
     body = {key: value for key, value in content.items() if key != "sha256"}
-    return {**body, "sha256": _digest(body)}
+    return {**body, "sha256": digest(body)}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +139,7 @@ def resigned(content: dict) -> dict:
         ({"curves": [1]}, "curves has a wrong value"),
         ({"curves": {"min_prob": [[0.5, 9]]}}, "curves"),
         ({"curves": {"min_prob": [[0.5, 9.5, 0]]}}, "curves"),
-        ({"small": {"name": "x"}}, "not described"),
+        ({"small": {"name": "x"}}, "there is no 'small.fingerprint'"),
         ({"small": 3}, "small has a wrong value"),
         ({"short_limit": None}, "short_limit has a wrong value"),
         ({"short_limit": "3"}, "short_limit has a wrong value"),
@@ -163,17 +159,17 @@ def test_files_that_do_not_hold_together_are_refused(tmp_path, changes, match):
 
 
 def test_other_models_are_told_apart():
-    ours = identity(small())
+    ours = ModelId.of(small())
     made = made_up(0.4)
-    made.check_models(ours, identity(large()))
+    made.check_models(ours, ModelId.of(large()))
     rounded = LLM(tiny_model("llama", intermediate_size=64), weights="int8", numerics="fast")
     plain = LLM(tiny_model("llama", intermediate_size=64), numerics="fast")
-    assert identity(rounded).fingerprint == identity(plain).fingerprint
-    assert identity(rounded).weights.startswith("int8 ")
-    assert "weights" in identity(plain).difference(identity(rounded))
+    assert ModelId.of(rounded).fingerprint == ModelId.of(plain).fingerprint
+    assert ModelId.of(rounded).weights.startswith("int8 ")
+    assert "weights" in ModelId.of(plain).difference(ModelId.of(rounded))
     for change in ({"dtype": "bfloat16"}, {"weights": "int4 abc"}, {"vision": "abc"}, {"fingerprint": "abc"}):
         with pytest.raises(IncompatibleModels, match=next(iter(change))):
-            made.check_models(replace(ours, **change), identity(large()))
+            made.check_models(replace(ours, **change), ModelId.of(large()))
     assert ours.difference(replace(ours, name="moved")) is None
 
 
@@ -210,16 +206,16 @@ def test_what_would_count_answers_as_cut_is_refused():
 
 def test_a_journal_is_of_its_prompts_and_damage_is_told(tmp_path):
     head = {"sha256": "a"}
-    journal = _Journal(tmp_path / "c.json", head)
+    journal = Journal(tmp_path / "c.json", head)
     journal.add(Observed(None, None))
     journal.add(Observed({signal: 0.5 for signal in Signal}, True))
-    assert _Journal(tmp_path / "c.json", head).rows == journal.rows
+    assert Journal(tmp_path / "c.json", head).rows == journal.rows
     (file,) = tmp_path.iterdir()
     good = file.read_bytes()
     for line in (b"{", b"[3]", b"\xff", b"[null, true]", b'[{"min_prob": 0.5}, true]', b'[{"guess": 0.5}, true]'):
         file.write_bytes(good + line + b"\n")
         with pytest.raises(ConfigError, match="line 3"):
-            _Journal(tmp_path / "c.json", head)
+            Journal(tmp_path / "c.json", head)
 
 
 def test_other_prompts_do_not_go_on_from_a_journal(tmp_path):
@@ -235,9 +231,9 @@ def test_other_prompts_do_not_go_on_from_a_journal(tmp_path):
 
 
 def test_what_decides_the_law():
-    assert sampling_of(PARAMS) == {"logit_bias": {"2": 4.0}}
-    assert sampling_of(replace(PARAMS, seed=3, max_tokens=7, n=1, logprobs=2)) == sampling_of(PARAMS)
-    assert sampling_of(replace(PARAMS, stop="x")) != sampling_of(PARAMS)
+    assert sampling_options(PARAMS) == {"logit_bias": {"2": 4.0}}
+    assert sampling_options(replace(PARAMS, seed=3, max_tokens=7, n=1, logprobs=2)) == sampling_options(PARAMS)
+    assert sampling_options(replace(PARAMS, stop="x")) != sampling_options(PARAMS)
 
 
 def test_answers_that_did_not_end_are_never_counted():

@@ -7,9 +7,9 @@ import pytest
 
 from paceline import LLM, Fixed, Origin, PromptLookup, Ratio, SamplingParams
 from paceline.cascade import Cascade, Reason, Signal
+from paceline.cascade.calibration import confidences
 from paceline.cascade.cascade import Cascade as _Cascade
-from paceline.cascade.confidence import confidences
-from paceline.cascade.handed import Handed
+from paceline.cascade.predicted import PredictedOutput
 from paceline.errors import ConfigError, IncompatibleModels, LossyNotAllowed
 from tests.cascade.common import LIMIT, PARAMS, PROMPTS, large, made_up, small
 from tests.helpers import tokenizer
@@ -49,7 +49,7 @@ def test_answers_of_the_large_model_are_its_own(temperature, drafter):
 
 
 def test_a_mutant_that_keeps_the_draft_is_noticed(monkeypatch):
-    """If what was handed over were taken unverified, answers would differ."""
+    """If predictions were taken unverified, answers would differ."""
     monkeypatch.setattr("paceline.cascade.cascade.judge", lambda answer, *_: (Reason.CONFIDENT, 1.0))
     results = cascade(0.999).generate(PROMPTS[:24], PARAMS)
     own = large().plain().generate(PROMPTS[:24], PARAMS)
@@ -79,7 +79,7 @@ def test_an_agreed_answer_costs_one_pass_of_the_large_model():
     assert agreed
     for one in agreed:
         assert len(one.output.rounds) == 1
-        assert one.output.rounds[0].source == Handed.name
+        assert one.output.rounds[0].source == PredictedOutput.name
         assert set(one.output.origins) == {Origin.DRAFTED}
 
 

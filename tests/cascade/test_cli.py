@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cascade import Cascade
-from paceline.cascade.cases import Case, Found, find_cases
-from paceline.cascade.outcome import Reason
-from paceline.cascade.page import _pictures, kinds_of, page, pieces_of, tokens
+from paceline.cascade import Cascade, Reason
+from paceline.cascade.report import Case, Example, find_examples, kinds_of, page, prompt_images, tokens
+from paceline.eval.visualise import pieces
 from paceline.system.files import claimed
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, perturbed, small
 from tests.tiny import tiny_model
@@ -101,7 +100,7 @@ class _Reader(HTMLParser):
 
 def all_four():
     cascade = Cascade(small(), large(), made_up(0.009), allow_lossy=True, audit_share=0.0)
-    return cascade, find_cases(cascade, PROMPTS, PARAMS)
+    return cascade, find_examples(cascade, PROMPTS, PARAMS)
 
 
 def test_the_four_cases_on_one_page():
@@ -114,11 +113,11 @@ def test_the_four_cases_on_one_page():
     seen = _Reader(text)
     assert not seen.outside
     assert not re.search(r"url\(|@import", text)
-    kinds = {name.removeprefix("t ") for name, _ in seen.spans}
+    kinds = {name for name, _ in seen.spans}
     assert {"small", "drafted", "recovered", "rejected"} <= kinds
     assert all(title for _, title in seen.spans), "readable without colour"
     for one in found.values():
-        assert "".join(pieces_of(large().tokenizer, one.output.token_ids)) in seen.text
+        assert "".join(pieces(large().tokenizer, one.output.token_ids, False)) in seen.text
         assert len(kinds_of(one.output)) == len(one.output.token_ids)
     assert "never called" in text
     empty = page(cascade, {**found, Case.LONG: None}, 300)
@@ -130,20 +129,20 @@ def test_nothing_in_a_prompt_or_an_answer_becomes_markup():
     assert tokens([nasty], ["drafted"]).count("<") == 2
     cascade, found = all_four()
     one = found[Case.ALONE]
-    text = page(cascade, {Case.ALONE: Found(0, nasty, one.output)}, 1)
+    text = page(cascade, {Case.ALONE: Example(0, nasty, one.output)}, 1)
     assert "<script" not in text
     assert nasty in _Reader(text).text
 
 
-def test_pictures_are_inside_the_page():
+def test_images_are_inside_the_page():
     from PIL import Image
 
     chat = [{"role": "user", "content": [{"type": "image", "image": Image.new("RGB", (8, 8), "red")},
                                          {"type": "text", "text": "?"}]}]  # fmt: skip
-    told = _pictures(chat)
-    assert told.startswith('<img alt="picture 1 of the prompt" src="data:image/png;base64,')
+    told = prompt_images(chat)
+    assert told.startswith('<img alt="image 1 of the prompt" src="data:image/png;base64,')
     assert not _Reader(told).outside
-    assert _pictures("text") == ""
+    assert prompt_images("text") == ""
 
 
 def test_a_model_that_lies_elsewhere_can_be_named(models, prompts, tmp_path):

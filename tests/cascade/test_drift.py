@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
+from paceline.cascade.audit import DriftAlarm
 from paceline.cascade.bound import binomial_cdf
-from paceline.cascade.drift import DriftAlarm
 from paceline.errors import ConfigError
 
 LIMIT, FALSE = 0.3, 0.2

@@ -5,7 +5,8 @@ import json
 import pytest
 from PIL import Image
 
-from paceline.cascade.prompt_file import hash_of, text_of
+from paceline.cascade.measure import hash_contents
+from paceline.cascade.report import prompt_text
 from paceline.errors import ConfigError
 from paceline.eval.prompt_files import read_prompts
 
@@ -46,17 +47,17 @@ def test_prompts_of_every_kind(write, tmp_path):
         seen,
     ]
     assert len(read_prompts(file, 2)) == 2
-    assert [text_of(one) for one in read_prompts(file)][-3:] == ["what?"] * 3
-    assert text_of([5, 6]) == "5 6"
+    assert [prompt_text(one) for one in read_prompts(file)][-3:] == ["what?"] * 3
+    assert prompt_text([5, 6]) == "5 6"
 
 
 def test_the_hash_is_of_the_pictures_too(write, tmp_path):
     file = write({"question": "what?", "image": "a.png"})
-    before = hash_of(read_prompts(file))
-    assert before == hash_of(read_prompts(file))
+    before = hash_contents(read_prompts(file))
+    assert before == hash_contents(read_prompts(file))
     (tmp_path / "a.png").write_bytes(b"other")
-    assert hash_of(read_prompts(file)) != before
-    assert hash_of(["a", "b"]) != hash_of(["b", "a"])
+    assert hash_contents(read_prompts(file)) != before
+    assert hash_contents(["a", "b"]) != hash_contents(["b", "a"])
 
 
 @pytest.mark.parametrize("key", ["image", "path", "url"])
@@ -65,9 +66,9 @@ def test_every_key_of_a_file_is_found_and_hashed(write, tmp_path, key):
     content = [{"type": "image", key: "a.png"}, {"type": "image", key: "HTTPS://x/b.png"}, *rest]
     asked = read_prompts(write({"chat": [{"role": "user", "content": content}]}))
     assert asked[0][0]["content"] == [{"type": "image", key: str(tmp_path / "a.png")}, *content[1:]]
-    before = hash_of(asked)
+    before = hash_contents(asked)
     (tmp_path / "a.png").write_bytes(b"other")
-    assert hash_of(asked) != before
+    assert hash_contents(asked) != before
 
 
 def test_pictures_of_every_kind_are_hashed():
@@ -75,11 +76,11 @@ def test_pictures_of_every_kind_are_hashed():
         return [[{"role": "user", "content": [{"type": "image", "image": image}]}]]
 
     red, blue = (Image.new("RGB", (4, 4), color) for color in ("red", "blue"))
-    hashes = [hash_of(chat(one)) for one in (red, blue, b"a", b"b", "data:,a", "data:,b")]
+    hashes = [hash_contents(chat(one)) for one in (red, blue, b"a", b"b", "data:,a", "data:,b")]
     assert len(set(hashes)) == 6
-    assert hash_of(chat(red.copy())) == hashes[0]
+    assert hash_contents(chat(red.copy())) == hashes[0]
     with pytest.raises(ConfigError, match="cannot be read"):
-        hash_of(chat("nowhere.png"))
+        hash_contents(chat("nowhere.png"))
 
 
 def test_a_line_of_json_may_hold_other_line_ends(tmp_path):

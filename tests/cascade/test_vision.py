@@ -10,8 +10,8 @@ import torch
 
 from paceline import LLM, Fixed, SamplingParams
 from paceline.cascade import Cascade, Reason, Signal, calibrate
-from paceline.cascade.identity import identity
-from paceline.cascade.page import _pictures
+from paceline.cascade.calibration import ModelId
+from paceline.cascade.report import prompt_images
 from paceline.errors import IncompatibleModels
 from paceline.runner import wrap_model
 from tests.cascade.common import made_up
@@ -48,7 +48,7 @@ def params() -> SamplingParams:
 def cascade(threshold: float, **options) -> Cascade:
     small, large = pair()
     bias = {str(token): value for token, value in params().logit_bias.items()}
-    made = made_up(threshold, small, large=identity(large), sampling={"logit_bias": bias}, short_limit=6)
+    made = made_up(threshold, small, large=ModelId.of(large), sampling={"logit_bias": bias}, short_limit=6)
     return Cascade(small, large, made, allow_lossy=True, policy=Fixed(2), **options)
 
 
@@ -70,8 +70,8 @@ def test_pictures_go_to_both():
     assert counts.differed == sum(one.token_ids != two.token_ids for one, two in alone)
 
 
-def test_the_same_words_about_other_pictures():
-    """Answers are handed over by the order of the requests: same text and seed, another picture, another answer."""
+def test_the_same_words_about_otherprompt_images():
+    """Predictions go to the requests in their order: same text and seed, another picture, another answer."""
     chats = [[user(picture(i), "what")] for i in range(8)]
     results = cascade(1.0, audit_share=0.0).generate(chats, params())
     own = pair()[1].plain().generate(chats, params())
@@ -79,7 +79,7 @@ def test_the_same_words_about_other_pictures():
     assert all(one.output.rounds[0].token_ids[1:] == tuple(one.small.token_ids) for one in results)
 
 
-def test_calibrating_on_pictures():
+def test_calibrating_onprompt_images():
     small, large = pair()
     made = calibrate(small, large, CHATS, max_disagreement=0.5, short_limit=6, params=params())
     own = large.plain().generate(CHATS, params())
@@ -92,12 +92,12 @@ def test_calibrating_on_pictures():
 def test_another_tower_is_another_model():
     small, large = pair()
     other = engine(0.02, "vision_tower")
-    assert identity(other).vision != identity(large).vision
-    assert identity(other).fingerprint == identity(large).fingerprint
-    made = made_up(0.5, small, large=identity(large))
+    assert ModelId.of(other).vision != ModelId.of(large).vision
+    assert ModelId.of(other).fingerprint == ModelId.of(large).fingerprint
+    made = made_up(0.5, small, large=ModelId.of(large))
     with pytest.raises(IncompatibleModels, match="vision"):
-        made.check_models(identity(small), replace(identity(large), vision=identity(other).vision))
+        made.check_models(ModelId.of(small), replace(ModelId.of(large), vision=ModelId.of(other).vision))
 
 
 def test_pictures_of_a_prompt_are_shown():
-    assert _pictures(CHATS[0]).count("data:image/png;base64,") == 1
+    assert prompt_images(CHATS[0]).count("data:image/png;base64,") == 1

@@ -1,0 +1,170 @@
+"""A predicted answer as the first draft: the small model's answer, verified by the large model in one pass.
+
+    predicted   yes , it is .      drafted as one chain below the prompt's last token
+    target      yes . <eos>        accepts "yes", corrects the next token, and continues with an ordinary drafter
+
+The idea is that of OpenAI's "Predicted Outputs". A wrong prediction costs acceptance and nothing else.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import ClassVar, final
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy, Target, Verifier
+from ..core.outputs import Round
+from ..core.request import SamplingParams, Sequence
+from ..core.tree import TokenTree
+from ..decoding import SpeculativeDecoder
+from ..drafters import Choose
+from ..errors import ConfigError
+from ..hf.prompts import Prompt
+from ..llm import LLM
+from ..outputs import RequestOutput
+from ..policy import CostModel, Fixed
+from ..runner import ModelRunner
+from ..runner.adapters import share_copy
+
+
+@final
+class PredictedOutput(Drafter):
+    """Draft what is left of a sequence's predicted answer, as long as its text agrees with the prediction.
+
+    Predictions belong to the sequences that come next, in the order in which they are admitted (see `predict`).
+    """
+
+    name: ClassVar[str] = "predicted_output"
+
+    def __init__(self):
+        self._next: deque[tuple[int, ...]] = deque()
+        self._answers: dict[int, tuple[int, ...]] = {}  # by slot
+
+    def bind(self, target: Target, verifier: Verifier) -> None:
+        """Remember which tokens the target can take."""
+        self._vocab_size, self._banned = target.vocab_size, target.banned_token_ids
+
+    def predict(self, answers: Seq[Seq[int]]) -> None:
+        """Set the predicted token ids of each sequence to come, empty where there are none; forget older ones."""
+        self._next = deque(tuple(answer) for answer in answers)
+        self._answers.clear()
+
+    def rest(self, seq: Sequence) -> tuple[int, ...]:
+        """The part of the prediction after the text so far; empty where the text differs from it."""
+        output = tuple(seq.output_ids)
+        if seq.slot not in self._answers:
+            self._answers[seq.slot] = self._allowed(self._next.popleft()) if self._next and not output else ()
+        answer = self._answers[seq.slot]
+        return answer[len(output) :] if answer[: len(output)] == output else ()
+
+    def _allowed(self, answer: tuple[int, ...]) -> tuple[int, ...]:
+        """The answer up to the first token that no draft may hold."""
+        bad = (i for i, token in enumerate(answer) if token >= self._vocab_size or token in self._banned)
+        return answer[: next(bad, len(answer))]
+
+    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
+        """Always: the prediction exists before the target has read the prompt."""
+        return True
+
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+        """A draft where something is left of the prediction."""
+        return (DraftOptions(self.name, hint=0 if self.rest(seq) else -1),)
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """The rest of each prediction within its budget."""
+        rows = [
+            [seq.token_ids[-1], *self.rest(seq)[: min(budget.depth, budget.nodes)]]
+            for seq, budget in zip(seqs, budgets, strict=True)
+        ]
+        return Draft(TokenTree.chain(rows), source=self.name)
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots."""
+        for slot in slots:
+            self._answers.pop(slot, None)
+
+
+@final
+class PredictedFirst(DraftPolicy):
+    """Draft the whole rest of a prediction at once, since it costs nothing; otherwise follow another policy.
+
+    While some row of a batch has a prediction, the rows without one draft nothing. `predicted` is member 0 of a
+    `Choose`.
+    """
+
+    def __init__(self, predicted: PredictedOutput, then: DraftPolicy):
+        self.predicted, self.then = predicted, then
+        self._is_predicted = False
+
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+        """Bind the other policy."""
+        self.then.bind(drafter, pass_seconds)
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        """One for each row; the loop cuts it to what may still be emitted."""
+        rests = [len(self.predicted.rest(seq)) for seq in seqs]
+        self._is_predicted = any(rests)
+        return [DraftBudget(n, n) for n in rests] if self._is_predicted else self.then.budgets(seqs)
+
+    def observe(self, seq: Sequence, record: Round) -> None:
+        """Pass on the rounds of the other drafters; those of predictions say nothing about them."""
+        if not self._is_predicted:
+            self.then.observe(seq, record)
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots."""
+        self.then.release(slots)
+
+
+def with_predictions(llm: LLM, drafter: Drafter | None, policy: DraftPolicy) -> tuple[LLM, PredictedOutput]:
+    """A second `LLM` over the same model and cache that takes predictions, and the drafter to give them to.
+
+    drafter, policy: what drafts after a prediction has ended. Raises whatever binding the drafter raises.
+    """
+    other, predicted = copy.copy(llm), PredictedOutput()
+    members = drafter.members if isinstance(drafter, Choose) else () if drafter is None else (drafter,)
+    first = PredictedFirst(predicted, policy)
+    other.decoder = SpeculativeDecoder(llm.runner, Choose([predicted, *members]), llm.verifier, first)
+    if isinstance(policy, CostModel):
+        policy.measure(llm.runner.max_length)
+    return other, predicted
+
+
+@final
+class AnswerChecker:
+    """Checks whether an answer is the large model's own, which takes one pass of it where it is.
+
+    It has a cache and a module tree of its own over the same weights, so that it may run in another thread.
+    """
+
+    def __init__(self, large: LLM):
+        check_exact(large, "large")
+        own, old = copy.copy(large), large.runner
+        own.loaded = large.loaded.with_model(share_copy(large.loaded.model))
+        own.runner = ModelRunner(own.loaded, 1, old.max_length, invariant=old.invariant, static=False)
+        self._llm, self._predicted = with_predictions(own, None, Fixed(0))
+
+    def agrees(self, prompt: Prompt, params: SamplingParams, answer: Seq[int]) -> bool:
+        """Whether the large model gives this very answer, which ended by itself, to the prompt."""
+        own = self.own_answer(prompt, params, answer)
+        return own.token_ids == list(answer) and own.finish_reason == "stop"
+
+    def own_answer(self, prompt: Prompt, params: SamplingParams, answer: Seq[int]) -> RequestOutput:
+        """The large model's own answer, cut to the length of the given one."""
+        length = max(1, len(answer))
+        self._predicted.predict([answer])
+        limits = replace(params, max_tokens=length, min_tokens=min(params.min_tokens, length), logprobs=None)
+        return self._llm.generate([prompt], limits)[0]
+
+
+def check_exact(llm: LLM, role: str) -> None:
+    """Raises `ConfigError` unless the model verifies exactly. role: "small" or "large"."""
+    if not llm.verifier.exact:
+        raise ConfigError(
+            f"the {role} model must verify exactly, or no answer could be called its own",
+            got=llm.verifier.name,
+            expected="the default verifier, Coupled()",
+            fix=f"make the {role} LLM without a verifier",
+        )

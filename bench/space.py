@@ -88,7 +88,7 @@ def engines_of(
             made[f"{name}, {label}"] = worn_now
     for name in args.drafters:
         drafter, _, verifier = parse(name).build()
-        depth = args.draft_depth if drafter.branches > 1 else args.draft_nodes
+        depth = args.draft_depth if drafter.info.branches > 1 else args.draft_nodes
         made[name] = engine(drafter, Fixed(depth, args.draft_nodes), verifier)
         made[f"{name}, cost model"] = under(made[name], CostModel())
     return made

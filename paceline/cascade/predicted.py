@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import ClassVar, final
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy, TargetView, Verifier
 from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
@@ -37,12 +37,13 @@ class PredictedOutput(Drafter):
     """
 
     name: ClassVar[str] = "predicted_output"
+    info = DrafterInfo(drafts_during_prefill=True)  # predictions are there before the prompt is read
 
     def __init__(self):
         self._next: deque[tuple[int, ...]] = deque()
         self._answers: dict[int, tuple[int, ...]] = {}  # by slot
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Remember which tokens the target can take."""
         self._vocab_size, self._banned = target.vocab_size, target.banned_token_ids
 
@@ -63,10 +64,6 @@ class PredictedOutput(Drafter):
         """The answer up to the first token that no draft may hold."""
         bad = (i for i, token in enumerate(answer) if token >= self._vocab_size or token in self._banned)
         return answer[: next(bad, len(answer))]
-
-    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
-        """Always: the prediction exists before the target has read the prompt."""
-        return True
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """A draft where something is left of the prediction."""

@@ -1,15 +1,24 @@
-"""The three roles of the loop: a drafter proposes, a verifier decides, a policy sets the budget."""
+"""The three roles of the loop: a drafter proposes, a verifier decides, a policy sets the budget.
+
+`TargetView` is all that a drafter may use of the model it drafts for.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
 
 from ..errors import ConfigError
 from .draft import Draft
 from .outputs import Round, TargetDistribution, TargetOutput, VerifyOutput
 from .request import Sequence
+from .tree import TokenTree
+from .vision import PromptImage
 
 
 @dataclass(frozen=True)
@@ -51,63 +60,202 @@ class DraftOptions:
 
 
 @runtime_checkable
-class Target(Protocol):
-    """What every drafter may know of the model it drafts for; those that need more ask for a `ModelRunner`."""
+class ModelFacts(Protocol):
+    """What is known of a loaded model. To be read only."""
 
-    max_length: int
+    @property
+    def name(self) -> str:
+        """As it was asked for, or its folder."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the checkpoint."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """The `transformers` model."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer, or None."""
+        ...
+
+    @property
+    def vision(self) -> Any:
+        """The vision half of a vision-language model, else None."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the token embeddings lie."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers; also the index of the last hidden state, which has been through the final norm."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """E, the width of the hidden states."""
+        ...
 
     @property
     def vocab_size(self) -> int:
-        """Tokens the target can emit."""
+        """V, the rows of the output head, padding included."""
+        ...
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The token embeddings [V, E]."""
+        ...
+
+    def output_rows(self) -> Tensor:
+        """The output head [V, E]. Raises `IncompatibleModels` where logits are not just its products with states."""
+        ...
+
+
+@runtime_checkable
+class DraftRunner(Protocol):
+    """Runs a draft model: passes over trees, and a cache of its own or shared with the target."""
+
+    @property
+    def loaded(self) -> ModelFacts:
+        """The draft model."""
+        ...
+
+    def forward(self, slots: Seq[int], tree: TokenTree) -> TargetOutput:
+        """Logits [B, N, V] of one pass; nothing is kept until `commit`."""
+        ...
+
+    def commit(self, slots: Seq[int], paths: Seq[Seq[int]]) -> None:
+        """Keep the root of each row and these nodes."""
+        ...
+
+    def tentative(self, slots: Seq[int]) -> AbstractContextManager[None]:
+        """What is committed inside is rolled back at the end."""
+        ...
+
+    def pass_seconds(self, rows: int) -> float:
+        """Measures a pass over a chain of so many tokens."""
+        ...
+
+
+@runtime_checkable
+class TargetView(Protocol):
+    """What a drafter may use of the model it drafts for; `runner.ModelRunner` implements it."""
+
+    @property
+    def loaded(self) -> ModelFacts:
+        """The model."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """V: drafted tokens are below it."""
         ...
 
     @property
     def banned_token_ids(self) -> frozenset[int]:
-        """Tokens that stand for pictures: no draft may hold one."""
+        """Tokens that stand for images: no draft may hold one."""
         ...
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a sequence, prompt included."""
+        ...
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that can be decoded at once; `Sequence.slot` is below it."""
+        ...
+
+    def watch_states(self, layers: Iterable[int]) -> None:
+        """Have these hidden states kept from now on, for drafters whose `info` says `reads_states`."""
+        ...
+
+    def read_states(self, slot: int, begin: int, end: int, layers: Seq[int]) -> Tensor:
+        """The watched states of cached tokens `begin` to `end`, side by side. [M, len(layers) E]."""
+        ...
+
+    def attach_adapter(self, adapter: Any) -> Any:
+        """Let passes take the mask tokens of a `modules.SpaceAdapter`; returns the copy that is attached."""
+        ...
+
+    def restored_on_error(self) -> AbstractContextManager[None]:
+        """Where what is inside raises, no adapter stays attached that was not attached before."""
+        ...
+
+    def sharing_cache(self, change: Callable[[Any], None]) -> DraftRunner:
+        """A runner of a copy of this model on this model's cache; `change` replaces layers of the copy in place."""
+        ...
+
+    def share_vision_tower(self, vision: Any) -> Any:
+        """The vision half of a draft with this model's tower in it, which sees each image once for both."""
+        ...
+
+    def image_features(self, images: Seq[PromptImage]) -> list[Any]:
+        """What this model's vision half makes of each image."""
+        ...
+
+    def pass_seconds(self, rows: int) -> float:
+        """Measures a pass over a chain of so many tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class DrafterInfo:
+    """What holds of a drafter for every sequence.
+
+    branches: the most children that it gives a node; 1 for chains.
+    masks: the most mask tokens that it hangs below a node. Each of them is a row of the target's pass.
+    reads_states: it reads the target's hidden states; only then are they kept while it drafts.
+    drafts_during_prefill: it can draft before the target has read the end of the prompt, since it reads neither the
+        target's states nor its cache.
+    members: of a combined drafter, in the order of `DraftBudget.drafter_index`.
+    """
+
+    branches: int = 1
+    masks: int = 0
+    reads_states: bool = False
+    drafts_during_prefill: bool = False
+    members: tuple["DrafterInfo", ...] = ()
+
+    def member(self, drafter_index: int) -> "DrafterInfo":
+        """The drafter that a budget with this index means."""
+        return self.members[drafter_index] if self.members else self
 
 
 class Drafter(ABC):
     """Proposes tokens. State is keyed by slot and lives until `release`.
 
     A drafter may propose nothing (a tree of roots): the round is then a plain decoding step. It may meet a sequence
-    for the first time, or again after rounds it did not draft for: everything it needs stands in `token_ids`.
+    for the first time, or again after rounds it did not draft for: everything it needs is in `token_ids`.
+
+    name: under which it is known in results. info: may change when it is bound.
     """
 
     name: ClassVar[str]
-    bound_to: Target | None = None  # set by `bind_once`
+    info: DrafterInfo = DrafterInfo()
+    bound_to: TargetView | None = None  # set by `bind_once`
 
-    def bind(self, target: Target, verifier: "Verifier") -> None:
+    def bind(self, target: TargetView, verifier: "Verifier") -> None:
         """Meet the target and the rule that will judge the drafts; refuse here what cannot work."""
-
-    @property
-    def branches(self) -> int:
-        """The most children that it gives a node; 1 for chains."""
-        return 1
-
-    @property
-    def masks(self) -> int:
-        """The most mask tokens that it hangs below a node, rows of the target's pass; 0 for most."""
-        return 0
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether it reads the target's hidden states; only then are they kept while it drafts."""
-        return False
-
-    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
-        """Whether it can draft before the target has read the prompt's end: it reads no states, and not its cache.
-
-        drafter_index: which member of a combined drafter is meant; None: whether any of them can.
-        """
-        return False
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """What could be drafted now: one entry, or one for each member of a combined drafter."""
         return (DraftOptions(self.name),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """Measured now, by source: seconds per drafted token and per pending token; empty where nothing is known."""
+        """Measured now, by source: seconds per drafted token and per uncached token; empty where nothing is known."""
         return {}
 
     @abstractmethod
@@ -121,7 +269,7 @@ class Drafter(ABC):
         """Forget these slots; safe for slots never seen."""
 
 
-def bind_once(drafter: Drafter, target: Target, verifier: "Verifier") -> None:
+def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> None:
     """Bind a drafter. Raises `ConfigError` where it serves another target already: its state is keyed by slot."""
     if drafter.bound_to not in (None, target):
         raise ConfigError(

@@ -40,7 +40,7 @@ class SpeculativeDecoder:
         is_used: as in `SlotCache.allocate`.
         """
         begin = time.perf_counter()
-        self.runner.states.kept = self.drafter.reads_states
+        self.runner.states.kept = self.drafter.info.reads_states
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self._forget(seq.slot)  # what an interrupted release may have left behind
         seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill)
@@ -65,7 +65,7 @@ class SpeculativeDecoder:
     def step(self, seqs: Seq[Sequence]) -> None:
         """One round for sequences that are admitted and not finished; each gains at least one token."""
         slots = [seq.slot for seq in seqs]
-        self.runner.states.kept = self.drafter.reads_states  # decoders of several kinds may share the runner
+        self.runner.states.kept = self.drafter.info.reads_states  # decoders of several kinds may share the runner
         t0 = time.perf_counter()
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
         with naming(self.drafter, "propose"):
@@ -110,7 +110,7 @@ class SpeculativeDecoder:
         if wish.depth == wish.nodes == 0:
             return wish
         room = self.runner.room(seq.slot) - len(first_pass.unread(self.runner, seq))
-        waits = seq.is_unread and not self.drafter.drafts_during_prefill(wish.drafter_index)
+        waits = seq.is_unread and not self.drafter.info.member(wish.drafter_index).drafts_during_prefill
         depth = 0 if waits else max(0, min(wish.depth, wish.nodes, seq.remaining - 1, room))
         return wish if depth == wish.depth > 0 else replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 

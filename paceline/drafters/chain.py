@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget
+from ..core.interfaces import DraftBudget, DraftRunner
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..runner import ModelRunner
 from ..sampling import DraftSampler, confidence
 
 
 def draft_chains(
-    runner: ModelRunner,
+    runner: DraftRunner,
     sampler: DraftSampler,
     seqs: Seq[Sequence],
     budgets: Seq[DraftBudget],

@@ -10,7 +10,6 @@ The policy names the arm; `Fixed` and `Dynamic` take the first member that has s
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import ClassVar, final
 
@@ -18,12 +17,11 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier, bind_once
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier, bind_once
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError, DraftError
-from ..runner import ModelRunner
 from ..schema import checked_call
 
 _Part = tuple[Draft, int]
@@ -47,6 +45,7 @@ class Choose(Drafter):
         if any(isinstance(member, Choose) for member in members):
             raise ConfigError("a Choose is among the members of a Choose", fix="put all drafters into one list")
         self.members = tuple(members)
+        self.info = self._info()
         count = Counter(member.name for member in members)
         # What is learnt of a drafter is filed by its name, so that no two may share one.
         self.labels = tuple(
@@ -54,31 +53,23 @@ class Choose(Drafter):
             for drafter_index, member in enumerate(members)
         )
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def _info(self) -> DrafterInfo:
+        """The most of what any member gives or needs."""
+        each = tuple(member.info for member in self.members)
+        return DrafterInfo(
+            branches=max(info.branches for info in each),
+            masks=max(info.masks for info in each),
+            reads_states=any(info.reads_states for info in each),
+            drafts_during_prefill=any(info.drafts_during_prefill for info in each),
+            members=each,
+        )
+
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Bind every member. Where one does not fit, the target is left as it was, and what that member raised."""
-        with target.restored_on_error() if isinstance(target, ModelRunner) else nullcontext():
+        with target.restored_on_error():
             for member in self.members:
                 bind_once(member, target, verifier)
-
-    @property
-    def branches(self) -> int:
-        """Those of the member that branches most."""
-        return max(member.branches for member in self.members)
-
-    @property
-    def masks(self) -> int:
-        """Those of the member that hangs most."""
-        return max(member.masks for member in self.members)
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether some member does."""
-        return any(member.reads_states for member in self.members)
-
-    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
-        """Whether that member can."""
-        members = self.members if drafter_index is None else [self.members[drafter_index]]
-        return any(member.drafts_during_prefill() for member in members)
+        self.info = self._info()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """One entry a member."""

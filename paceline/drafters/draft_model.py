@@ -12,7 +12,7 @@ from typing import ClassVar, final
 import torch
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..errors import IncompatibleModels
@@ -39,6 +39,7 @@ class DraftModel(Drafter):
     """
 
     name: ClassVar[str] = "draft_model"
+    info = DrafterInfo(drafts_during_prefill=True)  # it has a cache of its own
 
     @checked_call
     def __init__(
@@ -55,9 +56,8 @@ class DraftModel(Drafter):
         self._weights: Weights | None = weights
         self._runner: ModelRunner | None = None
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load the draft; raise `IncompatibleModels` unless its tokenizer is the target's."""
-        assert isinstance(target, ModelRunner)
         if isinstance(self._model, LoadedModel):
             loaded = self._model
         else:
@@ -70,7 +70,7 @@ class DraftModel(Drafter):
             loaded, _ = with_weights(loaded, self._weights)
         self._sight = sight_of(self._vision, target, loaded)
         loaded = self._sight.loaded
-        self._runner = ModelRunner(loaded, target.cache.num_slots, min(target.max_length, loaded.context))
+        self._runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
         self._sampler = DraftSampler(verifier.exact, target.banned_token_ids | self._runner.banned_token_ids)
         self._vocab_size = target.vocab_size
         self._readings.clear()
@@ -84,10 +84,6 @@ class DraftModel(Drafter):
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A pass of the draft over one token, and its reading."""
         return {self.name: (self.runner.pass_seconds(1), self.runner.read_seconds())}
-
-    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
-        """It has a cache of its own."""
-        return True
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Pending are the tokens before the last one that the draft has not read; -1 once its context is full."""
@@ -145,7 +141,7 @@ class DraftModel(Drafter):
             runner.prefill(slot, text[cached:-1])
 
 
-def check_same_tokenizer(target: LoadedModel, draft: LoadedModel) -> None:
+def check_same_tokenizer(target: ModelFacts, draft: ModelFacts) -> None:
     """Compare the token strings themselves, so that vocabularies padded to different sizes still match."""
     if target.tokenizer is None or draft.tokenizer is None:
         if target.vocab_size != draft.vocab_size:

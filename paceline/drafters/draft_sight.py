@@ -14,11 +14,12 @@ from typing import Literal, TypeAlias, final
 
 import torch
 
+from ..core.interfaces import TargetView
 from ..core.request import Sequence
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.image_prompts import read_chat, text_prompt, with_positions
-from ..hf.vision import Bounded, Features, Vision, lend
+from ..hf.vision import Bounded, Features, Vision
 from ..runner import LoadedModel, ModelRunner
 
 Sight: TypeAlias = Literal["own", "shared", "none"]
@@ -45,7 +46,7 @@ class Reading:
 class DraftSight(ABC):
     """How one draft reads prompts. loaded: the draft as it is to be run."""
 
-    def __init__(self, target: ModelRunner, loaded: LoadedModel):
+    def __init__(self, target: TargetView, loaded: LoadedModel):
         self.target, self.loaded = target, loaded
 
     @abstractmethod
@@ -73,7 +74,7 @@ class Blind(DraftSight):
 class OwnTower(DraftSight):
     """Every picture is processed again from its source, by the draft's own processor."""
 
-    def __init__(self, target: ModelRunner, loaded: LoadedModel):
+    def __init__(self, target: TargetView, loaded: LoadedModel):
         super().__init__(target, loaded)
         if loaded.vision is None:
             raise IncompatibleModels(
@@ -131,7 +132,7 @@ class SharedTower(DraftSight):
     tower made goes through the draft's own projector. Raises `IncompatibleModels` where neither is possible.
     """
 
-    def __init__(self, target: ModelRunner, loaded: LoadedModel):
+    def __init__(self, target: TargetView, loaded: LoadedModel):
         theirs = target.loaded.vision
         if theirs is None:
             raise IncompatibleModels("the target has no vision tower to share", got=target.loaded.name)
@@ -149,8 +150,7 @@ class SharedTower(DraftSight):
         if self._projected:
             half = replace(theirs) if mine is None else replace(theirs, processor=mine.processor)
         elif mine is not None:
-            theirs, half = lend(theirs, mine)
-            target.loaded = replace(target.loaded, vision=theirs)
+            half = target.share_vision_tower(mine)
         else:
             raise IncompatibleModels(
                 f"{loaded.name} has no projector for the target's vision tower",
@@ -159,20 +159,19 @@ class SharedTower(DraftSight):
                 fix='vision="none"',
             )
         super().__init__(target, replace(loaded, vision=half, sight=None))
-        self._theirs = theirs
 
     def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
         """The target's prompt; its features are put where the draft looks for them."""
         if seq.vision is None or not seq.vision.images:
             return self.text_alone(seq.prompt_ids, len(seq.prompt_ids))
         if self._projected:
-            features, _ = self.target.reader.look(self._theirs, seq.vision.images)
+            features = self.target.image_features(seq.vision.images)
             for image, seen in zip(seq.vision.images, features, strict=True):
                 draft.reader.features.put(image.key, seen if self._deep else Features(seen.rows))
         return Reading(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
 
 
-def sight_of(kind: Sight | None, target: ModelRunner, loaded: LoadedModel) -> DraftSight:
+def sight_of(kind: Sight | None, target: TargetView, loaded: LoadedModel) -> DraftSight:
     """None: its own tower where both models have one, else nothing. Errors as the classes."""
     if kind is None:
         kind = "none" if loaded.vision is None or target.loaded.vision is None else "own"

@@ -30,12 +30,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
 from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import load_head
 from ..modules import EagleHead
-from ..runner import LoadedModel, ModelRunner
 from ..sampling.banned import columns_of
 from ..schema import checked_call
 from .draft_layer import DraftLayer, Level
@@ -45,7 +44,6 @@ from .top_tokens import Best, top_tokens
 from .trees import MC_SIM_7B_63, Dynamic, Static, TreeBuilder, cut, stacked
 
 Shape = Literal["dynamic", "static", "chain"]
-_BESIDES = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 _FEW = 8  # pairs that are pending in any round: those are part of what a draft takes
 
 
@@ -69,40 +67,29 @@ class Eagle(Drafter):
         self._given, self.tree = head, tree
         self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]
         self.source = self.name
+        self.info = DrafterInfo(branches=self.top_k, reads_states=True)
         self._pass: EaglePass | NativeEagle | None = None
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
-        assert isinstance(target, ModelRunner)
         head = self._given if isinstance(self._given, nn.Module) else load_head(self._given, target.loaded)
         if not isinstance(head, EagleHead):
             raise ConfigError("the head is for another method", got=type(head).__name__, expected="EagleHead")
         _check_sizes(head, target.loaded)
-        embeddings = target.loaded.model.get_input_embeddings().weight
-        assert isinstance(embeddings, Tensor)
-        rows = embeddings if head.config.own_lm_head else output_rows(target.loaded)
+        embeddings = target.loaded.embeddings
+        rows = embeddings if head.config.own_lm_head else target.loaded.output_rows()
         kind = NativeEagle if DraftLayer.fits(embeddings) else EaglePass
-        self._pass = kind(head, embeddings, rows, target.cache.num_slots)
+        self._pass = kind(head, embeddings, rows, target.num_slots)
         self._target, self._shares_noise = target, verifier.exact
         self._barred = columns_of(target.banned_token_ids, self._pass.draft_ids)
         self.source = "eagle3" if head.config.version == 3 else "eagle"
-        target.states.watch(head.config.states)
+        target.watch_states(head.config.states)
 
     @property
     def layer(self) -> EaglePass | NativeEagle:
         """The head as it drafts, once bound."""
         assert self._pass is not None, "bind() comes first"
         return self._pass
-
-    @property
-    def branches(self) -> int:
-        """`top_k`."""
-        return self.top_k
-
-    @property
-    def reads_states(self) -> bool:
-        """Those that the head was trained on."""
-        return True
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Pending are pairs beyond those of any round; -1 for a text of one token, which has no pair."""
@@ -188,7 +175,7 @@ class Eagle(Drafter):
             begin = min(layer.cache.lengths[seq.slot], last)  # the last pair is read again where nothing was emitted
             layer.cache.lengths[seq.slot] = begin
             tokens.append(seq.token_ids[begin + 1 :])
-            states.append(self._target.states.read(seq.slot, begin, last + 1, layer.config.states))
+            states.append(self._target.read_states(seq.slot, begin, last + 1, layer.config.states))
         return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most)
 
     def _children(
@@ -204,37 +191,7 @@ class Eagle(Drafter):
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
 
 
-def output_rows(target: LoadedModel) -> Tensor:
-    """The target's output rows [V, E].
-
-    Raises `IncompatibleModels` where they are not to be had in plain numbers, or where its logits are not just their
-    products with the last state: a head would be taught, and would draft from, another law.
-    """
-    config = target.model.config.get_text_config()
-    besides = [name for name in _BESIDES if getattr(config, name, None) not in (None, 0, 1)]
-    if getattr(target.model.get_output_embeddings(), "bias", None) is not None:
-        besides.append("a bias of the output layer")
-    if besides:
-        raise IncompatibleModels(
-            "heads cannot draft for this target yet: its logits are more than output rows times states",
-            got=", ".join(besides),
-            expected="a model without them",
-        )
-    if getattr(target.model.config.get_text_config(), "tie_word_embeddings", False):
-        rows = target.model.get_input_embeddings().weight
-    else:
-        rows = getattr(target.model.get_output_embeddings(), "weight", None)
-    if not isinstance(rows, Tensor) or not rows.is_floating_point():
-        raise IncompatibleModels(
-            "this head drafts with the target's output rows, and they are quantised",
-            got=type(target.model.get_output_embeddings()).__name__,
-            expected="rows in floating point, or a head with an output layer of its own",
-            fix="load the target without quantised weights",
-        )
-    return rows
-
-
-def _check_sizes(head: EagleHead, target: LoadedModel) -> None:
+def _check_sizes(head: EagleHead, target: ModelFacts) -> None:
     config = head.config
     pairs = {
         "hidden_size": (config.target_hidden_size, target.hidden_size),

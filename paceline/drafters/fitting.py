@@ -7,17 +7,16 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from ..core.interfaces import TargetView
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import load_head
 from ..modules import SpaceAdapter
-from ..runner import ModelRunner
 from .draft_layer import DraftLayer, native_form
-from .eagle import output_rows
 
 _H = TypeVar("_H", bound=nn.Module)
 
 
-def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelRunner) -> _H:
+def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: TargetView) -> _H:
     """A copy of the head in the target's dtype, on its device, attached; training the original does not change it.
 
     Where native kernels run it, its linear layers are packed and everything else is float32.
@@ -37,21 +36,20 @@ def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelR
             expected="hidden size {}, vocabulary {}, states {}, the last".format(*ours),
         )
     made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
-    embeddings = cast("Any", loaded.model.get_input_embeddings()).weight
-    own = getattr(config, "own_lm_head", False)
-    cast("Any", made).attach(embeddings, embeddings if own else output_rows(loaded))
+    embeddings, own = loaded.embeddings, getattr(config, "own_lm_head", False)
+    cast("Any", made).attach(embeddings, embeddings if own else loaded.output_rows())
     if DraftLayer.fits(embeddings):
         native_form(made)
     return made
 
 
-def row_dtype(target: ModelRunner) -> torch.dtype:
+def row_dtype(target: TargetView) -> torch.dtype:
     """Of what enters a fitted head."""
     loaded = target.loaded
-    return torch.float32 if DraftLayer.fits(loaded.model.get_input_embeddings().weight) else loaded.dtype  # type: ignore
+    return torch.float32 if DraftLayer.fits(loaded.embeddings) else loaded.dtype
 
 
-def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: ModelRunner) -> SpaceAdapter:
+def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView) -> SpaceAdapter:
     """SPACE's adapter as the target may wear it.
 
     Raises `ConfigError` for a module of another kind or without masks, `IncompatibleModels` for another target's sizes.

@@ -23,11 +23,10 @@ import torch
 from pydantic import Field
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
 from ..modules import BlockwiseHead, MedusaHead
 from ..modules.heads import ParallelHeads
-from ..runner import ModelRunner
 from ..sampling.banned import columns_of
 from ..schema import checked_call
 from .fitting import fitted, row_dtype
@@ -41,20 +40,19 @@ class HeadsDrafter(Drafter, ABC):
     So a head more costs little, and stopping early saves the target's rows, not the drafter's.
     """
 
-    top_k: int
     kind: ClassVar[type[ParallelHeads]]
 
-    def __init__(self, head: str | PathLike[str] | ParallelHeads):
-        self._given = head
+    def __init__(self, head: str | PathLike[str] | ParallelHeads, top_k: int):
+        self._given, self.top_k = head, top_k
+        self.info = DrafterInfo(branches=top_k, reads_states=True)
         self._heads: ParallelHeads | None = None
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Fit the heads to the target and have it keep its last states."""
-        assert isinstance(target, ModelRunner)
-        self._heads, self._runner, self._coupled = fitted(self._given, self.kind, target), target, verifier.exact
+        self._heads, self._target, self._coupled = fitted(self._given, self.kind, target), target, verifier.exact
         self._barred = columns_of(target.banned_token_ids, self._heads.draft_ids)
         self._dtype = row_dtype(target)
-        target.states.watch([target.loaded.num_layers])
+        target.watch_states([target.loaded.num_layers])
 
     @property
     def heads(self) -> ParallelHeads:
@@ -62,23 +60,13 @@ class HeadsDrafter(Drafter, ABC):
         assert self._heads is not None, "bind() comes first"
         return self._heads
 
-    @property
-    def branches(self) -> int:
-        """`top_k`."""
-        return self.top_k
-
-    @property
-    def reads_states(self) -> bool:
-        """The last ones."""
-        return True
-
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Nothing is ever pending; -1 where the target has no state yet."""
         return (DraftOptions(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """All heads once, shared among their tokens; there is nothing to read."""
-        loaded, heads = self._runner.loaded, self.heads
+        loaded, heads = self._target.loaded, self.heads
         state = torch.zeros(1, loaded.hidden_size, dtype=self._dtype, device=loaded.device)
         times: list[float] = []
         with torch.inference_mode():
@@ -106,8 +94,8 @@ class HeadsDrafter(Drafter, ABC):
 
     def _laws(self, seqs: Seq[Sequence], depth: int) -> list[tuple[list[list[int]], list[list[float]]]]:
         """For each sequence the best tokens of each depth, likeliest first, and their log-probabilities: [D, k]."""
-        heads, read = self.heads, self._runner.states.read
-        layer = [self._runner.loaded.num_layers]
+        heads, read = self.heads, self._target.read_states
+        layer = [self._target.loaded.num_layers]
         states = torch.cat([read(seq.slot, seq.num_cached - 1, seq.num_cached, layer) for seq in seqs])
         logits = heads(states.to(self._dtype), depth)  # [B, D, Vd]
         found: list[tuple[list[list[int]], list[list[float]]]] = [([], []) for _ in seqs]
@@ -133,8 +121,7 @@ class Medusa(HeadsDrafter):
 
     @checked_call
     def __init__(self, head: str | PathLike[str] | MedusaHead, top_k: Annotated[int, Field(ge=1)] = 10):
-        super().__init__(head)
-        self.top_k = top_k
+        super().__init__(head, top_k)
 
 
 @final
@@ -147,8 +134,7 @@ class Blockwise(HeadsDrafter):
 
     name: ClassVar[str] = "blockwise"
     kind = BlockwiseHead
-    top_k = 1
 
     @checked_call
     def __init__(self, head: str | PathLike[str] | BlockwiseHead):
-        super().__init__(head)
+        super().__init__(head, 1)

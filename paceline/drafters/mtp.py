@@ -27,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
 from ..modules import MtpHead
 from ..quant import PackedLinear
-from ..runner import ModelRunner, SlotCache
+from ..runner import SlotCache
 from ..sampling.banned import columns_of
 from ..schema import checked_call
 from .draft_layer import DraftLayer, Norms
@@ -76,31 +76,26 @@ class Mtp(Drafter):
     """
 
     name: ClassVar[str] = "mtp"
+    info = DrafterInfo(reads_states=True)
 
     @checked_call
     def __init__(self, head: str | PathLike[str] | MtpHead):
         self._given = head
         self._head: MtpHead | None = None
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Fit the modules to the target, have it keep its last states, and make room for keys and values."""
-        assert isinstance(target, ModelRunner)
-        self._head, self._runner, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
+        self._head, self._target, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
         self._barred = columns_of(target.banned_token_ids, self._head.draft_ids)
-        self._cache, self._dtype = SlotCache(target.cache.num_slots, target.max_length), row_dtype(target)
+        self._cache, self._dtype = SlotCache(target.num_slots, target.max_length), row_dtype(target)
         self._native = _native_layers(self._head) if isinstance(self._head.output, PackedLinear) else None
-        target.states.watch([target.loaded.num_layers])
+        target.watch_states([target.loaded.num_layers])
 
     @property
     def head(self) -> MtpHead:
         """The modules, once bound."""
         assert self._head is not None, "bind() comes first"
         return self._head
-
-    @property
-    def reads_states(self) -> bool:
-        """The last ones."""
-        return True
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Pending are the rows before those of an ordinary step; -1 where the target has no state yet."""
@@ -110,7 +105,7 @@ class Mtp(Drafter):
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A step of one row with its logits; and a row of all modules among many that are read together."""
         length = self._cache.lengths[0]  # the rows behind are written anew in any case
-        many = min(64, self._runner.max_length)
+        many = min(64, self._target.max_length)
 
         def step() -> None:
             hidden = self._step(0, [0], [[0]], self._zeros(1), [length])
@@ -217,7 +212,7 @@ class Mtp(Drafter):
         if self._native is not None:
             config = self.head.config
             heads, sizes = ([n] * config.num_modules for n in (config.num_key_value_heads, config.head_dim))
-            keys, values = cache.tensors(heads, sizes, self._runner.loaded.dtype)
+            keys, values = cache.tensors(heads, sizes, self._target.loaded.dtype)
             rows = self.head.module(step).begin(self.head.embed(ids, hidden), hidden)
             return self._native[module](keys[module], values[module], slots, starts, rows).hidden
         positions = torch.tensor(starts, device=device)[:, None] + torch.arange(hidden.shape[1], device=device)
@@ -230,10 +225,10 @@ class Mtp(Drafter):
         return self.head(step, ids, hidden, positions, attend)
 
     def _states(self, seq: Sequence, begin: int, end: int) -> Tensor:
-        return self._runner.states.read(seq.slot, begin, end, [self._runner.loaded.num_layers]).to(self._dtype)
+        return self._target.read_states(seq.slot, begin, end, [self._target.loaded.num_layers]).to(self._dtype)
 
     def _zeros(self, rows: int) -> Tensor:
-        loaded = self._runner.loaded
+        loaded = self._target.loaded
         return torch.zeros(1, rows, loaded.hidden_size, dtype=self._dtype, device=loaded.device)
 
 

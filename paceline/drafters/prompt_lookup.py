@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, final
 from pydantic import Field
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
@@ -47,6 +47,7 @@ class PromptLookup(Drafter):
     """
 
     name: ClassVar[str] = "lookup"
+    info = DrafterInfo(drafts_during_prefill=True)  # it reads tokens only
 
     @checked_call
     def __init__(
@@ -63,13 +64,9 @@ class PromptLookup(Drafter):
         self._indexes: dict[int, _Index] = {}
         self._banned_token_ids: frozenset[int] = frozenset()
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Ask which tokens cannot be drafted."""
         self._banned_token_ids = target.banned_token_ids
-
-    def drafts_during_prefill(self, drafter_index: int | None = None) -> bool:
-        """It reads tokens only."""
-        return True
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """The hint is the length of the match, counted on past `max_ngram` up to 8; -1 where there is none."""

@@ -18,15 +18,13 @@ from typing import ClassVar, Literal, final
 from transformers import PreTrainedModel
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DraftRunner, ModelFacts, TargetView, Verifier
 from ..core.request import Sequence
 from ..errors import ConfigError
 from ..heads import load_head
 from ..modules.int4_draft import Int4Draft
 from ..quant import QuantReport, quantize_head, quantize_linears
-from ..runner import ModelRunner
 from ..runner.adapters import put_int4
-from ..runner.loaded import share_copy
 from ..sampling import DraftSampler
 from ..schema import checked_call
 from .chain import draft_chains
@@ -56,17 +54,11 @@ class SelfQuantized(Drafter):
         self.group_size, self.bits, self.weights = group_size, bits, weights
         self.lm_head: Literal["auto", "int4", "shared"] = lm_head
         self.report: QuantReport | None = None
-        self._runner: ModelRunner | None = None
+        self._runner: DraftRunner | None = None
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Quantise a copy of the target's linear layers; everything else is shared with it."""
-        assert isinstance(target, ModelRunner)
-        model = share_copy(target.loaded.model)
-        if self.weights is None:
-            self.report = quantize_linears(model, self.group_size, self.lm_head, self.bits)
-        else:
-            self.report = self._put_trained(target, model)
-        self._runner = target.sharing_cache(target.loaded.with_model(model))
+        self._runner = target.sharing_cache(lambda model: self._quantize(model, target.loaded))
         self._sampler = DraftSampler(verifier.exact, target.banned_token_ids)
         self._vocab_size = target.vocab_size
 
@@ -85,12 +77,18 @@ class SelfQuantized(Drafter):
                 self._runner, self._sampler, seqs, budgets, uncached_tokens, self._vocab_size, self.name
             )
 
-    def _put_trained(self, target: ModelRunner, model: PreTrainedModel) -> QuantReport:
+    def _quantize(self, model: PreTrainedModel, target: ModelFacts) -> None:
+        if self.weights is None:
+            self.report = quantize_linears(model, self.group_size, self.lm_head, self.bits)
+        else:
+            self.report = self._put_trained(model, target)
+
+    def _put_trained(self, model: PreTrainedModel, target: ModelFacts) -> QuantReport:
         """The output head, which is not trained, is rounded to 4 bits where that is asked for."""
         draft = self.weights
         if not isinstance(draft, Int4Draft):
             assert draft is not None
-            loaded = load_head(draft, target.loaded)
+            loaded = load_head(draft, target)
             if not isinstance(loaded, Int4Draft):
                 raise ConfigError(
                     f"{str(draft)!r} holds no weights of a self-draft", got=type(loaded).__name__,

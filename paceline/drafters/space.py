@@ -31,15 +31,13 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftOptions, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..modules import SpaceAdapter
-from ..runner import ModelRunner
 from ..sampling.banned import columns_of
 from ..schema import checked_call
-from .eagle import output_rows
 from .fitting import fitted_adapter
 from .top_tokens import scored, top_tokens
 from .trees import DraftTree, Dynamic, best_of_marginals
@@ -95,43 +93,30 @@ class Space(Drafter):
         max_rows: Annotated[int, Field(ge=1)] | None = None,
     ):
         self.top_k, self.max_rows, self._given = top_k, max_rows, adapter
+        self.info = DrafterInfo(branches=top_k)  # masks are known when it is bound
         self._foreseen: dict[int, _Foreseen] = {}  # by slot
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Have the target wear the adapter. Bound to another target of its sizes, it drafts for both from then on.
 
         Raises `ConfigError` for another method's or a second adapter, `IncompatibleModels` for one of another target's
         sizes, or a transition where there are no output rows.
         """
-        assert isinstance(target, ModelRunner)
         given = fitted_adapter(self._given, target)
-        rows = output_rows(target.loaded) if given.config.transition_rank else None
-        target.attach_adapter(given)  # before anything is kept: refused, this drafter goes on for the target it had
-        self._rows = rows
-        gate, embeddings = target.loaded.gate, target.loaded.model.get_input_embeddings().weight
-        assert gate is not None
-        assert isinstance(embeddings, Tensor)
-        self._target, self._adapter, self._embeddings = target, gate.adapter, embeddings
+        rows = target.loaded.output_rows() if given.config.transition_rank else None
+        adapter = target.attach_adapter(given)  # first: refused, this drafter goes on for the target it had
+        self._rows, self._target, self._adapter, self._embeddings = rows, target, adapter, target.loaded.embeddings
+        self.info = DrafterInfo(branches=self.top_k, masks=adapter.num_masks)
         self._ids = torch.arange(target.vocab_size, device=target.loaded.device)
         self._barred = columns_of(target.banned_token_ids, self._ids)
         self._coupled = verifier.exact
         self._foreseen.clear()
 
-    @property
-    def branches(self) -> int:
-        """`top_k`."""
-        return self.top_k
-
-    @property
-    def masks(self) -> int:
-        """Those of the adapter."""
-        return self._adapter.num_masks
-
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Ready for as many tokens as masks foresaw; a round without their laws is what gives the next one its own."""
         known = self._known(seq)
         ready = 0 if known is None else len(known)
-        return (DraftOptions(self.name, branches=self.top_k, masks=self.masks, ready=ready),)
+        return (DraftOptions(self.name, branches=self.top_k, masks=self._adapter.num_masks, ready=ready),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Ranking a level; the masks' rows are part of the target's pass. There is nothing to read."""

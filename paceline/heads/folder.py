@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import read_headers
 from ..modules.sizes import Count, Size, Vocabulary
@@ -155,7 +156,7 @@ def read_record(folder: str | os.PathLike[str]) -> dict[str, object]:
 
 
 def load_head(
-    folder: str | os.PathLike[str], target: LoadedModel | None = None, allow_other_target: bool = False
+    folder: str | os.PathLike[str], target: ModelFacts | None = None, allow_other_target: bool = False
 ) -> Head:
     """Read a head; for a target it comes in the target's dtype and on its device, else in float32 on the CPU.
 
@@ -186,7 +187,7 @@ def _place_of(folder: str | os.PathLike[str]) -> Path:
     return head_folder(folder if isinstance(folder, str) else Path(folder))
 
 
-def _check_target(info: HeadInfo, target: LoadedModel, allow_other_target: bool) -> None:
+def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) -> None:
     theirs = {size: getattr(info, size) for size in _SIZES}
     ours: dict[str, int] = {size: getattr(target, size) for size in _SIZES}
     if theirs != ours:

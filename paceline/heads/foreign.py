@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import refused
-from ..runner import LoadedModel
 from .foreign_eagle import read_eagle, read_eagle3
 from .foreign_files import Published, Target, read_published
 from .foreign_medusa import read_medusa
@@ -23,7 +23,7 @@ from .foreign_speculators import flattened
 _MEDUSA_NAME = re.compile(r"(medusa_heads\.|medusa_head\.)?\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.")
 
 
-def read_foreign(folder: Path | str, target: LoadedModel | None = None) -> nn.Module:
+def read_foreign(folder: Path | str, target: ModelFacts | None = None) -> nn.Module:
     """The head at `folder` as one of our modules; for a target in its dtype, on its device, else in float32.
 
     target: needed wherever the published config.json leaves out what only the target knows (its depth).
@@ -61,7 +61,7 @@ def _read(published: Published, target: Target | None, engine: str | None) -> nn
         raise _unknown(published)
 
 
-def target_of(loaded: LoadedModel) -> Target:
+def target_of(loaded: ModelFacts) -> Target:
     """What the readers use of a loaded target."""
     model = loaded.model
     return Target(

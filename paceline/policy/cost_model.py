@@ -91,8 +91,8 @@ class CostModel(DraftPolicy):
         if self.estimates.curve is None:
             assert self._drafter is not None, "bind() comes first"
             self.estimates.measure(self._pass_seconds, room, self._clock)
-            if self._drafter.branches > 1 or self._drafter.masks:
-                self._measure_trees(room, self._drafter.masks)
+            if self._drafter.info.branches > 1 or self._drafter.info.masks:
+                self._measure_trees(room, self._drafter.info.masks)
             self.estimates.learn_seconds(self._drafter.seconds())
 
     def _measure_trees(self, room: int, masks: int) -> None:
@@ -166,7 +166,7 @@ class CostModel(DraftPolicy):
             for row in ready
         ]
         offers = [[seq.slot for seq in seqs], told]
-        if offers == self._offers and self._rest > 0 and not self._drafter.masks:  # masks pay only if tried often
+        if offers == self._offers and self._rest > 0 and not self._drafter.info.masks:  # masks pay only if tried often
             self._rest -= 1
             return [[] for _ in seqs]
         self._offers = offers
@@ -187,7 +187,7 @@ class CostModel(DraftPolicy):
     def _can_draft(self, seq: Sequence, drafter_index: int) -> bool:
         """Whether this drafter can draft in the pass that reads the prompt, if that is the next one."""
         assert self._drafter is not None, "bind() comes first"
-        return not seq.is_unread or self._drafter.drafts_during_prefill(drafter_index)
+        return not seq.is_unread or self._drafter.info.member(drafter_index).drafts_during_prefill
 
     def _reach(self, choice: Choice, option: Option) -> int:
         """A drafter that tells its confidence may go further while it is sure, as far as the ledger can pay.

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import States
+from ..errors import IncompatibleModels
 from ..hf.describe import describe
 from ..hf.vision import Vision, deep_keywords
 from ..modules import SpaceAdapter
@@ -17,6 +18,8 @@ from .adapters import Gate, put_on, share_copy
 from .fused import FusedDecoder, is_fused
 from .native import NativeDecoder
 from .self_test import Reference, Sight
+
+_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +73,37 @@ class LoadedModel:
     def hidden_size(self) -> int:
         """E, the width of the hidden states."""
         return int(self.model.config.get_text_config().hidden_size)
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The token embeddings [V, E]."""
+        return self.model.get_input_embeddings().weight  # type: ignore[union-attr, return-value]
+
+    def output_rows(self) -> Tensor:
+        """The output head [V, E], for drafters and for training.
+
+        Raises `IncompatibleModels` where its rows are quantised, or where logits are not just their products with the
+        last state: a head would learn, and draft from, another distribution.
+        """
+        config, head = self.model.config.get_text_config(), self.model.get_output_embeddings()
+        extras = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 0, 1)]
+        if getattr(head, "bias", None) is not None:
+            extras.append("a bias of the output layer")
+        if extras:
+            raise IncompatibleModels(
+                "heads cannot draft for this target yet: its logits are more than output rows times states",
+                got=", ".join(extras),
+                expected="a model without them",
+            )
+        rows = self.embeddings if getattr(config, "tie_word_embeddings", False) else getattr(head, "weight", None)
+        if not isinstance(rows, Tensor) or not rows.is_floating_point():
+            raise IncompatibleModels(
+                "this head drafts with the target's output rows, and they are quantised",
+                got=type(head).__name__,
+                expected="rows in floating point, or a head with an output layer of its own",
+                fix="load the target without quantised weights",
+            )
+        return rows
 
     def forward(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None

@@ -3,23 +3,26 @@
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
+from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache, round_up
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import States, StateStore
 from ..core.outputs import TargetOutput
 from ..core.tree import TokenTree
-from ..core.vision import VisionPrompt
+from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
 from ..hf.prompts import check_length
+from ..hf.vision import Features, Vision, lend
 from ..modules import SpaceAdapter
-from .loaded import LoadedModel
+from .loaded import LoadedModel, share_copy
 from .numerics import agrees_with_dynamic, measure_row_multiple, refuse
-from .prefill import PromptReader
+from .prefill import PromptReader, vision_of
 from .self_test import check_against_reference, check_sight
 from .static_pass import StaticPasses
 
@@ -79,8 +82,33 @@ class ModelRunner:
         """Mask tokens that a pass may hold, `vocab_size` and up; 0 without an adapter."""
         return 0 if self.loaded.gate is None else self.loaded.gate.adapter.num_masks
 
-    def attach_adapter(self, adapter: SpaceAdapter) -> None:
+    @property
+    def num_slots(self) -> int:
+        """Sequences that can be decoded at once."""
+        return self.cache.num_slots
+
+    def watch_states(self, layers: Iterable[int]) -> None:
+        """Keep these hidden states from the next pass on."""
+        self.states.watch(layers)
+
+    def read_states(self, slot: int, begin: int, end: int, layers: Sequence[int]) -> torch.Tensor:
+        """The watched states of cached tokens `begin` to `end`, side by side. [M, len(layers) E]."""
+        return self.states.read(slot, begin, end, layers)
+
+    def image_features(self, images: Sequence[PromptImage]) -> list[Features]:
+        """What the vision half makes of each image."""
+        return self.reader.look(vision_of(self), images)[0]
+
+    def share_vision_tower(self, vision: Vision) -> Vision:
+        """The vision half of a draft with this model's tower in it, which from now on sees each image once for both."""
+        own, shared = lend(vision_of(self), vision)
+        self.loaded = replace(self.loaded, vision=own)
+        return shared
+
+    def attach_adapter(self, adapter: SpaceAdapter) -> SpaceAdapter:
         """Take mask tokens from now on: their rows get the adapter's embeddings and factors, all others stay untouched.
+
+        Returns the copy that is attached.
 
         The model gets a module tree of its own over the same tensors (`runner.loaded`); the static passes keep the old
         one. Putting on the same weights again does nothing. Errors: ConfigError while others are worn, or where the
@@ -89,6 +117,8 @@ class ModelRunner:
         attached = self.loaded.gate
         if attached is None:
             self.loaded = self.loaded.wearing(adapter)
+            attached = self.loaded.gate
+            assert attached is not None
         elif not attached.holds(adapter):
             changed = attached.source is adapter
             raise ConfigError(
@@ -98,10 +128,11 @@ class ModelRunner:
                 fix="make another LLM over the same loaded model"
                 + ("" if changed else ", or share one adapter between the drafters"),
             )
+        return attached.adapter
 
     @contextmanager
     def restored_on_error(self):
-        """Where what is inside raises, the runner wears again what it wore before: nothing, or that adapter."""
+        """Where what is inside raises, no adapter stays attached that was not attached before."""
         before = self.loaded
         try:
             yield
@@ -114,8 +145,14 @@ class ModelRunner:
         """`"invariant"` or `"fast"`."""
         return "invariant" if self.invariant else "fast"
 
-    def sharing_cache(self, loaded: LoadedModel) -> "ModelRunner":
-        """A runner of another model of the same shape on this runner's cache (the quantised self-draft)."""
+    def sharing_cache(self, change: Callable[[PreTrainedModel], None]) -> "ModelRunner":
+        """A runner of a copy of the model on this runner's cache, for the quantised self-draft.
+
+        change: replaces layers of the copy, whose other parts are shared.
+        """
+        model = share_copy(self.loaded.model)
+        change(model)
+        loaded = self.loaded.with_model(model)
         other = ModelRunner.__new__(ModelRunner)
         other.loaded, other.max_length, other.cache, other.lock = loaded, self.max_length, self.cache, self.lock
         other.states = StateStore(self.cache.num_slots)

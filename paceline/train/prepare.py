@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, Target, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, TargetView, Verifier
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
@@ -94,21 +94,16 @@ class _Recorder(Drafter):
     """Proposes nothing; takes the states of every finished answer out of the store before its slot is given back."""
 
     name: ClassVar[str] = "recorder"
+    info = DrafterInfo(reads_states=True)
 
     def __init__(self, layers: Seq[int]):
         self.layers = tuple(layers)
         self.states: dict[int, dict[int, Tensor]] = {}
 
-    def bind(self, target: Target, verifier: Verifier) -> None:
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Watch the layers."""
-        assert isinstance(target, ModelRunner)
-        self._runner = target
-        target.states.watch(self.layers)
-
-    @property
-    def reads_states(self) -> bool:
-        """They are what is recorded."""
-        return True
+        self._target = target
+        target.watch_states(self.layers)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Nothing."""
@@ -118,7 +113,7 @@ class _Recorder(Drafter):
         """Copy the states of finished answers, keyed by the sequence's identity."""
         for seq in seqs:
             if seq.is_finished and self.layers:
-                read = self._runner.states.read
+                read = self._target.read_states
                 states = {n: read(seq.slot, 0, seq.num_cached, [n]) for n in self.layers}
                 self.states[id(seq)] = {n: state.to("cpu", torch.bfloat16) for n, state in states.items()}
 

@@ -15,6 +15,7 @@ from transformers import (
 
 from paceline import LLM, Coupled, DraftModel, Fixed, PromptLookup, SamplingParams, Typical
 from paceline.core.draft import Draft, Law
+from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
 from paceline.errors import (
@@ -150,8 +151,7 @@ class Breaks(Adversary):
     def propose(self, seqs, budgets):
         return self.draft()
 
-    def drafts_during_prefill(self, drafter_index=None):
-        return True
+    info = DrafterInfo(drafts_during_prefill=True)
 
     def nodes(self, seq, budget):
         return chain([])

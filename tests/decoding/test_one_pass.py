@@ -5,6 +5,7 @@ import time
 import pytest
 
 from paceline import Choose, Coupled, DraftModel, Fixed, Plain, PromptLookup, SamplingParams, SelfQuantized
+from paceline.core.interfaces import DrafterInfo
 from paceline.core.outputs import Round
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, first_pass, generate
@@ -24,13 +25,11 @@ SHORT = SamplingParams(max_tokens=4)
 class UnreadTrees(RandomTrees):
     """Random trees that are there before the prompt is read."""
 
-    def drafts_during_prefill(self, drafter_index=None):
-        return True
+    info = DrafterInfo(drafts_during_prefill=True)
 
 
 class UnreadConstant(Constant):
-    def drafts_during_prefill(self, drafter_index=None):
-        return True
+    info = DrafterInfo(drafts_during_prefill=True)
 
 
 @pytest.fixture

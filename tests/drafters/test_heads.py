@@ -50,12 +50,10 @@ class Older(Blockwise):
 
     def bind(self, target, verifier):
         super().bind(target, verifier)
-        read = target.states.read
-        self._runner = type("Shifted", (), {})()
-        self._runner.loaded, self._runner.vocab_size = target.loaded, target.vocab_size
-        self._runner.states = type(
-            "States", (), {"read": staticmethod(lambda s, b, e, n: read(s, max(0, b - 1), max(1, e - 1), n))}
-        )
+        read = target.read_states
+        self._target = type("Shifted", (), {})()
+        self._target.loaded, self._target.vocab_size = target.loaded, target.vocab_size
+        self._target.read_states = lambda s, b, e, n: read(s, max(0, b - 1), max(1, e - 1), n)
 
 
 @pytest.mark.parametrize("dtype", [DOUBLE, torch.float32], ids=str)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline import SamplingParams
 from paceline.core.draft import Draft
-from paceline.core.interfaces import DraftBudget, Drafter, DraftOptions, DraftPolicy
+from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy
 from paceline.core.outputs import Origin, Round
 from paceline.core.request import Sequence
 from tests.policy.growing import Branching, DraftTree, Foreseen
@@ -77,14 +77,10 @@ class SimDrafter(Drafter):
         self.members, self.requests = members, dict[int, int]()
 
     @property
-    def branches(self) -> int:
-        """Those of the member that branches most."""
-        return max(member.tree.width if member.tree else 1 for member in self.members)
-
-    @property
-    def masks(self) -> int:
-        """Those of the member that hangs most."""
-        return max(member.masks for member in self.members)
+    def info(self) -> DrafterInfo:
+        """The most of what any member gives."""
+        branches = max(member.tree.width if member.tree else 1 for member in self.members)
+        return DrafterInfo(branches, max(member.masks for member in self.members))
 
     def draft_options(self, seq: Sequence) -> list[DraftOptions]:
         looks = []

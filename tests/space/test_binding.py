@@ -132,8 +132,8 @@ def test_outlook():
         3,
         0,
     )
-    assert drafter.branches == 2
-    assert not drafter.reads_states
+    assert drafter.info.branches == 2
+    assert not drafter.info.reads_states
     ((name, (token, reading)),) = drafter.seconds().items()
     assert (name, reading) == ("space", 0.0)
     assert token > 0

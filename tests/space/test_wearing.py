@@ -60,12 +60,14 @@ class Everywhere(nn.Module):
 def masks_alone(weights: str | None, text: list[int]) -> torch.Tensor:
     """The text in the cache of the plain target, then a pass of masks over a model with corrections everywhere."""
     plain = ModelRunner(target(weights), 1)
-    model = share_copy(plain.loaded.model)
-    model.set_input_embeddings(nn.Embedding.from_pretrained(on().masks))
-    for index, layer in enumerate(model.base_model.layers):
-        for place, names in (FUSED if weights == "torch" else {name: (name,) for name in LLAMA}).items():
-            layer.set_submodule(place, Everywhere(layer.get_submodule(place), index, names))
-    other = plain.sharing_cache(plain.loaded.with_model(model))
+
+    def change(model):
+        model.set_input_embeddings(nn.Embedding.from_pretrained(on().masks))
+        for index, layer in enumerate(model.base_model.layers):
+            for place, names in (FUSED if weights == "torch" else {name: (name,) for name in LLAMA}).items():
+                layer.set_submodule(place, Everywhere(layer.get_submodule(place), index, names))
+
+    other = plain.sharing_cache(change)
     slot = read(plain, text)[0]
     return other.forward([slot], TokenTree.chain([list(range(K))])).logits[0]
 

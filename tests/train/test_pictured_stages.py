@@ -9,7 +9,7 @@ import pytest
 
 from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.eagle import Eagle, output_rows
+from paceline.drafters.eagle import Eagle
 from paceline.errors import ConfigError
 from paceline.heads import read_record
 from paceline.runner import load_model
@@ -144,7 +144,7 @@ def test_states_are_those_of_a_target_that_looked(base, made):
     method, out, run, _ = made
     if method != "eagle":
         return
-    rows, last, data = output_rows(run.target), run.target.num_layers, Answers.read(out / "answers-0")
+    rows, last, data = run.target.output_rows(), run.target.num_layers, Answers.read(out / "answers-0")
     pictured = [i for i, one in enumerate(data.all) if one.chat is not None]
 
     def foretold(batch: Batch) -> float:

@@ -3,6 +3,7 @@
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.core.interfaces import DrafterInfo
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, wrap_model
 from tests.adversaries import Scripted
@@ -15,8 +16,7 @@ PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 class Unread(Scripted):
     """Right by decree, before the target has read the text."""
 
-    def drafts_during_prefill(self, drafter_index=None):
-        return True
+    info = DrafterInfo(drafts_during_prefill=True)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_vl", "smolvlm", "gemma3", "paligemma"])

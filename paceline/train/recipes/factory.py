@@ -6,7 +6,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...drafters.eagle import output_rows
 from ...modules.eagle import EagleHead
 from ...modules.heads import BlockwiseHead, MedusaHead
 from ...modules.mtp import MtpHead
@@ -71,7 +70,7 @@ def _eagle(method: str, config: RunConfig, target: LoadedModel, answers: Answers
     facts, version = Facts(target), 3 if method == "eagle3" else 1
     head_config = eagle_config(version, shape, target)
     ids = frequent_ids(answers.texts, head_config.draft_vocab_size, target.vocab_size)
-    rows = output_rows(target).detach().float()
+    rows = target.output_rows().detach().float()
     if config.start is not None:
         head = started(method, config.start, EagleHead, target)
         ids = head.draft_ids
@@ -103,7 +102,7 @@ def _parallel(method: str, config: RunConfig, target: LoadedModel, answers: Answ
         wide = blockwise_config(blockwise, target)
         ids = frequent_ids(answers.texts, wide.draft_vocab_size, target.vocab_size)
         head = _seeded(blockwise.seed, lambda: BlockwiseHead(wide, ids))
-    rows = output_rows(target).detach().float()
+    rows = target.output_rows().detach().float()
     if config.start is not None:
         head = started(method, config.start, type(head), target)
         ids = head.draft_ids
@@ -122,7 +121,7 @@ def _mtp(method: str, config: RunConfig, target: LoadedModel, answers: Answers) 
     if config.start is not None:
         head = started(method, config.start, MtpHead, target)
         ids = head.draft_ids
-    rows = output_rows(target).detach().float()
+    rows = target.output_rows().detach().float()
     head.attach(Facts(target).embeddings, rows)
     return MtpRecipe(head, rows[ids.to(rows.device)], _law(how.name), how.steps, how.decay)
 

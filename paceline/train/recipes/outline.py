@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from ...drafters.eagle import output_rows
 from ...errors import ConfigError
 from ...heads import load_head
 from ...heads.kinds import method_of
@@ -176,7 +175,7 @@ def _check_fresh(
     method: str, config: RunConfig, kind: type[nn.Module], make: Callable[[], nn.Module], target: LoadedModel
 ) -> None:
     """The target's output rows can be had, the head to go on from is of this method, or a fresh one has room."""
-    output_rows(target)
+    target.output_rows()
     if config.start is not None:
         started(method, config.start, kind, target)
         return

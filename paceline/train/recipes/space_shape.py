@@ -7,7 +7,6 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from ...drafters.eagle import output_rows
 from ...errors import ConfigError, IncompatibleModels
 from ...modules.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel
@@ -43,7 +42,7 @@ def check_rows(target: LoadedModel, transition_rank: int, vocab_size: int | None
     if not fixes:
         return
     try:
-        output_rows(target)
+        target.output_rows()
     except IncompatibleModels as error:
         fix = " and ".join(fixes)
         raise IncompatibleModels(error.what, got=error.got, expected=error.expected, fix=fix) from error

@@ -1,10 +1,8 @@
-"""The zoo: models Paceline can fetch by name, checked by hash, as plain Hugging Face folders."""
+"""The zoo: models that Paceline can fetch by name, checked by hash, as plain Hugging Face folders; trained heads."""
 
-from .catalog import Installed, installed, resolve
-from .fetch import Progress
-from .manifest import Manifest, verify
+from .cache import Installed, Manifest, installed, models_dir, pull, resolve, verify
+from .download import Progress
 from .packaged import PackagedVlm
-from .pull import models_dir, pull
 from .registry import DEFAULT_MODEL, ZOO, ZooEntry, ZooModel
 
 __all__ = [

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError
 from ..hf.fingerprint import hash_checkpoint
 from ..system.provenance import sha256_of
-from .fetch import Progress, silent
+from .download import Progress, silent
+from .gguf import save_weights
 from .packaged import PackagedVlm, Part
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 
 def merge_vlm(
@@ -28,26 +28,13 @@ def merge_vlm(
 ) -> None:
     """Write the merged model into the existing `folder`. dtype: of its weights, None: the packaged one.
 
-    base: folder of the base model, as transformers has it, its tokenizer included. Sums are float32, rounded once.
+    base: the folder of the base model, as transformers has it, with its tokenizer. Sums are float32, rounded once.
     Raises `ConfigError` for parts that are damaged, or for another base, `OSError` when the disk refuses.
     """
     import torch
 
-    from .gguf_convert import save_weights
-
-    kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype or model.dtype]
-    _check_parts(model)
-    weights = {f"language_model.{name}": value for name, value in language_weights(model, base, progress).items()}
-    weights |= _open(model.folder / model.eyes.file)
-    ready = {name: value.to(kind).contiguous() for name, value in weights.items()}
-    _write_model_files(model, folder, str(kind).removeprefix("torch."))
-    _write_tokenizer(base, folder)
-    save_weights(ready, folder / "model.safetensors")
-
-
-def _check_parts(model: PackagedVlm) -> None:
-    named = [Part(f"model/{name}", sha256) for name, sha256 in model.model.items()]
-    for part in (model.eyes, *model.adapters, *named):
+    dtype = dtype or model.dtype
+    for part in (model.eyes, *model.adapters, *(Part(f"model/{name}", sha256) for name, sha256 in model.model.items())):
         path = model.folder / part.file
         got = sha256_of(path) if path.is_file() else "no such file"
         if got != part.sha256:
@@ -55,13 +42,39 @@ def _check_parts(model: PackagedVlm) -> None:
                 f"{model.name}: {part.file} is not the one that was packaged", got=got, expected=part.sha256,
                 fix="install the models again",
             )  # fmt: skip
+    weights = {f"language_model.{name}": value for name, value in language_weights(model, base, progress).items()}
+    weights |= _open(model.folder / model.eyes.file)
+    for name in model.model:
+        _copy_json(model.folder / "model" / name, folder, config={"dtype": dtype} if name == "config.json" else None)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        _copy_json(base / name, folder)
+    ready = {name: value.to(getattr(torch, dtype)).contiguous() for name, value in weights.items()}
+    save_weights(ready, folder / "model.safetensors")
+
+
+def _copy_json(source: Path, folder: Path, config: dict[str, str] | None = None) -> None:
+    """Copy one text file; `config` is put into a model's config and those of its halves.
+
+    The tokenizer's own chat template is left out: it would hide the one for images.
+    """
+    text = source.read_text(encoding="utf-8")
+    if config is not None or source.name == "tokenizer_config.json":
+        content = json.loads(text)
+        content.pop("chat_template", None)
+        for part in (content, content.get("text_config"), content.get("vision_config")):
+            if part is not None:
+                part.update(config or {})
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    (folder / source.name).write_text(text, encoding="utf-8")
 
 
 def language_weights(model: PackagedVlm, base: Path, progress: Progress = silent) -> "dict[str, Tensor]":
-    """Weights of the language model that is left, by their usual names; float32 where low-rank layers were added."""
+    """Weights of the layers that are kept, by the names of the language model; float32 where low-rank layers were
+    added.
+    """
     adapters = [(adapter, _open(model.folder / adapter.file)) for adapter in model.adapters]
     used: set[tuple[int, str]] = set()
-    place = {layer: i for i, layer in enumerate(model.layers)}
+    new_index = {layer: i for i, layer in enumerate(model.layers)}
     weights: dict[str, Tensor] = {}
     plain = _base_weights(base)
     if (found := _fingerprint(base, plain)) != model.base_fingerprint:
@@ -74,7 +87,7 @@ def language_weights(model: PackagedVlm, base: Path, progress: Progress = silent
         if (found := _LAYER.fullmatch(name)) is None:
             weights[name] = weight
             continue
-        i, rest = place.get(int(found[1])), found[2]
+        i, rest = new_index.get(int(found[1])), found[2]
         if i is None:
             continue
         for which, (adapter, factors) in enumerate(adapters):
@@ -88,8 +101,8 @@ def language_weights(model: PackagedVlm, base: Path, progress: Progress = silent
         weights[f"model.layers.{i}.{rest}"] = weight
         progress("convert", done, len(plain))
     for which, (adapter, factors) in enumerate(adapters):
-        kept = {f"layers.{layer}." for layer in adapter.layers}
-        left = [key for key in factors if (which, key) not in used and re.match(r"layers\.\d+\.", key)[0] in kept]  # type: ignore[index]
+        kept = tuple(f"layers.{layer}." for layer in adapter.layers)
+        left = [key for key in factors if (which, key) not in used and key.startswith(kept)]
         if left:
             raise _unfit(model, f"nothing to add {left[0]} to", "the base that it was trained on")
     missing = [str(i) for i in range(len(model.layers)) if f"model.layers.{i}.input_layernorm.weight" not in weights]
@@ -110,8 +123,8 @@ def _fingerprint(base: Path, weights: "dict[str, Tensor]") -> str:
     try:
         config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        told = str(error).splitlines()[0]
-        raise ConfigError(f"{str(base)!r} is no base model", got=told, expected="a usable config.json") from error
+        got = str(error).splitlines()[0]
+        raise ConfigError(f"{str(base)!r} is no base model", got=got, expected="a usable config.json") from error
     if config.tie_word_embeddings:
         weights = {"lm_head.weight": weights["model.embed_tokens.weight"], **weights}  # files hold one of the two
     return hash_checkpoint(config, weights)
@@ -122,27 +135,6 @@ def _base_weights(base: Path) -> "dict[str, Tensor]":
     if not files:
         raise ConfigError(f"the base model in {str(base)!r} has no weights", expected="*.safetensors")
     return {name: value for file in files for name, value in _open(file).items()}
-
-
-def _write_model_files(model: PackagedVlm, folder: Path, dtype: str) -> None:
-    for name in model.model:
-        text = (model.folder / "model" / name).read_text(encoding="utf-8")
-        if name == "config.json":
-            config = json.loads(text)
-            config["dtype"] = config["text_config"]["dtype"] = config["vision_config"]["dtype"] = dtype
-            text = json.dumps(config, indent=2) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def _write_tokenizer(base: Path, folder: Path) -> None:
-    """The base model's, whose own chat template would hide the one for pictures."""
-    for name in _TOKENIZER:
-        text = (base / name).read_text(encoding="utf-8")
-        if name == "tokenizer_config.json":
-            config = json.loads(text)
-            config.pop("chat_template", None)
-            text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _open(path: Path) -> "dict[str, Tensor]":

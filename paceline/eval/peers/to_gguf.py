@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...errors import ConfigError, PacelineError
-from ...zoo.gguf_metadata import Metadata, open_gguf, unsupported
+from ...zoo.gguf import Metadata, open_gguf, unsupported
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter, ReaderTensor

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import ConfigError, DownloadError
 from paceline.zoo import installed, verify
-from paceline.zoo.manifest import MANIFEST
+from paceline.zoo.cache import MANIFEST
 
 
 def test_damage_is_found_and_mended(world):
@@ -22,7 +22,7 @@ def test_damage_is_found_and_mended(world):
     weights.write_bytes(good[:-1])
     with pytest.raises(DownloadError, match=r"model\.safetensors: .* bytes"):
         verify(folder)
-    (row,) = installed(world.cache, registry={"tiny": world.model})
+    (row,) = installed(world.cache)
     assert not row.pulled
     assert "model.safetensors" in (row.problem or "")
 

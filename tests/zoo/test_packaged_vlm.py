@@ -12,12 +12,11 @@ from safetensors.torch import load_file, save_file
 from paceline.errors import ConfigError
 from paceline.hf.fingerprint import fingerprint
 from paceline.system.provenance import sha256_of
-from paceline.zoo import ZOO, installed, packaged, pull, verify
+from paceline.zoo import ZOO, installed, packaged, pull, registry, verify
 from paceline.zoo.merge import merge_vlm
 from paceline.zoo.packaged import packaged_heads, read_vlm, vlm_folders
-from paceline.zoo.pull import PullSteps
-from paceline.zoo.registry import Zoo, lookup
-from tests.unit.zoo_helpers import HIDDEN, LAYERS, tiny_llama
+from paceline.zoo.registry import Zoo
+from tests.zoo.helpers import HIDDEN, LAYERS, tiny_llama
 
 SCALE = 2.0
 
@@ -57,28 +56,28 @@ def trained_on():
 
 
 @pytest.fixture
-def registry(world, tmp_path, trained_on):
+def models(world, tmp_path, trained_on, monkeypatch):
     write_packaged(tmp_path / "artefacts" / "tiny-vlm", trained_on=trained_on)
     write_packaged(
         tmp_path / "artefacts" / "tiny-vlm-small", (1,), "../tiny-vlm/eyes.safetensors", trained_on=trained_on
     )
-    return {"tiny": world.model} | {path.name: read_vlm(path) for path in (tmp_path / "artefacts").iterdir()}
+    found = {"tiny": world.model} | {path.name: read_vlm(path) for path in (tmp_path / "artefacts").iterdir()}
+    monkeypatch.setattr(registry, "ZOO", found)
+    return found
 
 
 @pytest.fixture
-def pulled(world, registry):
-    return lambda name, **more: pull(
-        name, world.cache, registry=registry, steps=PullSteps(download=world.download), **more
-    )
+def pulled(world, models):
+    return lambda name, **more: pull(name, world.cache, **more)
 
 
-def test_pulling_merges_with_the_base_and_pulls_that_once(world, pulled, registry):
+def test_pulling_merges_with_the_base_and_pulls_that_once(world, pulled, models):
     folder, small = pulled("tiny-vlm"), pulled("tiny-vlm-small")
     assert world.downloads == ["tiny"]
     assert world.left == ["tiny", "tiny-vlm", "tiny-vlm-small"]
-    assert verify(folder, hashes=True).source_sha256 == registry["tiny-vlm"].sha256
+    assert verify(folder, hashes=True).source_sha256 == models["tiny-vlm"].sha256
     base, merged = load_file(world.cache / "models/tiny/model.safetensors"), load_file(folder / "model.safetensors")
-    lora = load_file(registry["tiny-vlm"].folder / "lora.safetensors")
+    lora = load_file(models["tiny-vlm"].folder / "lora.safetensors")
     for i in range(LAYERS):
         name = f"model.layers.{i}.self_attn.o_proj.weight"
         a, b = (lora[f"layers.{i}.self_attn.o_proj.lora_{x}"].float() for x in "AB")
@@ -96,7 +95,7 @@ def test_pulling_merges_with_the_base_and_pulls_that_once(world, pulled, registr
     norm = "model.layers.{}.input_layernorm.weight"
     assert torch.equal(one[f"language_model.{norm.format(0)}"], base[norm.format(1)].float())
     assert torch.equal(one["vision_tower.one"], torch.ones(1))
-    rows = {row.name: row for row in installed(world.cache, registry=registry)}
+    rows = {row.name: row for row in installed(world.cache)}
     assert all(row.pulled for row in rows.values())
 
 
@@ -107,8 +106,8 @@ def test_the_base_is_the_only_thing_downloaded_again_never(world, pulled):
 
 
 @pytest.mark.parametrize("file", ["lora.safetensors", "eyes.safetensors", "model/config.json"])
-def test_another_part_is_refused_and_leaves_nothing(world, pulled, registry, file):
-    path = registry["tiny-vlm"].folder / file
+def test_another_part_is_refused_and_leaves_nothing(world, pulled, models, file):
+    path = models["tiny-vlm"].folder / file
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
@@ -117,35 +116,35 @@ def test_another_part_is_refused_and_leaves_nothing(world, pulled, registry, fil
     assert world.left == ["tiny"]
 
 
-def test_a_base_of_another_shape_is_refused(world, pulled, registry):
-    folder = registry["tiny-vlm"].folder
+def test_a_base_of_another_shape_is_refused(world, pulled, models):
+    folder = models["tiny-vlm"].folder
     wrong = {name: value[:, :-1].contiguous() if name.endswith("A") else value
              for name, value in load_file(folder / "lora.safetensors").items()}  # fmt: skip
     save_file(wrong, folder / "lora.safetensors")
     about = json.loads((folder / "vlm.json").read_text())
     about["adapters"][0]["sha256"] = sha256_of(folder / "lora.safetensors")
     (folder / "vlm.json").write_text(json.dumps(about))
-    registry["tiny-vlm"] = read_vlm(folder)
+    models["tiny-vlm"] = read_vlm(folder)
     with pytest.raises(ConfigError, match="does not fit its base"):
         pulled("tiny-vlm")
-    registry["tiny-vlm"] = replace(read_vlm(folder), layers=(0, 7))
+    models["tiny-vlm"] = replace(read_vlm(folder), layers=(0, 7))
     with pytest.raises(ConfigError, match="does not fit its base"):
         pulled("tiny-vlm")
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
-def test_another_base_of_the_same_shape_is_refused(world, pulled, registry, name, tmp_path):
+def test_another_base_of_the_same_shape_is_refused(world, pulled, models, name, tmp_path):
     """A fine-tune, say, whose files fit: the sum would be a model that nobody trained."""
     pulled("tiny-vlm")
     base, out = world.cache / "models" / "tiny", tmp_path / "merged"
     other = shutil.copytree(base, tmp_path / "fine-tune")
     out.mkdir()
-    merge_vlm(registry["tiny-vlm"], other, out)
+    merge_vlm(models["tiny-vlm"], other, out)
     assert (out / "model.safetensors").exists()
     weights = load_file(base / "model.safetensors")
     weights[name] = weights[name] * 1.01
     save_file(weights, other / "model.safetensors")
-    for model in (registry["tiny-vlm"], registry["tiny-vlm-small"]):
+    for model in (models["tiny-vlm"], models["tiny-vlm-small"]):
         with pytest.raises(ConfigError, match="trained on another base model"):
             merge_vlm(model, other, out)
 
@@ -155,15 +154,15 @@ def test_packaged_models_know_the_base_that_heads_were_trained_for():
     assert {one.base_fingerprint for one in models} == {h.fingerprint for h in heads if h.target_name == "smollm2-135m"}
 
 
-def test_newly_packaged_weights_are_merged_anew(world, pulled, registry, trained_on):
+def test_newly_packaged_weights_are_merged_anew(world, pulled, models, trained_on):
     folder = pulled("tiny-vlm")
     before = (folder / "model.safetensors").read_bytes()
-    shutil.rmtree(registry["tiny-vlm"].folder)
-    packaged = write_packaged(registry["tiny-vlm"].folder, trained_on=trained_on)
+    shutil.rmtree(models["tiny-vlm"].folder)
+    packaged = write_packaged(models["tiny-vlm"].folder, trained_on=trained_on)
     about = json.loads((packaged / "vlm.json").read_text()) | {"description": "another"}
     about["adapters"][0]["scale"] = 1.0
     (packaged / "vlm.json").write_text(json.dumps(about))
-    registry["tiny-vlm"] = read_vlm(packaged)
+    models["tiny-vlm"] = read_vlm(packaged)
     assert (pulled("tiny-vlm") / "model.safetensors").read_bytes() != before
 
 
@@ -210,7 +209,7 @@ def test_a_damaged_one_harms_no_other(tmp_path, world, monkeypatch):
     assert list(zoo) == ["tiny", "broken", "whole"]
     assert (zoo["tiny"], zoo["whole"].name, "broken" in zoo, "none" in zoo) == (world.model, "whole", True, False)
     assert (list(zoo), len(zoo)) == (["tiny", "broken", "whole"], 3)
-    for ask in (lambda: lookup("broken", zoo), lambda: list(zoo.values())):
+    for ask in (lambda: zoo["broken"], lambda: list(zoo.values())):
         with pytest.raises(ConfigError, match="'broken' is damaged"):
             ask()
     with pytest.raises(KeyError):

@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.kernels.library import library
 from paceline.quant import Int8Linear, PackedLinear, dequantize_int8, quantize_int8
-from tests.unit.test_quant import linear
+from tests.quant.test_int4 import linear
 
 needs_native = pytest.mark.skipif(library() is None, reason="no native kernels here")
 

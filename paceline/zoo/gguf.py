@@ -1,0 +1,242 @@
+"""Turn a GGUF file of the llama architecture into a bf16 Hugging Face folder that transformers loads unaided.
+
+The `gguf_file=` of transformers gives the same weights but another tokenizer: it does not split off digits first, so
+that spaces before a number become other tokens than those the model was trained with.
+"""
+
+import errno
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, DownloadError
+from .download import Progress, silent
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from torch import Tensor
+
+_OUTSIDE_LAYERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF that are matched whole, before BPE
+_ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id"}
+
+
+def open_gguf(path: Path) -> "GGUFReader":
+    """Map the file into memory and parse its header. Raises DownloadError when it is cut short or no GGUF file."""
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(path)
+    # What the reader's array slicing runs into at the end of a file that is too short.
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise DownloadError(
+            f"the GGUF file {path.name} cannot be read: it is cut short or damaged",
+            got=f"{path.stat().st_size:,} bytes ({error})",
+            expected="a whole GGUF file",
+            fix="delete it and download it again",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The key-value pairs of a GGUF file."""
+
+    reader: "GGUFReader"
+
+    def get(self, key: str) -> Any:
+        """The value, or None when the file has none."""
+        field = self.reader.fields.get(key)
+        return None if field is None else field.contents()
+
+    def require(self, key: str) -> Any:
+        """The value. Raises ConfigError when the file has none."""
+        value = self.get(key)
+        if value is None:
+            raise ConfigError("the GGUF file lacks a value", got=f"no {key}", fix="use a complete GGUF file")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The value as one number. Raises ConfigError for a list, for example a head count for each layer."""
+        value = self.require(key) if default is None else self.get(key)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise unsupported(key, repr(value), "one number")
+        return value
+
+
+def unsupported(what: str, got: object, expected: str) -> ConfigError:
+    """The error for a GGUF file that is sound, but not one we can convert."""
+    return ConfigError(
+        f"this GGUF file cannot be converted: {what}",
+        got=got,
+        expected=expected,
+        fix="use the model's original Hugging Face folder",
+    )
+
+
+def convert_gguf(gguf: Path, folder: Path, progress: Progress = silent) -> None:
+    """Write config, generation config, bf16 weights and tokenizer of `gguf` into the existing `folder`.
+
+    Raises DownloadError for a file that is cut short, ConfigError for another architecture or tokenizer, OSError when
+    the disk refuses.
+    """
+    reader = open_gguf(gguf)
+    metadata = Metadata(reader)
+    architecture = metadata.require("general.architecture")
+    if architecture != "llama":
+        raise unsupported("its architecture is not known here", repr(architecture), "'llama'")
+    config = _config(metadata, reader)
+    _write_tokenizer(metadata, folder, max_length=config["max_position_embeddings"])
+    weights = _weights(reader, config, progress)
+    config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]  # some files pad it beyond their tokens
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", _special_ids(metadata))
+    save_weights(weights, folder / "model.safetensors")
+
+
+def _config(metadata: Metadata, reader: "GGUFReader") -> dict[str, Any]:
+    import numpy as np
+
+    if metadata.get("llama.rope.scaling.type") not in (None, "none"):
+        raise unsupported("it scales its rotary positions", metadata.get("llama.rope.scaling.type"), "no scaling")
+    hidden = int(metadata.number("llama.embedding_length"))
+    heads = int(metadata.number("llama.attention.head_count"))
+    epsilon = metadata.number("llama.attention.layer_norm_rms_epsilon")
+    theta = metadata.number("llama.rope.freq_base", 10_000.0)
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": int(metadata.number("llama.feed_forward_length")),
+        "num_hidden_layers": int(metadata.number("llama.block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(metadata.number("llama.attention.head_count_kv", heads)),
+        "head_dim": int(metadata.number("llama.attention.key_length", hidden // heads)),
+        "max_position_embeddings": int(metadata.number("llama.context_length")),
+        # Kept in 32 bits, 1e-5 reads back as 9.9999997e-06: the shortest decimal is the one that was meant.
+        "rms_norm_eps": float(str(np.float32(epsilon))),
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+        "rope_theta": theta,  # where readers older than rope_parameters look; without it they assume 10000
+        "hidden_act": "silu",
+        "tie_word_embeddings": not any(tensor.name == "output.weight" for tensor in reader.tensors),
+        "dtype": "bfloat16",
+    } | _special_ids(metadata)
+
+
+def _special_ids(metadata: Metadata) -> dict[str, int]:
+    """The special tokens' ids as a model config names them; a token that the file does not name is left out."""
+    found = {role: metadata.get(f"tokenizer.ggml.{_ROLES[role]}") for role in ("bos", "eos", "pad")}
+    return {f"{role}_token_id": int(index) for role, index in found.items() if index is not None}
+
+
+def _weights(reader: "GGUFReader", config: dict[str, Any], progress: Progress) -> dict[str, "Tensor"]:
+    """Dequantise every tensor to bf16 under its Hugging Face name. Raises ConfigError for one too many or too few."""
+    import numpy as np
+    import torch
+    from gguf.quants import dequantize
+
+    names = {f"{old}.weight": f"{new}.weight" for old, new in _OUTSIDE_LAYERS.items()}
+    if config["tie_word_embeddings"]:
+        del names["output.weight"]
+    for i in range(config["num_hidden_layers"]):
+        names |= {f"blk.{i}.{old}.weight": f"model.layers.{i}.{new}.weight" for old, new in _IN_LAYER.items()}
+    if odd := names.keys() ^ {tensor.name for tensor in reader.tensors}:
+        raise unsupported("its tensors are not those of a llama", ", ".join(sorted(odd)[:4]), f"{len(names)} tensors")
+    weights: dict[str, Tensor] = {}
+    for done, tensor in enumerate(reader.tensors, start=1):
+        name = names[tensor.name]
+        try:
+            # astype copies: what needed no dequantising is a view of the file.
+            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        except NotImplementedError as error:
+            raise unsupported(
+                f"the number format of {tensor.name}", tensor.tensor_type.name, "another format"
+            ) from error
+        weight = torch.from_numpy(values.reshape(tensor.shape[::-1].tolist()))  # GGUF lists the fastest axis first
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            # GGUF interleaves rotary pairs. Of one head with head_dim 6, the rows hold dimensions
+            #     GGUF  0 3 1 4 2 5   ->   Hugging Face  0 1 2 3 4 5
+            pairs = weight.unflatten(0, (-1, config["head_dim"] // 2, 2))
+            weight = pairs.transpose(1, 2).reshape(weight.shape)
+        weights[name] = weight.to(torch.bfloat16).contiguous()
+        progress("convert", done, len(reader.tensors))
+    return weights
+
+
+def save_weights(weights: dict[str, "Tensor"], path: Path) -> None:
+    """Write a safetensors file beside a config.json. Raises `OSError` when the disk refuses."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(weights, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # It hides the system's error number in its text, and the caller must know a full disk from a bug.
+        if f"os error {errno.ENOSPC}" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise
+    # safetensors makes its file private, which a cache shared by a group cannot use: give it the mode of its siblings.
+    path.chmod((path.parent / "config.json").stat().st_mode)
+
+
+def _write_tokenizer(metadata: Metadata, folder: Path, max_length: int) -> None:
+    """Write tokenizer.json, its config and the chat template into `folder`; `max_length` is in tokens.
+
+    It is a byte-level BPE tokenizer, made of the file's vocabulary and merges. Raises ConfigError for a tokenizer whose
+    way of splitting text into words is not known here.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    splitter = (metadata.require("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
+    if splitter != ("gpt2", "smollm"):
+        raise unsupported("its tokenizer is not known here", splitter, "('gpt2', 'smollm')")
+    if metadata.get("tokenizer.ggml.add_bos_token"):
+        raise unsupported("its tokenizer starts every text with a special token", "add_bos_token", "none")
+    tokens = metadata.require("tokenizer.ggml.tokens")
+    types = metadata.require("tokenizer.ggml.token_type")
+    merges = [tuple(merge.split(" ")) for merge in metadata.require("tokenizer.ggml.merges")]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    if len(vocab) != len(tokens):
+        raise unsupported("its vocabulary repeats a token", f"{len(tokens) - len(vocab)} repeats", "none")
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    # Digits first: the merges were learnt with every digit apart, which shows where spaces meet a number.
+    split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)
+    tokenizer.decoder = decoders.ByteLevel()
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (_CONTROL, _USER_DEFINED):
+            tokenizer.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+    config = {
+        # The class that takes tokenizer.json as it is; GPT2's would replace our word split by its own.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+    }
+    for role, key in _ROLES.items():
+        index = metadata.get(f"tokenizer.ggml.{key}")
+        if index is not None:
+            config[f"{role}_token"] = tokens[index]
+    _write_json(folder / "tokenizer_config.json", config)
+    if template := metadata.get("tokenizer.chat_template"):
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

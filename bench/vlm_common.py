@@ -23,8 +23,8 @@ from paceline import LLM, SamplingParams
 from paceline.core.interfaces import Drafter, DraftPolicy
 from paceline.drafters import Choose, DraftModel, SelfQuantized
 from paceline.errors import CacheFull, ConfigError
-from paceline.eval.about import trained_hash
 from paceline.eval.suites import Question, choose, read_suite
+from paceline.eval.summary import trained_hash
 from paceline.llm import Prompt
 from paceline.runner import LoadedModel, ModelRunner, load_model
 from paceline.spec_config import parse

@@ -48,8 +48,8 @@ from examples.tiny_vlm.questions import KINDS
 from paceline import CostModel, Fixed, PacelineError, SamplingParams
 from paceline.core.interfaces import DraftPolicy
 from paceline.drafters import Plain
-from paceline.eval.metrics import Cost, speedup
 from paceline.eval.suites import Question, hash_questions
+from paceline.eval.summary import Cost, speedup
 
 PARTS = ("vision", "prefill", "draft", "verify", "rest")
 _WARM = 2000

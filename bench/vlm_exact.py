@@ -42,9 +42,8 @@ from examples.tiny_vlm.questions import KINDS
 from paceline import Fixed, PacelineError, SamplingParams
 from paceline.drafters import Plain
 from paceline.errors import CacheFull, ConfigError
-from paceline.eval.check import compare
+from paceline.eval.check import Verdict, compare
 from paceline.eval.suites import Question, hash_questions
-from paceline.eval.verdict import Verdict
 
 NO_PHOTOGRAPHS = "MMSpec's photographs are left out: no --mmspec FOLDER with its test.jsonl and images"
 REFERENCE = "plain transformers"

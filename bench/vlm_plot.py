@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
-from paceline.eval.canvas import STYLE, colour, load_matplotlib
+from paceline.eval.plots import STYLE, colour, load_matplotlib
 from paceline.system.provenance import provenance
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
-from paceline.eval.verdict import Verdict, first_difference
+from paceline.eval.check import Verdict, first_difference
 from paceline.hf.chats import split_chat
 from paceline.zoo import resolve
 

@@ -42,8 +42,8 @@ from vlm_prices import Prices, Watched, prices_of
 from examples.tiny_vlm.questions import KINDS
 from paceline import LLM, CostModel, Fixed, PacelineError, SamplingParams
 from paceline.drafters import Plain
-from paceline.eval.metrics import Cost, speedup
 from paceline.eval.suites import hash_questions
+from paceline.eval.summary import Cost, speedup
 from paceline.policy import Dynamic
 
 WINDOWS = (1, 2, 4, 8, 16)

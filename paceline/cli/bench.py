@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, PacelineError
-from .bench_parts import PeerWishes, open_engines, open_peers
+from .bench_parts import open_engines
 from .bench_report import show
 from .engine import (
     AllowLossyOption,
@@ -30,7 +30,7 @@ from .engine import (
 from .process import uninterrupted
 from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
 
-_WHAT, _HOW, _PEERS = "Prompts", "Measuring", "Peers"
+_WHAT, _HOW = "Prompts", "Measuring"
 
 
 def bench(
@@ -96,36 +96,7 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--peer",
-            metavar="NAME=PYTHON_OR_URL",
-            help="Another system on the same prompts: transformers, llama.cpp, vllm or openvino; repeatable.",
-            rich_help_panel=_PEERS,
-            show_default=False,
-        ),
-    ] = None,
-    peer_model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--peer-model",
-            metavar="NAME=PATH",
-            help="The same weights in a peer's own format.",
-            rich_help_panel=_PEERS,
-            show_default=False,
-        ),
-    ] = None,
-    peer_draft_model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--peer-draft-model",
-            metavar="NAME=PATH",
-            help="The draft model in a peer's own format.",
-            rich_help_panel=_PEERS,
-            show_default=False,
-        ),
-    ] = None,
+    peer: Annotated[list[str] | None, typer.Option("--peer", hidden=True)] = None,
     numerics: NumericsOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -153,19 +124,21 @@ def bench(
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise typer.BadParameter("the same --drafter is given twice")
-    wishes = PeerWishes.parse(peer, peer_model, peer_draft_model, num_speculative_tokens)
-    if peer and batch > 1:
-        raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
+    if peer:
+        raise typer.BadParameter(
+            "other systems are compared from a checkout of Paceline's repository: "
+            f"python -m bench.peers {model} --peer {peer[0]} ..."
+        )
     with screen.spinner("starting"):
         from ..core.request import SamplingParams
-        from ..eval.about import about_run
-        from ..eval.floor import floor_of
-        from ..eval.folder import claim
-        from ..eval.run import BenchRun, fitting, run_bench
-        from ..eval.sides import PLAIN, BenchOptions, EngineSide
+        from ..eval.results import claim
+        from ..eval.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide, fitting, no_peers
         from ..eval.suites import choose, read_suite
-        from ..eval.summary import summarise
+        from ..eval.summary import about_run, summarise
 
+    open_peers = OPEN_PEERS.get()
+    if open_peers is not no_peers and batch > 1:
+        raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
     how = BenchOptions(max_tokens, temperature, seed, batch, repeat)
     SamplingParams(temperature=temperature, max_tokens=max_tokens)  # refuse before minutes of loading
     questions = read_suite(suite, data)
@@ -198,13 +171,14 @@ def bench(
             )
         missing, about, ended = dict[str, str](), dict[str, dict[str, str]](), None
         tokenizer = llms[0].loaded.tokenizer
-        run = BenchRun(floor_of(llms[0].loaded), lambda answers: results.add(answers, {PLAIN, *names}, tokenizer))
+        run = BenchRun(plain, sides, how, lambda answers: results.add(answers, {PLAIN, *names}, tokenizer))
         try:
             with (
-                open_peers(wishes, configs, llms[0], model, screen, missing) as (peer_sides, about),
+                open_peers(configs, llms[0], model, screen, missing) as (peers, about),
                 screen.stages() as progress,
             ):
-                run_bench(run, plain, sides, peer_sides, chosen, how, progress)
+                run.others = [*sides, *peers]
+                run.measure(chosen, progress)
         except (Exception, KeyboardInterrupt) as error:
             if not run.answers:
                 raise
@@ -213,7 +187,7 @@ def bench(
             summary = {
                 "model": model,
                 "suite": suite,
-                **summarise(run, names, how, missing),
+                **summarise(run, names, missing),
                 **about_run(llms, configs, chosen, len(questions), left_out, about),
             }
             try:

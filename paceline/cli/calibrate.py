@@ -111,7 +111,7 @@ def calibrate(
         from ..cascade.measure import check_sample, hash_contents
         from ..cascade.report import draw
         from ..core.request import SamplingParams
-        from ..eval.canvas import drawn_by, load_matplotlib
+        from ..eval.plots import drawn_by, load_matplotlib
         from ..eval.prompt_files import read_prompts
         from ..system.files import check_out, claimed
 

@@ -36,8 +36,8 @@ def show_cascade(options: CascadeOptions, out: Path, screen: Screen) -> Path:
     with screen.spinner("starting"):
         from ..cascade import Cascade, load_calibration
         from ..cascade.report import find_examples, page
+        from ..eval.page import is_page
         from ..eval.prompt_files import read_prompts
-        from ..eval.visualise import is_page
         from ..system.files import check_out, write_text
 
     check_out(out, is_page)

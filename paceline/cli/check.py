@@ -132,7 +132,7 @@ def check(
 
 
 def _print(options: EngineOptions, report: "CheckReport", screen: Screen) -> None:
-    from ..eval.verdict import TYPICAL
+    from ..eval.reference import TYPICAL
 
     out = screen.out
     for one in report.comparisons:

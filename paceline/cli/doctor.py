@@ -61,8 +61,7 @@ def doctor(
     screen = screen_of(ctx)
     chosen = model if model is not None else _default_model()
     with screen.spinner("looking at the machine"):
-        from ..eval.doctor import examine_machine
-        from ..eval.findings import findings
+        from ..eval.doctor import doctor_report, examine_machine
         from ..system.threads import use_threads
 
         use_threads(threads)
@@ -83,7 +82,7 @@ def doctor(
             weights=weights,
         )
         report = _examine(options, machine, batch, not drafter_free, screen)
-    told = findings(machine, report)
+    told = doctor_report(machine, report)
     if screen.json:
         screen.put_json(as_json(machine, report, told))
     else:

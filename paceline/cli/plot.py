@@ -44,8 +44,8 @@ def plot(
     Example:  paceline plot results/lookup results/self-int4 --out plots
     """
     screen = screen_of(ctx)
-    from ..eval.opened import open_results
     from ..eval.plots import draw
+    from ..eval.results import open_results
 
     opened = [open_results(path) for path in results]
     folder = out or next((one.path for one in opened if one.path.is_dir()), Path()) / "plots"

@@ -16,7 +16,7 @@ from .engine import DeviceOption, ThreadsOption
 from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
 
 if TYPE_CHECKING:
-    from ..eval.opened import Opened, OpenedAnswer
+    from ..eval.results import SavedAnswer, SavedResults
 
 # The same as `cli.tokens` has, by name: that module waits for torch, which showing results need not.
 _STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
@@ -120,7 +120,7 @@ def show(
         raise typer.BadParameter("--prompts, --small and --large are of --cascade")
     if result is None:
         raise typer.BadParameter("there is nothing to show: give RESULT, or --cascade FILE")
-    from ..eval.opened import open_results
+    from ..eval.results import open_results
 
     opened = open_results(result)
     if as_html:
@@ -129,8 +129,10 @@ def show(
         _print_answer(opened, tokenizer, answer or 1, screen)
 
 
-def _write_page(opened: "Opened", tokenizer: str | None, out: Path | None, open_page: bool, screen: Screen) -> None:
-    from ..eval.visualise import chosen, is_page, page, tokenizer_for
+def _write_page(
+    opened: "SavedResults", tokenizer: str | None, out: Path | None, open_page: bool, screen: Screen
+) -> None:
+    from ..eval.page import chosen, is_page, page, tokenizer_for
     from ..system.files import check_out, write_text
 
     answers = chosen(opened.answers())
@@ -160,8 +162,8 @@ def _has_screen() -> bool:
     return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _print_answer(opened: "Opened", tokenizer: str | None, number: int, screen: Screen) -> None:
-    from ..eval.visualise import chosen, tokenizer_for, with_texts
+def _print_answer(opened: "SavedResults", tokenizer: str | None, number: int, screen: Screen) -> None:
+    from ..eval.page import chosen, tokenizer_for, with_texts
 
     answers = chosen(opened.answers())
     if not answers:
@@ -184,7 +186,7 @@ def _print_answer(opened: "Opened", tokenizer: str | None, number: int, screen: 
     screen.say(f"[dim]{rounds}{pace}{drafts}; --html shows the rounds[/dim]")
 
 
-def _painted(one: "OpenedAnswer") -> Text:
+def _painted(one: "SavedAnswer") -> Text:
     text = Text()
     for piece, origin in zip(one.pieces, one.origins, strict=True):
         text.append(piece, _STYLES.get(origin, "default"))
@@ -192,7 +194,7 @@ def _painted(one: "OpenedAnswer") -> Text:
 
 
 def _legend(origins: Sequence[str]) -> Text:
-    from ..eval.page_parts import MEANINGS
+    from ..eval.page import MEANINGS
 
     text = Text()
     for origin, style in _STYLES.items():
@@ -201,7 +203,7 @@ def _legend(origins: Sequence[str]) -> Text:
     return text
 
 
-def _as_json(one: "OpenedAnswer", number: int, count: int) -> dict[str, object]:
+def _as_json(one: "SavedAnswer", number: int, count: int) -> dict[str, object]:
     return {
         "answer": number,
         "answers": count,

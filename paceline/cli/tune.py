@@ -98,7 +98,7 @@ def tune(
     screen = screen_of(ctx)
     with screen.spinner("starting"):
         from ..core.request import SamplingParams
-        from ..eval.sides import BenchOptions
+        from ..eval.run import BenchOptions
         from ..eval.suites import choose
         from ..eval.tune import candidates_of, measure, read_questions
         from ..spec_config import SpecConfig

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..engine_flags import EngineFlags
-    from ..eval.sides import BenchOptions
+    from ..eval.run import BenchOptions
     from ..eval.tune import Candidate
     from ..llm import LLM
     from ..spec_config import SpecConfig
@@ -41,8 +41,7 @@ def result_of(
     """The choice, its words and flags, and the profile of the drafter chosen, or of the fastest where none pays."""
     import torch
 
-    from ..eval.tune import best_of
-    from ..eval.tune_words import words
+    from ..eval.tune import best_of, tune_report
     from ..policy import CostModel, Profile
     from ..spec_config import SpecConfig
     from ..system.provenance import provenance
@@ -58,7 +57,7 @@ def result_of(
         SpecConfig() if best is None else best.config,
         profile,
         provenance(),
-        words(candidates, best, loaded.name, asked.remarks),
+        tune_report(candidates, best, loaded.name, asked.remarks),
         {
             "candidates": [one.as_dict() for one in candidates],
             "prompts": asdict(asked),

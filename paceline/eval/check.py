@@ -1,25 +1,125 @@
-"""Does speculation change the answers? Decode each prompt with and without it and explain every difference."""
+"""Does speculation change the answers? Decode each prompt with and without it and explain every difference.
 
+Two answers that should be one are identical, apart by a rounding tie, or a bug: `judge` is the one verdict of `check`,
+`bench` and the scripts.
+"""
+
+import math
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
+from enum import Enum
+from itertools import zip_longest
+from typing import NamedTuple
 
-from ..core.request import SamplingParams
+from ..core.request import SamplingParams, Sequence
 from ..errors import ConfigError
-from ..hf.prompts import Prompt
+from ..hf.prompts import Prompt, read_prompt
 from ..llm import LLM
 from ..outputs import Completion
-from .judge import judge
 from .law_test import LawTest, law_test
-from .reference import NUM_TOP, Decoded
-from .verdict import Measured, Verdict
+from .reference import NUM_TOP, TIE, Decoded, Measured, measure
 
 Progress = Callable[[str, int, int], None]
 """progress(what, done, total)."""
 
 NUM_REFERENCES = 4
 """Answers that are held against the independent reference whether they differ or not."""
+
+
+class Verdict(Enum):
+    """What a comparison came to."""
+
+    IDENTICAL = "identical"
+    NEAR_TIE = "near_tie"  # rounding decided between two tokens that are as good as equal
+    BUG = "bug"
+
+
+class Divergence(NamedTuple):
+    """Where two answers part: index in the answer, and the token on each side (None: that side had ended)."""
+
+    position: int
+    plain_token: int | None
+    speculative_token: int | None
+
+
+def first_difference(plain: Seq[int], speculative: Seq[int]) -> Divergence | None:
+    """The first place where two answers differ, None where they are equal; one may be the other's beginning."""
+    pairs = enumerate(zip_longest(plain, speculative))
+    return next((Divergence(place, one, other) for place, (one, other) in pairs if one != other), None)
+
+
+def classify(
+    divergence: Divergence | None, measured: Measured | None, invariant: bool, same_scores: bool = True
+) -> tuple[Verdict, str]:
+    """The verdict and its reason in words.
+
+    With invariant numerics no bit may differ, so there are no ties. same_scores: whether both sides took their tokens
+    from the same log-probabilities, bit for bit, before they part. With fast numerics a near-tie needs a gap that
+    rounding can close. With both, scores that are further from the reference than rounding can move them are a bug,
+    also where the tokens are the same.
+    """
+    if invariant and divergence is not None:
+        return Verdict.BUG, "with invariant numerics every difference is one"
+    if invariant and not same_scores:
+        return Verdict.BUG, "the same tokens from other scores, and with invariant numerics no bit may differ"
+    for side in ("plain", "speculative"):
+        if measured is not None and not getattr(measured, side).is_rounding:
+            return Verdict.BUG, f"the {side} scores are further from the reference than rounding can move them"
+    if divergence is None:
+        return Verdict.IDENTICAL, "the same tokens"
+    if divergence.plain_token is None or divergence.speculative_token is None or measured is None:
+        return Verdict.BUG, "one answer ended where the other went on"
+    if measured.gap is None or not (math.isfinite(measured.gap) and math.isfinite(measured.noise)):
+        return Verdict.BUG, "a token was emitted that the target forbids"
+    if abs(measured.gap) > TIE * measured.noise:
+        return Verdict.BUG, "the tokens are further apart than rounding can move them"
+    return Verdict.NEAR_TIE, "the tokens are closer than rounding moves them"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, why, and what it rests on."""
+
+    verdict: Verdict
+    reason: str
+    divergence: Divergence | None
+    measured: Measured | None
+
+
+def judge(
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams,
+    seed: int,
+    plain: Decoded,
+    speculative: Decoded,
+    with_reference: bool = False,
+) -> Judgement:
+    """Compare two answers of `llm` to a prompt; seed: that of the answers.
+
+    A difference is held against the reference; with_reference: so are answers without one.
+    """
+    divergence = first_difference(plain.token_ids, speculative.token_ids)
+    if divergence is None:
+        count = len(plain.token_ids)
+    else:  # what both sides took from the same past
+        ended = None in (divergence.plain_token, divergence.speculative_token)
+        count = divergence.position + (not ended)
+    measured = None
+    if count and (divergence is not None or with_reference):
+        ids, vision = read_prompt(llm.loaded, prompt, llm.runner.max_length)
+        seq = Sequence(ids, params, seed, llm.loaded.eos_ids, llm.runner.max_length, vision=vision)
+        measured = measure(llm.runner.loaded, seq, plain, speculative, count)
+    same = True
+    if plain.logprobs is not None and speculative.logprobs is not None:
+        same = list(plain.logprobs[:count]) == list(speculative.logprobs[:count])
+    verdict, reason = classify(divergence, measured, llm.numerics == "invariant", same)
+    if verdict is not Verdict.BUG and divergence is None and plain.finish_reason != speculative.finish_reason:
+        verdict = Verdict.BUG
+        reason = f"plain decoding ended by {plain.finish_reason}, speculation by {speculative.finish_reason}"
+    return Judgement(verdict, reason, divergence, measured)
 
 
 @dataclass(frozen=True)
@@ -103,7 +203,7 @@ def check(
 
     Plain decoding uses the same kernels and cache, and may pad its passes to several rows: a fault could change both
     sides alike. So the first `num_references` answers, and all that differ, are held against the independent
-    reference as well, see `checks.reference`. With invariant numerics both sides' log-probabilities are compared bit
+    reference as well, see `reference`. With invariant numerics both sides' log-probabilities are compared bit
     for bit in every answer.
 
     Raises `ConfigError` where there is nothing to compare.
@@ -151,10 +251,8 @@ def compare(
         found.reason,
         len(other.token_ids),
         other.mean_acceptance_length,
-        None if parted is None else parted.position,
-        None if parted is None else _text(llm, parted.plain_token),
-        None if parted is None else _text(llm, parted.speculative_token),
-        found.measured,
+        *((None,) * 3 if parted is None else (parted.position, *(_text(llm, token) for token in parted[1:]))),
+        measured=found.measured,
     )
 
 

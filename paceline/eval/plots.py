@@ -1,34 +1,47 @@
-"""Pictures of benchmark results; each takes opened results and returns a figure, or says why it cannot.
+"""Plots of benchmark results: each takes results and returns a figure, or says why it cannot.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers; the backend is Agg, so no screen is needed.
+Colours are Okabe and Ito's, told apart by colour-blind readers; the backend is Agg, so no screen is needed. At the foot
+of a figure stands what was measured where and when.
 """
 
+import functools
+import io
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
 from ..errors import ConfigError
-from ..system.files import check_out
-from .canvas import (
-    MARKERS,
-    STYLE,
-    add_legend,
-    colour,
-    drawn_by,
-    load_matplotlib,
-    new_figure,
-    new_figures,
-    save_figure,
-    styled,
-)
-from .opened import Opened, OpenedRun, short_name
+from ..system.files import check_out, write_bytes
+from .results import SavedResults, SavedRun, short_name
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+MARKERS = "osD^vPX*"
+GREY = "#555555"
+_ROW_OF_LETTERS = 120  # of a legend, in a figure eight inches wide
+_FOOT, _LEGEND_ROW = 0.14, 0.2  # inches a line
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "svg.hashsalt": "paceline",
+}
 _CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # behind figures that a line would cross
 _COMMAND = "paceline plot"
 PictureFormat: TypeAlias = Literal["png", "svg"]
@@ -38,8 +51,80 @@ class NoData(Exception):
     """A picture that these results cannot give; the message is the reason."""
 
 
+def styled(draw: Callable[[Sequence[SavedResults]], "Figure"]) -> Callable[[Sequence[SavedResults]], "Figure"]:
+    """A picture drawn in our style, whatever the caller's is."""
+
+    @functools.wraps(draw)
+    def in_style(results: Sequence[SavedResults]) -> "Figure":
+        with load_matplotlib().rc_context(STYLE):
+            return draw(results)
+
+    return in_style
+
+
+def load_matplotlib():
+    """The library, or a `ConfigError` that names the extra to install."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("pictures need matplotlib", fix="pip install 'paceline[viz]'") from None
+    return matplotlib
+
+
+def drawn_by(command: str) -> Callable[[str], bool]:
+    """For `files.check_out`: whether a picture is of this command."""
+    return lambda head: command in head
+
+
+def save_figure(figure: "Figure", path: Path, command: str) -> None:
+    """Write a picture, whole or not at all, in the format that its name ends with; it says which command drew it."""
+    form, held = path.suffix[1:], io.BytesIO()
+    # A date in the file would make every copy of the same picture differ.
+    metadata = {"Date": None, "Creator": command} if form == "svg" else {"Software": command}
+    figure.savefig(held, format=form, dpi=150, metadata=metadata)
+    write_bytes(path, held.getvalue())
+
+
+def new_figure(results: Sequence[SavedResults], size: tuple[float, float]) -> "tuple[Figure, Axes]":
+    """A figure with one panel."""
+    figure, (axes,) = new_figures(results, size, 1)
+    return figure, axes
+
+
+def new_figures(results: Sequence[SavedResults], size: tuple[float, float], panels: int) -> "tuple[Figure, list[Axes]]":
+    """A figure with panels below each other and, at its foot, what was measured where and when."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
+    feet = _feet(results)
+    _leave_below(figure, _FOOT * (len(feet) + 0.5))
+    figure.text(0.992, 0.05 / size[1], "\n".join(feet), fontsize=7, color=GREY, ha="right", va="bottom")
+    return figure, list(axes)
+
+
+def add_legend(figure: "Figure", axes: "Axes", results: Sequence[SavedResults]) -> None:
+    """What the lines mean, between the picture and its foot; the figure grows by what that takes."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, min(len(labels), 3, _ROW_OF_LETTERS // (8 + max(map(len, labels)))))
+    foot, legend = _FOOT * (len(_feet(results)) + 0.5), _LEGEND_ROW * -(-len(labels) // columns) + 0.15
+    width, height = figure.get_size_inches()
+    height += legend
+    figure.set_size_inches(width, height)
+    _leave_below(figure, foot + legend)
+    figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.0, foot / height), ncols=columns, fontsize=9)
+
+
+def colour(index: int) -> str:
+    """The colour of the series of this number."""
+    return PALETTE[index % len(PALETTE)]
+
+
 @styled
-def speedup_by_category(results: Sequence[Opened]) -> "Figure":
+def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     """Speed-up over plain decoding for each category and overall, with confidence intervals."""
     series = [(label, run) for label, run in _runs(results) if run.categories or run.speedup]
     if not series:
@@ -73,7 +158,7 @@ def speedup_by_category(results: Sequence[Opened]) -> "Figure":
 
 
 @styled
-def acceptance_by_position(results: Sequence[Opened]) -> "Figure":
+def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
     """How often the token of each position stands: of rounds that drafted so far, and given that those before stood."""
     series = [(label, run) for label, run in _runs(results) if run.acceptance or run.conditional]
     if not series:
@@ -101,7 +186,7 @@ def acceptance_by_position(results: Sequence[Opened]) -> "Figure":
 
 
 @styled
-def pass_times(results: Sequence[Opened]) -> "Figure":
+def pass_times(results: Sequence[SavedResults]) -> "Figure":
     """T(n)/T(1): what a pass over n rows costs against one row, and the floor that reading the weights sets."""
     series = [(one, one.pass_times) for one in results if one.pass_times.get(1)]
     if not series:
@@ -138,9 +223,9 @@ def pass_times(results: Sequence[Opened]) -> "Figure":
 
 
 @styled
-def speedup_by_batch(results: Sequence[Opened]) -> "Figure":
+def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
     """Speed-up over the number of sequences decoded side by side, one line for each model and drafter."""
-    points: dict[str, list[tuple[int, OpenedRun]]] = defaultdict(list)
+    points: dict[str, list[tuple[int, SavedRun]]] = defaultdict(list)
     several = len({one.model for one in results}) > 1
     for one in results:
         for run in one.runs:
@@ -181,7 +266,7 @@ def speedup_by_batch(results: Sequence[Opened]) -> "Figure":
 
 
 @styled
-def window_by_length(results: Sequence[Opened]) -> "Figure":
+def window_by_length(results: Sequence[SavedResults]) -> "Figure":
     """Mean accepted tokens of a round by how many were drafted and how long the answer became, drafter by drafter."""
     counts: dict[str, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     for one in results:
@@ -217,7 +302,7 @@ def window_by_length(results: Sequence[Opened]) -> "Figure":
     return figure
 
 
-FIGURES: dict[str, Callable[[Sequence[Opened]], "Figure"]] = {
+FIGURES: dict[str, Callable[[Sequence[SavedResults]], "Figure"]] = {
     "speedup_by_category": speedup_by_category,
     "acceptance_by_position": acceptance_by_position,
     "pass_times": pass_times,
@@ -227,7 +312,7 @@ FIGURES: dict[str, Callable[[Sequence[Opened]], "Figure"]] = {
 
 
 def draw(
-    results: Sequence[Opened], folder: Path | str, formats: Sequence[PictureFormat] = ("png", "svg")
+    results: Sequence[SavedResults], folder: Path | str, formats: Sequence[PictureFormat] = ("png", "svg")
 ) -> tuple[list[Path], dict[str, str]]:
     """Write every picture that the results can give into `folder`; returns the files, and why others were left out.
 
@@ -254,7 +339,34 @@ def draw(
     return list(figures), left_out
 
 
-def _runs(results: Sequence[Opened]) -> list[tuple[str, OpenedRun]]:
+# Helpers
+
+
+def _leave_below(figure: "Figure", inches: float) -> None:
+    """Keep the layout out of a strip at the bottom."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    share = inches / figure.get_size_inches()[1]
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)  # as `new_figures` made it
+    engine.set(rect=(0.0, share, 1.0, 1.0 - share))
+
+
+def _feet(results: Sequence[SavedResults]) -> list[str]:
+    return list(dict.fromkeys(_foot(one) for one in results))
+
+
+def _foot(one: SavedResults) -> str:
+    origin = cast("dict[str, object]", one.summary.get("provenance") or {})
+    machine = str(origin.get("gpu") or origin.get("cpu") or "unknown hardware")
+    count = origin.get("threads")
+    threads = f", {count} thread{'' if count == 1 else 's'}" if count and not origin.get("gpu") else ""
+    commit = f" ({str(origin['git_commit'])[:7]})" if origin.get("git_commit") else ""
+    version = f" · paceline {origin['paceline']}{commit}" if origin.get("paceline") else ""
+    return f"{one.model} · {machine}{threads} · {str(origin.get('time') or 'undated')[:10]}{version}"
+
+
+def _runs(results: Sequence[SavedResults]) -> list[tuple[str, SavedRun]]:
     """Each run with a label that tells it from the others."""
     labelled = []
     has_batches = len({run.batch for one in results for run in one.runs}) > 1

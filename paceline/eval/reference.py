@@ -31,13 +31,53 @@ from ..core.tree import TokenTree
 from ..runner import LoadedModel
 from ..runner.prefill import look, whole_text
 from ..sampling import target_distribution
-from .verdict import Deviation, Measured
 
 NUM_TOP = 20
 """Tokens of a position, the likeliest, whose scores are compared."""
 _DITHERS = (1, 2)
 _MOST_ROWS = 64
 """Positions that are compared, the last ones: the logits of a long answer would fill the memory."""
+
+
+TIE = 4.0
+"""Gaps that rounding can close, in units of the noise of one score."""
+TYPICAL, WORST = 2.0, 4.0
+"""Deviations that rounding explains, see `Deviation`; sound engines were seen at up to 1.4 and 2.4."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far the scores that an answer was decoded with are from the reference's, in units of the noise.
+
+    typical: root mean square over the positions; about 1 where only rounding differs. worst: of one position, in units
+    of the noise where that is largest. regret: the most by which the reference prefers another token to the one that
+    was taken, in units of the noise there. typical and worst are None where the answer came without log-probabilities.
+    """
+
+    typical: float | None
+    worst: float | None
+    regret: float
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether rounding explains it; a NaN is not explained."""
+        pairs = ((self.typical, TYPICAL), (self.worst, WORST), (self.regret, TIE))
+        return all(value is None or value <= limit for value, limit in pairs)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Two answers held against the reference, as far as they have the same past.
+
+    noise: how far rounding moves a score at the last position (root mean square), measured between passes of the
+    reference alone. gap: reference score of the plain token less that of the speculative one where the answers part,
+    None where they do not. Both in the scores that decide: log-scores, over the temperature if sampled.
+    """
+
+    noise: float
+    gap: float | None
+    plain: Deviation
+    speculative: Deviation
 
 
 @dataclass(frozen=True)

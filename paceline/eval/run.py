@@ -3,77 +3,326 @@
     prompt of a category    1st              2nd              3rd
     order of the sides      plain, lookup    lookup, plain    plain, lookup
 
-Two such prompts make ABBA, in which a steady drift of the machine cancels.
+Two such prompts make ABBA, in which a steady drift of the machine cancels. `paceline bench` and `paceline tune` measure
+with it; `bench/peers` adds other systems as sides.
 """
 
+import statistics
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from ..core.outputs import Round
+from ..core.request import SamplingParams
 from ..errors import CacheFull, PacelineError
 from ..hf.prompts import has_chat_template
 from ..llm import LLM
-from .answers import Answer, Ask
-from .floor import Floor
-from .sides import PLAIN, BenchOptions, EngineSide, PeerSide, Side
+from ..runner import LoadedModel
+from ..schema import checked
+from . import machine
+from .check import Progress, judge
+from .reference import Decoded
 from .suites import Question
 
-Progress = Callable[[str, int, int], None]
+PLAIN = "plain"
 _WARM_UP = 32
 """Tokens: the first passes pay for memory, kernels and measurements that later ones have."""
 
 
-@dataclass
-class BenchRun:
-    """What was measured so far.
+@checked
+class BenchOptions:
+    """How to decode, the same for all sides. batch: prompts decoded side by side. repeat: rounds over all prompts."""
 
-    keep: is given the answers of each turn once they are measured. complete: False where the run was interrupted.
-    failed: peers that gave up, by side, with their reason. too_long: turns that did not fit the context and were left
-    out on all sides.
+    max_tokens: Annotated[int, Field(ge=1)] = 128
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    seed: Annotated[int, Field(ge=0)] = 0
+    batch: Annotated[int, Field(ge=1)] = 1
+    repeat: Annotated[int, Field(ge=1)] = 1
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One turn of one prompt, the same for every side.
+
+    index: place of the prompt in the run, the unit of every interval. repeat, turn: from 0. seed: of a sampled answer.
+    text: what the user says in this turn. messages: the whole chat; empty for a prompt that is bare text.
     """
 
-    floor: Floor
+    index: int
+    repeat: int
+    turn: int
+    id: str
+    category: str
+    topic: str
+    text: str
+    messages: list[dict[str, object]]
+    token_ids: list[int]
+    seed: int
+
+    @property
+    def has_image(self) -> bool:
+        """Whether the chat shows an image."""
+        return any(isinstance(message["content"], list) for message in self.messages)
+
+    @property
+    def prompt(self) -> list[int] | list[dict[str, object]]:
+        """What our engines are given: token ids, the same for every side, or the chat with its images."""
+        return self.messages if self.has_image else self.token_ids
+
+    def params(self, options: BenchOptions, max_tokens: int | None = None) -> SamplingParams:
+        """What an engine is asked for."""
+        return SamplingParams(options.temperature, max_tokens=max_tokens or options.max_tokens, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One side's answer to one `Ask`.
+
+    num_tokens: those that came after the pass that read the prompt, which gives the first and may give more.
+    seconds: of decoding, after that pass; among the requests of a batch each round's time is shared out.
+    prefill_s: of reading the prompt. passes: of the model, likewise shared out; None where a peer does not count them.
+    token_ids: None where a peer gives only text. verdict, reason: how it compares with the plain answer.
+    """
+
+    ask: Ask
+    side: str
+    token_ids: list[int] | None
+    num_tokens: int
+    text: str
+    seconds: float
+    prefill_s: float
+    passes: float | None
+    seed: int | None = None
+    finish_reason: str | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    origins: list[str] = field(default_factory=list[str])
+    sources: list[str] = field(default_factory=list[str])
+    rounds: list[Round] = field(default_factory=list[Round])
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole answer; a peer ends its prefill with one."""
+        return self.num_tokens + 1 if self.token_ids is None else len(self.token_ids)
+
+    def as_dict(self) -> dict[str, Any]:
+        """One line of `answers.jsonl`."""
+        line = {key: getattr(self.ask, key) for key in ("index", "id", "category", "topic", "turn", "repeat")}
+        line |= {"side": self.side, "prompt": self.ask.text, "num_prompt_tokens": len(self.ask.token_ids)}
+        line |= {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("ask", "side")}
+        return {**line, "rounds": [asdict(one) for one in self.rounds]}
+
+
+@dataclass
+class Floor:
+    """The least time a pass can take in this very run: memory bandwidth drifts from hour to hour.
+
+    weight_bytes: bytes that a pass must read. samples: the bandwidth each time it was measured, in bytes per second.
+    """
+
+    weight_bytes: int
+    samples: list[float]
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Median of what was measured."""
+        return statistics.median(self.samples) if self.samples else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds to read the weights once."""
+        return self.weight_bytes / self.bandwidth if self.bandwidth else None
+
+    def measure(self, loaded: LoadedModel) -> None:
+        """Add one sample; takes less than a second."""
+        self.samples.append(machine.read_bandwidth(loaded.device))
+
+
+class Side(ABC):
+    """One of those that take turns. is_peer: another system, which may fail without ending the run."""
+
+    is_peer = False
+
+    def __init__(self, name: str):
+        self.name = name
+
+    @abstractmethod
+    def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+        """Answer a batch; `max_tokens` overrules that of the options."""
+
+    def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
+        """`mine` with its verdict against the plain answer."""
+        return mine
+
+
+class EngineSide(Side):
+    """One of our engines; its speed is emitted tokens over the seconds of its loop, whichever drafter it has."""
+
+    def __init__(self, name: str, llm: LLM):
+        super().__init__(name)
+        self.llm = llm
+
+    def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+        """Decode the asks side by side, as many as the engine has slots."""
+        results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options, max_tokens) for ask in asks])
+        timings = results[0].timings
+        shares = [sum(one.seconds / one.batch for one in result.rounds) for result in results]
+        read = sum(len(ask.token_ids) for ask in asks)
+        answers = []
+        for ask, result, share in zip(asks, results, shares, strict=True):
+            one = result.outputs[0]
+            answers.append(
+                Answer(
+                    ask,
+                    self.name,
+                    one.token_ids,
+                    one.num_decoded,
+                    one.text,
+                    # The loop's own count also holds what no round does: policies and drafters that learn from it.
+                    seconds=timings.decode * share / max(sum(shares), 1e-12),
+                    prefill_s=timings.prefill * len(ask.token_ids) / read,
+                    passes=sum(1 / r.batch for r in one.decoding),
+                    seed=one.seed,
+                    finish_reason=one.finish_reason,
+                    origins=[origin.value for origin in one.origins],
+                    sources=one.sources,
+                    rounds=one.rounds,
+                )
+            )
+        return answers
+
+    def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
+        """`mine` with its verdict; none where the verifier promises the distribution and not the tokens."""
+        if not (self.llm.verifier.exact or options.temperature == 0):
+            return mine
+        assert mine.seed is not None
+        assert plain.token_ids is not None
+        assert mine.token_ids is not None
+        sides = Decoded(plain.token_ids, plain.finish_reason), Decoded(mine.token_ids, mine.finish_reason)
+        found = judge(self.llm, mine.ask.prompt, mine.ask.params(options), mine.seed, *sides)
+        return replace(mine, verdict=found.verdict.value, reason=found.reason)
+
+
+def no_peers(*_: object) -> AbstractContextManager[tuple[list[Side], dict[str, dict[str, str]]]]:
+    """A run of our own engines alone."""
+    return nullcontext(([], {}))
+
+
+OPEN_PEERS = ContextVar("open_peers", default=no_peers)
+"""Opens the other systems of a `paceline bench`: called with (configs, llm, model, screen, missing), it gives their
+sides and what they say of themselves, and fills `missing` with the reasons of those that cannot start. `bench/peers`
+sets it."""
+
+
+@dataclass
+class BenchRun:
+    """Sides that answer the same prompts, and what was measured of them so far.
+
+    plain: plain decoding, whose answers the conversations continue from. others: every other side. keep: is given the
+    answers of each turn once they are measured. complete: False where the run was interrupted. failed: the reasons of
+    peers that gave up, by side. too_long: turns that did not fit the context and were left out on all sides.
+    """
+
+    plain: EngineSide
+    others: Seq[Side]
+    options: BenchOptions
     keep: Callable[[Seq[Answer]], None] = lambda answers: None
     answers: list[Answer] = field(default_factory=list[Answer])
     failed: dict[str, str] = field(default_factory=dict[str, str])
     too_long: int = 0
     complete: bool = False
 
+    def __post_init__(self) -> None:
+        self.floor = Floor(machine.weight_bytes(self.plain.llm.loaded), [])
+
+    @property
+    def sides(self) -> list[Side]:
+        """The sides that still answer, plain first."""
+        return [self.plain, *(side for side in self.others if side.name not in self.failed)]
+
+    def measure(self, questions: Seq[Question], progress: Progress = lambda what, done, total: None) -> None:
+        """Let all sides answer; what was measured stays here also where this raises."""
+        size, loaded, repeats = self.options.batch, self.plain.llm.loaded, self.options.repeat
+        groups = [questions[i : i + size] for i in range(0, len(questions), size)]
+        total, done = sum(max(len(question.turns) for question in group) for group in groups) * repeats, 0
+        progress("warming up", 0, len(self.sides))
+        asks = [self._ask_of(question, place, 0, 0, []) for place, question in enumerate(groups[0])]
+        for count, side in enumerate(self.sides, start=1):
+            self._answers(side, [ask for ask in asks if ask is not None], min(_WARM_UP, self.options.max_tokens))
+            progress("warming up", count, len(self.sides))
+        self.floor.measure(loaded)
+        for repeat in range(repeats):
+            for number, is_flipped in enumerate(flips(groups, repeat)):
+                if 2 * done >= total and len(self.floor.samples) == 1:
+                    self.floor.measure(loaded)
+                for _ in self._turns(groups[number], number * size, repeat, is_flipped):
+                    done += 1
+                    progress("measuring", done, total)
+        self.complete = True
+        self.floor.measure(loaded)
+
+    # Helpers
+
+    def _turns(self, group: Seq[Question], first: int, repeat: int, is_flipped: bool) -> Iterator[None]:
+        """Play the conversations of a group, a turn of all sides at a time; yields after each turn."""
+        said: list[list[str] | None] = [[] for _ in group]  # None: the conversation has outgrown the context
+        for turn in range(max(len(question.turns) for question in group)):
+            asks: list[Ask] = []
+            for place, question in enumerate(group):
+                so_far = said[place]
+                if so_far is None or turn >= len(question.turns):
+                    continue
+                ask = self._ask_of(question, first + place, repeat, turn, so_far)
+                if ask is None:
+                    self.too_long += len(question.turns) - turn if repeat == 0 else 0
+                    said[place] = None
+                else:
+                    asks.append(ask)
+            if asks:
+                sides = self.sides
+                found = {side.name: self._answers(side, asks) for side in (reversed(sides) if is_flipped else sides)}
+                for place, plain in enumerate(found[PLAIN]):
+                    # Every side goes on from the plain answer: after different texts speeds could not be compared.
+                    conversation = said[asks[place].index - first]
+                    assert conversation is not None
+                    conversation.append(plain.text)
+                    mine = [(side, found[side.name][place]) for side in sides if found[side.name]]
+                    judged = [one if side is self.plain else side.judge(plain, one, self.options) for side, one in mine]
+                    self.answers += judged
+                    self.keep(judged)
+            yield
+
+    def _answers(self, side: Side, asks: Seq[Ask], max_tokens: int | None = None) -> list[Answer]:
+        """What a side answers; a peer that fails is noted, asked no more, and answers nothing."""
+        try:
+            return side.answer(asks, self.options, max_tokens)
+        except (PacelineError, OSError) as error:
+            if not side.is_peer:
+                raise
+            self.failed[side.name] = str(error)
+            return []
+
+    def _ask_of(self, question: Question, index: int, repeat: int, turn: int, answers: Seq[str]) -> Ask | None:
+        """A turn as every side gets it, None where it does not fit the context."""
+        ids = _encode(self.plain.llm, question, answers)
+        if ids is None:
+            return None
+        seed = self.options.seed + index + 100_003 * (repeat + 1009 * turn)  # samples of their own
+        messages = [] if _is_bare(self.plain.llm, question) else question.messages(answers)
+        text = question.turns[turn]
+        return Ask(index, repeat, turn, question.id, question.category, question.topic, text, messages, ids, seed)
+
 
 def fitting(llm: LLM, questions: Seq[Question]) -> tuple[list[Question], int]:
     """The questions whose first turn fits the context, and how many do not."""
     kept = [question for question in questions if _encode(llm, question, []) is not None]
     return kept, len(questions) - len(kept)
-
-
-def run_bench(
-    run: BenchRun,
-    plain: EngineSide,
-    speculative: Seq[EngineSide],
-    peers: Seq[PeerSide],
-    questions: Seq[Question],
-    options: BenchOptions,
-    progress: Progress = lambda what, done, total: None,
-) -> None:
-    """Measure all sides into `run`, which holds what was measured also where this raises."""
-    sides: list[Side] = [plain, *speculative, *peers]
-    groups = [questions[i : i + options.batch] for i in range(0, len(questions), options.batch)]
-    turns = [max(len(question.turns) for question in group) for group in groups]
-    total, done = sum(turns) * options.repeat, 0
-    progress("warming up", 0, len(sides))
-    for count, side in enumerate(list(sides), start=1):
-        _warm_up(run, plain.llm, sides, side, groups[0], options)
-        progress("warming up", count, len(sides))
-    run.floor.measure(plain.llm.loaded)
-    for repeat in range(options.repeat):
-        for number, is_flipped in enumerate(flips(groups, repeat)):
-            if 2 * done >= total and len(run.floor.samples) == 1:
-                run.floor.measure(plain.llm.loaded)
-            for _ in _turns(run, plain, sides, groups[number], number * options.batch, repeat, options, is_flipped):
-                done += 1
-                progress("measuring", done, total)
-    run.complete = True
-    run.floor.measure(plain.llm.loaded)
 
 
 def flips(groups: Seq[Seq[Question]], repeat: int = 0) -> list[bool]:
@@ -88,77 +337,6 @@ def flips(groups: Seq[Seq[Question]], repeat: int = 0) -> list[bool]:
     return for_each
 
 
-def _turns(
-    run: BenchRun,
-    plain: EngineSide,
-    sides: list[Side],
-    group: Seq[Question],
-    first: int,
-    repeat: int,
-    options: BenchOptions,
-    is_flipped: bool,
-) -> Iterator[None]:
-    """Play the conversations of a group, a turn of all sides at a time; yields after each turn."""
-    told: list[list[str] | None] = [[] for _ in group]  # None: the conversation has outgrown the context
-    for turn in range(max(len(question.turns) for question in group)):
-        asks = []
-        for place, question in enumerate(group):
-            so_far = told[place]
-            if so_far is None or turn >= len(question.turns):
-                continue
-            ask = ask_of(plain.llm, question, first + place, repeat, turn, so_far, options)
-            if ask is None:
-                run.too_long += len(question.turns) - turn if repeat == 0 else 0
-                told[place] = None
-            else:
-                asks.append(ask)
-        if asks:
-            found: dict[str, list[Answer]] = {}
-            for side in reversed(sides) if is_flipped else list(sides):
-                answers = _ask(run, sides, side, asks, options)
-                if answers is not None:
-                    found[side.name] = answers
-            for place, answer in enumerate(found[PLAIN]):
-                # Every side goes on from the plain answer: after different texts speeds could not be compared.
-                conversation = told[asks[place].index - first]
-                assert conversation is not None
-                conversation.append(answer.text)
-                judged = _judged(plain, sides, answer, {name: rows[place] for name, rows in found.items()}, options)
-                run.answers += judged
-                run.keep(judged)
-        yield
-
-
-def _judged(
-    plain: EngineSide, sides: Seq[Side], answer: Answer, rows: dict[str, Answer], options: BenchOptions
-) -> list[Answer]:
-    """The answers of all sides to one ask, in the order of the sides, with their verdicts."""
-    judged = []
-    for side in sides:
-        mine = rows.get(side.name)
-        if mine is None:
-            continue
-        if isinstance(side, EngineSide) and side is not plain:
-            mine = side.judge(answer, mine, options)
-        elif isinstance(side, PeerSide):
-            mine = side.judge(answer, mine, plain.llm.loaded.eos_ids)
-        judged.append(mine)
-    return judged
-
-
-def ask_of(
-    llm: LLM, question: Question, index: int, repeat: int, turn: int, answers: Seq[str], options: BenchOptions
-) -> Ask | None:
-    """A turn as every side gets it, None where it does not fit the context."""
-    ids = _encode(llm, question, answers)
-    if ids is None:
-        return None
-    seed = options.seed + index + 100_003 * (repeat + 1009 * turn)  # samples of their own
-    messages = [] if _is_bare(llm, question) else question.messages(answers)
-    text = question.turns[turn]
-    return Ask(index, repeat, turn, question.id, question.category, question.topic, text, messages, ids, seed)
-
-
 def _is_bare(llm: LLM, question: Question) -> bool:
     return question.image is None and (question.chat is None or not has_chat_template(llm.loaded))
 
@@ -170,31 +348,4 @@ def _encode(llm: LLM, question: Question, answers: Seq[str]) -> list[int] | None
             return llm.encode("\n\n".join(str(message["content"]) for message in messages))
         return llm.encode(messages)
     except CacheFull:
-        return None
-
-
-def _warm_up(
-    run: BenchRun, llm: LLM, sides: list[Side], side: Side, group: Seq[Question], options: BenchOptions
-) -> None:
-    asks = [ask_of(llm, question, place, 0, 0, [], options) for place, question in enumerate(group)]
-    known = [ask for ask in asks if ask is not None]
-    _ask(run, sides, side, known, options, min(_WARM_UP, options.max_tokens))
-
-
-def _ask(
-    run: BenchRun,
-    sides: list[Side],
-    side: Side,
-    asks: Seq[Ask],
-    options: BenchOptions,
-    max_tokens: int | None = None,
-) -> list[Answer] | None:
-    """What a side answers; a peer that fails is noted and asked no more."""
-    try:
-        return side.answer(asks, options, max_tokens)
-    except (PacelineError, OSError) as error:
-        if not isinstance(side, PeerSide):
-            raise
-        run.failed[side.name] = str(error)
-        sides.remove(side)
         return None

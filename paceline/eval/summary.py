@@ -1,29 +1,42 @@
-"""From answers to the numbers of `summary.json` and of the line that `--json` prints: both have the same keys."""
+"""The numbers of a benchmark: speed-ups with intervals, acceptance by position, and what was run on what.
 
+`summarise` and `about_run` give the keys of `summary.json` and of the line that `--json` prints. The unit of every
+interval is the prompt: all its turns and repeats are summed before anything is resampled, because they are not
+independent of each other.
+"""
+
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
+from typing import NamedTuple
 
-from .answers import Answer
-from .floor import Floor
-from .metrics import Cost, Speedup, acceptance_by_position, pooled, speedup
-from .run import BenchRun
-from .sides import PLAIN, BenchOptions
-from .verdict import Verdict
+import numpy as np
+from numpy.typing import NDArray
+
+from ..drafters import Choose, DraftModel
+from ..llm import LLM
+from ..spec_config import SpecConfig
+from ..system.provenance import provenance, sha256_of
+from ..zoo.packaged import head_folder
+from .check import Verdict
+from .run import PLAIN, Answer, BenchRun, Floor
+from .suites import Question, hash_questions
+
+_RESAMPLES, _CONFIDENCE = 2000, 0.95
+_WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
-def summarise(
-    run: BenchRun, drafters: Seq[str], options: BenchOptions, missing_peers: Mapping[str, str]
-) -> dict[str, object]:
+def summarise(run: BenchRun, drafters: Seq[str], missing_peers: Mapping[str, str]) -> dict[str, object]:
     """Everything measured; the first drafter's numbers stand at the top, all drafters' in `runs`.
 
     missing_peers: those that could not be started, with the reason.
     """
-    answers, seed = run.answers, options.seed
+    answers, seed, batch = run.answers, run.options.seed, run.options.batch
     plain = plain_summary(answers, run.floor)
-    runs = [{"drafter": name, "batch": options.batch, **speculative_summary(answers, name, seed)} for name in drafters]
+    runs = [{"drafter": name, "batch": batch, **speculative_summary(answers, name, seed)} for name in drafters]
     sides = dict.fromkeys(one.side for one in answers)
     peers = [side for side in sides if side != PLAIN and side not in drafters]
     return {
@@ -32,7 +45,7 @@ def summarise(
         **plain,
         **peak_memory(),
         "turns_left_out": run.too_long,
-        "settings": asdict(options),
+        "settings": asdict(run.options),
         "peers": [peer_summary(answers, side, drafters, seed) for side in peers],
         "missing_peers": dict(missing_peers),
         "failed_peers": run.failed,
@@ -64,13 +77,8 @@ def speculative_summary(answers: Seq[Answer], side: str, seed: int) -> dict[str,
         "mean_nodes": _mean(r.num_nodes for r in rounds),
         "sources": _sources(mine),
         "differences": [
-            {
-                "id": one.ask.id,
-                "turn": one.ask.turn,
-                "repeat": one.ask.repeat,
-                "verdict": one.verdict,
-                "reason": one.reason,
-            }
+            {key: getattr(one.ask, key) for key in ("id", "turn", "repeat")}
+            | {"verdict": one.verdict, "reason": one.reason}
             for one in mine
             if one.verdict not in (None, Verdict.IDENTICAL.value)
         ],
@@ -110,8 +118,8 @@ def peer_summary(answers: Seq[Answer], side: str, speculative: Seq[str], seed: i
         "tokens_per_s_with_prefill": pooled(list(_costs(mine, True).values())),
         "mean_acceptance_length": _mean(one.num_tokens / one.passes for one in mine if one.passes),
         "identical_share": _mean(one.verdict == "identical" for one in mine),
-        "over_plain": _told(_versus(answers, PLAIN, side, seed)),
-        "over_speculative": {name: _told(_versus(answers, name, side, seed)) for name in speculative},
+        "over_plain": _flat(_versus(answers, PLAIN, side, seed)),
+        "over_speculative": {name: _flat(_versus(answers, name, side, seed)) for name in speculative},
     }
 
 
@@ -131,17 +139,165 @@ def peak_memory() -> dict[str, int | None]:
     }
 
 
+def about_run(
+    llms: Seq[LLM],
+    configs: Seq[SpecConfig],
+    questions: Seq[Question],
+    available: int,
+    left_out: int,
+    peers: Mapping[str, Mapping[str, str]],
+) -> dict[str, object]:
+    """Describe a run. llms: an engine for each config; available: prompts of the suite; left_out: those longer than the
+    context.
+    """
+    llm = llms[0]
+    return {
+        "fingerprint": llm.loaded.fingerprint,
+        "draft_fingerprints": draft_fingerprints(llms, configs),
+        "speculative_configs": {config.name: config.as_dict() for config in configs},
+        "numerics": llm.numerics,
+        "lossless": llm.verifier.lossless,
+        "exact": llm.verifier.exact,
+        "dtype": str(llm.loaded.dtype).removeprefix("torch."),
+        "device": str(llm.loaded.device),
+        "max_model_len": llm.runner.max_length,
+        "prompts_available": available,
+        "prompts_chosen": len(questions),
+        "prompts_left_out": left_out,
+        "prompts_sha256": hash_questions(questions),
+        "prompt_ids": [question.id for question in questions],
+        "peer_versions": {name: dict(one) for name, one in peers.items()},
+        "provenance": provenance(),
+    }
+
+
+def draft_fingerprints(llms: Seq[LLM], configs: Seq[SpecConfig]) -> dict[str, str]:
+    """Which checkpoint each draft model, head and trained weights is, by the name of its drafter: names are reused."""
+    found: dict[str, str] = {}
+    for llm, config in zip(llms, configs, strict=True):
+        drafter = llm.decoder.drafter
+        members = drafter.members if isinstance(drafter, Choose) else [drafter]
+        for part, member in zip(config.drafters or (config,), members, strict=True):
+            known = member.runner.loaded.fingerprint if isinstance(member, DraftModel) else trained_hash(part)
+            if known is not None:
+                found[part.name] = known
+    return found
+
+
+def trained_hash(config: SpecConfig) -> str | None:
+    """sha256 over the files of a head, or of trained weights; None for drafters without."""
+    if config.model is None or config.method == "draft_model":
+        return None
+    files = sorted(path for path in head_folder(config.model).iterdir() if path.suffix in _WEIGHTS)
+    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+
+
+class Cost(NamedTuple):
+    """What one prompt took on one side: tokens emitted and the seconds that they took."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Speed of this prompt; 0 where nothing was timed."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+class Estimate(NamedTuple):
+    """A number and its 95% percentile-bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Speedup(NamedTuple):
+    """How much faster one side is than another, over the same prompts.
+
+    weighted: ratio of pooled speeds, sum of tokens over sum of seconds, in which a long answer counts for more.
+    prompt_mean: mean over prompts of each prompt's own ratio.
+    """
+
+    weighted: Estimate
+    prompt_mean: Estimate
+
+
+class Position(NamedTuple):
+    """How often the i-th drafted token of a round was accepted, i from 1.
+
+    rounds: those that drafted at least i tokens in a row. unconditional: share of them that accepted at least i.
+    conditional: share that accepted at least i of those that drafted i and accepted the i - 1 before it; None where
+    no round came so far.
+    """
+
+    position: int
+    rounds: int
+    unconditional: float
+    conditional: float | None
+
+
+def pooled(costs: Seq[Cost]) -> float | None:
+    """Tokens per second over all prompts together; None where nothing was timed."""
+    return Cost(sum(cost.tokens for cost in costs), sum(cost.seconds for cost in costs)).tokens_per_s or None
+
+
+def speedup(base: Seq[Cost], other: Seq[Cost], seed: int = 0, resamples: int = _RESAMPLES) -> Speedup | None:
+    """Compare `other` with `base`, prompt i of the one with prompt i of the other; None without prompts.
+
+    Prompts are resampled with replacement in pairs, so that a hard prompt is hard on both sides.
+    """
+    if not base or len(base) != len(other):
+        return None
+    data = np.asarray([(*b, *o) for b, o in zip(base, other, strict=True)], dtype=np.float64)  # [prompts, 4]
+    draws = np.random.default_rng(seed).integers(len(data), size=(resamples, len(data)))
+    sums = data[draws].sum(axis=1)  # [resamples, 4]
+    ratios = _ratios(data)
+    return Speedup(
+        _estimate(float(_ratios(data.sum(axis=0, keepdims=True))[0]), _ratios(sums)),
+        _estimate(float(ratios.mean()), ratios[draws].mean(axis=1)),
+    )
+
+
+def acceptance_by_position(rounds: Seq[tuple[int, int]]) -> list[Position]:
+    """Acceptance of the 1st, 2nd, ... drafted token, from (length of the longest drafted path, tokens accepted).
+
+    (3, 1), (3, 3), (1, 1), (0, 0) give: position 1: 3 rounds, 3/3; position 2: 2 rounds, 1/2, and 1/2 given the first;
+    position 3: 2 rounds, 1/2, and 1/1 given the second.
+    """
+    found = []
+    for i in range(1, max((drafted for drafted, _ in rounds), default=0) + 1):
+        reached = [accepted for drafted, accepted in rounds if drafted >= i]
+        kept = sum(accepted >= i for accepted in reached)
+        tested = sum(accepted >= i - 1 for accepted in reached)
+        found.append(Position(i, len(reached), kept / len(reached), kept / tested if tested else None))
+    return found
+
+
 # Helpers
 
 
+def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Speed of the other side over that of the base, for rows of (tokens, seconds, tokens, seconds)."""
+    least = np.finfo(np.float64).tiny
+    seconds = np.maximum(sums[:, [1, 3]], least)
+    return (sums[:, 2] / seconds[:, 1]) / np.maximum(sums[:, 0] / seconds[:, 0], least)
+
+
+def _estimate(value: float, resampled: NDArray[np.float64]) -> Estimate:
+    tail = (1 - _CONFIDENCE) / 2
+    low, high = np.quantile(resampled, [tail, 1 - tail])
+    return Estimate(value, float(low), float(high))
+
+
 def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]:
-    """What is told of a category and of the whole alike."""
+    """The numbers of a category, or of the whole."""
     plain = [one for one in answers if one.side == PLAIN]
     mine = [one for one in answers if one.side == side]
     counts = Counter(one.verdict for one in mine)
     passes = sum(not r.with_prompt for one in mine for r in one.rounds)
     return {
-        **_told(_versus(answers, PLAIN, side, seed)),
+        **_flat(_versus(answers, PLAIN, side, seed)),
         "prompts": len(_costs(mine)),
         "answers": len(mine),
         "tokens": sum(one.length for one in mine),
@@ -155,32 +311,30 @@ def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]
 
 def _costs(answers: Iterable[Answer], with_prefill: bool = False) -> dict[int, Cost]:
     """What each prompt took, its turns and repeats together."""
-    sums: dict[int, tuple[int, float]] = {}
+    sums: dict[int, Cost] = {}
     for one in answers:
-        tokens, seconds = sums.get(one.ask.index, (0, 0.0))
+        before = sums.get(one.ask.index, Cost(0, 0.0))
         more = (one.length, one.seconds + one.prefill_s) if with_prefill else (one.num_tokens, one.seconds)
-        sums[one.ask.index] = (tokens + more[0], seconds + more[1])
-    return {index: Cost(*both) for index, both in sums.items()}
+        sums[one.ask.index] = Cost(before.tokens + more[0], before.seconds + more[1])
+    return sums
 
 
 def _versus(answers: Seq[Answer], base: str, other: str, seed: int, with_prefill: bool = False) -> Speedup | None:
     """Compare two sides over the turns that both have answered."""
-    keys = [{(one.ask.index, one.ask.turn, one.ask.repeat) for one in answers if one.side == s} for s in (base, other)]
-    shared = keys[0] & keys[1]
-    both = [one for one in answers if (one.ask.index, one.ask.turn, one.ask.repeat) in shared]
-    costs = [_costs((one for one in both if one.side == side), with_prefill) for side in (base, other)]
+    turns = [{(a.ask.index, a.ask.turn, a.ask.repeat): a for a in answers if a.side == side} for side in (base, other)]
+    costs = [_costs((mine[key] for key in mine if all(key in one for one in turns)), with_prefill) for mine in turns]
     # An answer that a peer ends with its first token took no decoding at all.
     timed = [i for i in costs[0] if costs[0][i].tokens_per_s > 0 and costs[1][i].tokens_per_s > 0]
     return speedup([costs[0][i] for i in timed], [costs[1][i] for i in timed], seed)
 
 
-def _told(one: Speedup | None) -> dict[str, object]:
+def _flat(one: Speedup | None) -> dict[str, object]:
     """Both ways to average, with their intervals; all None where nothing can be compared."""
-    told: dict[str, object] = {}
-    for key, estimate in (("speedup", one and one.weighted), ("speedup_prompt_mean", one and one.prompt_mean)):
-        low, high = (None, None) if estimate is None else (estimate.low, estimate.high)
-        told |= {key: None if estimate is None else estimate.value, f"{key}_low": low, f"{key}_high": high}
-    return told
+    found: dict[str, object] = {}
+    for key, estimate in zip(("speedup", "speedup_prompt_mean"), one or (None, None), strict=True):
+        value, low, high = estimate or (None, None, None)
+        found |= {key: value, f"{key}_low": low, f"{key}_high": high}
+    return found
 
 
 def _sources(answers: Seq[Answer]) -> dict[str, dict[str, float]]:
@@ -204,14 +358,9 @@ def _split(answers: Seq[Answer]) -> dict[str, float]:
     passes = sum(1 / r.batch for one in answers for r in one.rounds)
     if not passes:
         return {"draft": 0.0, "verify": 0.0, "rest": 0.0, "total": 0.0}
-    total, draft, verify = (
-        1e3 * seconds / passes
-        for seconds in (
-            sum(one.seconds for one in answers),
-            sum(r.draft_s / r.batch for one in answers for r in one.rounds),
-            sum(r.verify_s / r.batch for one in answers for r in one.rounds),
-        )
-    )
+    rounds = [r for one in answers for r in one.rounds]
+    total = 1e3 * sum(one.seconds for one in answers) / passes
+    draft, verify = (1e3 * sum(getattr(r, key) / r.batch for r in rounds) / passes for key in ("draft_s", "verify_s"))
     return {"draft": draft, "verify": verify, "rest": total - draft - verify, "total": total}
 
 

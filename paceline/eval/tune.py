@@ -1,4 +1,5 @@
-"""Which drafter pays for a model on this machine and these prompts: measured, compared, chosen. Prints nothing.
+"""Which drafter pays for a model on this machine and these prompts: measured, compared, chosen. `tune_report` puts it in sentences; nothing
+is printed.
 
 Every candidate runs under the cost model and takes turns with plain decoding, as in `paceline bench`. Chosen is the
 best speed-up, pooled over all tokens, whose 95% interval lies above 1; else none.
@@ -17,13 +18,13 @@ from ..llm import LLM
 from ..policy import CostModel
 from ..policy.estimates import Estimates
 from ..spec_config import SpecConfig, parse
-from .floor import floor_of
-from .pass_costs import PassCosts
-from .run import BenchRun, Progress, run_bench
-from .sides import PLAIN, BenchOptions, EngineSide
+from .machine import PassCosts, tokens_per_round
+from .run import PLAIN, BenchOptions, BenchRun, EngineSide, Progress
 from .suites import BUILT_IN, Question, read_suite
 from .summary import summarise
 
+_COPIES = "lookup"
+"""The source whose drafts cost next to nothing, so that only acceptance decides."""
 SURE, FEW = 1.05, 5
 """Intervals over fewer prompts than FEW are too narrow, that of a single one is empty: the gain must then be SURE."""
 
@@ -56,7 +57,7 @@ class Gain:
 class BreakEven:
     """What one drafter's tokens cost and what they may cost, at the draft length where it does best.
 
-    acceptance: share of the tokens judged that stood. token_s: seconds per drafted token. growth: T(n+1)/T(1), the
+    acceptance: share of judged tokens that were accepted. token_s: seconds per drafted token. growth: T(n+1)/T(1), the
     round that checks n tokens over a plain one. dearest_s: seconds per token at which drafting n tokens breaks even;
     negative where even a free draft would lose. least_acceptance: from which a free draft pays; None: from none.
     """
@@ -93,9 +94,9 @@ class Candidate:
 
     def as_dict(self) -> dict[str, object]:
         """For the file."""
-        told = asdict(self)
-        del told["costs"]
-        return {"drafter": self.config.name, **told, "config": self.config.as_dict()}
+        found = asdict(self)
+        del found["costs"]
+        return {"drafter": self.config.name, **found, "config": self.config.as_dict()}
 
 
 def read_questions(path: str | None) -> list[Question]:
@@ -140,17 +141,20 @@ def measure(
     """Decode the prompts plainly and with every candidate in turns; `llms` belong to `configs`, on the same weights."""
     names = [config.name for config in configs]
     sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
-    run = BenchRun(floor_of(llms[0].loaded))
-    run_bench(run, EngineSide(PLAIN, llms[0].plain()), sides, [], questions, options, progress)
-    runs = cast("list[dict[str, Any]]", summarise(run, names, options, {})["runs"])
-    return [
-        candidate_of(config, told, _rounds(run, config.name), _estimates(llm), run.floor.weight_bytes)
-        for config, told, llm in zip(configs, runs, llms, strict=True)
-    ]
+    run = BenchRun(EngineSide(PLAIN, llms[0].plain()), sides, options)
+    run.measure(questions, progress)
+    runs = cast("list[dict[str, Any]]", summarise(run, names, {})["runs"])
+    found = []
+    for config, summary, llm in zip(configs, runs, llms, strict=True):
+        rounds = [r for answer in run.answers if answer.side == config.name for r in answer.rounds]
+        policy = llm.decoder.policy
+        estimates = policy.estimates if isinstance(policy, CostModel) else None
+        found.append(candidate_of(config, summary, rounds, estimates, run.floor.weight_bytes))
+    return found
 
 
 def candidate_of(
-    config: SpecConfig, told: Mapping[str, Any], rounds: Seq[Round], estimates: Estimates | None, weight_bytes: int
+    config: SpecConfig, summary: Mapping[str, Any], rounds: Seq[Round], estimates: Estimates | None, weight_bytes: int
 ) -> Candidate:
     """One candidate from its summary, its rounds, and what its policy has learnt."""
     sources = list(dict.fromkeys(r.source for r in rounds if r.num_drafted))
@@ -166,16 +170,16 @@ def candidate_of(
     drafting = sum(r.num_drafted > 0 for r in rounds)
     return Candidate(
         config,
-        _gain(told),
-        {name: _gain(one) for name, one in told["categories"].items() if one["speedup"] is not None},
-        told["plain_tokens_per_s"],
-        told["speculative_tokens_per_s"],
-        told["mean_acceptance_length"],
+        _gain(summary),
+        {name: _gain(one) for name, one in summary["categories"].items() if one["speedup"] is not None},
+        summary["plain_tokens_per_s"],
+        summary["speculative_tokens_per_s"],
+        summary["mean_acceptance_length"],
         drafting / len(rounds) if rounds else 0.0,
         {source: usual_depth(r for r in rounds if r.source == source) for source in sources},
         tuple(even),
-        told["verdicts"]["bug"],
-        told["verdicts"]["near_tie"],
+        summary["verdicts"]["bug"],
+        summary["verdicts"]["near_tie"],
         costs,
     )
 
@@ -187,15 +191,15 @@ def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
 
 
 def acceptance(rounds: Iterable[Round]) -> float | None:
-    """Share of the drafted tokens that stood, of those that were judged; None where none was.
+    """Share of the drafted tokens that were accepted, of those that were judged; None where none was.
 
-    (drafted 4, accepted 1) judges two tokens, of which one stood; (4, 4) four of four: together 5/6.
+    (drafted 4, accepted 1) judges two tokens and accepts one; (4, 4) accepts four of four: together 5/6.
     """
-    stood = judged = 0
+    accepted = judged = 0
     for r in rounds:
-        stood += r.num_accepted
+        accepted += r.num_accepted
         judged += r.num_accepted + (r.num_accepted < r.num_drafted)
-    return stood / judged if judged else None
+    return accepted / judged if judged else None
 
 
 def usual_depth(rounds: Iterable[Round]) -> int:
@@ -215,18 +219,125 @@ def break_even(source: str, accepted: float, token_s: float, costs: PassCosts) -
     return BreakEven(source, depth, accepted, token_s, growth, dearest, costs.least_acceptance(depth))
 
 
-def _gain(told: Mapping[str, Any]) -> Gain:
-    if told["speedup"] is None:
+def tune_report(candidates: Seq[Candidate], best: Candidate | None, model: str, remarks: Seq[str] = ()) -> list[str]:
+    """The choice, each candidate by category, what its tokens may cost, and what a draft model would have to."""
+    lines = [_choice(best, model), *remarks]
+    for one in candidates:
+        lines.append(about_gains(one))
+        lines += [
+            about_costs(one.config.name, even, one.share_drafted)
+            for even in one.breakeven
+            if not one.overall.pays and one.config.method != "choose"
+        ]
+        if not one.breakeven:
+            lines.append(f"{one.config.name} never drafted: it had nothing to propose, or a try was too dear.")
+        if one.num_bugs:
+            lines.append(
+                f"{one.config.name} is out of the question: {one.num_bugs} of its answers differ from plain decoding "
+                "by more than rounding. This is a fault; `paceline check` shows where."
+            )
+    costs = next((one.costs for one in candidates if one.costs is not None), None)
+    if costs is not None:
+        lines.append(about_drafts(costs))
+    return lines
+
+
+def about_gains(one: Candidate) -> str:
+    """What a drafter gains, overall and by category."""
+    name, gain = one.config.name, one.overall
+    verb = "pays" if gain.pays else "may pay, not surely," if gain.is_unclear else "does not pay:"
+    text = f"{name} {verb} {_times(gain)}{_interval(gain)}"
+    if len(one.categories) < 2:
+        return text + "."
+    paying = [f"{_times(g)} on {name}" for name, g in _sorted(one.categories) if g.pays]
+    unclear = [f"{name} ({_times(g)}{_interval(g, ', ')})" for name, g in _sorted(one.categories) if g.is_unclear]
+    nothing = [f"{name} ({_times(g)})" for name, g in _sorted(one.categories) if not g.pays and not g.is_unclear]
+    parts = [", ".join(paying)] if paying else []
+    parts += ["unclear on " + ", ".join(unclear)] if unclear else []
+    parts += ["nothing on " + ", ".join(nothing)] if nothing else []
+    return f"{text}: {'; '.join(parts)}." if gain.pays or gain.is_unclear else f"{text}; {'; '.join(parts)}."
+
+
+def about_costs(name: str, even: BreakEven, share_drafted: float) -> str:
+    """Why the drafts of one drafter, which drafted in this share of the rounds, do not pay."""
+    case = f"acceptance {even.acceptance:.2f}, T({even.num_tokens + 1})/T(1) = {even.growth:.2f}"
+    if even.source == _COPIES:
+        if even.least_acceptance is None:
+            return f"{name}: even perfect copies would not pay ({case})."
+        return (
+            f"{name} drafted in {share_drafted:.0%} of the rounds: {even.acceptance:.0%} of what was copied is "
+            f"accepted, where drafts of {_tokens(even.num_tokens)} pay from {max(even.least_acceptance, 0.01):.0%} on ({case})."
+        )
+    if even.dearest_s <= 0:
+        return f"{name}: even a draft that costs nothing would not pay ({case})."
+    if even.token_s > even.dearest_s:
+        return (
+            f"{name}: a drafted token costs {_ms(even.token_s)} where it may cost at most {_ms(even.dearest_s)} "
+            f"to pay ({case})."
+        )
+    return (
+        f"{name}: a drafted token costs {_ms(even.token_s)} and may cost {_ms(even.dearest_s)} ({case}); "
+        "reading the prompt for it and trying it take what that leaves."
+    )
+
+
+def about_drafts(costs: PassCosts) -> str:
+    """What a draft model would have to cost on this machine, plain rounds as they were."""
+    step = costs.seconds[1]
+    cases: list[str] = []
+    for num_tokens, acceptance in ((5, 0.8), (3, 0.6)):
+        dearest = costs.dearest_draft(num_tokens, acceptance)
+        case = f"{num_tokens} tokens at a time, each accepted {acceptance:.0%} of the time"
+        if dearest <= 0:
+            cases.append(f"not even for nothing with {case}")
+            continue
+        half_more = _dearest_for(costs, num_tokens, acceptance, 1.5)
+        more = f", and at most {_ms(half_more)} for 1.5x" if half_more > 0 else ""
+        cases.append(f"below {_ms(dearest)} a drafted token ({dearest / step:.0%} of a plain round) with {case}{more}")
+    return f"A draft model would pay here {'; '.join(cases)}."
+
+
+def _dearest_for(costs: PassCosts, num_tokens: int, acceptance: float, speedup: float) -> float:
+    """Seconds per drafted token at which a draft reaches this speed-up."""
+    plain = tokens_per_round(num_tokens, acceptance) * costs.seconds[1]
+    return (plain / speedup - costs.at(num_tokens + 1)) / num_tokens
+
+
+def _choice(best: Candidate | None, model: str) -> str:
+    if best is None:
+        return f"Choice for {model}: none. No drafter is surely faster than plain decoding here."
+    return (
+        f"Choice for {model}: {best.config.name}, {_times(best.overall)} as fast as plain decoding on these prompts "
+        f"({best.tokens_per_s:.1f} against {best.plain_tokens_per_s:.1f} tokens/s)."
+    )
+
+
+def _sorted(categories: dict[str, Gain]) -> list[tuple[str, Gain]]:
+    return sorted(categories.items(), key=lambda pair: -pair[1].value)
+
+
+def _interval(gain: Gain, before: str = " (") -> str:
+    """One prompt has no spread to speak of."""
+    if gain.prompts < 2:
+        return ""
+    return f"{before}{gain.low:.2f}–{gain.high:.2f}" + (")" if before == " (" else "")
+
+
+def _times(gain: Gain) -> str:
+    return f"{gain.value:.2f}x"
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _gain(summary: Mapping[str, Any]) -> Gain:
+    if summary["speedup"] is None:
         raise ConfigError(
             "nothing could be timed", got="answers of a single token", fix="raise --max-tokens, or take other prompts"
         )
-    return Gain(told["speedup"], told["speedup_low"], told["speedup_high"], told["prompts"])
-
-
-def _rounds(run: BenchRun, side: str) -> list[Round]:
-    return [r for answer in run.answers if answer.side == side for r in answer.rounds]
-
-
-def _estimates(llm: LLM) -> Estimates | None:
-    policy = llm.decoder.policy
-    return policy.estimates if isinstance(policy, CostModel) else None
+    return Gain(summary["speedup"], summary["speedup_low"], summary["speedup_high"], summary["prompts"])

@@ -107,9 +107,9 @@ def test_check_json(model, tmp_path):
 
 
 def test_check_fails_with_status_1(model, monkeypatch):
-    from paceline.eval.verdict import Verdict
+    from paceline.eval.check import Verdict
 
-    monkeypatch.setattr("paceline.eval.judge.classify", lambda *given: (Verdict.BUG, "planted"))
+    monkeypatch.setattr("paceline.eval.check.classify", lambda *given: (Verdict.BUG, "planted"))
     options = ("--num-prompts", "1", "--max-tokens", "4", "--no-law-test", "-t", "0")
     got = answer("check", model, *options, code=1)
     assert got["verdicts"] == {"identical": 0, "near_tie": 0, "bug": 1}

@@ -1,0 +1,161 @@
+"""A peer that already serves: llama.cpp's llama-server and vLLM's OpenAI server, asked over HTTP."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from paceline.errors import ConfigError
+
+from .base import Peer, PeerAnswer, PeerFailed, PeerOptions
+
+_GREEDY_OR_PLAIN_SAMPLING: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+class _Server:
+    """JSON over HTTP, without the proxies of the environment."""
+
+    def __init__(self, name: str, url: str):
+        self.name, self.url = name, url.rstrip("/")
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(self, path: str) -> dict[str, Any]:
+        """One JSON document. Raises `ConfigError` for a server that is not there or not what it should be."""
+        try:
+            with self._opener.open(self.url + path, timeout=10) as response:
+                return json.load(response)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"the {self.name} server does not answer", got=f"{self.url}{path}: {error}",
+                expected=f"a running {self.name} server", fix="start it, and give its address as http://HOST:PORT",
+            ) from error  # fmt: skip
+
+    def post(self, path: str, body: Mapping[str, Any], seconds: float) -> Iterator[bytes]:
+        """The reply line by line. Raises `PeerFailed`."""
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        try:
+            with self._opener.open(request, timeout=seconds) as response:
+                yield from response
+        except urllib.error.HTTPError as error:
+            raise self.failed(f"status {error.code}: {error.read(500).decode(errors='replace')}") from error
+        except OSError as error:
+            raise self.failed(str(error)) from error
+
+    def failed(self, got: str) -> PeerFailed:
+        """The error for a request that came to nothing."""
+        return PeerFailed(f"the {self.name} server at {self.url} did not answer the prompt", got=got,
+                          fix="see the server's own log")  # fmt: skip
+
+
+class LlamaServer(Peer):
+    """A running llama-server; whether and how it speculates was settled when it was started."""
+
+    name = "llama.cpp"
+
+    def __init__(self, url: str, options: PeerOptions):
+        self._server, self._about = _Server(self.name, url), {}
+        self.modes = ("served",)
+
+    def start(self) -> None:
+        """Ask the server what it is."""
+        properties = self._server.get("/props")
+        self._about = {
+            "url": self._server.url,
+            "version": str(properties.get("build_info", "unknown")),
+            "model": str(properties.get("model_path", "unknown")),
+        }
+
+    def run(
+        self, mode: str, messages: Seq[Mapping[str, str]], token_ids: Seq[int], max_tokens: int, temperature: float
+    ) -> PeerAnswer:
+        """Answer by /completion, which takes token ids and reports the server's own times."""
+        body = {
+            "prompt": list(token_ids), "n_predict": max_tokens, "temperature": temperature, "cache_prompt": False,
+            "return_tokens": True, **_GREEDY_OR_PLAIN_SAMPLING,
+        }  # fmt: skip
+        lines = b"".join(self._server.post("/completion", body, _patience(max_tokens)))
+        try:
+            reply = json.loads(lines)
+            times = reply["timings"]
+            decoded = max(int(times["predicted_n"]) - 1, 0)  # the first token comes from the prompt's pass
+            return PeerAnswer(
+                reply.get("tokens") or None, decoded, reply["content"], times["prompt_ms"] / 1000,
+                times["predicted_ms"] / 1000, max(decoded - times.get("draft_n_accepted", 0), 0),
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._server.failed(f"no timings in {lines[:300]!r}") from error
+
+    def close(self) -> None:
+        """Nothing: the server is its owner's."""
+
+    def describe(self) -> dict[str, str]:
+        """Address, build and model file."""
+        return dict(self._about)
+
+
+class VllmServer(Peer):
+    """A running `vllm serve`; whether and how it speculates was settled when it was started."""
+
+    name = "vllm"
+
+    def __init__(self, url: str, options: PeerOptions):
+        self._server, self._about, self._model = _Server(self.name, url.removesuffix("/v1")), {}, ""
+        self.modes = ("served",)
+
+    def start(self) -> None:
+        """Ask the server for its model and version."""
+        models = self._server.get("/v1/models").get("data") or [{}]
+        self._model = str(models[0].get("id", ""))
+        version = str(self._server.get("/version").get("version", "unknown"))
+        self._about = {"url": self._server.url, "version": version, "model": str(models[0].get("root") or self._model)}
+
+    def run(
+        self, mode: str, messages: Seq[Mapping[str, str]], token_ids: Seq[int], max_tokens: int, temperature: float
+    ) -> PeerAnswer:
+        """Answer by a stream of /v1/completions, timed here: the server reports no times for one request."""
+        body = {
+            "model": self._model, "prompt": list(token_ids), "max_tokens": max_tokens, "temperature": temperature,
+            "stream": True, "return_token_ids": True, **_GREEDY_OR_PLAIN_SAMPLING,
+        }  # fmt: skip
+        start, arrivals, ids, text = time.perf_counter(), [], [], []
+        for line in self._server.post("/v1/completions", body, _patience(max_tokens)):
+            choice = _choice(line)
+            if choice is None:
+                continue
+            fresh = choice.get("token_ids")
+            if fresh is None:
+                raise self._server.failed("a stream without token ids; vLLM 0.10.2 or newer is needed")
+            if fresh:
+                arrivals.append((time.perf_counter(), len(fresh)))
+                ids += fresh
+            text.append(choice.get("text") or "")
+        if not arrivals:
+            raise self._server.failed("a stream without tokens")
+        first, last = arrivals[0][0], arrivals[-1][0]
+        answer = "".join(text)
+        return PeerAnswer(ids, len(ids) - arrivals[0][1], answer, first - start, last - first, len(arrivals) - 1)
+
+    def close(self) -> None:
+        """Nothing: the server is its owner's."""
+
+    def describe(self) -> dict[str, str]:
+        """Address, version and model."""
+        return dict(self._about)
+
+
+def _choice(line: bytes) -> dict[str, Any] | None:
+    """The choice that an event of a stream carries; None for blank lines, comments and the end mark."""
+    data = line.strip().removeprefix(b"data:").strip()
+    if not line.startswith(b"data:") or data == b"[DONE]":
+        return None
+    choices = json.loads(data).get("choices")
+    return choices[0] if choices else None
+
+
+def _patience(max_tokens: int) -> float:
+    """Seconds without a byte after which a server counts as hung."""
+    return 60 + 5 * max_tokens

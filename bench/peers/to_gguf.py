@@ -1,0 +1,107 @@
+"""A bf16 GGUF file of the weights that a quantised GGUF file holds: what llama.cpp runs beside us, same weights, same
+precision.
+
+    python -m bench.peers.to_gguf IN.gguf OUT.gguf
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import ConfigError, PacelineError
+from paceline.zoo.gguf import Metadata, open_gguf, unsupported
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, GGUFWriter, ReaderTensor
+
+_OF_THE_FILE = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version", "split.")
+_MOSTLY_BF16 = 32  # llama.cpp's LLAMA_FTYPE_MOSTLY_BF16
+
+
+def to_gguf(source: Path, target: Path, tied: bool = False) -> None:
+    """Write the tensors of `source` to `target`, rounded to bf16, and its metadata as they are.
+
+    Vectors are stored in float32, as llama.cpp wants them, but hold the rounded values: those of a bf16 folder.
+
+    tied: the output matrix becomes the token embedding too, as in a Hugging Face folder with tied embeddings.
+    Any architecture, one tensor in memory at a time. Raises ConfigError and DownloadError.
+    """
+    from gguf import GGUFWriter
+
+    if not source.is_file():
+        raise ConfigError("there is no such GGUF file", got=str(source), fix="name the file to convert")
+    if target.exists() and target.samefile(source):
+        raise ConfigError("the output would overwrite the input", got=str(target), fix="choose another output")
+    reader = open_gguf(source)
+    writer = GGUFWriter(None, Metadata(reader).require("general.architecture"))
+    _copy_metadata(reader, writer)
+    tensors = _tied(reader.tensors) if tied else [(tensor.name, tensor) for tensor in reader.tensors]
+    part = target.with_name(target.name + ".part")
+    try:
+        _write(writer, tensors, part)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copy_metadata(reader: "GGUFReader", writer: "GGUFWriter") -> None:
+    from gguf import GGUFValueType
+
+    for key, field in reader.fields.items():
+        if not key.startswith(_OF_THE_FILE):
+            kind, *inner = field.types
+            writer.add_key_value(key, field.contents(), kind, inner[0] if inner else None)
+    writer.add_key_value("general.file_type", _MOSTLY_BF16, GGUFValueType.UINT32)
+
+
+def _tied(tensors: "list[ReaderTensor]") -> "list[tuple[str, ReaderTensor]]":
+    """The output matrix under the embedding's name, and no output: readers then use the embedding for both."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    output = by_name.pop("output.weight", None)
+    if output is not None:
+        by_name["token_embd.weight"] = output
+    return list(by_name.items())
+
+
+def _write(writer: "GGUFWriter", tensors: "list[tuple[str, ReaderTensor]]", path: Path) -> None:
+    import numpy as np
+    from gguf import GGMLQuantizationType, dequantize, quantize
+
+    kinds = {True: GGMLQuantizationType.BF16, False: GGMLQuantizationType.F32}
+    for name, tensor in tensors:
+        shape = tensor.shape[::-1].tolist()  # GGUF lists the fastest axis first
+        matrix = len(shape) > 1
+        # The writer takes a shape in elements, but for uint8 in bytes: float32 here says "elements".
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), tensor.n_elements * (4 - 2 * matrix), kinds[matrix])
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _, tensor in tensors:
+        try:
+            values: Any = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise unsupported(f"the number format of {tensor.name}", kind, "another format") from error
+        rounded = quantize(values, kinds[True])
+        writer.write_tensor_data(rounded if len(tensor.shape) > 1 else dequantize(rounded, kinds[True]))
+    writer.close()
+
+
+def main(
+    source: Annotated[Path, typer.Argument(metavar="IN.gguf", help="A GGUF file in any number format.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The bf16 file to write.")],
+    tied: Annotated[
+        bool, typer.Option("--tied", help="Use the output matrix as token embedding too, as a tied HF folder does.")
+    ] = False,
+) -> None:
+    """Write a bf16 GGUF file of the weights that a quantised one holds."""
+    try:
+        to_gguf(source, target, tied)
+    except (PacelineError, OSError) as error:
+        raise SystemExit(f"Error: {error}") from error
+    typer.echo(f"{target}: {target.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    typer.run(main)

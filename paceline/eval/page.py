@@ -1,0 +1,354 @@
+"""A result folder as one page of HTML that opens without a network: figures, coloured answers, their rounds."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+from ..errors import ConfigError
+from .results import SavedAnswer, SavedResults, SavedRound, SavedRun, token_texts, tree_texts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_HOLE = re.compile(r"\{\{(\w+)\}\}")
+MEANINGS = {
+    "drafted": "drafted and accepted",
+    "recovered": "the target's correction",
+    "bonus": "bonus after a full draft",
+    "plain": "plain step",
+}
+_VERDICTS = {"identical": "identical to plain", "near_tie": "near-tie with plain", "bug": "differs from plain: a bug"}
+_NUMBERS = (("mean_acceptance_length", "tokens a pass", 2), ("speculative_tokens_per_s", "tok/s", 1))
+_BLANKS = re.compile(r"\r|\n|\t|  +|^ +$")
+_TALL = 3.0  # bars above so many medians are cut, or one slow round would flatten the others
+
+
+def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer in a folder; never fetched. Raises `ConfigError` where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library raises kinds of many modules
+        raise ConfigError(
+            "there is no tokenizer here", got=f"{source}: {str(error).splitlines()[0]}", expected="a model's folder"
+        ) from None
+
+
+def tokenizer_for(results: SavedResults, answers: Sequence[SavedAnswer], given: str | None = None):
+    """The tokenizer asked for; else the model's own, where texts are missing and the model lies here; or None."""
+    if given is not None:
+        return load_tokenizer(given)
+    model = str(results.summary.get("model_path") or results.summary.get("model") or "")
+    if all(has_texts(one) for one in answers) or not (Path(model) / "config.json").is_file():
+        return None
+    try:
+        return load_tokenizer(model)
+    except ConfigError:
+        return None
+
+
+def has_texts(answer: SavedAnswer) -> bool:
+    """Whether the text of every token, of the answer and of its drafts, was written down."""
+    whole = len(answer.pieces) == len(answer.token_ids)
+    return whole and all(len(one.pieces) == len(one.token_ids) for one in answer.rounds)
+
+
+def with_texts(answer: SavedAnswer, tokenizer: "PreTrainedTokenizerBase | None") -> SavedAnswer:
+    """The answer with the text of every token: the tokenizer's, else what was written down, else the ids."""
+    told = tuple(token_texts(tokenizer, answer.token_ids, False)) if tokenizer is not None else answer.pieces
+    if len(told) != len(answer.token_ids):
+        told = tuple(f"[{token}]" for token in answer.token_ids)
+    return answer.model_copy(
+        update={"pieces": told, "rounds": tuple(_round_texts(one, tokenizer) for one in answer.rounds)}
+    )
+
+
+def chosen(answers: Sequence[SavedAnswer]) -> list[SavedAnswer]:
+    """The answers worth a page: those with rounds, of the first repeat; the plain ones only where all are plain."""
+    ours = [one for one in answers if one.rounds and one.token_ids and one.repeat == 0]
+    return [one for one in ours if not one.is_plain] or ours
+
+
+def page(results: SavedResults, tokenizer: "PreTrainedTokenizerBase | None" = None) -> str:
+    """The whole page as text. Raises `ConfigError` where the results hold no answer with rounds."""
+    answers = results.answers()
+    shown = [with_texts(one, tokenizer) for one in chosen(answers)]
+    if not shown:
+        raise ConfigError("these results hold no answer of ours with its rounds", got=str(results.path))
+    plain = {(one.id, one.turn): one for one in reversed(answers) if one.is_plain and one.repeat == 0}
+    style, script = _part("page.css"), _part("page.js")
+    names = " and ".join(dict.fromkeys(one.side for one in shown))
+    return _fill(
+        _part("page.html"),
+        {
+            "title": html.escape(f"{results.model} with {names}"),
+            "model": html.escape(results.model),
+            "drafters": html.escape(names),
+            "figures": figures(results),
+            "made_by": made_by(results),
+            "categories": _options(dict.fromkeys(one.category for one in shown)),
+            "sides": _options(dict.fromkeys(one.side for one in shown)),
+            "links": links(shown),
+            "answers": "\n".join(article(n, one, plain.get((one.id, one.turn))) for n, one in enumerate(shown)),
+            "data": as_script([_data(one) for one in shown]),
+            "style": style,
+            "script": script,
+            "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        },
+    )
+
+
+def is_page(head: str) -> bool:
+    """For `files.check_out`: whether `paceline show` wrote a page."""
+    return '<meta name="generator" content="paceline show">' in head
+
+
+def as_script(value: object) -> str:
+    """JSON that can stand inside a script element, whatever the texts in it: no `<` is left."""
+    return json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def figures(results: SavedResults) -> str:
+    """The numbers of the header: a table with a row for each drafter, and the columns for which there is a number."""
+    plain = results.summary.get("plain_tokens_per_s")
+    rows = [
+        {**_run_figures(run), **({"plain tok/s": f"{plain:.1f}"} if _is_number(plain) else {})} for run in results.runs
+    ]
+    rows += [_peer_figures(one) for one in cast("Sequence[Mapping[str, object]]", results.summary.get("peers") or ())]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        return ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    body = ""
+    for row in rows:
+        first, *others = (row.get(name, "–") for name in names)
+        body += f'<tr><th scope="row">{first}</th>{"".join(f"<td>{value}</td>" for value in others)}</tr>'
+    return (
+        f'<div class="scroll"><table class="figures"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def made_by(results: SavedResults) -> str:
+    """Where and when the results were measured, in one line."""
+    origin = cast("Mapping[str, object]", results.summary.get("provenance") or {})
+    numerics, fraction = results.summary.get("numerics"), results.summary.get("floor_fraction")
+    parts = [
+        origin.get("gpu") or origin.get("cpu"),
+        f"CPU threads: {origin['threads']}" if origin.get("threads") else None,
+        f"numerics {numerics}" if numerics else None,
+        f"plain decoding at {100 * fraction:.0f}% of the floor" if _is_number(fraction) else None,
+        "interrupted before its end" if results.summary.get("complete") is False else None,
+        f"paceline {origin['paceline']}" if origin.get("paceline") else None,
+        f"commit {str(origin['git_commit'])[:7]}" if origin.get("git_commit") else None,
+        str(origin.get("time") or "")[:10],
+        results.name,
+    ]
+    return html.escape(" · ".join(str(part) for part in parts if part))
+
+
+def links(answers: Sequence[SavedAnswer]) -> str:
+    """The list of answers, each a link to its own."""
+    return "\n".join(
+        f'<li data-category="{html.escape(one.category)}" data-side="{html.escape(one.side)}">'
+        f'<a href="#answer-{n + 1}"><b>{n + 1}</b> {html.escape(one.category or one.id or "answer")}'
+        f"<small>{html.escape(one.side)} · {_per_round(one):.2f} a round</small></a></li>"
+        for n, one in enumerate(answers)
+    )
+
+
+def article(index: int, answer: SavedAnswer, plain: SavedAnswer | None) -> str:
+    """One answer: facts, legend, coloured text, timeline."""
+    title = html.escape(f"{answer.category or 'answer'} · {answer.side}")
+    where = html.escape(
+        ", ".join(filter(None, [f"prompt {answer.id}", f"turn {answer.turn + 1}" if answer.turn else ""]))
+    )
+    prompt = (
+        f"<details><summary>Prompt</summary><pre>{html.escape(answer.prompt)}</pre></details>" if answer.prompt else ""
+    )
+    return (
+        f'<article id="answer-{index + 1}" data-answer="{index}">\n'
+        f"<h2>{index + 1}. {title} <small>{where}</small></h2>\n"
+        f'<p class="facts">{_facts(answer, plain)}</p>\n{prompt}'
+        f'<div class="legend" role="group" aria-label="Colours, each can be switched off">{_legend(answer)}</div>\n'
+        f'<div class="text" role="group" aria-label="The answer, token by token">{tokens(answer)}</div>\n'
+        f"{timeline(answer.rounds)}\n</article>"
+    )
+
+
+def tokens(answer: SavedAnswer) -> str:
+    """The text as one span for each token, classed by its origin; blanks are marked, yet copy as they are."""
+    return "".join(
+        f'<span class="{_class(origin)}{"" if piece else " empty"}">{_BLANKS.sub(_blank, html.escape(piece))}</span>'
+        for piece, origin in zip(answer.pieces, answer.origins, strict=True)
+    )
+
+
+def timeline(rounds: Sequence[SavedRound]) -> str:
+    """Bars for each round: milliseconds stacked by part, and tokens stacked by who gave them."""
+    if not rounds:
+        return ""
+    times = [tuple(1e3 * x for x in one.seconds) for one in rounds]
+    sums = sorted(sum(one) for one in times)
+    top = min(sums[-1], _TALL * sums[len(sums) // 2]) or 1.0
+    cut = sum(1 for one in sums if one > top * 1.001)
+    most = max(one.num_emitted for one in rounds) or 1
+    given = [
+        (float(min(one.num_accepted, one.num_emitted)), float(one.num_emitted > one.num_accepted)) for one in rounds
+    ]
+    told = f"Milliseconds of each round, 0 to {top:.3g}" + (f"; {cut} taller cut off" if cut else "")
+    return (
+        f'<figure class="timeline"><figcaption>{told}: {_key("draft")} {_key("verify")} {_key("rest")}</figcaption>'
+        f"{_bars(times, ('draft', 'verify', 'rest'), top, told)}"
+        f"<figcaption>Tokens of each round, 0 to {most}: "
+        f"{_key('accepted')} {_key('own', 'the target&#39;s own')}</figcaption>"
+        f"{_bars(given, ('accepted', 'own'), float(most), 'Tokens of each round')}</figure>"
+    )
+
+
+# Helpers
+
+
+def _round_texts(one: SavedRound, tokenizer: "PreTrainedTokenizerBase | None") -> SavedRound:
+    if tokenizer is not None and len(one.token_ids) == len(one.parents):
+        return one.model_copy(update={"pieces": tuple(tree_texts(tokenizer, one.token_ids, one.parents))})
+    if len(one.pieces) != len(one.token_ids):
+        return one.model_copy(update={"pieces": tuple(f"[{token}]" for token in one.token_ids)})
+    return one
+
+
+def _data(answer: SavedAnswer) -> dict[str, object]:
+    """What the page's script needs of an answer beyond what stands in its text."""
+    return {
+        "ids": answer.token_ids,
+        "origins": "".join(origin[0] for origin in answer.origins),
+        "rounds": [
+            {
+                "source": one.source,
+                "emitted": one.num_emitted,
+                "texts": one.pieces,
+                "ids": one.token_ids,
+                "parents": one.parents,
+                "path": one.path,
+                "confidences": [round(x, 4) for x in one.confidences],
+                "ms": [round(1e3 * x, 3) for x in one.seconds],
+            }
+            for one in answer.rounds
+        ],
+    }
+
+
+def _options(names: "dict[str, None]") -> str:
+    return "".join(f"<option>{html.escape(name)}</option>" for name in names if name)
+
+
+def _part(name: str) -> str:
+    return (resources.files("paceline.eval") / name).read_text(encoding="utf-8")
+
+
+def _fill(template: str, parts: dict[str, str]) -> str:
+    """Fill the holes in one pass, so that what looks like a hole in an answer stays text."""
+    return _HOLE.sub(lambda hole: parts[hole[1]], template)
+
+
+def _run_figures(run: SavedRun) -> dict[str, str]:
+    told = {"drafter": html.escape(run.drafter)}
+    if run.batch > 1:
+        told["batch"] = str(run.batch)
+    if run.speedup is not None:
+        bounds = (run.speedup.low, run.speedup.high)
+        between = "" if None in bounds else f" <small>{bounds[0]:.2f} to {bounds[1]:.2f}</small>"
+        told["speed-up"] = f"{run.speedup.value:.2f}x{between}"
+    for key, name, digits in _NUMBERS:
+        if _is_number(value := run.raw.get(key)):
+            told[name] = f"{value:.{digits}f}"
+    verdicts = run.raw.get("verdicts")
+    if isinstance(verdicts, Mapping):
+        counts = [f"{count} {str(name).replace('_', '-')}" for name, count in verdicts.items() if count]
+        told["answers against plain"] = html.escape(", ".join(counts) or "none compared")
+    return told
+
+
+def _peer_figures(one: Mapping[str, object]) -> dict[str, str]:
+    told = {"drafter": html.escape(str(one.get("side") or one.get("peer") or "peer"))}
+    over = one.get("over_plain")
+    if isinstance(over, Mapping) and _is_number(value := over.get("speedup")):
+        told["speed-up"] = f"{value:.2f}x"
+    for key, name in (("mean_acceptance_length", "tokens a pass"), ("tokens_per_s", "tok/s")):
+        if _is_number(value := one.get(key)):
+            told[name] = f"{value:.{2 if name == 'tokens a pass' else 1}f}"
+    return told
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float)
+
+
+def _facts(answer: SavedAnswer, plain: SavedAnswer | None) -> str:
+    facts = [
+        f"{len(answer.token_ids)} tokens in {len(answer.rounds)} rounds",
+        f"{_per_round(answer):.2f} tokens a round",
+    ]
+    if answer.tokens_per_s:
+        facts.append(f"{answer.tokens_per_s:.1f} tok/s")
+    if plain is not None and plain is not answer and plain.tokens_per_s and answer.tokens_per_s:
+        facts.append(f"<b>{answer.tokens_per_s / plain.tokens_per_s:.2f}x</b> of plain decoding")
+    if answer.prefill is not None:
+        facts.append(f"prompt read in {1e3 * answer.prefill:.0f} ms")
+    if answer.verdict:
+        facts.append(html.escape(_VERDICTS.get(answer.verdict, answer.verdict)))
+    elif plain is not None and plain is not answer:
+        facts.append("identical to plain" if plain.token_ids == answer.token_ids else "differs from plain")
+    return " · ".join(facts)
+
+
+def _legend(answer: SavedAnswer) -> str:
+    total = max(1, len(answer.origins))
+    return "".join(
+        f'<button type="button" aria-pressed="true" data-origin="{name}">'
+        f'<i class="{_class(name)}">ab</i> {html.escape(meaning)} '
+        f"<b>{count}</b> <small>{100 * count / total:.0f}%</small></button>"
+        for name, meaning in MEANINGS.items()
+        if (count := answer.origins.count(name))
+    )
+
+
+def _bars(rows: Sequence[tuple[float, ...]], names: tuple[str, ...], top: float, label: str) -> str:
+    """One path for each part: rows of rectangles, stacked; x in rounds, y in hundredths of `top`, downwards."""
+    paths = []
+    for part, name in enumerate(names):
+        steps = []
+        for x, row in enumerate(rows):
+            low, high = (min(100.0, 100 * sum(row[:end]) / top) for end in (part, part + 1))
+            if high - low > 0.05:
+                steps.append(f"M{x + 0.08:.2f} {100 - high:.1f}h.84v{high - low:.1f}h-.84z")
+        paths.append(f'<path class="{name}" d="{"".join(steps)}"/>')
+    wide = f"max-width:{max(60, 26 * len(rows))}px"
+    return (
+        f'<svg viewBox="0 0 {len(rows)} 100" preserveAspectRatio="none" role="img" aria-label="{html.escape(label)}" '
+        f'style="{wide}"><rect class="cursor" x="-1" y="0" width="1" height="100"/>{"".join(paths)}</svg>'
+    )
+
+
+def _key(name: str, label: str = "") -> str:
+    return f'<span class="key"><i class="{name}"></i>{label or name}</span>'
+
+
+def _blank(found: re.Match[str]) -> str:
+    text = found[0]
+    marks = {"\n": '<i class="nl"></i>\n', "\t": '<i class="tab"></i>\t', "\r": '<i class="cr"></i>'}
+    return marks.get(text) or f'<i class="sp">{text}</i>'
+
+
+def _class(origin: str) -> str:
+    return origin if origin in MEANINGS else "plain"
+
+
+def _per_round(answer: SavedAnswer) -> float:
+    return len(answer.token_ids) / len(answer.rounds) if answer.rounds else 0.0

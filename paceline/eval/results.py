@@ -1,0 +1,395 @@
+"""The result folder of `paceline bench`: written while the run goes on, and read back for plots and pages.
+
+    summary.json         one object: the model, the machine, a list of `runs` with their aggregates; written at the end
+    answers.jsonl        one line for each prompt and side: tokens, where they came from, the rounds
+    peer_answers.jsonl   the same of other systems
+
+What was measured stays, whatever ends the run. In reading, what is absent stays empty, and what is broken is named.
+Imports no model library: reading results must not wait for one.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from ..errors import ConfigError, PacelineError
+from ..system.files import claimed, read_json, read_text, to_json, write_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from .run import Answer
+
+SUMMARY, ANSWERS, PEER_ANSWERS = "summary.json", "answers.jsonl", "peer_answers.jsonl"
+PLAIN = "plain"
+_KILLED: dict[str, Any] = {"complete": False}
+"""The summary of a run that could not write one."""
+
+
+# Writing
+
+
+class ResultFolder:
+    """A folder that this run alone writes to; see `claim`."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.count = 0
+        self._files = {name: FileIO(path / name, "x") for name in (ANSWERS, PEER_ANSWERS)}
+
+    def add(
+        self, answers: "Sequence[Answer]", ours: Collection[str], tokenizer: "PreTrainedTokenizerBase | None"
+    ) -> None:
+        """Write answers at once; `ours` are the names of our sides, the others are peers'.
+
+        Raises `PacelineError` where the disk is full, with every line before still whole.
+        """
+        for answer in answers:
+            line, is_ours = answer.as_dict(), answer.side in ours
+            if is_ours and tokenizer is not None and answer.token_ids is not None:
+                line["pieces"] = token_texts(tokenizer, answer.token_ids, skip_special_tokens=False)
+                for one in line["rounds"]:
+                    one["pieces"] = tree_texts(tokenizer, one["token_ids"], one["parents"])
+            self._append(self._files[ANSWERS if is_ours else PEER_ANSWERS], (to_json(line) + "\n").encode())
+            self.count += 1
+
+    def finish(self, summary: dict[str, object]) -> None:
+        """Write the summary, whole or not at all. Raises `PacelineError` where the disk is full."""
+        try:
+            write_text(self.path / SUMMARY, to_json(summary, indent=2) + "\n")
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Remove the files that hold nothing."""
+        for name, file in self._files.items():
+            file.close()
+            if not (self.path / name).stat().st_size:
+                (self.path / name).unlink()
+
+    def _append(self, file: FileIO, line: bytes) -> None:
+        before = file.tell()
+        try:
+            written = 0
+            while written < len(line):
+                written += file.write(line[written:])
+        except OSError as error:
+            file.seek(file.truncate(before))
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> PacelineError:
+        return PacelineError(
+            f"the results cannot be written to {str(self.path)!r}",
+            got=error.strerror or error,
+            fix=f"make room; the {self.count} finished answers are kept there",
+        )
+
+
+@contextmanager
+def claim(out: Path | None, model: str, drafters: Sequence[str]) -> Iterator[ResultFolder]:
+    """The folder for a run, taken before minutes of measuring, and nobody else's meanwhile.
+
+    out: None takes a new `results/<date>-<model>-<drafters>`. Raises `ConfigError` where the folder cannot be written
+    or holds results, of an earlier run or of something else. What is left empty at the end is removed.
+    """
+    folder = out if out is not None else _unused(model, drafters)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {str(folder)!r} cannot be written", got=error.strerror, fix="give another --out"
+        ) from error
+    try:
+        with claimed(folder):
+            for name in (SUMMARY, ANSWERS, PEER_ANSWERS):
+                if (folder / name).exists():
+                    raise _taken(folder, name)
+            with closing(ResultFolder(folder)) as results:
+                yield results
+    finally:
+        for one in made:
+            with suppress(OSError):  # it holds something
+                one.rmdir()
+
+
+def _taken(folder: Path, name: str) -> ConfigError:
+    what, fix = f"{str(folder)!r} holds results already", "give another --out, or move them away"
+    if name == ANSWERS:
+        with (folder / ANSWERS).open("rb") as file:
+            if file.read(9) == b'{"index":':  # as our lines begin
+                what, fix = f"{what}, of a run that was killed", f"{fix}; `paceline show` shows what it measured"
+    return ConfigError(what, got=name, fix=fix)
+
+
+def _unused(model: str, drafters: Sequence[str]) -> Path:
+    """`results/<date>-<model>-<drafters>`, with a number behind it where that is taken."""
+    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    # Of a path the last part, and only what can be part of a file's name.
+    short = [re.sub(r"[^\w.+-]+", "-", last_part(one)).strip("-")[:60] or "model" for one in (model, *drafters)]
+    name, number = "-".join([day, *short])[:200], 1
+    while (folder := Path("results", name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return folder
+
+
+def token_texts(
+    tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int], skip_special_tokens: bool = True
+) -> list[str]:
+    """The text that each token adds; joined, the text of the answer.
+
+    A character that spans tokens goes to the token that completes it and leaves the ones before it empty, as special
+    tokens are unless asked for. At the end an incomplete one becomes a replacement character of the last token.
+    """
+    from ..sampling import Detokenizer
+
+    text, found = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens), list[str]()
+    for token in token_ids:
+        text.feed(token)
+        found.append(text.take())
+    if found:
+        found[-1] += text.finish()
+    return found
+
+
+def tree_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int], parents: Sequence[int]) -> list[str]:
+    """The text of each node of a draft, read after its parent's; special tokens by name, the root included."""
+
+    def decode(*ids: int) -> str:
+        return cast("str", tokenizer.decode([*ids], skip_special_tokens=False))
+
+    found = list[str]()
+    for token, parent in zip(token_ids, parents, strict=True):
+        alone = decode(token)
+        if parent >= 0:
+            # A decoder may treat the first token of a text apart, and drop its leading space.
+            before, both = decode(token_ids[parent]), decode(token_ids[parent], token)
+            alone = both[len(before) :] if both.startswith(before) and len(both) > len(before) else alone
+        found.append(alone)
+    return found
+
+
+# Reading
+
+
+def last_part(name: str) -> str:
+    """The last part of a path, of either system."""
+    return name.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+
+
+def short_name(drafter: str) -> str:
+    """A drafter's name, of a draft model only the last part of its path."""
+    return re.sub(r"model:[^+@]*/", "model:", drafter)
+
+
+_Texts = Annotated[tuple[str, ...], BeforeValidator(lambda values: tuple(map(str, values)))]
+_Text = Annotated[str, BeforeValidator(str)]
+
+
+class _Saved(BaseModel):
+    """Part of a line; a key whose value is null counts as absent, keys of later versions are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+class SavedRound(_Saved):
+    """One round as it was written down, see `paceline.Round`; pieces: the text of each node of its tree."""
+
+    source: str = ""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_emitted: int = 0
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = (-1,)
+    path: tuple[int, ...] = ()
+    confidences: tuple[float, ...] = ()
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    rest_s: float = 0.0
+    pieces: _Texts = Field((), validation_alias=AliasChoices("pieces", "round_pieces"))
+
+    @model_validator(mode="after")
+    def _is_a_tree(self) -> "SavedRound":
+        if any(not -1 <= parent < child for child, parent in enumerate(self.parents)):
+            raise ValueError("a tree whose parent does not come before its child")
+        return self
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Of drafting, of verifying, and the rest."""
+        return self.draft_s, self.verify_s, self.rest_s
+
+
+class SavedAnswer(_Saved):
+    """One answer of one side.
+
+    pieces: the text of each token, empty where none was written. seconds: of decoding; prefill: of reading the prompt,
+    None where it was not recorded. token_ids is empty for a peer that gives none. turn, repeat: from 0.
+    """
+
+    token_ids: tuple[int, ...]
+    id: _Text = ""
+    category: _Text = ""
+    side: str = PLAIN
+    text: str = ""
+    origins: _Texts = ()
+    sources: _Texts = ()
+    rounds: tuple[SavedRound, ...] = ()
+    pieces: _Texts = ()
+    seconds: float = 0.0
+    prefill: float | None = Field(None, validation_alias=AliasChoices("prefill_s", "prefill"))
+    prompt: str = ""
+    turn: int = 0
+    repeat: int = 0
+    verdict: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_forms(cls, given: object) -> object:
+        if not isinstance(given, dict) or "token_ids" not in given:
+            raise ValueError("no token_ids")
+        line = {**given, "token_ids": given["token_ids"] or ()}
+        count, side = len(line["token_ids"]), str(given.get("drafter") or given.get("side") or PLAIN)
+        line["side"] = PLAIN if side == "none" or given.get("side") == PLAIN else side
+        if not isinstance(given.get("prompt"), str):  # a number is its place in the run
+            line["prompt"] = ""
+        line["origins"], line["sources"] = (
+            given.get("origins") or (PLAIN,) * count,
+            given.get("sources") or ("",) * count,
+        )
+        if len(line["origins"]) != count:
+            raise ValueError(f"{len(line['origins'])} origins of {count} tokens")
+        return line
+
+    @property
+    def is_plain(self) -> bool:
+        """Decoded without speculation."""
+        return self.side == PLAIN
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the answer by its seconds of decoding; 0 where no time was taken."""
+        return len(self.token_ids) / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A speed-up and the bounds of its confidence interval; a bound is None where none was computed."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """One drafter's aggregates. acceptance, conditional: by position, first drafted token first."""
+
+    drafter: str
+    speedup: Interval | None = None
+    categories: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
+    acceptance: tuple[float | None, ...] = ()
+    conditional: tuple[float | None, ...] = ()
+    batch: int = 1
+    raw: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True)
+class SavedResults:
+    """A result folder, or a file of measurements such as `paceline doctor --json` prints.
+
+    pass_times: seconds of a pass by its rows. floor_s: seconds that reading the weights once takes.
+    """
+
+    name: str
+    path: Path
+    summary: Mapping[str, object]
+    runs: tuple[SavedRun, ...]
+    pass_times: Mapping[int, float]
+    floor_s: float | None
+
+    @property
+    def model(self) -> str:
+        """The model as a person would name it: the last part of a path."""
+        return last_part(str(self.summary.get("model") or "")) or "unknown model"
+
+    def answers(self) -> list[SavedAnswer]:
+        """The answers in the order of the file, none where there is no file. Raises `ConfigError` at a bad line."""
+        file = self.path / ANSWERS
+        if not file.is_file():
+            return []
+        answers = []
+        lines = read_text(file, "the answers").split("\n")
+        if self.summary == _KILLED:
+            lines[-1] = ""  # it may be cut
+        for number, line in enumerate(lines, start=1):
+            try:
+                answers += [SavedAnswer.model_validate(json.loads(line))] if line.strip() else []
+            except (ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"line {number} of {file} is no answer",
+                    got=f"{type(error).__name__}: {error}",
+                    expected="a JSON object with token_ids",
+                ) from None
+        return answers
+
+
+def open_results(path: Path | str) -> SavedResults:
+    """Read a result folder, or a JSON file of measurements. Raises `ConfigError` when it is neither.
+
+    Of a run that was killed there is no summary; its answers can be read.
+    """
+    path = Path(path)
+    file = path / SUMMARY if path.is_dir() else path
+    is_killed = not file.is_file() and (path / ANSWERS).is_file()
+    if not file.is_file() and not is_killed:
+        raise ConfigError(
+            "this is no result folder" if path.exists() else "there is no such result",
+            got=str(path),
+            expected=f"a folder with {SUMMARY}, as `paceline bench` writes it",
+        )
+    try:
+        summary = _KILLED if is_killed else read_json(file, "the results")
+        if not isinstance(summary, dict):
+            raise ValueError(f"a {type(summary).__name__}, not an object")
+        runs = tuple(_run(one, summary) for one in summary.get("runs") or ([summary] if "speedup" in summary else []))
+        times = {int(rows): float(seconds) for rows, seconds in (summary.get("pass_times") or {}).items()}
+        floor = summary.get("floor_s")
+        floor = None if floor is None else float(floor)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file} cannot be read as results", got=str(error), expected="one JSON object") from None
+    name = path.resolve().name if path.is_dir() else path.stem
+    return SavedResults(name, path, summary, runs, dict(sorted(times.items())), floor)
+
+
+def _run(one: Mapping[str, Any], summary: Mapping[str, Any]) -> SavedRun:
+    found = {name: _interval(value) for name, value in (one.get("categories") or {}).items()}
+    return SavedRun(
+        drafter=str(one.get("drafter") or "speculative"),
+        speedup=_interval(one),
+        categories={name: value for name, value in found.items() if value is not None},
+        acceptance=tuple(one.get("acceptance_by_position") or ()),
+        conditional=tuple(one.get("acceptance_by_position_conditional") or ()),
+        batch=int(one.get("batch") or summary.get("batch") or 1),
+        raw=one,
+    )
+
+
+def _interval(one: Mapping[str, Any]) -> Interval | None:
+    """`speedup` with `speedup_low` and `speedup_high`, or `low` and `high`."""
+    numbers = [one.get("speedup"), one.get("speedup_low", one.get("low")), one.get("speedup_high", one.get("high"))]
+    value, low, high = (None if x is None else float(x) for x in numbers)
+    return None if value is None else Interval(value, low, high)

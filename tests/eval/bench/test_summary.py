@@ -1,0 +1,132 @@
+"""The numbers of a benchmark, held against worked examples; each law has a mutant that must fail."""
+
+import math
+
+import pytest
+
+from paceline import LLM
+from paceline.eval.summary import Cost, acceptance_by_position, draft_fingerprints, pooled, speedup, trained_hash
+from paceline.runner import load_model
+from paceline.spec_config import parse
+from paceline.zoo.packaged import head_folder
+from tests.tiny import tiny_model
+from tests.unit.cli_helpers import save
+
+PLAIN = [Cost(100, 10.0), Cost(20, 1.0)]
+FAST = [Cost(100, 5.0), Cost(20, 2.0)]
+"""Twice as fast on the long answer, half as fast on the short one."""
+ROUNDS = [(3, 1), (3, 3), (1, 1), (0, 0)]
+
+
+def test_pooled_speed_weighs_by_tokens():
+    assert pooled(PLAIN) == pytest.approx(120 / 11)
+    assert pooled([]) is None
+    assert Cost(5, 0.0).tokens_per_s == 0
+
+
+def is_right(function) -> bool:
+    found = function(PLAIN, FAST)
+    return math.isclose(found.weighted.value, 11 / 7) and math.isclose(found.prompt_mean.value, (2 + 0.5) / 2)
+
+
+def test_speedup():
+    assert is_right(speedup)
+    assert speedup([], []) is None
+    assert speedup(PLAIN, FAST[:1]) is None
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        lambda plain, fast: speedup(fast, plain),
+        lambda plain, fast: speedup(plain, list(reversed(fast))),
+        lambda plain, fast: speedup([Cost(sum(c.tokens for c in plain), sum(c.seconds for c in plain))],
+                                    [Cost(sum(c.tokens for c in fast), sum(c.seconds for c in fast))]),
+    ],
+    ids=["upside down", "unpaired", "pooled before averaging"],
+)  # fmt: skip
+def test_a_wrong_speedup_is_noticed(mutant):
+    assert not is_right(mutant)
+
+
+def test_interval_of_one_prompt_and_of_equal_prompts_is_a_point():
+    for count in (1, 5):
+        found = speedup([Cost(10, 2.0)] * count, [Cost(10, 1.0)] * count)
+        for one in (found.weighted, found.prompt_mean):
+            assert (one.value, one.low, one.high) == pytest.approx((2, 2, 2))
+
+
+def test_interval_of_two_prompts():
+    found = speedup(PLAIN, FAST)  # resamples are (long, long), (short, short) or both, a quarter, a quarter, a half
+    assert (found.weighted.low, found.weighted.high) == pytest.approx((0.5, 2.0))
+    assert (found.prompt_mean.low, found.prompt_mean.high) == pytest.approx((0.5, 2.0))
+
+
+def test_interval_is_reproducible_and_covers_the_normal_one():
+    plain = [Cost(50, 1.0)] * 40
+    fast = [Cost(50, 1.0 / (1.5 + 0.01 * i)) for i in range(40)]  # ratios 1.50 to 1.89
+    found = speedup(plain, fast, seed=3)
+    assert found == speedup(plain, fast, seed=3)
+    assert found != speedup(plain, fast, seed=4)
+    half = 1.96 * 0.1155 / math.sqrt(40)  # by the normal law: standard deviation of the ratios over sqrt(n)
+    assert found.prompt_mean.value == pytest.approx(1.695)
+    assert found.prompt_mean.low == pytest.approx(1.695 - half, abs=0.006)
+    assert found.prompt_mean.high == pytest.approx(1.695 + half, abs=0.006)
+
+
+def acceptance_is_right(function) -> bool:
+    found = [(p.position, p.rounds, p.unconditional, p.conditional) for p in function(ROUNDS)]
+    return found == [(1, 3, 1.0, 1.0), (2, 2, 0.5, 0.5), (3, 2, 0.5, 1.0)]
+
+
+def test_acceptance_by_position():
+    assert acceptance_is_right(acceptance_by_position)
+    assert acceptance_by_position([(0, 0)]) == []
+    assert acceptance_by_position([]) == []
+    never = acceptance_by_position([(2, 0)])
+    assert [one.conditional for one in never] == [0.0, None]  # nothing reached the second, so nothing is known
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        lambda rounds: acceptance_by_position([(max(d for d, _ in rounds), a) for d, a in rounds]),
+        lambda rounds: acceptance_by_position([(d, a + 1) for d, a in rounds]),
+        lambda rounds: acceptance_by_position([(a, a) for _, a in rounds]),
+    ],
+    ids=["short drafts count as rejected", "the bonus token counts as accepted", "rejections forgotten"],
+)
+def test_wrong_acceptance_is_noticed(mutant):
+    assert not acceptance_is_right(mutant)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_every_draft_is_named_by_its_weights(tmp_path):
+    for name, seed in (("target", 0), ("draft", 1)):
+        save(tmp_path / name, tiny_model("llama", seed=seed))
+    draft = str(tmp_path / "draft")
+    both = {"method": "choose", "drafters": [{"method": "ngram"}, {"method": "draft_model", "model": draft}]}
+    configs = [parse(f"model:{draft}"), parse(both), parse("lookup")]
+    target = load_model(str(tmp_path / "target"), "float32")
+    llms = [LLM(target, drafter=config.build()[0], numerics="fast") for config in configs]
+    known = load_model(draft).fingerprint
+    assert draft_fingerprints(llms, configs) == {f"model:{draft}": known}
+    assert draft_fingerprints(llms[1:], configs[1:]) == {f"model:{draft}": known}
+    assert draft_fingerprints(llms[2:], configs[2:]) == {}
+    assert known != target.fingerprint
+
+
+def test_heads_are_named_by_their_files(tmp_path):
+    name = "smollm2-135m-medusa"
+    own = trained_hash(parse(f"head:{name}"))
+    other = tmp_path / "head"
+    other.mkdir()
+    for file in head_folder(name).iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    assert own is not None
+    assert trained_hash(parse(f"head:{other}")) == own
+    data = bytearray((other / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (other / "model.safetensors").write_bytes(bytes(data))
+    assert trained_hash(parse(f"head:{other}")) != own
+    assert trained_hash(parse("self-int4")) is None

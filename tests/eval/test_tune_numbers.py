@@ -1,0 +1,158 @@
+"""The pure part: what pays, what a draft may cost, which length was usual. Worked by hand."""
+
+import pytest
+
+from paceline.core.outputs import Round
+from paceline.errors import ConfigError
+from paceline.eval.machine import PassCosts, tokens_per_round
+from paceline.eval.tune import (
+    BreakEven,
+    Candidate,
+    Gain,
+    about_costs,
+    about_drafts,
+    about_gains,
+    acceptance,
+    best_of,
+    break_even,
+    candidate_of,
+    candidates_of,
+    read_questions,
+    tune_report,
+    usual_depth,
+)
+from paceline.spec_config import parse
+
+FLAT = PassCosts(1, 1.0, {1: 0.010, 5: 0.012, 17: 0.018})  # 0.5 ms a row
+
+
+def rounds(*pairs: tuple[int, int]) -> list[Round]:
+    """Rounds of (drafted, accepted)."""
+    return [Round("lookup", drafted, accepted, accepted + 1) for drafted, accepted in pairs]
+
+
+def candidate(name="lookup", gain=(1.5, 1.2, 1.8), prompts=9, **given) -> Candidate:
+    config = parse(name, policy="cost_model")
+    return Candidate(config, Gain(*gain, prompts), given.pop("categories", {}), 10.0, 15.0, 2.0, 0.5, {}, **given)
+
+
+def test_a_category_in_which_nothing_was_timed_is_left_out():
+    told = {"speedup": 1.5, "speedup_low": 1.2, "speedup_high": 1.8, "prompts": 3}
+    none = {"speedup": None, "speedup_low": None, "speedup_high": None, "prompts": 1}
+    whole = {**told, "plain_tokens_per_s": 10.0, "speculative_tokens_per_s": 15.0, "mean_acceptance_length": 2.0}
+    whole |= {"categories": {"long": told, "one token": none}, "verdicts": {"bug": 0, "near_tie": 0}}
+    assert candidate_of(parse("lookup"), whole, [], None, 1).categories.keys() == {"long"}
+    with pytest.raises(ConfigError, match="nothing could be timed"):
+        candidate_of(parse("lookup"), {**whole, **none}, [], None, 1)
+
+
+def test_acceptance_counts_what_was_judged():
+    assert acceptance(rounds((4, 1), (4, 4), (0, 0))) == pytest.approx(5 / 6)
+    assert acceptance(rounds((0, 0))) is None
+
+
+def test_usual_depth_weighs_by_tokens():
+    many_short, one_long = [(1, 0)] * 3, [(8, 8)]
+    assert usual_depth(rounds(*many_short, *one_long)) == 8  # 3 tokens against 9
+    assert usual_depth(rounds((3, 0), (2, 0))) == 2
+    assert usual_depth(rounds((0, 0))) == 0
+
+
+def is_even(num_tokens: int, token_s: float) -> bool:
+    return abs(FLAT.speedup(num_tokens, 0.8, token_s) - 1) < 1e-9
+
+
+def test_break_even_is_where_drafting_neither_wins_nor_loses():
+    even = break_even("model", 0.8, 0.001, FLAT)
+    assert even.growth == pytest.approx(FLAT.at(even.num_tokens + 1) / 0.010)
+    assert is_even(even.num_tokens, even.dearest_s)
+    free_rows = (tokens_per_round(even.num_tokens, 0.8) - 1) * FLAT.seconds[1] / even.num_tokens
+    assert not is_even(even.num_tokens, free_rows)  # a mutant that checks drafts for nothing is noticed
+    best = FLAT.speedup(even.num_tokens, 0.8, 0.001)
+    assert all(FLAT.speedup(n, 0.8, 0.001) <= best for n in range(1, 17))
+    assert break_even("model", 0.8, 0.02, FLAT).num_tokens == 1  # too dear at any length: then least is lost
+
+
+def test_only_sure_gains_pay():
+    assert Gain(1.02, 1.01, 1.03, 9).pays
+    assert not Gain(1.02, 1.01, 1.03, 3).pays  # too few prompts for so small a gain
+    assert Gain(1.2, 1.2, 1.2, 1).pays
+    assert not Gain(1.3, 0.95, 1.6, 9).pays
+    assert Gain(1.3, 0.95, 1.6, 9).is_unclear
+
+
+def test_the_best_is_fast_sure_and_exact():
+    slow, fast = candidate(gain=(1.2, 1.1, 1.3)), candidate("self-int4", gain=(1.5, 1.2, 1.8))
+    unsure = candidate(gain=(3.0, 0.9, 5.0))
+    assert best_of([slow, fast, unsure]) is fast
+    assert best_of([slow, candidate(gain=(2.0, 1.9, 2.1), num_bugs=1)]) is slow
+    assert best_of([unsure]) is None
+
+
+def test_candidates():
+    assert [one.name for one in candidates_of(None)] == ["lookup", "self-int4", "lookup+self-int4"]
+    assert [one.name for one in candidates_of(["lookup"])] == ["lookup"]
+    three = candidates_of(["lookup", "model:a", "self-int4"])
+    assert three[-1].name == "lookup+model:a+self-int4"
+    assert [one.name for one in candidates_of(["lookup", "lookup+model:a"])] == ["lookup", "lookup+model:a"]
+    assert {one.policy for one in three} == {"cost_model"}
+    for given, told in ((["none"], "leave it out"), (["lookup", "lookup"], "twice"), (["lokup"], "did you mean")):
+        with pytest.raises(ConfigError, match=told):
+            candidates_of(given)
+
+
+def test_gains_in_words():
+    found = {
+        "summarization": Gain(2.1, 1.8, 2.4, 9),
+        "writing": Gain(0.99, 0.97, 1.01, 9),
+        "qa": Gain(1.1, 0.9, 1.3, 9),
+    }
+    told = about_gains(candidate(categories=found))
+    assert told == (
+        "lookup pays 1.50x (1.20–1.80): 2.10x on summarization; unclear on qa (1.10x, 0.90–1.30); "
+        "nothing on writing (0.99x)."
+    )
+    assert about_gains(candidate(gain=(0.97, 0.9, 1.0))) == "lookup does not pay: 0.97x (0.90–1.00)."
+
+
+def test_costs_in_words():
+    dear = BreakEven("self-int4", 4, 0.83, 0.0091, 1.2, 0.0032, 0.1)
+    assert about_costs("self-int4", dear, 1.0) == (
+        "self-int4: a drafted token costs 9.1 ms where it may cost at most 3.2 ms to pay "
+        "(acceptance 0.83, T(5)/T(1) = 1.20)."
+    )
+    assert "would not pay" in about_costs("x", BreakEven("self-int4", 1, 0.1, 0.001, 1.4, -0.003, 0.4), 1.0)
+    assert "costs 1 ms and may cost 3.2 ms" in about_costs("x", BreakEven("m", 4, 0.83, 0.001, 1.2, 0.0032, 0.1), 1.0)
+    copies = about_costs("x", BreakEven("lookup", 4, 0.31, 1e-5, 1.6, -0.001, 0.4), 0.25)
+    assert copies.startswith("x drafted in 25% of the rounds: 31% of what was copied is accepted, where drafts of 4")
+
+
+def test_what_a_draft_would_have_to_cost():
+    # 5 tokens at 0.8: E = 3.689, T(6) = 12.5 ms: (36.89 - 12.5) / 5 = 4.88 ms; for 1.5x (24.59 - 12.5) / 5 = 2.42 ms
+    told = about_drafts(FLAT)
+    assert "below 4.88 ms a drafted token (49% of a plain round) with 5 tokens at a time" in told
+    assert "at most 2.42 ms for 1.5x" in told
+    assert "not even for nothing" in about_drafts(PassCosts(1, 1.0, {1: 0.01, 2: 0.02, 17: 0.17}))
+
+
+def test_words_begin_with_the_choice_and_name_faults():
+    one = candidate(num_bugs=2, breakeven=(BreakEven("lookup", 4, 0.9, 1e-5, 1.2, 0.01, 0.1),))
+    told = tune_report([one], None, "m", ["remark"])
+    assert told[:2] == ["Choice for m: none. No drafter is surely faster than plain decoding here.", "remark"]
+    assert any("2 of its answers differ" in line for line in told)
+    assert tune_report([one], one, "m")[0].startswith("Choice for m: lookup, 1.50x as fast")
+    assert any("never drafted" in line for line in tune_report([candidate()], None, "m"))
+
+
+def test_prompts_as_people_have_them(tmp_path):
+    lines, rows = tmp_path / "mine.txt", tmp_path / "rows.txt"
+    lines.write_text("one\n\ntwo\n")
+    rows.write_text('{"messages": [{"role": "user", "content": "x"}], "category": "c"}\n')
+    assert [(q.turns, q.chat, q.category) for q in read_questions(str(lines))] == [
+        (("one",), None, "mine"),
+        (("two",), None, "mine"),
+    ]
+    assert read_questions(str(rows))[0].category == "c"
+    assert len(read_questions(None)) == 8
+    with pytest.raises(ConfigError, match="there is no file"):
+        read_questions("absent.jsonl")

@@ -1,0 +1,62 @@
+"""The text of each token: joined, the text of the answer."""
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from paceline.eval.page import load_tokenizer
+from paceline.eval.results import token_texts as pieces
+from paceline.eval.results import tree_texts
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, as the smallest of byte-level vocabularies."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    whole = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)} | {"<end>": 256}, []))
+    whole.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    whole.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<end>")
+
+
+def test_joined_pieces_are_the_text():
+    tokenizer, text = byte_tokenizer(), "naïve </b>\n日本 🙂!"
+    ids = tokenizer.encode(text)
+    found = pieces(tokenizer, ids)
+    assert len(found) == len(ids) == len(text.encode())
+    assert "".join(found) == text
+    assert found[2:4] == ["", "ï"]  # the character stands with the token that completes it
+
+
+def test_an_incomplete_end_is_shown():
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode("a🙂")[:-1]
+    found = pieces(tokenizer, ids)
+    assert "".join(found) == tokenizer.decode(ids)
+    assert found[0] == "a"
+    assert found[-1] == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_special_tokens_are_empty_unless_asked_for():
+    tokenizer = byte_tokenizer()
+    ids = [*tokenizer.encode("ab"), 256]
+    assert pieces(tokenizer, ids) == ["a", "b", ""]
+    assert pieces(tokenizer, ids, skip_special_tokens=False) == ["a", "b", "<end>"]
+    assert pieces(tokenizer, []) == []
+
+
+def test_decoding_alone_would_be_noticed():
+    """The mutant: each token decoded by itself loses the characters that span tokens."""
+    tokenizer, text = byte_tokenizer(), "é"
+    assert "".join(tokenizer.decode([token]) for token in tokenizer.encode(text)) != text
+
+
+def test_round_pieces_name_every_node():
+    tokenizer = byte_tokenizer()
+    a, b, space = (tokenizer.encode(text)[0] for text in ("a", "b", " "))
+    assert tree_texts(tokenizer, [a, space, b, 256], [-1, 0, 0, 1]) == ["a", " ", "b", "<end>"]
+    half = tokenizer.encode("é")
+    assert tree_texts(tokenizer, [a, *half], [-1, 0, 1])[0] == "a"
+
+
+def test_a_saved_tokenizer_is_read(tmp_path):
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert pieces(load_tokenizer(str(tmp_path)), [0]) == pieces(byte_tokenizer(), [0])

@@ -1,0 +1,116 @@
+"""The pictures: what they show is what the results hold, and what is missing is told."""
+
+import json
+import math
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from paceline.errors import ConfigError
+from paceline.eval import plots
+from paceline.eval.plots import NoData, draw
+from paceline.eval.results import open_results
+from tests.eval.view.folders import make_summary, nasty_answer, write_folder
+
+PASSES = {"pass_times": {"1": 0.01, "8": 0.016, "2": 0.01}, "floor_s": 0.004}
+
+
+@pytest.fixture
+def results(tmp_path):
+    return [open_results(write_folder(tmp_path / "made", make_summary(**PASSES)))]
+
+
+def texts_of(figure):
+    return " ".join(one.get_text() for axes in figure.axes for one in axes.texts) + " ".join(
+        one.get_text() for one in figure.texts
+    )
+
+
+def test_speedup_bars_and_intervals(results):
+    figure = plots.speedup_by_category(results)
+    (axes,) = figure.axes
+    assert [round(bar.get_width(), 3) for bar in axes.patches] == [2.5, 0.9, 1.9]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["math", "chat", "all"]
+    spans = [list(line.get_xdata()) for line in axes.lines]
+    assert spans == [[2.0, 3.0], [1.7, 2.2], [1.0, 1.0]]  # no interval for chat; then the line of plain decoding
+    assert "A CPU, 1 thread · 2026-01-02" in texts_of(figure)
+
+
+def test_acceptance_has_both_kinds(results):
+    (axes,) = plots.acceptance_by_position(results).axes
+    first, second = (list(line.get_ydata()) for line in axes.lines[:2])
+    assert first == [0.8, 0.5, 0.2]
+    assert second[:2] == [0.8, 0.625]
+    assert math.isnan(second[2])
+
+
+def test_pass_times_are_relative_and_sorted(results):
+    (axes,) = plots.pass_times(results).axes
+    assert list(axes.lines[0].get_xdata()) == [1, 2, 8]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([1.0, 1.0, 1.6])
+    assert list(axes.lines[1].get_ydata()) == pytest.approx([0.4, 0.4])
+
+
+def test_a_doctor_file_gives_pass_times(tmp_path):
+    file = tmp_path / "doctor.json"
+    file.write_text(json.dumps({"model": "m", "bandwidth": 1e10, **PASSES}))
+    files, left_out = draw([open_results(file)], tmp_path / "out")
+    assert [one.name for one in files] == ["pass_times.png", "pass_times.svg"]
+    assert set(left_out) == set(plots.FIGURES) - {"pass_times"}
+
+
+def test_batches_join_into_lines(tmp_path):
+    runs = [{**make_summary()["runs"][0], "batch": batch, "speedup": 2 / batch} for batch in (4, 1)]
+    found = [open_results(write_folder(tmp_path / str(n), make_summary(runs=[run]))) for n, run in enumerate(runs)]
+    figure = plots.speedup_by_batch(found)
+    assert list(figure.axes[0].lines[0].get_xdata()) == [1, 4]
+    with pytest.raises(NoData, match="two batch sizes"):
+        plots.speedup_by_batch(found[:1])
+
+
+def test_window_by_length_counts_rounds(results):
+    figure = plots.window_by_length(results)
+    assert "2.0\nn=1" in texts_of(figure)  # the tree: two deep, both accepted
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["2", "4", "5"]
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["9–16"]
+
+
+def test_draw_writes_both_formats_the_same_each_time(results, tmp_path):
+    files, left_out = draw(results, tmp_path / "a")
+    again, _ = draw(results, tmp_path / "b")
+    assert {one.suffix for one in files} == {".png", ".svg"}
+    assert list(left_out) == ["speedup_by_batch"]
+    for one, other in zip(files, again, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+        head = one.read_bytes()[:8]
+        assert head.startswith(b"\x89PNG" if one.suffix == ".png" else b"<?xml")
+
+
+def test_no_screen_is_asked_for(results):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    assert isinstance(plots.speedup_by_category(results).canvas, FigureCanvasAgg)
+    assert "matplotlib.pyplot" not in sys.modules  # which would choose a backend by the display
+
+
+def test_empty_results_are_refused(tmp_path):
+    plain = nasty_answer(side="plain")
+    folder = write_folder(tmp_path / "none", {"model": "m"}, [plain])
+    with pytest.raises(ConfigError, match="no run has a speed-up"):
+        draw([open_results(folder)], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_matplotlib_missing_names_the_extra(results, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"paceline\[viz\]"):
+        draw(results, tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"runs": [1]}', '{"pass_times": {"x": 1}}'])
+def test_broken_summaries_are_named(tmp_path, content):
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"summary\.json cannot be read"):
+        open_results(tmp_path)

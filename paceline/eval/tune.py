@@ -1,5 +1,4 @@
-"""Which drafter pays for a model on this machine and these prompts: measured, compared, chosen. `tune_report` puts it in sentences; nothing
-is printed.
+"""Which drafter pays for a model on this machine and these prompts: measured, compared, chosen, put in sentences.
 
 Every candidate runs under the cost model and takes turns with plain decoding, as in `paceline bench`. Chosen is the
 best speed-up, pooled over all tokens, whose 95% interval lies above 1; else none.
@@ -266,7 +265,8 @@ def about_costs(name: str, even: BreakEven, share_drafted: float) -> str:
             return f"{name}: even perfect copies would not pay ({case})."
         return (
             f"{name} drafted in {share_drafted:.0%} of the rounds: {even.acceptance:.0%} of what was copied is "
-            f"accepted, where drafts of {_tokens(even.num_tokens)} pay from {max(even.least_acceptance, 0.01):.0%} on ({case})."
+            f"accepted, where drafts of {_tokens(even.num_tokens)} pay from {max(even.least_acceptance, 0.01):.0%} "
+            f"on ({case})."
         )
     if even.dearest_s <= 0:
         return f"{name}: even a draft that costs nothing would not pay ({case})."

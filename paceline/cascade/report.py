@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.outputs import Origin
 from ..core.request import SamplingParams
-from ..eval.canvas import GREY, PALETTE, STYLE, load_matplotlib, save_figure
-from ..eval.visualise import pieces
+from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, save_figure
+from ..eval.results import token_texts
 from ..hf.chats import split_chat
 from ..hf.prompts import Prompt
 from .bound import upper_bound
@@ -176,7 +176,7 @@ def _article(case: Case, example: Example | None, tokenizer: PreTrainedTokenizer
     if example is None:
         return f"{head}<p>None of {count} prompts was such a case.</p>\n</article>"
     output = example.output
-    answer = tokens(pieces(tokenizer, output.token_ids, False), kinds_of(output))
+    answer = tokens(token_texts(tokenizer, output.token_ids, False), kinds_of(output))
     return (
         f"{head}{prompt_images(example.prompt)}<pre>{html.escape(prompt_text(example.prompt))}</pre>\n"
         f'{_small(output, tokenizer)}<p>Answer:</p>\n<div class="text">{answer}</div>\n'
@@ -193,7 +193,7 @@ def _small(output: CascadeOutput, tokenizer: PreTrainedTokenizerBase) -> str:
     kind = "small" if output.decided_by == "small" else "drafted"
     kinds = [kind if i < agreed else "rejected" for i in range(len(own))]
     notes = [f", ln p = {one.logprob:.3f}" for one in output.small.outputs[0].logprobs or []]
-    answer = tokens(pieces(tokenizer, own, False), kinds, notes)
+    answer = tokens(token_texts(tokenizer, own, False), kinds, notes)
     return f'<p>The small model\'s answer:</p>\n<div class="text">{answer}</div>\n'
 
 

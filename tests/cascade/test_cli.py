@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cascade import Cascade, Reason
 from paceline.cascade.report import Case, Example, find_examples, kinds_of, page, prompt_images, tokens
-from paceline.eval.visualise import pieces
+from paceline.eval.results import token_texts
 from paceline.system.files import claimed
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, perturbed, small
 from tests.tiny import tiny_model
@@ -117,7 +117,7 @@ def test_the_four_cases_on_one_page():
     assert {"small", "drafted", "recovered", "rejected"} <= kinds
     assert all(title for _, title in seen.spans), "readable without colour"
     for one in found.values():
-        assert "".join(pieces(large().tokenizer, one.output.token_ids, False)) in seen.text
+        assert "".join(token_texts(large().tokenizer, one.output.token_ids, False)) in seen.text
         assert len(kinds_of(one.output)) == len(one.output.token_ids)
     assert "never called" in text
     empty = page(cascade, {**found, Case.LONG: None}, 300)

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from vlm_log import bar, table
+from rich.console import Console
+from rich.progress import track
 
 from paceline import LLM, Cascade, PacelineError, SamplingParams
 from paceline.cascade import Calibration, load_calibration
@@ -59,19 +60,17 @@ def open_models(made: Calibration, args: argparse.Namespace) -> tuple[LLM, LLM]:
 def compare(cascade: Cascade, plain: LLM, prompts: Seq[Prompt], params: SamplingParams) -> list[Compared]:
     """Answer everything twice; the first prompt once more before, for what is set up on first use."""
     found: list[Compared] = []
-    with bar("prompts", len(prompts)) as step:
-        for place, prompt in enumerate([prompts[0], *prompts]):
-            answers: dict[str, Any] = {}
-            took: dict[str, float] = {}
-            for name, engine in (("cascade", cascade), ("plain", plain))[:: -1 if place % 2 else 1]:
-                began = time.perf_counter()
-                answers[name] = engine.generate([prompt], params)[0]
-                took[name] = time.perf_counter() - began
-            if place:
-                given, own = answers["cascade"], answers["plain"].token_ids
-                by_small, seconds = given.decided_by == "small", (took["cascade"], took["plain"])
-                found.append(Compared(given.reason.value, by_small, given.token_ids == own, seconds))
-                step(given.reason.value)
+    for place, prompt in enumerate(track([prompts[0], *prompts], "prompts", console=Console(stderr=True))):
+        answers: dict[str, Any] = {}
+        took: dict[str, float] = {}
+        for name, engine in (("cascade", cascade), ("plain", plain))[:: -1 if place % 2 else 1]:
+            began = time.perf_counter()
+            answers[name] = engine.generate([prompt], params)[0]
+            took[name] = time.perf_counter() - began
+        if place:
+            given, own = answers["cascade"], answers["plain"].token_ids
+            by_small, seconds = given.decided_by == "small", (took["cascade"], took["plain"])
+            found.append(Compared(given.reason.value, by_small, given.token_ids == own, seconds))
     return found
 
 
@@ -112,7 +111,7 @@ def report(told: dict[str, Any]) -> str:
         ["decided by the large model, not its own", f"{told['of_these_not_its_own']} of {told['decided_by_large']}"],
         ["speed-up over the large model, median", speed],
     ]
-    return table(["", ""], rows)
+    return "\n".join(f"| {name} | {value} |" for name, value in [("", ""), ("---", "---"), *rows])
 
 
 def main(given: list[str] | None = None) -> int:

@@ -1,9 +1,7 @@
 """A run on prompts with pictures, from their file to a draft that is used; what is kept of a picture, and refused."""
 
-import importlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,6 @@ from paceline.train.recipe import Batch
 from paceline.train.stages import Done, Stages
 from tests.vision.families import make, picture
 
-SCRIPTS = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 RUN = """
 model: {base}/model
@@ -110,22 +107,6 @@ def test_the_draft_is_written_and_used(base, made):
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     drafted, plain = llm.generate(chat, params)[0], llm.plain().generate(chat, params)[0]
     assert drafted.token_ids == plain.token_ids
-
-
-def test_the_script_that_compares_bits_measures_what_training_did(made, base, monkeypatch, capsys):
-    method, out, _, _ = made
-    if method != "qat":
-        return
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    script = importlib.import_module("draft_quant")
-    monkeypatch.setattr(script, "WINDOW", 2)
-    options = ["--held-out", "0.3", "--rows", "nearest-3-32", "--draft", f"trained={out / 'draft'}"]
-    script.main([str(base / "model"), "--prepared", str(out / "answers-0"), *options])
-    about, nearest, trained = map(json.loads, capsys.readouterr().out.splitlines())
-    assert about["answers"] >= 2
-    told = read_record(out / "draft")["training"]
-    assert trained["1 - TV"] == pytest.approx(told["held-out 1 - TV"], abs=2e-3)
-    assert nearest["1 - TV"] != trained["1 - TV"]
 
 
 def test_a_text_draft_learns_to_draft_for_a_target_that_sees(base, made, tmp_path):

@@ -12,17 +12,14 @@ from .. import __version__
 from ..errors import PacelineError
 from .bench import bench
 from .calibrate import calibrate
-from .check import check
-from .check_draft import check_draft
+from .check import check, check_draft
 from .demo import demo
 from .doctor import doctor
-from .export import export
 from .generate import generate
-from .models import models, pull
-from .plot import plot
+from .models import export, models, pull
 from .process import ctrl_c
-from .screen import DebugOption, NoProgressOption, Screen
-from .show import show
+from .screen import DebugFlag, NoProgressFlag, Screen
+from .show import plot, show
 from .train import train
 from .tune import tune
 
@@ -115,8 +112,8 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _global(
     ctx: typer.Context,
-    debug: DebugOption = False,
-    no_progress: NoProgressOption = False,
+    debug: DebugFlag = False,
+    no_progress: NoProgressFlag = False,
     version: Annotated[
         bool,
         typer.Option("--version", metavar="", callback=_show_version, is_eager=True, help="Show the version and exit."),
@@ -125,17 +122,6 @@ def _global(
     """Exact speculative decoding for Hugging Face language models: faster answers, the same answers."""
 
 
-app.command()(demo)
-app.command()(generate)
-app.command()(check)
-app.command("check-draft")(check_draft)
-app.command()(bench)
-app.command()(plot)
-app.command()(show)
-app.command()(doctor)
-app.command()(tune)
-app.command()(calibrate)
-app.command()(train)
-app.command()(export)
-app.command()(models)
-app.command()(pull)
+_MEASURING = (demo, generate, check, check_draft, bench, plot, show, doctor, tune, calibrate)
+for _command in (*_MEASURING, train, export, models, pull):
+    app.command(_command.__name__.replace("_", "-"))(_command)

@@ -1,126 +1,71 @@
-"""`paceline bench`."""
+"""`paceline bench`: what speculation gains, measured against plain decoding and other systems."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
 
-from ..errors import ConfigError, PacelineError
-from .bench_parts import open_engines
-from .bench_report import show
-from .engine import (
-    AllowLossyOption,
-    DeviceOption,
-    DtypeOption,
-    EngineOptions,
-    MaxLenOption,
+from ..errors import PacelineError
+from .options import (
+    DRAFTER_NAMES,
+    MEASURING,
+    PROMPT_FILE,
+    PROMPTS,
+    SPECULATION,
+    MaxTokens,
     ModelArgument,
-    NumericsOption,
-    NumTokensOption,
-    PolicyOption,
-    ProfileOption,
-    SpecConfigOption,
-    ThreadsOption,
-    TrustOption,
-    WeightsOption,
-    choose_tuned,
-    remark_raw,
-    seed_option,
+    ModelOptions,
+    Opt,
+    Seed,
+    SpeculationOptions,
+    Temperature,
+    choose_prompts,
+    command,
+    open_engine,
 )
 from .process import uninterrupted
-from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
-
-_WHAT, _HOW = "Prompts", "Measuring"
+from .screen import Screen, mark, number, table_of
 
 
+@command
 def bench(
-    ctx: typer.Context,
     model: ModelArgument,
+    speculation: SpeculationOptions,
+    loading: ModelOptions,
+    screen: Screen,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            help="lookup, self-int4, model:PATH_OR_ID or none; repeat it to compare several. Default: lookup.",
-            rich_help_panel="Speculation",
-            show_default=False,
-        ),
+        Opt(f"{DRAFTER_NAMES}; repeat it to compare several. Default: lookup.", SPECULATION, "-d"),
     ] = None,
-    speculative_config: SpecConfigOption = None,
-    num_speculative_tokens: NumTokensOption = None,
-    policy: PolicyOption = None,
-    profile: ProfileOption = None,
-    allow_lossy: AllowLossyOption = False,
     suite: Annotated[
-        str,
-        typer.Option(
-            "--suite",
-            "-s",
-            help="built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: JSON lines with question, turns, "
-            "messages (chats) or prompt (text to go on from), or plain lines (the same).",
-            rich_help_panel=_WHAT,
-        ),
+        str, Opt(f"built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: {PROMPT_FILE}", PROMPTS, "-s")
     ] = "built-in",
-    data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="DIR", help="Folder that holds the suite's files.", rich_help_panel=_WHAT),
-    ] = None,
+    data: Annotated[str | None, Opt("Folder that holds the suite's files.", PROMPTS, metavar="DIR")] = None,
     num_prompts: Annotated[
-        int | None,
-        typer.Option(
-            "--num-prompts",
-            min=1,
-            help="Only so many, as many of each category, always the same.",
-            rich_help_panel=_WHAT,
-        ),
+        int | None, Opt("Use only this many, evenly from each category; always the same ones.", PROMPTS, min=1)
     ] = None,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Length of an answer.", rich_help_panel=_WHAT)
-    ] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
-    seed: Annotated[int, seed_option("Of sampled answers and of the bootstrap.", _WHAT)] = 0,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Prompts decoded side by side.", rich_help_panel=_HOW)
-    ] = 1,
-    repeat: Annotated[
-        int, typer.Option("--repeat", min=1, help="Times that each prompt is measured.", rich_help_panel=_HOW)
-    ] = 1,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    batch: Annotated[int, Opt("Prompts decoded side by side.", MEASURING, min=1)] = 1,
+    repeat: Annotated[int, Opt("How often each prompt is measured.", MEASURING, min=1)] = 1,
     out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="DIR",
-            help="Result folder. Default: results/DATE-MODEL-DRAFTER.",
-            rich_help_panel=_HOW,
-            show_default=False,
-        ),
+        str | None, Opt("Result folder. Default: results/DATE-MODEL-DRAFTER.", MEASURING, "-o", "DIR")
     ] = None,
     peer: Annotated[list[str] | None, typer.Option("--peer", hidden=True)] = None,
-    numerics: NumericsOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    max_model_len: MaxLenOption = None,
-    threads: ThreadsOption = None,
-    trust_remote_code: TrustOption = False,
-    weights: WeightsOption = None,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """Measure what speculation gains: plain and speculative decoding of the same prompts, taking turns.
+    """Measure what speculation gains: plain and speculative decoding of the same prompts, in turns.
 
     Reports the speed-up with its 95% interval, acceptance, and whether the answers are the same.
     All of it is kept in a result folder; Ctrl-C keeps what was measured so far.
 
     Example:  paceline bench smollm2-135m -d lookup -s spec_bench --data DIR --num-prompts 24
     """
-    screen = screen_of(ctx)
-    wanted: list[str | None] = [*drafter] if drafter else [None]
-    wished = [
-        choose_tuned(one, speculative_config, num_speculative_tokens, "lookup", policy, profile) for one in wanted
-    ]
-    configs, learnt = [config for config, _ in wished], wished[0][1]
+    chosen = [speculation.choose(one, "lookup") for one in drafter or [None]]
+    configs = [one.config for one in chosen]
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise typer.BadParameter("the same --drafter is given twice")
@@ -132,8 +77,8 @@ def bench(
     with screen.spinner("starting"):
         from ..core.request import SamplingParams
         from ..eval.results import claim
-        from ..eval.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide, fitting, no_peers
-        from ..eval.suites import choose, read_suite
+        from ..eval.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide, no_peers
+        from ..eval.suites import read_suite
         from ..eval.summary import about_run, summarise
 
     open_peers = OPEN_PEERS.get()
@@ -142,33 +87,12 @@ def bench(
     how = BenchOptions(max_tokens, temperature, seed, batch, repeat)
     SamplingParams(temperature=temperature, max_tokens=max_tokens)  # refuse before minutes of loading
     questions = read_suite(suite, data)
-    options = EngineOptions(
-        model,
-        configs[0],
-        allow_lossy,
-        numerics,
-        dtype,
-        device,
-        max_model_len,
-        threads,
-        trust_remote_code,
-        weights,
-        batch,
-        learnt,
-    )
     with claim(None if out is None else Path(out), model, names) as results:
-        llms = open_engines(options, configs, screen)
+        llms = [open_engine(model, screen, loading, chosen[0], batch)]
+        llms += [open_engine(llms[0].loaded, screen, loading, one, batch) for one in chosen[1:]]
         plain = EngineSide(PLAIN, llms[0].plain())
         sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
-        kept, left_out = fitting(llms[0], questions)
-        chosen = choose(kept, num_prompts)
-        remark_raw(sum(one.chat is None for one in chosen), llms[0], screen)
-        if not chosen:
-            raise ConfigError(
-                "no prompt fits the context",
-                got=f"{left_out} prompts of {llms[0].runner.max_length} tokens or more",
-                fix="raise --max-model-len if the model allows it",
-            )
+        prompts, left_out = choose_prompts(questions, num_prompts, llms[0], screen)
         missing, about, ended = dict[str, str](), dict[str, dict[str, str]](), None
         tokenizer = llms[0].loaded.tokenizer
         run = BenchRun(plain, sides, how, lambda answers: results.add(answers, {PLAIN, *names}, tokenizer))
@@ -178,7 +102,7 @@ def bench(
                 screen.stages() as progress,
             ):
                 run.others = [*sides, *peers]
-                run.measure(chosen, progress)
+                run.measure(prompts, progress)
         except (Exception, KeyboardInterrupt) as error:
             if not run.answers:
                 raise
@@ -188,7 +112,7 @@ def bench(
                 "model": model,
                 "suite": suite,
                 **summarise(run, names, missing),
-                **about_run(llms, configs, chosen, len(questions), left_out, about),
+                **about_run(llms, configs, prompts, len(questions), left_out, about),
             }
             try:
                 results.finish(summary)
@@ -197,6 +121,151 @@ def bench(
     if screen.json:
         screen.put_json({**summary, "result": str(results.path)}, is_whole=ended is None)
     else:
-        show(summary, results.path, screen)
+        _show(summary, results.path, screen)
     if ended is not None:
         raise ended
+
+
+_SHOWN = 5
+"""Bugs to print; the folder has all."""
+
+
+def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
+    """The tables, and what they do not say."""
+    for run in summary["runs"]:
+        screen.out.print()
+        screen.out.print(_table(run, summary["model"]))
+        for line in _remarks(run):
+            screen.print(line)
+    for line in _machine(summary):
+        screen.print(line)
+    if summary["peers"]:
+        screen.out.print()
+        screen.out.print(_peer_table(summary))
+    for name, reason in {**summary["missing_peers"], **summary["failed_peers"]}.items():
+        screen.print(f"[yellow]without {escape(name)}:[/yellow] {escape(reason)}")
+    for count, what in ((summary["prompts_left_out"], "prompts"), (summary["turns_left_out"], "later turns")):
+        if count:
+            screen.print(f"[yellow]{count} {what} left out:[/yellow] longer than the context")
+    if not summary["complete"]:
+        measured = f"{summary['prompts']} of {summary['prompts_chosen']} prompts measured"
+        screen.print(f"[yellow]stopped early:[/yellow] {measured}")
+    screen.out.print(f"[dim]kept in {escape(str(folder))}[/dim]", soft_wrap=True)
+
+
+def _table(run: dict[str, Any], model: str) -> Table:
+    title = f"{escape(_last(model))} with [bold]{escape(run['drafter'])}[/bold]"
+    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("Category", no_wrap=True, min_width=14)
+    for heading in ("Prompts", "Plain\ntok/s", "Spec.\ntok/s", "Speed-\nup", "95%\ninterval", "Tokens\na pass", "Same"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = list(run["categories"].items())
+    for name, one in rows:
+        table.add_row(escape(name), *_cells(one))
+    if len(rows) != 1:
+        table.add_section()
+        table.add_row("[bold]all[/bold]", *_cells(run), style="bold")
+    return table
+
+
+def _cells(one: dict[str, Any]) -> list[str]:
+    compared = sum(one["verdicts"].values())
+    return [
+        str(one["prompts"]),
+        number(one["plain_tokens_per_s"], ".1f"),
+        number(one["speculative_tokens_per_s"], ".1f"),
+        _times(one["speedup"]),
+        # One prompt has no spread to speak of.
+        "–" if one["prompts"] < 2 else _interval(one),
+        number(one["mean_acceptance_length"]),
+        f"{one['verdicts']['identical']} of {compared}" if compared else "–",
+    ]
+
+
+def _remarks(run: dict[str, Any]) -> list[str]:
+    split, verdicts, remarks = run["ms_per_round"], run["verdicts"], list[str]()
+    if run["speedup"] is not None:
+        remarks.append(
+            f"mean over prompts {_times(run['speedup_prompt_mean'])} ({_interval(run, 'speedup_prompt_mean')}); "
+            f"with the prefill of the prompts {_times(run['speedup_with_prefill'])}"
+        )
+    if run["acceptance_by_position"]:
+        shares = " ".join(f"{100 * one:.0f}" for one in run["acceptance_by_position"])
+        given = " ".join(_percent(one) for one in run["acceptance_by_position_conditional"])
+        remarks.append(f"accepted by position, %: {shares} [dim](given those before: {given})[/dim]")
+    remarks.append(
+        f"a round: {split['total']:.1f} ms = draft {split['draft']:.1f} + verify {split['verify']:.1f} "
+        f"+ rest {split['rest']:.1f}; {number(run['mean_drafted'], '.1f')} tokens drafted"
+    )
+    if run["sources"]:
+        parts = (f"{name} {100 * one['share_of_tokens']:.0f}%" for name, one in run["sources"].items())
+        remarks.append(f"tokens drafted and accepted: {escape(', '.join(parts))} of the answers")
+    if sum(verdicts.values()):
+        sign = "[yellow]~[/yellow]" if verdicts["near_tie"] and not verdicts["bug"] else mark(not verdicts["bug"])
+        remarks.append(
+            f"{sign} {verdicts['identical']} identical, {verdicts['near_tie']} near-ties, {verdicts['bug']} bugs"
+        )
+    for one in [one for one in run["differences"] if one["verdict"] == "bug"][:_SHOWN]:
+        remarks.append(f"  prompt {escape(one['id'])}, turn {one['turn'] + 1}: {escape(one['reason'])}")
+    if run["not_compared"]:
+        remarks.append(
+            f"[dim]{run['not_compared']} answers not compared: the rule keeps the distribution, not the tokens[/dim]"
+        )
+    return remarks
+
+
+def _machine(summary: dict[str, Any]) -> list[str]:
+    plain = f"\nplain: {number(summary['plain_tokens_per_s'], '.1f')} tok/s, "
+    plain += f"{summary['plain_ms_per_pass']['total']:.1f} ms a pass"
+    if summary["floor_fraction"] is not None:
+        plain += (
+            f"; reads {summary['weight_bytes'] / 1e6:,.0f} MB a pass at {summary['achieved_bandwidth'] / 1e9:.1f} "
+            f"of {summary['read_bandwidth'] / 1e9:.1f} GB/s: {100 * summary['floor_fraction']:.0f}% of the floor"
+        )
+    peaks = {"peak_memory_bytes": "memory", "peak_gpu_memory_bytes": "on the GPU"}
+    peak = ", ".join(f"{summary[key] / 1e9:.2f} GB {what}" for key, what in peaks.items() if summary[key])
+    settings = summary["settings"]
+    return [
+        plain,
+        f"[dim]peak {peak}; batch {settings['batch']}, temperature {settings['temperature']:g}, "
+        f"{settings['max_tokens']} tokens, numerics {summary['numerics']}[/dim]",
+    ]
+
+
+def _peer_table(summary: dict[str, Any]) -> Table:
+    drafters = [run["drafter"] for run in summary["runs"]]
+    over = (f"over our\n{escape(name)}" for name in drafters)
+    table = table_of("Peer", "tok/s", "over our\nplain", *over, "same as\nour plain")
+    table.columns[0].no_wrap = True
+    for one in summary["peers"]:
+        ratios = [one["over_plain"], *(one["over_speculative"][name] for name in drafters)]
+        table.add_row(
+            escape(one["side"]),
+            number(one["tokens_per_s"], ".1f"),
+            *(_with_interval(ratio) for ratio in ratios),
+            "–" if one["identical_share"] is None else _percent(one["identical_share"]) + "%",
+        )
+    return table
+
+
+def _with_interval(one: dict[str, Any]) -> str:
+    if one["speedup"] is None:
+        return "–"
+    return f"{_times(one['speedup'])}\n[dim]{_interval(one)}[/dim]"
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{number(ratio)}x"
+
+
+def _interval(one: dict[str, Any], key: str = "speedup") -> str:
+    low, high = one[f"{key}_low"], one[f"{key}_high"]
+    return "–" if low is None or high is None else f"{number(low)}–{number(high)}"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else number(100 * share, ".0f")
+
+
+def _last(name: str) -> str:
+    return name.rstrip("/\\").replace("\\", "/").rpartition("/")[2]

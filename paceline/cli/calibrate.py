@@ -1,110 +1,80 @@
-"""`paceline calibrate`."""
+"""`paceline calibrate` and `paceline show --cascade`: when a small model may answer in place of a large one."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from ..errors import ConfigError
-from .engine import (
-    DeviceOption,
-    DtypeOption,
-    EngineOptions,
-    MaxLenOption,
-    NumericsChoice,
-    NumericsOption,
-    ThreadsOption,
-    TrustOption,
-    WeightsChoice,
+from .options import (
+    MODEL,
+    PROMPTS,
+    DeviceOptions,
+    LoadOptions,
+    ModelOptions,
+    Opt,
+    Seed,
+    Temperature,
+    Weights,
+    command,
     open_engine,
     remark_raw,
-    seed_option,
 )
-from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
+from .screen import Screen
 
 if TYPE_CHECKING:
     from ..cascade import Calibration
     from ..llm import LLM
 
-_WHAT, _PROMISE = "Prompts", "Promise"
+_PROMISE, _CASCADE = "Promise", "A cascade"
 
 
+@command
 def calibrate(
-    ctx: typer.Context,
-    small: Annotated[str, typer.Argument(metavar="SMALL", help="The model that is to answer alone where it is sure.")],
+    small: Annotated[str, typer.Argument(metavar="SMALL", help="The model that answers alone where it is confident.")],
     large: Annotated[str, typer.Argument(metavar="LARGE", help="The model whose answers count; same tokenizer.")],
     prompts: Annotated[
         Path,
-        typer.Option(
-            "--prompts",
+        Opt(
+            "JSON lines with question, turns (the first) or chat, or prompt (text to continue), and image or images; "
+            "drawn as later ones will be.",
+            PROMPTS,
             "-p",
-            metavar="FILE",
-            help="JSON lines with question, turns (the first) or chat, or prompt (text to go on from), and image or "
-            "images; drawn as later ones will be.",
-            rich_help_panel=_WHAT,
+            "FILE",
         ),
     ],
+    loading: LoadOptions,
+    screen: Screen,
     max_disagreement: Annotated[
-        float,
-        typer.Option(
-            "--max-disagreement",
-            help="Of all prompts, at most this share may get another answer than the large model's.",
-            rich_help_panel=_PROMISE,
-        ),
+        float, Opt("At most this share of all prompts may get another answer than the large model's.", _PROMISE)
     ] = 0.01,
-    confidence: Annotated[
-        float, typer.Option("--confidence", help="How sure the promise is to be.", rich_help_panel=_PROMISE)
-    ] = 0.95,
-    short_limit: Annotated[
-        int,
-        typer.Option(
-            "--short-limit", min=1, help="Tokens within which a small answer must end.", rich_help_panel=_PROMISE
-        ),
-    ] = 16,
+    confidence: Annotated[float, Opt("Confidence that the promise holds.", _PROMISE)] = 0.95,
+    short_limit: Annotated[int, Opt("Tokens within which a small answer must end.", _PROMISE, min=1)] = 16,
     signal: Annotated[
         list[str] | None,
-        typer.Option(
-            "--signal",
-            help="min_prob, mean_prob or margin; repeat it to choose the best, each then tested more strictly. "
+        Opt(
+            "min_prob, mean_prob or margin; repeat it to choose the best, each then tested more strictly. "
             "Default: min_prob.",
-            rich_help_panel=_PROMISE,
-            show_default=False,
+            _PROMISE,
         ),
     ] = None,
-    num_prompts: Annotated[
-        int | None,
-        typer.Option("--num-prompts", min=1, help="Only the first so many.", rich_help_panel=_WHAT, show_default=False),
-    ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
-    seed: Annotated[int, seed_option("Of sampled answers.", _WHAT)] = 0,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The calibration; a picture is put beside it.")
-    ] = Path("calib.json"),
-    small_weights: Annotated[
-        WeightsChoice | None, typer.Option("--small-weights", help="Round the small model.", rich_help_panel="Model")
-    ] = None,
-    large_weights: Annotated[
-        WeightsChoice | None, typer.Option("--large-weights", help="Round the large model.", rich_help_panel="Model")
-    ] = None,
-    numerics: NumericsOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    max_model_len: MaxLenOption = None,
-    threads: ThreadsOption = None,
-    trust_remote_code: TrustOption = False,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
+    num_prompts: Annotated[int | None, Opt("Only the first of them.", PROMPTS, min=1)] = None,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    out: Annotated[Path, Opt("The calibration; a plot is written beside it.", short="-o", metavar="FILE")] = Path(
+        "calib.json"
+    ),
+    small_weights: Annotated[Weights | None, Opt("Quantize the small model.", MODEL)] = None,
+    large_weights: Annotated[Weights | None, Opt("Quantize the large model.", MODEL)] = None,
 ) -> None:
     """Find out when a small model may answer alone, so that hardly an answer differs from a large model's.
 
-    The bound is exact for prompts drawn like these; where they are too few it is refused, and the number that is
-    missing is told. An interrupted run goes on where it stopped.
+    The bound is exact for prompts drawn like these; too few prompts are refused, with the number that is needed. An
+    interrupted run resumes where it stopped.
 
     Example:  paceline calibrate small-model large-model --prompts mine.jsonl --max-disagreement 0.01
     """
-    screen = screen_of(ctx)
     with screen.spinner("starting"):
         from ..cascade.calibration import Signal, is_calibration
         from ..cascade.measure import calibrate as measure
@@ -121,19 +91,18 @@ def calibrate(
     check_sample(len(asked), max_disagreement, confidence, len(signals))
     if out.suffix != ".json":
         raise ConfigError("a calibration is a .json file", got=str(out), fix="give another --out")
-    picture = out.with_suffix(".svg")
+    plot = out.with_suffix(".svg")
     check_out(out, is_calibration)
-    check_out(picture, drawn_by("paceline calibrate"))
+    check_out(plot, drawn_by("paceline calibrate"))
     repeats = len(asked) - len({repr(prompt) for prompt in asked})
     if repeats:
         screen.say(
-            f"[yellow]{repeats} prompts are repeated.[/yellow] The bound counts each as drawn anew: right for a sample "
-            "of real traffic, wrong for copies."
+            f"[yellow]{repeats} prompts are repeated.[/yellow] The bound counts each as an independent draw: right for "
+            "a sample of real traffic, wrong for copies."
         )
-    common = (numerics, dtype, device, max_model_len, threads, trust_remote_code)
     with claimed(out):
         try:
-            engines = open_pair((small, small_weights), (large, large_weights), *common, screen)
+            engines = _open(small, small_weights, loading, screen), _open(large, large_weights, loading, screen)
             remark_raw(sum(isinstance(one, str) for one in asked), engines[1], screen)
             with screen.stages() as progress:
                 made = measure(
@@ -149,39 +118,21 @@ def calibrate(
                         "sha256": hash_contents(asked),
                         "paths": {"small": small, "large": large},
                         "weights": {"small": small_weights, "large": large_weights},
-                        "max_model_len": max_model_len,
+                        "max_model_len": loading.max_model_len,
                     },
                     out=out,
                     progress=progress,
                 )
         except KeyboardInterrupt:
-            screen.err.print("What was measured is kept; the same command goes on from there.")
+            screen.err.print("What was measured is kept; the same command resumes there.")
             raise
-        draw(made, picture)
-    _tell(made, out, picture, screen)
+        draw(made, plot)
+    _tell(made, out, plot, screen)
 
 
-def open_pair(
-    small: tuple[str, WeightsChoice | None],
-    large: tuple[str, WeightsChoice | None],
-    numerics: NumericsChoice | None,
-    dtype: str | None,
-    device: str | None,
-    max_model_len: int | None,
-    threads: int | None,
-    trust_remote_code: bool,
-    screen: Screen,
-) -> "tuple[LLM, LLM]":
-    """Two plain engines, the small one first."""
-    from ..spec_config import SpecConfig
-
-    def opened(model: str, weights: WeightsChoice | None) -> "LLM":
-        options = EngineOptions(
-            model, SpecConfig(), False, numerics, dtype, device, max_model_len, threads, trust_remote_code, weights
-        )
-        return open_engine(options, screen)
-
-    return opened(*small), opened(*large)
+def _open(model: str, weights: Weights | None, loading: LoadOptions, screen: Screen) -> "LLM":
+    """A plain engine."""
+    return open_engine(model, screen, ModelOptions(**vars(loading), weights=weights))
 
 
 def _checked(names: list[str], known: list[str]) -> list[str]:
@@ -191,40 +142,109 @@ def _checked(names: list[str], known: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _tell(made: "Calibration", out: Path, picture: Path, screen: Screen) -> None:
+def _tell(made: "Calibration", out: Path, plot: Path, screen: Screen) -> None:
     choice = made.choose()
     rate, bound = choice.wrong_alone
     if screen.json:
+        keys = ("threshold", "coverage", "max_disagreement", "confidence")
         screen.put_json(
             {
                 "file": str(out),
-                "picture": str(picture),
+                "picture": str(plot),
                 "prompts": made.count,
                 "ended": made.ended,
                 "signal": choice.signal.value,
-                "threshold": choice.threshold,
-                "coverage": choice.coverage,
                 "differ": choice.point.differ,
-                "max_disagreement": choice.max_disagreement,
-                "confidence": choice.confidence,
+                **{key: getattr(choice, key) for key in keys},
                 "differ_when_alone": {"seen": rate, "upper_bound_not_promised": bound},
             }
         )
         return
     alone = f"{choice.point.covered} of {made.count} prompts ({100 * choice.coverage:.1f}%)"
-    screen.out.print(
-        f"Answered by the small model alone: {alone}, where {choice.signal} >= {choice.threshold:.5g}", soft_wrap=True
-    )
-    screen.out.print(
+    for line in (
+        f"Answered by the small model alone: {alone}, where {choice.signal} >= {choice.threshold:.5g}",
         f"Promised: at most {100 * choice.max_disagreement:g}% of all prompts answered alone and differently, "
         f"with confidence {100 * choice.confidence:g}%; seen: {choice.point.differ}",
-        soft_wrap=True,
-    )
-    screen.out.print(
-        f"Of the answers given alone {100 * rate:.2f}% differed (at most {100 * bound:.2f}%: told, not promised)",
-        soft_wrap=True,
-    )
-    screen.out.print(escape(str(out)), soft_wrap=True)
-    screen.out.print(escape(str(picture)), soft_wrap=True)
+        f"Of the answers given alone {100 * rate:.2f}% differed (estimated bound {100 * bound:.2f}%, not promised)",
+    ):
+        screen.out.print(line, soft_wrap=True)
+    screen.print_path(out)
+    screen.print_path(plot)
     if not choice.point.covered:
-        screen.say("[yellow]No answer would be given alone: the small model is never both sure and right.[/yellow]")
+        screen.say(
+            "[yellow]No answer would be given alone: the small model is never both confident and right.[/yellow]"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CascadeOptions:
+    """What `paceline show` takes for a cascade. small, large: by default the models that were calibrated."""
+
+    cascade: Annotated[
+        Path | None,
+        Opt(
+            "Instead of RESULT: a file of `paceline calibrate`; shows the four cases of a cascade.",
+            _CASCADE,
+            metavar="FILE",
+        ),
+    ] = None
+    prompts: Annotated[
+        Path | None, Opt("JSON lines, in which an example of each case is looked for.", _CASCADE, "-p", "FILE")
+    ] = None
+    small: Annotated[str | None, Opt("Default: the one calibrated.", _CASCADE, metavar="MODEL")] = None
+    large: Annotated[str | None, Opt("Default: the one calibrated.", _CASCADE, metavar="MODEL")] = None
+    num_prompts: Annotated[int, Opt("Look at most at this many.", _CASCADE, min=1)] = 200
+    max_tokens: Annotated[int, Opt("Length of a long answer.", _CASCADE, min=1)] = 96
+
+
+def show_cascade(options: CascadeOptions, device: DeviceOptions, out: Path, screen: Screen) -> Path:
+    """Write the page. Raises `ConfigError` and `IncompatibleModels`, for other models than those calibrated."""
+    with screen.spinner("starting"):
+        from ..cascade import Cascade, load_calibration
+        from ..cascade.report import find_examples, page
+        from ..eval.page import is_page
+        from ..eval.prompt_files import read_prompts
+        from ..system.files import check_out, write_text
+
+    assert options.cascade is not None  # `show` sees to both
+    assert options.prompts is not None
+    check_out(out, is_page)
+    made = load_calibration(options.cascade)
+    prompts = read_prompts(options.prompts, options.num_prompts)
+    small, large = _calibrated_models(made, options, device, screen)
+    params = made.params(options.max_tokens)
+    with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade, screen.stages() as progress:
+        screen.say(f"[dim]Looking for an example of each case in {len(prompts)} prompts, with both models.[/dim]")
+        found = find_examples(cascade, prompts, params, progress)
+        text = page(cascade, found, len(prompts))
+    write_text(out, text)
+    if screen.json:
+        cases = {case.value: None if one is None else one.index for case, one in found.items()}
+        screen.put_json({"page": str(out), "bytes": len(text.encode()), "cases": cases})
+        return out
+    screen.print_path(out)
+    missing = [case.value for case, one in found.items() if one is None]
+    if missing:
+        screen.say(f"[yellow]No example among these prompts:[/yellow] {', '.join(missing)}")
+    return out
+
+
+def _calibrated_models(
+    made: "Calibration", options: CascadeOptions, device: DeviceOptions, screen: Screen
+) -> "tuple[LLM, LLM]":
+    """The models of a calibration, the small one first, loaded as they were then."""
+    paths, weights = made.prompts.get("paths"), made.prompts.get("weights")
+    length = made.prompts.get("max_model_len")
+    loading = LoadOptions(
+        **vars(device),
+        dtype=made.small.dtype if made.small.dtype == made.large.dtype else None,
+        max_model_len=length if isinstance(length, int) else None,
+    )
+    engines: list[LLM] = []
+    for role, given in (("small", options.small), ("large", options.large)):
+        name = given or (paths.get(role) if isinstance(paths, dict) else None)
+        if not isinstance(name, str):
+            raise ConfigError(f"the calibration does not say where its {role} model was", fix=f"give --{role}")
+        rounded = weights.get(role) if isinstance(weights, dict) else None
+        engines.append(_open(name, rounded, loading, screen))
+    return engines[0], engines[1]

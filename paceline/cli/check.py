@@ -1,90 +1,61 @@
-"""`paceline check`."""
+"""`paceline check` and `paceline check-draft`: is speculation exact, and does a head still draft as recorded?"""
 
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from .engine import (
-    AllowLossyOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    EngineOptions,
-    MaxLenOption,
+from ..errors import ConfigError
+from .options import (
+    PROMPT_FILE,
+    Drafter,
+    LoadOptions,
+    MaxTokens,
     ModelArgument,
-    NumericsOption,
-    NumTokensOption,
-    PolicyChoice,
-    PolicyOption,
-    ProfileOption,
-    SpecConfigOption,
-    ThreadsOption,
-    TrustOption,
-    WeightsOption,
-    choose_tuned,
+    ModelOptions,
+    Opt,
+    Seed,
+    Speculation,
+    SpeculationOptions,
+    command,
     open_engine,
     remark_raw,
 )
-from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
+from .screen import Screen, mark, table_of
 
 if TYPE_CHECKING:
     from ..eval.check import CheckReport, Comparison
+    from ..eval.trials import Trial, TrialCheck
+    from ..heads import HeadInfo
+    from ..llm import LLM
 
 
+@command
 def check(
-    ctx: typer.Context,
     model: ModelArgument,
-    drafter: DrafterOption = None,
-    speculative_config: SpecConfigOption = None,
-    num_speculative_tokens: NumTokensOption = None,
-    policy: PolicyOption = None,
-    profile: ProfileOption = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="JSON lines with question, turns (the first) or messages (chats) or prompt (text to go on from), or "
-            "plain lines (the same). Default: 8 built in.",
-            show_default=False,
-        ),
-    ] = None,
-    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first of them.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Length of an answer.")] = 64,
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option("--temperature", "-t", help="Repeat it for several; default: 0 and 0.8.", show_default=False),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the sampled answers.")] = 0,
-    no_law_test: Annotated[
-        bool, typer.Option("--no-law-test", metavar="", help="Leave out the test on a tiny model.")
-    ] = False,
-    allow_lossy: AllowLossyOption = False,
-    numerics: NumericsOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    max_model_len: MaxLenOption = None,
-    threads: ThreadsOption = None,
-    trust_remote_code: TrustOption = False,
-    weights: WeightsOption = None,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
+    speculation: SpeculationOptions,
+    loading: ModelOptions,
+    screen: Screen,
+    drafter: Drafter = None,
+    prompts: Annotated[str | None, Opt(f"{PROMPT_FILE} Default: 8 built in.", metavar="FILE")] = None,
+    num_prompts: Annotated[int | None, Opt("Only the first of them.", min=1)] = None,
+    max_tokens: MaxTokens = 64,
+    temperature: Annotated[list[float] | None, Opt("Repeat it for several; default: 0 and 0.8.", short="-t")] = None,
+    seed: Seed = 0,
+    no_law_test: Annotated[bool, Opt("Leave out the test of the sampled distribution.")] = False,
 ) -> None:
-    """Prove on your machine that speculation leaves the answers alone, or learn where it does not.
+    """Check on your machine that speculation leaves the answers unchanged, or learn where it does not.
 
     Every prompt is decoded both ways. With invariant numerics a difference is a bug; with fast ones it is a near-tie if
-    rounding explains it. Some answers, and all that differ, are held against an independent pass over the whole text.
-    Then the rule that judges drafts is sampled on a tiny model and held against its exact law.
-    Exit status 1 means a bug or a failed law test.
+    rounding explains it. Some answers, and all that differ, are compared with an independent pass over the whole text.
+    Then the verification rule is sampled on a tiny model and compared with the exact distribution.
+    Exit status 1 means a bug or a failed test of the distribution.
 
     Example:  paceline check smollm2-135m --drafter lookup --num-prompts 4
     """
-    screen = screen_of(ctx)
-    if policy is None and profile is None:
-        policy = PolicyChoice.fixed  # one that drafts nothing would prove nothing
-    config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "lookup", policy, profile)
+    # The default policy may draft nothing, which would prove nothing.
+    chosen = speculation.choose(drafter, "lookup", policy="fixed")
     from ..core.request import SamplingParams
     from ..eval.examples import EXAMPLES
     from ..eval.prompt_files import read_prompts
@@ -93,20 +64,7 @@ def check(
     for one in temperatures:
         SamplingParams(temperature=one)  # refuse before minutes of loading
     texts = read_prompts(prompts, num_prompts) if prompts is not None else None
-    options = EngineOptions(
-        model,
-        config,
-        allow_lossy,
-        numerics,
-        dtype,
-        device,
-        max_model_len,
-        threads,
-        trust_remote_code,
-        weights,
-        profile=learnt,
-    )
-    llm = open_engine(options, screen)
+    llm = open_engine(model, screen, loading, chosen)
     remark_raw(sum(isinstance(one, str) for one in texts or ()), llm, screen)
     from ..eval.check import check as run_check
     from ..eval.demo import as_prompt
@@ -124,85 +82,210 @@ def check(
             progress=progress,
         )
     if screen.json:
-        screen.put_json(_as_json(options, report))
+        from ..system.provenance import provenance
+
+        keys = ("passed", "verdicts", "mean_acceptance_length", "num_references", "numerics", "lossless", "exact")
+        screen.put_json(
+            {
+                "model": model,
+                "drafter": chosen.config.name,
+                "speculative_config": chosen.config.as_dict(),
+                **{key: getattr(report, key) for key in keys},
+                "law_test": None if report.law_test is None else asdict(report.law_test),
+                "skipped_temperatures": report.skipped,
+                "prompts": [one.as_dict() for one in report.comparisons],
+                "provenance": provenance(),
+            }
+        )
     else:
-        _print(options, report, screen)
+        _print_report(model, chosen.config.name, report, screen)
     if not report.passed:
         raise typer.Exit(1)
 
 
-def _print(options: EngineOptions, report: "CheckReport", screen: Screen) -> None:
+def _print_report(model: str, drafter: str, report: "CheckReport", screen: Screen) -> None:
     from ..eval.reference import TYPICAL
 
-    out = screen.out
     for one in report.comparisons:
-        out.print(_line(one), soft_wrap=not out.is_terminal)
+        screen.print(_comparison_line(one))
     if report.skipped:
         skipped = ", ".join(f"{t:g}" for t in report.skipped)
-        out.print(f"[dim]temperature {skipped}: not compared, the rule promises the law of the answers only[/dim]")
+        screen.print(
+            f"[dim]temperature {skipped}: not compared, the rule keeps only the distribution of the answers[/dim]"
+        )
     measured = [one.measured for one in report.comparisons if one.measured is not None]
-    held = [side for one in measured for side in (one.plain, one.speculative)]
-    if held:
-        mark = "[green]✓[/green]" if all(side.is_rounding for side in held) else "[red]✗[/red]"
-        most = max(side.typical or 0.0 for side in held)
-        out.print(
-            f"{mark} independent reference: {len(measured)} answers, scores off by up to {most:.2f} of what rounding "
-            f"moves them [dim](fails above {TYPICAL:g})[/dim]",
-            soft_wrap=not out.is_terminal,
+    sides = [side for one in measured for side in (one.plain, one.speculative)]
+    if sides:
+        most = max(side.typical or 0.0 for side in sides)
+        screen.print(
+            f"{mark(all(side.is_rounding for side in sides))} independent reference: {len(measured)} answers, scores "
+            f"differ by up to {most:.2f} times what rounding explains [dim](fails above {TYPICAL:g})[/dim]"
         )
     law = report.law_test
     if law is not None:
-        mark = "[green]✓[/green]" if law.passed else "[red]✗[/red]"
-        out.print(
-            f"{mark} law test: {law.samples:,} samples of {law.tokens} tokens, p = {law.p_value:.3g} "
-            f"[dim](fails below {law.false_alarm:g})[/dim]"
-            + (f", {law.num_different} differ from plain decoding" if law.num_different is not None else "")
+        differing = f", {law.num_different} differ from plain decoding" if law.num_different is not None else ""
+        screen.print(
+            f"{mark(law.passed)} distribution test: {law.samples:,} samples of {law.tokens} tokens, "
+            f"p = {law.p_value:.3g} [dim](fails below {law.false_alarm:g})[/dim]{differing}"
         )
     counts = report.verdicts
-    told = f"{counts['identical']} identical, {counts['near_tie']} near-ties, {counts['bug']} bugs"
-    mark = "[bold green]passed[/bold green]" if report.passed else "[bold red]failed[/bold red]"
-    promise = "" if report.lossless else " The rule is lossy: it is meant to change the answers."
-    out.print(
-        f"\n{escape(options.model)} with {escape(options.config.name)}: {mark}. {told}; "
-        f"{report.mean_acceptance_length:.2f} tokens a pass; numerics {report.numerics}.{promise}",
-        soft_wrap=not out.is_terminal,
+    verdict = "[bold green]passed[/bold green]" if report.passed else "[bold red]failed[/bold red]"
+    promise = "" if report.lossless else " The rule is lossy: it changes the answers by design."
+    screen.print(
+        f"\n{escape(model)} with {escape(drafter)}: {verdict}. {counts['identical']} identical, "
+        f"{counts['near_tie']} near-ties, {counts['bug']} bugs; {report.mean_acceptance_length:.2f} tokens a pass; "
+        f"numerics {report.numerics}.{promise}"
     )
 
 
-def _line(one: "Comparison") -> str:
-    marks = {"identical": "[green]✓[/green]", "near_tie": "[yellow]~[/yellow]", "bug": "[red]✗[/red]"}
+def _comparison_line(one: "Comparison") -> str:
+    marks = {"identical": mark(True), "near_tie": "[yellow]~[/yellow]", "bug": mark(False)}
+    verdict = one.verdict.value.replace("_", "-")
     head = f"{marks[one.verdict.value]} prompt {one.prompt + 1}, temperature {one.temperature:g}: "
     if one.position is None:
-        return (
-            head
-            + f"{one.verdict.value.replace('_', '-')}, {one.num_tokens} tokens"
-            + ("" if one.verdict.value == "identical" else f" ({one.reason})")
-        )
-    told = f"[bold]{one.verdict.value.replace('_', '-')}[/bold] at token {one.position + 1}: "
-    told += escape(f"plain {one.plain_token}, speculative {one.speculative_token}; {one.reason}")
+        reason = "" if one.verdict.value == "identical" else f" ({one.reason})"
+        return f"{head}{verdict}, {one.num_tokens} tokens{reason}"
+    tokens = escape(f"plain {one.plain_token}, speculative {one.speculative_token}; {one.reason}")
+    gap = ""
     if one.measured is not None and one.measured.gap is not None:
-        told += f" [dim](gap {one.measured.gap:.3g}, noise {one.measured.noise:.3g})[/dim]"
-    return head + told
+        gap = f" [dim](gap {one.measured.gap:.3g}, noise {one.measured.noise:.3g})[/dim]"
+    return f"{head}[bold]{verdict}[/bold] at token {one.position + 1}: {tokens}{gap}"
 
 
-def _as_json(options: EngineOptions, report: "CheckReport") -> dict[str, object]:
-    from dataclasses import asdict
+@command
+def check_draft(
+    head: Annotated[
+        str,
+        typer.Argument(
+            metavar="HEAD", help="A folder (also of a draft model), or a name that `paceline models` lists."
+        ),
+    ],
+    loading: LoadOptions,
+    screen: Screen,
+    model: Annotated[str | None, Opt("The target model; default: the one it was trained for, by name.")] = None,
+    num_prompts: Annotated[int | None, Opt("Only the first of the recorded prompts.", min=1)] = None,
+    prompts: Annotated[
+        str | None, Opt("The prompt file of a record that does not hold its prompts.", metavar="FILE")
+    ] = None,
+    tolerance: Annotated[float, Opt("Allowed difference, in addition to the sampling error.", min=0.0, max=1.0)] = 0.05,
+) -> None:
+    """Does a trained head still draft as well as when it was recorded?
 
-    from ..system.provenance import provenance
+    Decodes the recorded prompts with the recorded budget, temperature, seed and dtype, and compares the mean acceptance
+    length and the acceptance at each position. Exit status 1 means that they differ by more than the tolerance.
 
+    Example:  paceline check-draft my-head --model smollm2-135m --num-prompts 4
+    """
+    with screen.spinner("starting"):  # importing torch takes seconds
+        from ..eval.prompt_files import read_prompts
+        from ..eval.trials import check_trial, trials_of
+        from ..heads import read_record, trained_info
+        from ..system.provenance import hash_prompts, provenance
+
+    info = trained_info(head)
+    record = read_record(info.folder)
+    trials = trials_of(record)
+    _check_weights(info, record)
+    texts, wanted = None, [trial for trial in trials if trial.can_run]
+    if prompts is not None:
+        texts = [one if isinstance(one, str) else str(one[-1]["content"]) for one in read_prompts(prompts)]
+        wanted = [trial for trial in trials if trial.sha256 == hash_prompts(texts[: trial.count])]
+    if not wanted:
+        raise ConfigError(
+            f"{head!r} records no acceptance that can be measured {'here' if texts is None else 'with a file'}",
+            got=", ".join(f"{trial.name} ({trial.source})" for trial in trials) or "no records",
+            fix=None if not trials else "leave out --prompts" if texts else "give the file with --prompts",
+        )
+    checks: list[TrialCheck] = []
+    llm = None
+    for trial in wanted:
+        llm = _engine_for(trial, info, llm, model, loading, screen)
+        with screen.stages() as progress:
+            checks.append(check_trial(llm, trial, num_prompts, texts, tolerance, progress))
+    left_out = [trial.name for trial in trials if trial not in wanted]
+    passed = all(check.passed for check in checks)
+    if screen.json:
+        screen.put_json(
+            {
+                "head": info.folder.name,
+                "method": info.method,
+                "target": info.target_name,
+                "passed": passed,
+                "trials": [_trial_as_json(check) for check in checks],
+                "not_measured": left_out,
+                "provenance": provenance(),
+            }
+        )
+    else:
+        _print_trials(info, checks, left_out, screen)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _engine_for(
+    trial: "Trial", info: "HeadInfo", before: "LLM | None", model: str | None, options: LoadOptions, screen: Screen
+) -> "LLM":
+    """An engine that drafts as the trial did. The first one loads the target model, in the trial's dtype."""
+    from ..zoo import ZOO
+
+    chosen = Speculation(trial.config(info.method, str(info.folder)))
+    # A recorded "invariant" is not available on every device; None takes it where it is.
+    recorded = "fast" if trial.setting.get("numerics") == "fast" else None
+    dtype = options.dtype or str(trial.setting.get("dtype", "auto"))
+    options = replace(options, numerics=options.numerics or recorded, dtype=dtype)
+    if before is not None:
+        return open_engine(before.loaded, screen, options, chosen)
+    if model is None and info.target_name not in ZOO:
+        raise ConfigError(
+            f"{info.folder.name!r} was trained for {info.target_name!r}, which is no name of the zoo",
+            fix="give --model",
+        )
+    return open_engine(model or info.target_name, screen, options, chosen)
+
+
+def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
+    """Raises `ConfigError` unless the weights are those that the record is about."""
+    from ..system.provenance import sha256_of
+
+    path = info.folder / "model.safetensors"
+    recorded = record.get("weights_sha256")
+    if path.is_file() and recorded != (found := sha256_of(path)):
+        raise ConfigError(
+            f"{path} is not the file that training.json is about",
+            got=f"sha256 {found[:12]}",
+            expected=f"sha256 {str(recorded)[:12]}",
+            fix="fetch the head again",
+        )
+
+
+def _print_trials(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], screen: Screen) -> None:
+    for check in checks:
+        heading = f"{check.trial.name}, {len(check.measured.answers)} prompts"
+        table = table_of(escape(heading), "Now", "Recorded", "Allowed", "")
+        for one in check.differences:
+            numbers = (f"{one.measured:.3f}", f"{one.recorded:.3f}", f"±{one.allowed:.3f}")
+            table.add_row(one.what, *numbers, mark(one.holds))
+        screen.out.print(table)
+        for what, now, then in check.changed:
+            screen.out.print(f"[dim]{what}: {escape(now)}; recorded with {escape(then)}[/dim]")
+    for name in left_out:
+        screen.out.print(f"[dim]{escape(name)}: not measured[/dim]")
+    passed, name = all(check.passed for check in checks), escape(info.folder.name)
+    verdict = "drafts as recorded, within the tolerance."
+    if all(check.is_identical for check in checks):
+        verdict = "drafts exactly as recorded: every count is the same."
+    elif not passed:
+        verdict = "does not draft as recorded: the target model, the head or the code has changed since."
+    screen.print(f"[bold]{mark(passed)}[/bold] {name} {verdict}")
+
+
+def _trial_as_json(check: "TrialCheck") -> dict[str, object]:
     return {
-        "model": options.model,
-        "drafter": options.config.name,
-        "speculative_config": options.config.as_dict(),
-        "passed": report.passed,
-        "verdicts": report.verdicts,
-        "mean_acceptance_length": report.mean_acceptance_length,
-        "num_references": report.num_references,
-        "numerics": report.numerics,
-        "lossless": report.lossless,
-        "exact": report.exact,
-        "law_test": None if report.law_test is None else asdict(report.law_test),
-        "skipped_temperatures": report.skipped,
-        "prompts": [one.as_dict() for one in report.comparisons],
-        "provenance": provenance(),
+        "name": check.trial.name,
+        "passed": check.passed,
+        "identical": check.is_identical,
+        "measured": check.measured.as_dict(),
+        "recorded": check.recorded.as_dict(),
+        "differences": [{**asdict(one), "holds": one.holds} for one in check.differences],
+        "changed": [{"what": what, "now": now, "recorded": then} for what, now, then in check.changed],
     }

@@ -1,65 +1,59 @@
-"""`paceline demo`."""
+"""`paceline demo`: the same prompts decoded plainly and with speculation, side by side."""
 
-from dataclasses import replace
+import io
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..spec_config import parse
-from .engine import (
-    AllowLossyOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    EngineOptions,
-    MaxLenOption,
-    NumericsOption,
-    NumTokensOption,
-    PolicyChoice,
-    PolicyOption,
-    ProfileOption,
-    SpecConfigOption,
-    ThreadsOption,
-    TrustOption,
-    WeightsOption,
-    choose_tuned,
+from .options import (
+    Drafter,
+    MaxTokens,
+    ModelOptions,
+    Opt,
+    Seed,
+    Speculation,
+    SpeculationOptions,
+    Temperature,
+    command,
     open_engine,
 )
-from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
+from .screen import Screen
+from .tokens import Painter, legend
 
 if TYPE_CHECKING:
+    from ..core.request import SamplingParams
     from ..eval.demo import Pair, Totals
+    from ..eval.examples import Example
     from ..llm import LLM
 
+_SVG_ID = "paceline-demo"
+_SVG_COLUMNS = 100
 
+
+@command
 def demo(
-    ctx: typer.Context,
+    speculation: SpeculationOptions,
+    loading: ModelOptions,
+    screen: Screen,
     model: Annotated[
-        str, typer.Argument(metavar="[MODEL]", help="A folder, a hub id, or a name of the zoo.")
+        str, typer.Argument(metavar="[MODEL]", help="A folder, a hub id, or a name that `paceline models` lists.")
     ] = "smollm2-135m",
-    drafter: DrafterOption = None,
-    speculative_config: SpecConfigOption = None,
-    num_speculative_tokens: NumTokensOption = None,
-    policy: PolicyOption = None,
-    profile: ProfileOption = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Length of an answer.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", help="Of a sampled answer.")] = 0,
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="How many of the prompts to show.")] = 4,
-    allow_lossy: AllowLossyOption = False,
-    numerics: NumericsOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    max_model_len: MaxLenOption = None,
-    threads: ThreadsOption = None,
-    trust_remote_code: TrustOption = False,
-    weights: WeightsOption = None,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
+    drafter: Drafter = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    num_prompts: Annotated[int, Opt("How many of the prompts to show.", min=1)] = 4,
+    svg: Annotated[
+        Path | None, Opt("Keep a picture of the terminal with the answers and the table.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Watch the same prompts decoded plainly and with speculation, and compare the speed and the text.
 
@@ -68,79 +62,72 @@ def demo(
 
     Example:  paceline demo --drafter self-int4 --max-tokens 200
     """
-    screen = screen_of(ctx)
-    config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "lookup", policy, profile)
+    chosen = speculation.choose(drafter, "lookup")
     from ..core.request import SamplingParams
+    from ..system.files import check_out, write_text
 
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    options = EngineOptions(
-        model,
-        config,
-        allow_lossy,
-        numerics,
-        dtype,
-        device,
-        max_model_len,
-        threads,
-        trust_remote_code,
-        weights,
-        profile=learnt,
-    )
-    if drafter is None and speculative_config is None and profile is None:
-        options, llm = _open_with_head(options, num_speculative_tokens, policy, screen)
+    if svg is not None:
+        check_out(svg, lambda head: _SVG_ID in head)
+    if drafter is None and speculation.speculative_config is None and speculation.profile is None:
+        chosen, llm = _open_with_head(model, chosen, speculation, loading, screen)
     else:
-        llm = open_engine(options, screen)
+        llm = open_engine(model, screen, loading, chosen)
     from ..eval.demo import totals
     from ..eval.examples import EXAMPLES
 
     pairs = _show(llm, EXAMPLES[:num_prompts], params, screen)
     total = totals(pairs)
-    if screen.json:
-        screen.put_json(_as_json(options, llm, pairs, total, params))
+    sentence = _sentence(llm, chosen.config.name, pairs, total)
+    if svg is not None:
+        write_text(svg, _svg(llm, pairs, total, sentence))
+    if not screen.json:
+        screen.out.print()
+        screen.out.print(_table(pairs, total))
+        screen.out.print(sentence, soft_wrap=not screen.out.is_terminal)
         return
-    screen.out.print()
-    screen.out.print(_table(pairs, total))
-    screen.out.print(_sentence(llm, options.config.name, pairs, total), soft_wrap=not screen.out.is_terminal)
+    from ..system.provenance import provenance
+
+    screen.put_json(
+        {
+            "model": model,
+            "drafter": chosen.config.name,
+            "speculative_config": chosen.config.as_dict(),
+            **asdict(total),
+            "prompts": [_pair_as_json(pair) for pair in pairs],
+            "temperature": params.temperature,
+            "max_tokens": params.max_tokens,
+            "seed": params.seed,
+            "numerics": llm.numerics,
+            "lossless": llm.verifier.lossless,
+            "exact": llm.verifier.exact,
+            "provenance": provenance(),
+        }
+    )
 
 
 def _open_with_head(
-    options: EngineOptions, num_tokens: int | None, policy: PolicyChoice | None, screen: Screen
-) -> "tuple[EngineOptions, LLM]":
+    model: str, chosen: Speculation, speculation: SpeculationOptions, loading: ModelOptions, screen: Screen
+) -> "tuple[Speculation, LLM]":
     """The engine with the drafter that the packaged head for this very model recommends; without one, as asked for."""
     from ..zoo.packaged import best_head, packaged_heads
 
     if not packaged_heads():
-        return options, open_engine(options, screen)
-    plain = open_engine(replace(options, config=parse("none")), screen)
+        return chosen, open_engine(model, screen, loading, chosen)
+    plain = open_engine(model, screen, loading)
     best = best_head(plain.loaded.fingerprint)
     if best is not None:
-        options = replace(options, config=parse(best.demo, num_tokens, policy))
-    from ..llm import LLM
-
-    with screen.spinner(f"preparing {options.config.name}"):
-        drafter, rule, verifier = options.config.build(options.allow_lossy, options.profile)
-        llm = LLM(
-            plain.loaded,
-            drafter=drafter,
-            policy=rule,
-            verifier=verifier,
-            numerics=options.numerics.value if options.numerics else None,
-            max_batch_size=options.max_batch_size,
-            max_model_len=options.max_model_len,
-            allow_lossy=options.allow_lossy,
-        )
-    return options, llm
+        chosen = replace(chosen, config=parse(best.demo, speculation.num_speculative_tokens, speculation.policy))
+    return chosen, open_engine(plain.loaded, screen, loading, chosen)
 
 
-def _show(llm: "LLM", examples, params, screen: Screen) -> "list[Pair]":
-    """Run the demo, streaming it to the screen unless it is JSON that is wanted."""
-    from ..core.outputs import Origin
+def _show(llm: "LLM", examples: "list[Example]", params: "SamplingParams", screen: Screen) -> "list[Pair]":
+    """Run the demo, streaming it to the screen unless JSON is wanted."""
     from ..eval.demo import Begin, Pair, demo
-    from .tokens import Painter, legend
 
     pairs: list[Pair] = []
-    painter, origins = None, list[Origin]()
-    with screen.stages() if screen.json else _no_bar() as report:
+    painter, origins = Painter(llm.tokenizer), list[str]()
+    with screen.stages() if screen.json else nullcontext(lambda stage, done, total: None) as report:
         for event in demo(llm, examples, params):
             if isinstance(event, Pair):
                 pairs.append(event)
@@ -153,8 +140,7 @@ def _show(llm: "LLM", examples, params, screen: Screen) -> "list[Pair]":
                 screen.out.print()
                 screen.out.rule(f"[bold]{escape(event.name)}[/bold] · {label}", align="left", style="dim")
             else:
-                assert painter is not None  # a Begin comes first
-                origins += event.origins
+                origins += [origin.value for origin in event.origins]
                 screen.out.print(painter.paint(event), end="", soft_wrap=True)
                 if event.finish_reason is not None:
                     screen.out.print()
@@ -162,12 +148,28 @@ def _show(llm: "LLM", examples, params, screen: Screen) -> "list[Pair]":
     return pairs
 
 
+def _svg(llm: "LLM", pairs: "list[Pair]", total: "Totals", sentence: str) -> str:
+    """A terminal with the speculative answers in colour, the table and the sentence below it."""
+    from ..outputs import StreamChunk
+
+    console = Console(file=io.StringIO(), record=True, width=_SVG_COLUMNS, highlight=False, force_terminal=True)
+    for pair in pairs:
+        answer = pair.speculative.completion
+        whole = StreamChunk(answer.text, answer.token_ids, answer.origins, answer.finish_reason, answer)
+        console.rule(f"[bold]{escape(pair.name)}[/bold] · with speculation", align="left", style="dim")
+        console.print(Painter(llm.tokenizer).paint(whole))
+        console.print(legend(origin.value for origin in answer.origins), "")
+    console.print(_table(pairs, total))
+    console.print(sentence)
+    return console.export_svg(title="paceline demo", unique_id=_SVG_ID)
+
+
 def _table(pairs: "list[Pair]", total: "Totals") -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_footer=True, pad_edge=False)
     table.add_column("Prompt", footer="all")
     table.add_column("Plain\ntok/s", footer=f"{total.plain_tokens_per_s:.1f}", justify="right")
     table.add_column("Spec.\ntok/s", footer=f"{total.speculative_tokens_per_s:.1f}", justify="right")
-    table.add_column("Speed-\nup", footer=_times(total.speedup), justify="right")
+    table.add_column("Speed-\nup", footer=f"{total.speedup:.2f}x", justify="right")
     table.add_column("Tokens\na pass", footer=f"{total.mean_acceptance_length:.2f}", justify="right")
     table.add_column("Identical", footer=_yes(total.identical), justify="center")
     for pair in pairs:
@@ -175,7 +177,7 @@ def _table(pairs: "list[Pair]", total: "Totals") -> Table:
             escape(pair.name),
             f"{pair.plain.tokens_per_s:.1f}",
             f"{pair.speculative.tokens_per_s:.1f}",
-            _times(pair.speedup),
+            f"{pair.speedup:.2f}x",
             f"{pair.speculative.completion.mean_acceptance_length:.2f}",
             _yes(pair.identical),
         )
@@ -183,68 +185,35 @@ def _table(pairs: "list[Pair]", total: "Totals") -> Table:
 
 
 def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Totals") -> str:
-    same = (
-        f"{total.num_identical} of {len(pairs)} answers were token-identical"
-        if not total.identical
-        else ("every answer was token-identical" if len(pairs) > 1 else "the answer was token-identical")
-    )
-    pace = f"{_times(total.speedup)} as fast as plain decoding"
-    told = f"With the [bold]{escape(drafter)}[/bold] drafter {escape(llm.loaded.name)} decoded {pace}, and {same}"
-    promise = f"(numerics: {llm.numerics})."
+    same = "every answer was token-identical" if len(pairs) > 1 else "the answer was token-identical"
+    if not total.identical:
+        same = f"{total.num_identical} of {len(pairs)} answers were token-identical"
+    promise = f"numerics: {llm.numerics}"
     if not llm.verifier.lossless:
-        promise = f"(the {llm.verifier.name} rule is lossy)."
+        promise = f"the {llm.verifier.name} rule is lossy"
     elif not llm.verifier.exact:
-        promise = f"(the {llm.verifier.name} rule promises the same law, not the same tokens)."
+        promise = f"the {llm.verifier.name} rule keeps the distribution of the answers, not the tokens"
     elif not total.identical:
-        promise = "(numerics: fast, so rounding ties may differ; `paceline check` tells ties from bugs)."
-    return f"{told} {promise}"
+        promise = "numerics: fast, so rounding ties may differ; `paceline check` tells ties from bugs"
+    return (
+        f"With the [bold]{escape(drafter)}[/bold] drafter {escape(llm.loaded.name)} decoded {total.speedup:.2f}x as "
+        f"fast as plain decoding, and {same} ({promise})."
+    )
 
 
-def _as_json(options: EngineOptions, llm: "LLM", pairs: "list[Pair]", total: "Totals", params) -> dict[str, object]:
-    from ..system.provenance import provenance
-
-    rows = [
-        {
-            "prompt": pair.name,
-            "plain_tokens_per_s": pair.plain.tokens_per_s,
-            "speculative_tokens_per_s": pair.speculative.tokens_per_s,
-            "speedup": pair.speedup,
-            "mean_acceptance_length": pair.speculative.completion.mean_acceptance_length,
-            "identical": pair.identical,
-            "plain_tokens": len(pair.plain.completion.token_ids),
-            "speculative_tokens": len(pair.speculative.completion.token_ids),
-            "text": pair.speculative.completion.text,
-        }
-        for pair in pairs
-    ]
+def _pair_as_json(pair: "Pair") -> dict[str, object]:
+    plain, speculative = pair.plain, pair.speculative
     return {
-        "model": options.model,
-        "drafter": options.config.name,
-        "speculative_config": options.config.as_dict(),
-        "plain_tokens_per_s": total.plain_tokens_per_s,
-        "speculative_tokens_per_s": total.speculative_tokens_per_s,
-        "speedup": total.speedup,
-        "mean_acceptance_length": total.mean_acceptance_length,
-        "identical": total.identical,
-        "prompts": rows,
-        "temperature": params.temperature,
-        "max_tokens": params.max_tokens,
-        "seed": params.seed,
-        "numerics": llm.numerics,
-        "lossless": llm.verifier.lossless,
-        "exact": llm.verifier.exact,
-        "provenance": provenance(),
+        "prompt": pair.name,
+        "plain_tokens_per_s": plain.tokens_per_s,
+        "speculative_tokens_per_s": speculative.tokens_per_s,
+        "speedup": pair.speedup,
+        "mean_acceptance_length": speculative.completion.mean_acceptance_length,
+        "identical": pair.identical,
+        "plain_tokens": len(plain.completion.token_ids),
+        "speculative_tokens": len(speculative.completion.token_ids),
+        "text": speculative.completion.text,
     }
-
-
-def _no_bar():
-    from contextlib import nullcontext
-
-    return nullcontext(lambda stage, done, total: None)
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f}x"
 
 
 def _yes(value: bool) -> str:

@@ -1,109 +1,190 @@
-"""`paceline doctor`."""
+"""`paceline doctor`: what this machine can do with a model, and what limits it."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from ..spec_config import SpecConfig
-from .doctor_view import as_json, show_findings, show_machine, show_model
-from .engine import (
-    DeviceOption,
-    DtypeOption,
-    EngineOptions,
-    MaxLenOption,
-    NumericsOption,
-    ThreadsOption,
-    TrustOption,
-    WeightsOption,
-    open_engine,
-)
-from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
+from .options import ModelOptions, Opt, command, open_engine
+from .screen import Screen, table_of
 
 if TYPE_CHECKING:
     from ..eval.doctor import MachineReport, ModelReport
 
 
+@command
 def doctor(
-    ctx: typer.Context,
+    loading: ModelOptions,
+    screen: Screen,
     model: Annotated[
         str | None,
         typer.Argument(
             metavar="[MODEL]",
             help="A folder, a hub id, or a name that `paceline models` lists. Default: smollm2-135m if it is here, "
-            "else the machine alone.",
+            "else only the machine.",
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, help="Sequences side by side that the memory plan allows for.")
-    ] = 8,
-    drafter_free: Annotated[
-        bool, typer.Option("--drafter-free", metavar="", help="Plan no memory for an INT4 self-draft.")
-    ] = False,
-    numerics: NumericsOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    max_model_len: MaxLenOption = None,
-    threads: ThreadsOption = None,
-    trust_remote_code: TrustOption = False,
-    weights: WeightsOption = None,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
+    batch: Annotated[int, Opt("Sequences side by side that the memory plan allows for.", min=1)] = 8,
+    drafter_free: Annotated[bool, Opt("Plan no memory for an INT4 self-draft.")] = False,
 ) -> None:
     """Measure what your machine can do with a model, and learn what limits it.
 
-    Memory, the floor that reading the weights sets, what a pass takes by its rows, and what a drafter may cost to pay.
-    Takes some ten seconds for a small model; on a busy machine the timings are worth little, and it says so.
+    Memory, the shortest time in which the weights can be read, the time of a pass by its number of rows, and the most
+    that a drafter may cost to pay. Takes some ten seconds for a small model; on a busy machine the timings mean
+    little, and the report says so.
 
     Example:  paceline doctor smollm2-135m
     """
-    screen = screen_of(ctx)
-    chosen = model if model is not None else _default_model()
     with screen.spinner("looking at the machine"):
-        from ..eval.doctor import doctor_report, examine_machine
+        from .. import zoo
+        from ..eval.doctor import doctor_report, examine_machine, examine_model
         from ..system.threads import use_threads
 
-        use_threads(threads)
-        machine = examine_machine(device)
+        use_threads(loading.threads)
+        machine = examine_machine(loading.device)
+    if model is None:  # the default model only where it has been pulled: looking at a machine is no reason to fetch one
+        model = next((row.name for row in zoo.installed() if row.name == zoo.DEFAULT_MODEL and row.pulled), None)
     if not screen.json:
-        show_machine(machine, screen.out)
+        _print_machine(machine, screen)
     report = None
-    if chosen is not None:
-        options = EngineOptions(
-            chosen,
-            SpecConfig(),
-            numerics=numerics,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            threads=threads,
-            trust_remote_code=trust_remote_code,
-            weights=weights,
-        )
-        report = _examine(options, machine, batch, not drafter_free, screen)
-    told = doctor_report(machine, report)
+    if model is not None:
+        llm = open_engine(model, screen, loading)
+        with screen.stages() as progress:
+            report = examine_model(llm, machine, batch, not drafter_free, progress)
+        if not screen.json:
+            _print_model(report, screen)
+    sentences = doctor_report(machine, report)
     if screen.json:
-        screen.put_json(as_json(machine, report, told))
-    else:
-        show_findings(told, screen.out)
+        screen.put_json(_as_json(machine, report, sentences))
+        return
+    for sentence in sentences:
+        screen.print(f"• {escape(sentence)}")
 
 
-def _default_model() -> str | None:
-    """The default model where it has been pulled: looking at a machine is no reason to fetch one."""
-    from .. import zoo
+def _print_machine(machine: "MachineReport", screen: Screen) -> None:
+    """Hardware, versions, threads, load and bandwidth."""
+    facts, found, load = machine.facts, machine.processors, machine.load
+    table = _table("Machine")
+    table.add_row("CPU", escape(f"{facts['cpu'] or 'unknown'}, {found.cores} cores, {found.cpus} logical"))
+    table.add_row("instructions", ", ".join(machine.flags) or "unknown")
+    table.add_row("kernels", escape(machine.kernels))
+    memory = facts["memory_bytes"]
+    total = "unknown" if not isinstance(memory, int) else _size(memory)
+    table.add_row("memory", f"{total}, {_size(machine.available)} available")
+    table.add_row("GPU", escape(str(facts["gpu"] or "none")))
+    table.add_row(
+        "versions", f"paceline {facts['paceline']}, torch {facts['torch']}, transformers {facts['transformers']}"
+    )
+    table.add_row("threads", f"{machine.threads}, where {found.reason}; they {machine.waiting}")
+    busy = "unknown" if load.busy_cores is None else f"others use {load.busy_cores:.1f} cores"
+    state = "[bold yellow]busy[/bold yellow]" if load.disturbs else "quiet" if load.busy_cores is not None else ""
+    stolen = f", {load.stolen:.0%} stolen" if load.stolen else ""
+    average = "" if load.average is None else f"; average of a minute {load.average:.1f}"
+    table.add_row("load", f"{state}{', ' if state else ''}{busy}{stolen}{average}")
+    table.add_row("reads", f"{machine.bandwidth / 1e9:.1f} GB/s")
+    screen.out.print(table)
 
-    return next((row.name for row in zoo.installed() if row.name == zoo.DEFAULT_MODEL and row.pulled), None)
+
+def _print_model(report: "ModelReport", screen: Screen) -> None:
+    """Memory plan, kinds of layers and the times of passes."""
+    memory, costs = report.memory, report.costs
+    table = _table(escape(f"{report.name}, {report.dtype} on {report.device}"))
+    table.add_row("weights", _size(memory.weights))
+    table.add_row(
+        "cache",
+        f"{_size(memory.kv_cache)} for {memory.slots} x {memory.length:,} tokens at most, "
+        f"{_size(memory.kv_per_token)} a token",
+    )
+    table.add_row("INT4 self-draft", _size(memory.draft) if memory.draft else "not planned for")
+    verdict = {True: "[green]fits[/green]", False: "[bold red]does not fit[/bold red]", None: "unknown whether it fits"}
+    table.add_row("together", f"{_size(memory.total)} of {_size(memory.available)} available: {verdict[memory.fits]}")
+    layers = (f"{count} {name} ({_size(size)})" for name, (count, size) in report.layers.items())
+    table.add_row("layers", escape(", ".join(layers)))
+    padded = f", passes padded to a multiple of {report.row_multiple} rows" if report.row_multiple > 1 else ""
+    table.add_row("numerics", report.numerics + padded)
+    trees = "through our attention" if report.attends_trees else "through masks of its own attention"
+    trees = "in native passes" if report.native else trees
+    table.add_row("self-test", f"[green]passed[/green]: trees give the logits of plain transformers, {trees}")
+    table.add_row(
+        "floor", f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {_ms(costs.floor)} a pass"
+    )
+    screen.out.print(table)
+    passes = table_of("rows", "ms", "times one row", "of the floor", "tokens/s if all are accepted", text_columns=0)
+    passes.title, passes.title_justify = f"Passes after {report.context} tokens of context", "left"
+    for rows, seconds in sorted(costs.seconds.items()):
+        passes.add_row(
+            str(rows),
+            f"{1e3 * seconds:.2f}",
+            f"{seconds / costs.seconds[1]:.2f}",
+            f"{costs.floor / seconds:.0%}",
+            f"{rows / seconds:,.0f}",
+        )
+    screen.out.print(passes)
 
 
-def _examine(
-    options: EngineOptions, machine: "MachineReport", slots: int, with_draft: bool, screen: Screen
-) -> "ModelReport":
-    from ..eval.doctor import examine_model
+def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: list[str]) -> dict[str, object]:
+    """Everything, in bytes, seconds and bytes per second; what is of the model is null without one."""
+    shown: dict[str, object] = {
+        "provenance": dict(machine.facts),
+        "cpu_flags": list(machine.flags),
+        "kernels": machine.kernels,
+        "processors": {**asdict(machine.processors), "threads": machine.processors.threads},
+        "reason": machine.processors.reason,
+        "threads": machine.threads,
+        "waiting": machine.waiting,
+        "load": {**asdict(machine.load), "disturbs": machine.load.disturbs},
+        "available_bytes": machine.available,
+        "bandwidth": machine.bandwidth,
+        "findings": sentences,
+        "model": None,
+        "pass_times": None,
+        "floor_s": None,
+    }
+    if report is None:
+        return shown
+    memory, costs = report.memory, report.costs
+    extra = {"kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits}
+    return shown | {
+        "model": report.name,
+        "dtype": report.dtype,
+        "device": report.device,
+        "numerics": report.numerics,
+        "row_multiple": report.row_multiple,
+        "native": report.native,
+        "self_test": "passed",
+        "attends_trees": report.attends_trees,
+        "context": report.context,
+        "layers": {name: {"count": count, "bytes": size} for name, (count, size) in report.layers.items()},
+        "memory": asdict(memory) | extra,
+        "weight_bytes": costs.weight_bytes,
+        "bandwidth": costs.bandwidth,
+        "floor_s": costs.floor,
+        "floor_fraction": costs.floor_fraction,
+        "overhead_s": costs.overhead,
+        "flat_rows": costs.flat_rows,
+        "pass_times": {str(rows): seconds for rows, seconds in costs.seconds.items()},
+    }
 
-    llm = open_engine(options, screen)
-    with screen.stages() as progress:
-        report = examine_model(llm, machine, slots, with_draft, progress)
-    if not screen.json:
-        show_model(report, screen.out)
-    return report
+
+def _table(title: str) -> Table:
+    table = Table(box=None, show_header=False, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _size(size: int | None) -> str:
+    """Bytes in a unit of three digits."""
+    if size is None:
+        return "unknown"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}" if size < 100 * factor else f"{size / factor:,.0f} {unit}"
+    return f"{size} bytes"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"

@@ -1,136 +1,127 @@
-"""`paceline generate`."""
+"""`paceline generate`: answer one prompt."""
 
-from typing import Annotated
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from ..errors import ConfigError
-from ..schema import validate
-from ..system.files import parse_json
-from .answers import print_answers, stream_answer
-from .engine import (
-    AllowLossyOption,
-    DeviceOption,
-    DrafterOption,
-    DtypeOption,
-    EngineOptions,
-    MaxLenOption,
-    ModelArgument,
-    NumericsOption,
-    NumTokensOption,
-    PolicyOption,
-    ProfileOption,
-    SpecConfigOption,
-    ThreadsOption,
-    TrustOption,
-    WeightsOption,
-    choose_tuned,
-    open_engine,
-)
-from .prompt_source import PromptSource
-from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
+from ..schema import brief, validate
+from ..system.files import parse_json, read_stdin, read_text
+from .options import Drafter, ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
+from .screen import Screen
+from .tokens import Painter, legend
 
-_PROMPT, _LAW, _END, _SHOW = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
+if TYPE_CHECKING:
+    from ..core.outputs import Timings
+    from ..core.request import SamplingParams
+    from ..llm import LLM, Prompt
+    from ..outputs import Completion, RequestOutput
+
+MAX_PROMPT_BYTES = 1 << 26
+"""More than any context holds."""
+_PROMPT, _SAMPLING, _END, _OUTPUT = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
 
 
-def generate(
-    ctx: typer.Context,
-    model: ModelArgument,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Text to continue.", rich_help_panel=_PROMPT)
-    ] = None,
-    chat: Annotated[
-        str | None,
-        typer.Option("--chat", "-c", help="A message; the model's template is put around it.", rich_help_panel=_PROMPT),
-    ] = None,
-    prompt_file: Annotated[
-        str | None,
-        typer.Option("--prompt-file", metavar="FILE", help="Text to continue; - reads stdin.", rich_help_panel=_PROMPT),
-    ] = None,
-    token_ids: Annotated[
-        str | None, typer.Option("--token-ids", metavar="1,2,3", help="A prompt in tokens.", rich_help_panel=_PROMPT)
-    ] = None,
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """The four ways to give a prompt, of which exactly one must be used, and images that stand before the text."""
+
+    prompt: Annotated[str | None, Opt("Text to continue.", _PROMPT, "-p")] = None
+    chat: Annotated[str | None, Opt("A message; the model's chat template is applied to it.", _PROMPT, "-c")] = None
+    prompt_file: Annotated[str | None, Opt("A file with text to continue; - reads stdin.", _PROMPT, metavar="FILE")] = (
+        None
+    )
+    token_ids: Annotated[str | None, Opt("A prompt as token ids.", _PROMPT, metavar="1,2,3")] = None
     image: Annotated[
         list[str] | None,
-        typer.Option(
-            "--image",
-            "-i",
-            metavar="FILE|URL",
-            help="A picture before the text, for a vision-language model; repeatable.",
-            rich_help_panel=_PROMPT,
-            show_default=False,
-        ),
-    ] = None,
-    drafter: DrafterOption = None,
-    speculative_config: SpecConfigOption = None,
-    num_speculative_tokens: NumTokensOption = None,
-    policy: PolicyOption = None,
-    profile: ProfileOption = None,
-    allow_lossy: AllowLossyOption = False,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_LAW)] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="0: off.", rich_help_panel=_LAW)] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="1: off.", rich_help_panel=_LAW)] = 1.0,
-    min_p: Annotated[float, typer.Option("--min-p", help="0: off.", rich_help_panel=_LAW)] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option("--repetition-penalty", help="Over prompt and answer; 1: off.", rich_help_panel=_LAW)
-    ] = 1.0,
-    presence_penalty: Annotated[
-        float, typer.Option("--presence-penalty", help="Over the answer; 0: off.", rich_help_panel=_LAW)
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option("--frequency-penalty", help="Over the answer; 0: off.", rich_help_panel=_LAW)
-    ] = 0.0,
-    no_repeat_ngram_size: Annotated[
-        int, typer.Option("--no-repeat-ngram-size", help="Never repeat so many tokens; 0: off.", rich_help_panel=_LAW)
-    ] = 0,
-    logit_bias: Annotated[
-        str | None,
-        typer.Option("--logit-bias", metavar="JSON", help='By token id: {"42": -5}.', rich_help_panel=_LAW),
-    ] = None,
-    bad_word: Annotated[
-        list[str] | None,
-        typer.Option("--bad-word", help="Never say this; repeatable.", rich_help_panel=_LAW, show_default=False),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", help="Reproduces a sampled answer; random by default.", rich_help_panel=_LAW)
-    ] = None,
-    n: Annotated[int, typer.Option("--n", "-n", help="Answers to give.", rich_help_panel=_LAW)] = 1,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens.", rich_help_panel=_END)] = 256,
-    min_tokens: Annotated[int, typer.Option("--min-tokens", help="Fewest tokens.", rich_help_panel=_END)] = 0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", help="Stop before this text; repeatable.", rich_help_panel=_END, show_default=False),
-    ] = None,
-    stop_token_id: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--stop-token-id", help="Stop at this token; repeatable.", rich_help_panel=_END, show_default=False
-        ),
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", metavar="", help="Go on past the end.", rich_help_panel=_END)
-    ] = False,
-    numerics: NumericsOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    max_model_len: MaxLenOption = None,
-    threads: ThreadsOption = None,
-    trust_remote_code: TrustOption = False,
-    weights: WeightsOption = None,
-    stream: Annotated[
-        bool, typer.Option("--stream/--no-stream", metavar="", help="Show text as it comes.", rich_help_panel=_SHOW)
-    ] = True,
-    color: Annotated[
-        bool,
-        typer.Option("--color", metavar="", help="Colour each token by where it came from.", rich_help_panel=_SHOW),
-    ] = False,
-    logprobs: Annotated[
-        int | None,
-        typer.Option("--logprobs", help="Of each token and of the K likeliest (in --json).", rich_help_panel=_SHOW),
-    ] = None,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
+        Opt("An image before the text, for a vision-language model; repeatable.", _PROMPT, "-i", "FILE|URL"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        count = sum(one is not None for one in (self.prompt, self.chat, self.prompt_file, self.token_ids))
+        if count != 1:
+            trouble = "there is more than one prompt" if count else "there is no prompt"
+            raise typer.BadParameter(f"{trouble}: give one of --prompt, --chat, --prompt-file and --token-ids")
+        if self.image and self.token_ids is not None:
+            raise typer.BadParameter("--image goes with --prompt, --chat or --prompt-file, not with --token-ids")
+
+    def read(self) -> "str | list[dict[str, object]] | list[int]":
+        """The prompt as `LLM.generate` takes it. Raises `ConfigError` for what cannot be read or is empty."""
+        if self.token_ids is not None:
+            try:
+                return [int(part) for part in self.token_ids.replace(",", " ").split()]
+            except ValueError as error:
+                got, expected = brief(self.token_ids), "numbers, for example 1,2,3"
+                raise ConfigError("--token-ids cannot be read", got=got, expected=expected) from error
+        if self.prompt_file == "-":
+            text = read_stdin("the prompt in the standard input", MAX_PROMPT_BYTES)
+        elif self.prompt_file is not None:
+            text = read_text(self.prompt_file, "the prompt in", MAX_PROMPT_BYTES)
+        else:
+            text = self.prompt or self.chat or ""
+        if not text.strip():
+            raise ConfigError("the prompt is empty", expected="at least one character that is not a space")
+        if self.image:
+            from ..hf.images import OWN_CHOICE, open_image
+
+            parts: list[object] = [{"type": "image", "image": open_image(source, OWN_CHOICE)} for source in self.image]
+            return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+        return text if self.chat is None else [{"role": "user", "content": text}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """`SamplingParams` as options."""
+
+    temperature: Annotated[float, Opt("0: greedy.", _SAMPLING, "-t")] = 0.0
+    top_k: Annotated[int, Opt("0: off.", _SAMPLING)] = 0
+    top_p: Annotated[float, Opt("1: off.", _SAMPLING)] = 1.0
+    min_p: Annotated[float, Opt("0: off.", _SAMPLING)] = 0.0
+    repetition_penalty: Annotated[float, Opt("Over prompt and answer; 1: off.", _SAMPLING)] = 1.0
+    presence_penalty: Annotated[float, Opt("Over the answer; 0: off.", _SAMPLING)] = 0.0
+    frequency_penalty: Annotated[float, Opt("Over the answer; 0: off.", _SAMPLING)] = 0.0
+    no_repeat_ngram_size: Annotated[int, Opt("Never repeat this many tokens in a row; 0: off.", _SAMPLING)] = 0
+    logit_bias: Annotated[str | None, Opt('By token id: {"42": -5}.', _SAMPLING, metavar="JSON")] = None
+    bad_word: Annotated[list[str] | None, Opt("Never generate this word; repeatable.", _SAMPLING)] = None
+    seed: Annotated[int | None, Opt("Reproduces a sampled answer; random by default.", _SAMPLING)] = None
+    n: Annotated[int, Opt("Number of answers.", _SAMPLING, "-n")] = 1
+    max_tokens: Annotated[int, Opt("Most tokens.", _END)] = 256
+    min_tokens: Annotated[int, Opt("Fewest tokens.", _END)] = 0
+    stop: Annotated[list[str] | None, Opt("Stop before this text; repeatable.", _END)] = None
+    stop_token_id: Annotated[list[int] | None, Opt("Stop at this token; repeatable.", _END)] = None
+    ignore_eos: Annotated[bool, Opt("Go on past the end-of-sequence token.", _END)] = False
+    logprobs: Annotated[int | None, Opt("Log-probabilities of each token and of the top K (in --json).", _OUTPUT)] = (
+        None
+    )
+
+    def params(self) -> "SamplingParams":
+        """Raises `ConfigError` for wrong values."""
+        from ..core.request import Bias, SamplingParams
+
+        given: dict[str, Any] = {**vars(self), "stop": tuple(self.stop or ())}
+        given["bad_words"], given["stop_token_ids"] = (
+            tuple(given.pop(key) or ()) for key in ("bad_word", "stop_token_id")
+        )
+        if self.logit_bias is not None:
+            bias = parse_json(self.logit_bias, "--logit-bias")
+            given["logit_bias"] = validate(dict[int, Bias], bias, '--logit-bias, for example {"42": -5},')
+        return SamplingParams(**given)
+
+
+@command
+def generate(
+    model: ModelArgument,
+    source: PromptOptions,
+    speculation: SpeculationOptions,
+    sampling: SamplingOptions,
+    loading: ModelOptions,
+    screen: Screen,
+    drafter: Drafter = None,
+    stream: Annotated[bool, Opt("Show text as it comes.", _OUTPUT, name="--stream/--no-stream")] = True,
+    color: Annotated[bool, Opt("Colour each token by its origin.", _OUTPUT)] = False,
 ) -> None:
     """Answer a prompt; the answer goes to stdout, remarks to stderr.
 
@@ -138,62 +129,111 @@ def generate(
 
     Example:  paceline generate ./my-vlm --image cat.jpg --image https://example.org/dog.png --prompt "Who is larger?"
     """
-    screen = screen_of(ctx)
-    config, learnt = choose_tuned(drafter, speculative_config, num_speculative_tokens, "none", policy, profile)
-    source = PromptSource(prompt, chat, prompt_file, token_ids, tuple(image or ()))
-    from ..core.request import SamplingParams
-
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        logit_bias=_logit_bias(logit_bias),
-        bad_words=tuple(bad_word or ()),
-        min_tokens=min_tokens,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        stop_token_ids=tuple(stop_token_id or ()),
-        ignore_eos=ignore_eos,
-        seed=seed,
-        n=n,
-        logprobs=logprobs,
-    )
-    text = source.read()
-    options = EngineOptions(
-        model,
-        config,
-        allow_lossy,
-        numerics,
-        dtype,
-        device,
-        max_model_len,
-        threads,
-        trust_remote_code,
-        weights,
-        profile=learnt,
-    )
-    llm = open_engine(options, screen)
-    if image and llm.loaded.vision is None:
-        count = f"{len(image)} image" + "s" * (len(image) > 1)
-        raise ConfigError(
-            f"{model} is a text model", got=count, fix="leave --image out, or name a vision-language model"
-        )
+    chosen = speculation.choose(drafter, "none")
+    params = sampling.params()
+    prompt = source.read()
+    llm = open_engine(model, screen, loading, chosen)
+    if source.image and llm.loaded.vision is None:
+        count = f"{len(source.image)} image" + "s" * (len(source.image) > 1)
+        fix = "leave --image out, or name a vision-language model"
+        raise ConfigError(f"{model} is a text model", got=count, fix=fix)
     if color:
         screen.force_colour()
     if stream and params.n == 1 and not screen.json:
-        stream_answer(llm, text, params, screen, color)
-    else:
-        print_answers(llm, text, params, screen, color, options)
+        _stream(llm, prompt, params, screen, color)
+        return
+    with screen.spinner("decoding"):
+        result = llm.generate([prompt], params)[0]  # type: ignore[list-item]
+    if not screen.json:
+        _print(llm, result, params, screen, color)
+        return
+    answers = [_answer_as_json(answer) for answer in result.outputs]
+    seconds, tokens = result.timings.decode, sum(answer.num_decoded for answer in result.outputs)
+    screen.put_json(
+        {
+            "model": model,
+            "drafter": chosen.config.name,
+            "speculative_config": chosen.config.as_dict(),
+            **answers[0],
+            "tokens_per_s": tokens / seconds if seconds else 0.0,
+            "timings": {**asdict(result.timings), "decode": seconds},
+            "num_prompt_tokens": len(result.prompt_token_ids),
+            "num_images": result.outputs[0].num_images,
+            "num_image_tokens": result.outputs[0].num_image_tokens,
+            "outputs": answers,
+        }
+    )
 
 
-def _logit_bias(text: str | None) -> "dict[int, float] | None":
-    from ..core.request import Bias
+_ANSWER_KEYS = (
+    "text", "token_ids", "finish_reason", "stop_reason", "seed", "mean_acceptance_length", "num_drafted",
+    "num_accepted", "lossless", "exact", "numerics",
+)  # fmt: skip
 
-    if text is None:
-        return None
-    return validate(dict[int, Bias], parse_json(text, "--logit-bias"), '--logit-bias, for example {"42": -5},')
+
+def _answer_as_json(answer: "Completion") -> dict[str, object]:
+    return {
+        **{key: getattr(answer, key) for key in _ANSWER_KEYS},
+        "origins": [origin.value for origin in answer.origins],
+        "logprobs": None if answer.logprobs is None else [asdict(one) for one in answer.logprobs],
+    }
+
+
+def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool) -> None:
+    """Write the text as it comes, then say on stderr how it went."""
+    painter = Painter(llm.tokenizer, tuple(params.stop)) if color else None
+    chunks = llm.stream(prompt, params)
+    ended_in_newline = True
+    try:
+        for chunk in chunks:
+            if painter is not None:
+                screen.out.print(painter.paint(chunk), end="", soft_wrap=True)
+            else:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+            ended_in_newline = chunk.text.endswith("\n") if chunk.text else ended_in_newline
+            if chunk.completion is not None:
+                if not ended_in_newline:
+                    sys.stdout.write("\n")
+                    sys.stdout.flush()
+                _remark(chunk.completion, llm.decoder.timings, screen, color)
+    except KeyboardInterrupt:
+        chunks.close()  # type: ignore[attr-defined]  # releases the slot before anything else happens
+        screen.say("")
+        raise
+
+
+def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen: Screen, color: bool) -> None:
+    from ..outputs import StreamChunk
+
+    for index, answer in enumerate(result.outputs, start=1):
+        if len(result.outputs) > 1:
+            screen.say(f"[bold]answer {index}[/bold] [dim]seed {answer.seed}[/dim]")
+        if color:
+            whole = StreamChunk(answer.text, answer.token_ids, answer.origins, answer.finish_reason, answer)
+            screen.out.print(Painter(llm.tokenizer, tuple(params.stop)).paint(whole), soft_wrap=True)
+        else:
+            sys.stdout.write(answer.text + "\n")
+    sys.stdout.flush()
+    if len(result.outputs) == 1:
+        _remark(result.outputs[0], result.timings, screen, color)
+
+
+def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: bool) -> None:
+    """One line on how the answer was decoded, and the legend of its colours."""
+    if color:
+        screen.err.print(legend(origin.value for origin in answer.origins), soft_wrap=True)
+    pace = f"{answer.num_decoded / timings.decode:.1f} tok/s, " if timings.decode and answer.num_decoded else ""
+    promise = f"exact, numerics {answer.numerics}" if answer.exact else "same distribution"
+    promise = promise if answer.lossless else "lossy"
+    text = f"{len(answer.token_ids)} tokens, {pace}{answer.mean_acceptance_length:.2f} tokens a pass, {promise}"
+    if answer.finish_reason == "length":
+        text += ", cut at the length limit"
+    if answer.stop_reason is not None:
+        text += f", stopped at {answer.stop_reason!r}"
+    screen.say(f"[dim]{escape(text)}, seed {answer.seed}[/dim]")
+    if answer.num_images:
+        images = f"{answer.num_images} image{'s' * (answer.num_images > 1)}, {answer.num_image_tokens} image tokens"
+        parts = ("vision", "prefill", "draft", "verify", "rest")
+        split = ", ".join(f"{part} {getattr(timings, part):.2f} s" for part in parts)
+        screen.say(f"[dim]{images}; {split}[/dim]")

@@ -1,42 +1,35 @@
-"""`paceline pull` and `paceline models`."""
+"""`paceline models`, `paceline pull` and `paceline export`: what can be fetched, and heads for other engines."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich import box
-from rich.table import Table
+from rich.markup import escape
 
-from .screen import DebugOption, JsonOption, NoProgressOption, screen_of
+from .options import Opt, command, quieten
+from .screen import Screen, table_of
 
 if TYPE_CHECKING:
     from ..zoo import ZooEntry
     from ..zoo.packaged import PackagedHead
 
-_CacheDir = Annotated[
-    str | None,
-    typer.Option("--cache-dir", help="Where models are kept; default: your cache folder.", show_default=False),
-]
+_CacheDir = Annotated[str | None, Opt("Where models are kept; default: your cache folder.")]
 
 
+@command
 def pull(
-    ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `paceline models` lists.")],
+    screen: Screen,
     cache_dir: _CacheDir = None,
-    force: Annotated[
-        bool, typer.Option("--force", metavar="", help="Fetch it again, even if it is there and whole.")
-    ] = False,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
+    force: Annotated[bool, Opt("Fetch it again, even if it is there and whole.")] = False,
 ) -> None:
-    """Fetch a model of the zoo, checked by its hash, into your cache; a packaged model is merged with its base.
+    """Fetch a model by name into your cache, checked by its hash; a packaged model is merged with its base.
 
     Example:  paceline pull smollm2-135m
     """
     from .. import zoo
 
-    screen = screen_of(ctx)
     with screen.pulling() as progress:
         folder = zoo.pull(name, cache_dir, progress, force)
     model = zoo.ZOO[name]
@@ -44,17 +37,13 @@ def pull(
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         screen.put_json({"name": name, "folder": str(folder), "licence": model.licence, "size_bytes": size})
     else:
-        demo = f"generate {name} --image FILE --chat ..." if isinstance(model, zoo.PackagedVlm) else f"demo {name}"
-        screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline {demo}[/bold]")
-        screen.out.print(str(folder), soft_wrap=True, markup=False)
+        use = f"generate {name} --image FILE --prompt ..." if isinstance(model, zoo.PackagedVlm) else f"demo {name}"
+        screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline {use}[/bold]")
+        screen.print_path(folder)
 
 
-def models(
-    ctx: typer.Context,
-    cache_dir: _CacheDir = None,
-    json_output: JsonOption = False,
-    debug: DebugOption = False,
-) -> None:
+@command
+def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
     """List the models that Paceline can fetch by name, which of them are here, and the trained heads that come with it.
 
     Example:  paceline models --json
@@ -62,54 +51,37 @@ def models(
     from .. import zoo
     from ..zoo.packaged import packaged_heads
 
-    screen = screen_of(ctx)
     rows, heads = zoo.installed(cache_dir), packaged_heads()
     if screen.json:
-        listed = [
-            {
-                "name": row.name,
-                "description": row.description,
-                "licence": row.licence,
-                "parameters": zoo.ZOO[row.name].parameters,
-                "download_bytes": zoo.ZOO[row.name].download_bytes,
-                "pulled": row.pulled,
-                "size_bytes": row.size_bytes,
-                "folder": str(row.folder),
-                "problem": row.problem,
-            }
-            for row in rows
-        ]
-        screen.put_json({"models": listed, "heads": [_head_as_json(head) for head in heads]})
+        listed = []
+        for row in rows:
+            entry = zoo.ZOO[row.name]
+            size = {"parameters": entry.parameters, "download_bytes": entry.download_bytes}
+            listed.append({**asdict(row), **size, "folder": str(row.folder)})
+        screen.put_json({"models": listed, "heads": [{**asdict(one), "folder": str(one.folder)} for one in heads]})
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("Name", "Here", "Size", "Licence", "What it is"):
-        table.add_column(
-            column, justify="right" if column == "Size" else "left", no_wrap=column == "Name", overflow="fold"
-        )
+    table = table_of("Name", "Here", "Size", "Licence", "What it is", text_columns=5)
+    table.columns[0].no_wrap, table.columns[2].justify = True, "right"
     for row in rows:
         size = _megabytes(row.size_bytes) if row.pulled else _to_fetch(zoo.ZOO[row.name])
         state = "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no"
         table.add_row(f"[bold]{row.name}[/bold]", state, size, row.licence, row.description)
     screen.out.print(table)
     if heads:
-        screen.out.print(_head_table(heads))
+        _print_heads(heads, screen)
     screen.say("Any other causal or vision-language model works too, by folder or hub id.")
 
 
-def _head_as_json(head: "PackagedHead") -> dict[str, object]:
-    return {**asdict(head), "folder": str(head.folder)}
-
-
-def _head_table(heads: "list[PackagedHead]") -> Table:
+def _print_heads(heads: "list[PackagedHead]", screen: Screen) -> None:
     """The heads, by what one types to draft with them."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("Drafter", "Method", "For", "Size", "Tokens a pass"):
-        table.add_column(column, justify="right" if column in ("Size", "Tokens a pass") else "left", no_wrap=True)
+    table = table_of("Drafter", "Method", "For", "Size", "Tokens a pass", text_columns=3)
     for head in heads:
         mean = "" if head.mean_acceptance_length is None else f"{head.mean_acceptance_length:.2f}"
         name = f"[bold]head:{head.name}[/bold]" + (" (default)" if head.is_default else "")
         table.add_row(name, head.method, head.target_name, _megabytes(head.size_bytes), mean)
-    return table
+    for column in table.columns:
+        column.no_wrap = True
+    screen.out.print(table)
 
 
 def _to_fetch(model: "ZooEntry") -> str:
@@ -119,3 +91,47 @@ def _to_fetch(model: "ZooEntry") -> str:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB"
+
+
+@command
+def export(
+    head: Annotated[
+        str, typer.Argument(metavar="HEAD", help="A folder that `paceline train` wrote, or a packaged head's name.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a new one.")],
+    to: Annotated[Literal["vllm", "sglang", "speculators"], Opt("The engine that is to load it.")],
+    screen: Screen,
+    model: Annotated[
+        str | None,
+        Opt("The head's target model, for layouts that hold its output rows or its name.", metavar="TARGET"),
+    ] = None,
+    num_speculative_tokens: Annotated[int, Opt("Tokens to draft in every step there.", short="-k", min=1)] = 3,
+) -> None:
+    """Write a trained head for vLLM, SGLang or speculators, and check that it reads back as the same head.
+
+    Example:  paceline export heads/mine mine-vllm --to vllm --model smollm2-135m
+    """
+    with screen.spinner("starting"):
+        from ..export import export_head
+        from ..export.folder import check_new
+        from ..runner import load_model
+        from ..zoo import resolve
+        from ..zoo.packaged import head_folder
+
+        quieten(screen.debug)
+    check_new(out)  # before a model is fetched
+    place, target = head_folder(head), None
+    if model is not None:
+        with screen.pulling() as progress:
+            folder = resolve(model, progress=progress)
+        with screen.spinner(f"loading {model}"):
+            target = load_model(folder, device="cpu")
+    with screen.spinner("writing and reading back"):
+        done = export_head(place, to, out, target, model, num_speculative_tokens)
+    if screen.json:
+        screen.put_json({**asdict(done), "folder": str(done.folder)})
+        return
+    screen.say(f"[green]✓[/green] reads back as the same head; logits differ by at most {done.largest_difference:g}")
+    for note in done.notes:
+        screen.say(f"[yellow]{escape(note)}[/yellow]")
+    screen.out.print(done.serve, soft_wrap=True, markup=False)

@@ -1,12 +1,13 @@
-"""Where output goes: results to stdout, everything said along the way to stderr, and nothing but JSON under --json."""
+"""Where output goes: results to stdout, remarks and progress to stderr, and under --json one line of JSON alone."""
 
 import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -14,11 +15,14 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Table
 
 
 class Screen:
@@ -36,6 +40,14 @@ class Screen:
     def force_colour(self) -> None:
         """Colour also where stdout is no terminal."""
         self.out = Console(highlight=False, force_terminal=True, no_color=False, color_system="standard")
+
+    def print(self, text: str) -> None:
+        """One line of the result, in rich markup; wrapped at the width of a terminal, and not in a file."""
+        self.out.print(text, soft_wrap=not self.out.is_terminal)
+
+    def print_path(self, path: object) -> None:
+        """A file that was written, on a line of its own."""
+        self.out.print(escape(str(path)), soft_wrap=True)
 
     def say(self, text: str) -> None:
         """One line for the user, in rich markup, on stderr; silent under --json."""
@@ -83,60 +95,59 @@ class Screen:
 
     @contextmanager
     def stages(self) -> Iterator[Callable[[str, int, int], None]]:
-        """A bar fed by report(stage, done, total), one line for each stage."""
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with self._bars(*columns) as report:
-            yield lambda stage, done, total: report(stage, stage, done, total)
+        """A bar that is fed by report(stage, done, total), one line for each stage."""
+        with self._bars("{task.description}", MofNCompleteColumn(), TimeRemainingColumn()) as report:
+            yield report
 
     @contextmanager
     def pulling(self) -> Iterator[Callable[[str, int, int | None], None]]:
-        """A bar fed by the progress of `zoo.pull`: bytes for some stages, things for others."""
+        """A bar that is fed by the progress of `zoo.pull`: some stages count bytes, the others files."""
         labels = {"wait": "waiting for another pull", "hash": "checking", "convert": "converting"}
         labels |= {"download": "downloading", "extract": "unpacking"}
-        counts = (SpinnerColumn(), TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn())
-        sizes = (
-            SpinnerColumn(),
-            TextColumn("{task.description:<12}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        with self._bars(*sizes) as in_bytes, self._bars_after(*counts) as in_things:
+        label = "{task.description:<12}"
+        sizes = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with self._bars(label, *sizes) as in_bytes, self._bars(label, MofNCompleteColumn()) as in_files:
 
             def report(stage: str, done: int, total: int | None) -> None:
-                bars = in_bytes if stage in ("download", "extract") else in_things
-                bars(stage, labels.get(stage, stage), done, total)
+                bars = in_bytes if stage in ("download", "extract") else in_files
+                bars(labels.get(stage, stage), done, total)
 
             yield report
 
     @contextmanager
-    def _bars(self, *columns: object) -> Iterator[Callable[[str, str, int, int | None], None]]:
+    def _bars(self, label: str, *columns: ProgressColumn) -> Iterator[Callable[[str, int, int | None], None]]:
         if not self.shows_progress:
-            yield lambda key, label, done, total: None
+            yield lambda label, done, total: None
             return
-        tasks: dict[str, object] = {}
-        with Progress(*columns, console=self.err, transient=True) as bars:  # type: ignore[arg-type]
+        tasks: dict[str, TaskID] = {}
+        shown = (SpinnerColumn(), TextColumn(label), BarColumn(), *columns)
+        with Progress(*shown, console=self.err, transient=True) as bars:
 
-            def report(key: str, label: str, done: int, total: int | None) -> None:
-                if key not in tasks:
-                    tasks[key] = bars.add_task(label, total=total)
-                bars.update(tasks[key], completed=done, total=total)  # type: ignore[arg-type]
+            def report(label: str, done: int, total: int | None) -> None:
+                if label not in tasks:
+                    tasks[label] = bars.add_task(label, total=total)
+                bars.update(tasks[label], completed=done, total=total)
 
             yield report
-
-    _bars_after = _bars
 
 
 def number(value: float | None, form: str = ".2f") -> str:
     """A number for people; a dash where there is none, as of the mean of nothing."""
     return "–" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def table_of(*headings: str, text_columns: int = 1) -> Table:
+    """A table whose first `text_columns` columns hold text and whose other columns hold numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, heading in enumerate(headings):
+        is_text = index < text_columns
+        table.add_column(heading, justify="left" if is_text else "right", overflow="fold" if is_text else "ellipsis")
+    return table
+
+
+def mark(passed: bool) -> str:
+    """A tick or a cross."""
+    return "[green]✓[/green]" if passed else "[red]✗[/red]"
 
 
 def screen_of(ctx: typer.Context) -> Screen:
@@ -147,34 +158,19 @@ def screen_of(ctx: typer.Context) -> Screen:
     return root.obj
 
 
-def _set_debug(ctx: typer.Context, value: bool) -> bool:
-    screen_of(ctx).debug |= value
-    return value
+def _flag(name: str, attribute: str, value: bool, help: str) -> Any:
+    """An option that sets an attribute of the screen, before the other options are read."""
+
+    def callback(ctx: typer.Context, is_given: bool) -> bool:
+        if is_given:
+            setattr(screen_of(ctx), attribute, value)
+        return is_given
+
+    return typer.Option(name, metavar="", callback=callback, is_eager=True, help=help)
 
 
-def _set_no_progress(ctx: typer.Context, value: bool) -> bool:
-    screen_of(ctx).progress &= not value
-    return value
-
-
-def _set_json(ctx: typer.Context, value: bool) -> bool:
-    screen_of(ctx).json |= value
-    return value
-
-
-DebugOption = Annotated[
-    bool,
-    typer.Option(
-        "--debug", metavar="", callback=_set_debug, is_eager=True, help="Show stack traces and library warnings."
-    ),
-]
-NoProgressOption = Annotated[
-    bool,
-    typer.Option("--no-progress", metavar="", callback=_set_no_progress, is_eager=True, help="Draw no progress bars."),
-]
-JsonOption = Annotated[
-    bool,
-    typer.Option(
-        "--json", metavar="", callback=_set_json, is_eager=True, help="Print one line of JSON and nothing else."
-    ),
-]
+JsonFlag = Annotated[bool, _flag("--json", "json", True, "Print one line of JSON and nothing else.")]
+NoProgressFlag = Annotated[bool, _flag("--no-progress", "progress", False, "Draw no progress bars.")]
+DebugFlag = Annotated[bool, _flag("--debug", "debug", True, "Show stack traces and library warnings.")]
+FLAGS = {"json_output": JsonFlag, "no_progress": NoProgressFlag, "debug": DebugFlag}
+"""What every command takes, by parameter name."""

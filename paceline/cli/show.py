@@ -1,9 +1,9 @@
-"""`paceline show`."""
+"""`paceline show` and `paceline plot`: results that are there already, as coloured text, a page or figures."""
 
 import os
 import sys
 import webbrowser
-from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,126 +12,105 @@ from rich.markup import escape
 from rich.text import Text
 
 from ..errors import ConfigError
-from .engine import DeviceOption, ThreadsOption
-from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
+from .calibrate import CascadeOptions, show_cascade
+from .options import DeviceOptions, Opt, command
+from .screen import Screen
+from .tokens import STYLES, legend
 
 if TYPE_CHECKING:
-    from ..eval.results import SavedAnswer, SavedResults
-
-# The same as `cli.tokens` has, by name: that module waits for torch, which showing results need not.
-_STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
-
-_CASCADE = "A cascade"
+    from ..eval.results import SavedResults
 
 
+class Format(StrEnum):
+    """The values of --format; typer takes no list of a Literal."""
+
+    png = "png"
+    svg = "svg"
+
+
+@command
+def plot(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULTS...", help="Folders that `paceline bench` wrote, or files of `paceline doctor --json`."
+        ),
+    ],
+    screen: Screen,
+    out: Annotated[Path | None, Opt("Default: `plots` in the first folder.", short="-o", metavar="DIR")] = None,
+    format: Annotated[list[Format] | None, Opt("Repeat it for several; default: both.", short="-f")] = None,
+) -> None:
+    """Draw results: speed-ups, acceptance, the cost of a pass, batch sizes, windows. Several results are compared.
+
+    A figure that the results give no data for is left out, with the reason.
+
+    Example:  paceline plot results/lookup results/self-int4 --out plots
+    """
+    from ..eval.plots import draw
+    from ..eval.results import open_results
+
+    opened = [open_results(path) for path in results]
+    folder = out or next((one.path for one in opened if one.path.is_dir()), Path()) / "plots"
+    with screen.spinner("drawing"):
+        files, left_out = draw(opened, folder, [one.value for one in format or Format])
+    if screen.json:
+        screen.put_json({"files": [str(file) for file in files], "left_out": left_out})
+        return
+    for file in files:
+        screen.print_path(file)
+    for name, reason in left_out.items():
+        screen.say(f"[dim]left out {escape(name)}: {escape(reason)}[/dim]")
+
+
+@command
 def show(
-    ctx: typer.Context,
+    cascade: CascadeOptions,
+    device: DeviceOptions,
+    screen: Screen,
     result: Annotated[
         Path | None,
         typer.Argument(metavar="[RESULT]", help="A folder that `paceline bench` wrote.", show_default=False),
     ] = None,
-    answer: Annotated[
-        int | None, typer.Option("--answer", "-n", min=1, help="Which answer to print; default: 1.", show_default=False)
-    ] = None,
-    as_html: Annotated[
-        bool, typer.Option("--html", metavar="", help="Write one page with all answers and their rounds.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Default: answers.html in RESULT.", show_default=False),
-    ] = None,
-    open_page: Annotated[bool, typer.Option("--open", metavar="", help="Open the page in the browser.")] = False,
+    answer: Annotated[int | None, Opt("Which answer to print; default: 1.", short="-n", min=1)] = None,
+    html: Annotated[bool, Opt("Write one page with all answers and their rounds.")] = False,
+    out: Annotated[Path | None, Opt("Default: answers.html in RESULT.", short="-o", metavar="FILE")] = None,
+    open: Annotated[bool, Opt("Open the page in the browser.")] = False,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="PATH",
-            help="A model's folder, for results without the texts of their tokens.",
-            show_default=False,
-        ),
+        str | None, Opt("A model's folder, for results without the texts of their tokens.", metavar="PATH")
     ] = None,
-    cascade: Annotated[
-        Path | None,
-        typer.Option(
-            "--cascade",
-            metavar="FILE",
-            help="In the place of RESULT: a file of `paceline calibrate`; shows the four cases of a cascade.",
-            rich_help_panel=_CASCADE,
-            show_default=False,
-        ),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            "-p",
-            metavar="FILE",
-            help="JSON lines, in which an example of each case is looked for.",
-            rich_help_panel=_CASCADE,
-            show_default=False,
-        ),
-    ] = None,
-    small: Annotated[
-        str | None,
-        typer.Option(
-            "--small", metavar="MODEL", help="Default: where it was.", rich_help_panel=_CASCADE, show_default=False
-        ),
-    ] = None,
-    large: Annotated[
-        str | None,
-        typer.Option(
-            "--large", metavar="MODEL", help="Default: where it was.", rich_help_panel=_CASCADE, show_default=False
-        ),
-    ] = None,
-    num_prompts: Annotated[
-        int, typer.Option("--num-prompts", min=1, help="Look at most at so many.", rich_help_panel=_CASCADE)
-    ] = 200,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Of a long answer.", rich_help_panel=_CASCADE)
-    ] = 96,
-    device: DeviceOption = None,
-    threads: ThreadsOption = None,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
 ) -> None:
-    """Show the answers of a benchmark, every token coloured by where it came from.
+    """Show the answers of a benchmark, every token coloured by its origin.
 
     With --html, one page that opens without a network: the tree of each round, and where its time went. With --cascade,
     the four cases of a small model before a large one: corrected, agreed with, alone, and a long answer.
 
     Example:  paceline show results/lookup --html --open
     """
-    screen = screen_of(ctx)
-    if (out is not None or open_page) and not as_html:
-        raise typer.BadParameter("--out and --open are of the page: add --html")
-    if as_html and answer is not None:
+    if (out is not None or open) and not html:
+        raise typer.BadParameter("--out and --open are for the page: add --html")
+    if html and answer is not None:
         raise typer.BadParameter("the page has all answers: give either --html or --answer")
-    if cascade is not None:
-        if result is not None or answer is not None or tokenizer is not None or not as_html or prompts is None:
+    if cascade.cascade is not None:
+        if result is not None or answer is not None or tokenizer is not None or not html or cascade.prompts is None:
             raise typer.BadParameter("--cascade takes --html and --prompts, and no RESULT, --answer or --tokenizer")
-        from .cascade_show import CascadeOptions, show_cascade
-
-        options = CascadeOptions(cascade, prompts, small, large, num_prompts, max_tokens, device, threads)
-        page = show_cascade(options, out or cascade.with_suffix(".html"), screen)
-        _open(page, open_page, screen)
-        return
-    if prompts is not None or small is not None or large is not None:
-        raise typer.BadParameter("--prompts, --small and --large are of --cascade")
-    if result is None:
+        page = show_cascade(cascade, device, out or cascade.cascade.with_suffix(".html"), screen)
+    elif cascade.prompts is not None or cascade.small is not None or cascade.large is not None:
+        raise typer.BadParameter("--prompts, --small and --large go with --cascade")
+    elif result is None:
         raise typer.BadParameter("there is nothing to show: give RESULT, or --cascade FILE")
-    from ..eval.results import open_results
-
-    opened = open_results(result)
-    if as_html:
-        _write_page(opened, tokenizer, out, open_page, screen)
     else:
-        _print_answer(opened, tokenizer, answer or 1, screen)
+        from ..eval.results import open_results
+
+        opened = open_results(result)
+        if not html:
+            _print_answer(opened, tokenizer, answer or 1, screen)
+            return
+        page = _write_page(opened, tokenizer, out, screen)
+    if open:
+        _open_page(page, screen)
 
 
-def _write_page(
-    opened: "SavedResults", tokenizer: str | None, out: Path | None, open_page: bool, screen: Screen
-) -> None:
+def _write_page(opened: "SavedResults", tokenizer: str | None, out: Path | None, screen: Screen) -> Path:
     from ..eval.page import chosen, is_page, page, tokenizer_for
     from ..system.files import check_out, write_text
 
@@ -144,22 +123,16 @@ def _write_page(
     if screen.json:
         screen.put_json({"page": str(file), "answers": len(answers), "bytes": len(text.encode())})
     else:
-        screen.out.print(escape(str(file)), soft_wrap=True)
-    _open(file, open_page, screen)
+        screen.print_path(file)
+    return file
 
 
-def _open(file: Path, is_asked: bool, screen: Screen) -> None:
-    if not is_asked:
-        return
-    # Browsers that show pages in the terminal itself keep it until they are left; without one they hang.
+def _open_page(file: Path, screen: Screen) -> None:
     screen.say("[dim]Opening the page in your browser.[/dim]")
-    if not (sys.stdin.isatty() or _has_screen()) or not webbrowser.open(file.resolve().as_uri()):
+    # Text browsers need the terminal until they are left, and hang without one.
+    has_windows = not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not (sys.stdin.isatty() or has_windows) or not webbrowser.open(file.resolve().as_uri()):
         screen.say("[yellow]No browser could be opened here; open the file yourself.[/yellow]")
-
-
-def _has_screen() -> bool:
-    """Whether windows can be opened."""
-    return not sys.platform.startswith("linux") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _print_answer(opened: "SavedResults", tokenizer: str | None, number: int, screen: Screen) -> None:
@@ -173,48 +146,20 @@ def _print_answer(opened: "SavedResults", tokenizer: str | None, number: int, sc
     one = answers[number - 1]
     one = with_texts(one, tokenizer_for(opened, [one], tokenizer))
     if screen.json:
-        screen.put_json(_as_json(one, number, len(answers)))
+        keys = ("id", "category", "text", "token_ids", "pieces", "origins", "sources", "seconds")
+        about = {"answer": number, "answers": len(answers), "drafter": one.side, "rounds": len(one.rounds)}
+        screen.put_json({**about, **{key: getattr(one, key) for key in keys}})
         return
     title = f"[bold]{escape(one.category or one.id)}[/bold] · {escape(one.side)}"
     screen.out.rule(f"{title} [dim]answer {number} of {len(answers)}[/dim]", align="left", style="dim")
-    screen.out.print(_painted(one), soft_wrap=True)
-    screen.out.print(_legend(one.origins), soft_wrap=True)
-    pace = f", {one.tokens_per_s:.1f} tok/s" if one.tokens_per_s else ""
-    rounds = f"{len(one.token_ids)} tokens in {len(one.rounds)} rounds"
-    nodes, stood = (sum(map(len, parts)) for parts in zip(*[(r.parents[1:], r.path) for r in one.rounds], strict=True))
-    drafts = f"; {nodes} drafted, {stood} accepted, {nodes - stood} rejected" if nodes else ""
-    screen.say(f"[dim]{rounds}{pace}{drafts}; --html shows the rounds[/dim]")
-
-
-def _painted(one: "SavedAnswer") -> Text:
     text = Text()
     for piece, origin in zip(one.pieces, one.origins, strict=True):
-        text.append(piece, _STYLES.get(origin, "default"))
-    return text
-
-
-def _legend(origins: Sequence[str]) -> Text:
-    from ..eval.page import MEANINGS
-
-    text = Text()
-    for origin, style in _STYLES.items():
-        if count := origins.count(origin):
-            text.append("■ ", style).append(f"{MEANINGS[origin]} {count}   ", "dim")
-    return text
-
-
-def _as_json(one: "SavedAnswer", number: int, count: int) -> dict[str, object]:
-    return {
-        "answer": number,
-        "answers": count,
-        "id": one.id,
-        "category": one.category,
-        "drafter": one.side,
-        "text": one.text,
-        "token_ids": one.token_ids,
-        "pieces": one.pieces,
-        "origins": one.origins,
-        "sources": one.sources,
-        "rounds": len(one.rounds),
-        "seconds": one.seconds,
-    }
+        text.append(piece, STYLES.get(origin, "default"))
+    screen.out.print(text, soft_wrap=True)
+    screen.out.print(legend(one.origins), soft_wrap=True)
+    pace = f", {one.tokens_per_s:.1f} tok/s" if one.tokens_per_s else ""
+    drafted = sum(len(one_round.parents) - 1 for one_round in one.rounds)
+    accepted = sum(len(one_round.path) for one_round in one.rounds)
+    drafts = f"; {drafted} drafted, {accepted} accepted, {drafted - accepted} rejected" if drafted else ""
+    rounds = f"{len(one.token_ids)} tokens in {len(one.rounds)} rounds"
+    screen.say(f"[dim]{rounds}{pace}{drafts}; --html shows the rounds[/dim]")

@@ -1,107 +1,70 @@
-"""`paceline tune`."""
+"""`paceline tune`: which drafter pays for a model on this machine and these prompts."""
 
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
 from rich.markup import escape
 
-from ..errors import ConfigError, PacelineError
-from .engine import (
-    DeviceOption,
-    DtypeOption,
-    EngineOptions,
-    MaxLenOption,
+from ..errors import PacelineError
+from .options import (
+    DRAFTER_NAMES,
+    MEASURING,
+    PROMPT_FILE,
+    PROMPTS,
+    SPECULATION,
+    MaxTokens,
     ModelArgument,
-    NumericsOption,
-    ThreadsOption,
-    TrustOption,
-    WeightsOption,
+    ModelOptions,
+    Opt,
+    Seed,
+    Speculation,
+    Temperature,
+    choose_prompts,
+    command,
     open_engine,
-    remark_raw,
-    seed_option,
 )
-from .screen import DebugOption, JsonOption, NoProgressOption, Screen, screen_of
-from .tune_view import show
+from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..eval.suites import Question
+    from ..engine_flags import EngineFlags
+    from ..eval.run import BenchOptions
+    from ..eval.tune import Candidate
     from ..llm import LLM
     from ..spec_config import SpecConfig
+    from ..tuned import Tuned
 
-_WHAT, _HOW = "Prompts", "Measuring"
 
-
+@command
 def tune(
-    ctx: typer.Context,
     model: ModelArgument,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            "--prompts",
-            "-p",
-            metavar="FILE",
-            help="Yours: JSON lines with question, turns or messages (chats) or prompt (text to go on from), or plain "
-            "lines (the same). Default: 8 built in.",
-            rich_help_panel=_WHAT,
-            show_default=False,
-        ),
-    ] = None,
+    loading: ModelOptions,
+    screen: Screen,
+    prompts: Annotated[str | None, Opt(f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE")] = None,
     drafter: Annotated[
         list[str] | None,
-        typer.Option(
-            "--drafter",
-            "-d",
-            help="lookup, self-int4 or model:PATH_OR_ID (@int4 rounds its weights); repeat it. Default: the first two.",
-            rich_help_panel="Speculation",
-            show_default=False,
-        ),
+        Opt(f"{DRAFTER_NAMES}; repeat it. Default: lookup and self-int4.", SPECULATION, "-d"),
     ] = None,
-    num_prompts: Annotated[
-        int,
-        typer.Option("--num-prompts", min=1, help="At most so many, as many of each category.", rich_help_panel=_WHAT),
-    ] = 24,
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Length of an answer.", rich_help_panel=_WHAT)
-    ] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.", rich_help_panel=_WHAT)] = 0.0,
-    seed: Annotated[int, seed_option("Of sampled answers and of the intervals.", _HOW)] = 0,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Where to keep it. Default: paceline-MODEL.json.",
-            rich_help_panel=_HOW,
-            show_default=False,
-        ),
-    ] = None,
-    numerics: NumericsOption = None,
-    dtype: DtypeOption = None,
-    device: DeviceOption = None,
-    max_model_len: MaxLenOption = None,
-    threads: ThreadsOption = None,
-    trust_remote_code: TrustOption = False,
-    weights: WeightsOption = None,
-    json_output: JsonOption = False,
-    no_progress: NoProgressOption = False,
-    debug: DebugOption = False,
+    num_prompts: Annotated[int, Opt("At most this many, evenly from each category.", PROMPTS, min=1)] = 24,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    out: Annotated[str | None, Opt("Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE")] = None,
 ) -> None:
     """Find out which drafter pays for a model on this machine and your prompts, and keep it in a file.
 
-    Each drafter takes turns with plain decoding; the file is for --profile, and the words say what was found.
+    Each drafter takes turns with plain decoding. The file is for --profile; a report says what was found.
     Prints options of vLLM, SGLang and llama.cpp for the same choice. Ctrl-C keeps nothing.
 
     Example:  paceline tune smollm2-135m --prompts mine.jsonl -d lookup -d self-int4
     """
-    screen = screen_of(ctx)
     with screen.spinner("starting"):
         from ..core.request import SamplingParams
         from ..eval.run import BenchOptions
-        from ..eval.suites import choose
+        from ..eval.suites import hash_questions
         from ..eval.tune import candidates_of, measure, read_questions
-        from ..spec_config import SpecConfig
         from ..system.files import check_out, claimed
         from ..tuned import default_file, is_tuned, save_tuned
 
@@ -110,75 +73,38 @@ def tune(
     questions = read_questions(prompts)
     path = Path(out) if out is not None else default_file(model)
     check_out(path, is_tuned)
-    options = EngineOptions(
-        model, SpecConfig(), False, numerics, dtype, device, max_model_len, threads, trust_remote_code, weights
-    )
     with claimed(path):
         try:
-            plain = open_engine(options, screen)
-            kept = _fitting(plain, questions, screen)
-            chosen = choose(kept, num_prompts)
-            remark_raw(sum(one.chat is None for one in chosen), plain, screen)
-            configs, llms = _open_candidates(plain, configs, options, screen, is_default=not drafter)
+            plain = open_engine(model, screen, loading)
+            chosen, left_out = choose_prompts(questions, num_prompts, plain, screen)
+            if left_out:
+                screen.say(f"[yellow]{left_out} prompts left out:[/yellow] longer than the context")
+            configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(max_tokens, temperature, seed)
             with screen.stages() as progress:
                 candidates = measure(configs, llms, chosen, how, progress)
         except KeyboardInterrupt:
-            screen.err.print("Nothing was kept: half a measurement chooses nothing.")
+            screen.err.print("Nothing was kept: half a measurement is not enough to choose.")
             raise
-        from ..eval.suites import hash_questions
-        from .tune_result import Prompts, result_of
-
-        asked = Prompts(prompts, len(chosen), len(questions), hash_questions(chosen))
-        tuned = result_of(plain, candidates, llms, how, asked)
+        used = PromptsUsed(prompts, len(chosen), len(questions), hash_questions(chosen))
+        tuned = _result(plain, candidates, llms, how, used)
         save_tuned(path, tuned)
     if screen.json:
         screen.put_json({"model": model, "file": str(path), **tuned.as_dict()})
     else:
-        show(tuned, candidates, model, path, screen)
-
-
-def _fitting(llm: "LLM", questions: "list[Question]", screen: Screen) -> "list[Question]":
-    from ..eval.run import fitting
-
-    kept, left_out = fitting(llm, questions)
-    if not kept:
-        raise ConfigError(
-            "no prompt fits the context",
-            got=f"{left_out} prompts of {llm.runner.max_length} tokens or more",
-            fix="raise --max-model-len if the model allows it",
-        )
-    if left_out:
-        screen.say(f"[yellow]{left_out} prompts left out:[/yellow] longer than the context")
-    return kept
+        _show(tuned, candidates, model, path, screen)
 
 
 def _open_candidates(
-    plain: "LLM", configs: "list[SpecConfig]", options: EngineOptions, screen: Screen, is_default: bool
+    plain: "LLM", configs: "list[SpecConfig]", loading: ModelOptions, screen: Screen, is_default: bool
 ) -> "tuple[list[SpecConfig], list[LLM]]":
     """An engine for each candidate, all on the same weights; a default that this model cannot have is left out."""
-    from ..llm import LLM
-    from ..zoo import resolve
-
     opened, llms, without = list["SpecConfig"](), list["LLM"](), list[str]()
     for config in configs:
         if any(member.name in without for member in config.drafters):
             continue
-        with screen.pulling() as progress:
-            for name in config.models:
-                resolve(name, progress=progress)
         try:
-            with screen.spinner(f"preparing {config.name}"):
-                drafter, policy, verifier = config.build()
-                llm = LLM(
-                    plain.loaded,
-                    drafter=drafter,
-                    policy=policy,
-                    verifier=verifier,
-                    numerics=options.numerics.value if options.numerics else None,
-                    max_batch_size=1,
-                    max_model_len=options.max_model_len,
-                )
+            llm = open_engine(plain.loaded, screen, loading, Speculation(config))
         except PacelineError as error:
             if not is_default:
                 raise
@@ -188,3 +114,110 @@ def _open_candidates(
             opened.append(config)
             llms.append(llm)
     return opened, llms
+
+
+@dataclass(frozen=True)
+class PromptsUsed:
+    """file: None for the built-in prompts. chosen, available: how many. sha256: of those chosen."""
+
+    file: str | None
+    chosen: int
+    available: int
+    sha256: str
+
+    @property
+    def remarks(self) -> list[str]:
+        """What limits a choice that rests on them."""
+        remarks: list[str] = []
+        if self.file is None:
+            remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
+        if self.chosen < 2:
+            remarks.append("One prompt gives no interval and proves little.")
+        elif self.chosen < 8:
+            remarks.append(f"{self.chosen} prompts give wide intervals: use more for a surer choice.")
+        return remarks
+
+
+def _result(
+    plain: "LLM", candidates: "Sequence[Candidate]", llms: "Sequence[LLM]", how: "BenchOptions", used: PromptsUsed
+) -> "Tuned":
+    """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays."""
+    import torch
+
+    from ..eval.tune import best_of, tune_report
+    from ..policy import CostModel, Profile
+    from ..spec_config import SpecConfig
+    from ..system.provenance import provenance
+    from ..tuned import Tuned, dtype_label
+
+    best = best_of(candidates)
+    shown = best or max(candidates, key=lambda one: one.overall.value)
+    policy = llms[list(candidates).index(shown)].decoder.policy
+    loaded = plain.loaded
+    made_with = (loaded.name, dtype_label(loaded.dtype, loaded.device), torch.get_num_threads())
+    profile = policy.profile(*made_with) if isinstance(policy, CostModel) else Profile()
+    return Tuned(
+        SpecConfig() if best is None else best.config,
+        profile,
+        provenance(),
+        tune_report(candidates, best, loaded.name, used.remarks),
+        {
+            "candidates": [one.as_dict() for one in candidates],
+            "prompts": asdict(used),
+            "settings": {**asdict(how), "numerics": plain.numerics},
+            "flags": [asdict(one) for one in flags_of(candidates, best)],
+        },
+    )
+
+
+def flags_of(candidates: "Sequence[Candidate]", best: "Candidate | None") -> "list[EngineFlags]":
+    """Options of other engines for the choice; models under the names that those engines can open."""
+    from ..engine_flags import engine_flags
+    from ..eval.tune import best_of
+    from ..spec_config import SpecConfig
+
+    if best is None:
+        return engine_flags(SpecConfig(), {})
+    single = [one for one in candidates if one.config.method != "choose" and best_of([one])]
+    single.sort(key=lambda one: -one.overall.value)
+    depths = dict(best.depths)
+    for one in single:
+        depths = {**one.depths, **depths}
+    return engine_flags(_with_folders(best.config), depths, [_with_folders(one.config) for one in single])
+
+
+def _with_folders(config: "SpecConfig") -> "SpecConfig":
+    """With folders instead of zoo names, which only Paceline knows."""
+    from ..zoo import resolve
+
+    model = resolve(str(config.model)) if config.model is not None and config.method == "draft_model" else config.model
+    return replace(config, model=model, drafters=tuple(_with_folders(one) for one in config.drafters))
+
+
+def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: Path, screen: Screen) -> None:
+    """The table, what it means, the options of other engines, and how to use the file."""
+    headings = ("Plain\ntok/s", "Spec.\ntok/s", "Speed-\nup", "95%\ninterval", "Tokens\na pass", "Drafts\nat a time")
+    table = table_of("Drafter", *headings)
+    for one in candidates:
+        gain = one.overall
+        table.add_row(
+            escape(one.config.name),
+            f"{one.plain_tokens_per_s:.1f}",
+            f"{one.tokens_per_s:.1f}",
+            f"{gain.value:.2f}x",
+            "–" if gain.prompts < 2 else f"{gain.low:.2f}–{gain.high:.2f}",
+            f"{one.mean_acceptance_length:.2f}",
+            ", ".join(str(depth) for depth in one.depths.values()) or "–",
+            style="bold" if gain.pays else "",
+        )
+    screen.out.print(table)
+    for index, line in enumerate(tuned.words):
+        screen.print(f"[bold]{escape(line)}[/bold]" if index == 0 else escape(line))
+    screen.out.print("\nThe same choice elsewhere:")
+    for one in cast("list[dict[str, Any]]", tuned.measured["flags"]):
+        remark = f"[dim]# {escape(one['remark'])}[/dim]" if one["remark"] else ""
+        parts = [escape(one["flags"]), remark] if one["flags"] else [remark]
+        # Flags are to be copied: no line of them may be broken.
+        screen.out.print(f"[bold]{one['engine']:<9}[/bold] " + "  ".join(filter(None, parts)), soft_wrap=True)
+    use = f"paceline generate {shlex.quote(model)} --profile {shlex.quote(str(path))} --chat ..."
+    screen.out.print(f"\n[dim]kept in {escape(str(path))}; use it:[/dim] {escape(use)}", soft_wrap=True)

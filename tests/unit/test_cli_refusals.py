@@ -75,7 +75,7 @@ def test_prompts_that_never_end_or_are_no_text(model, tmp_path, monkeypatch):
     assert "not a regular file" in refusal("generate", model, "-p", "w5", "--profile", str(tmp_path / "pipe"))
     (tmp_path / "bytes").write_bytes(b"w5 \xff")
     assert "is not text" in refusal("generate", model, "--prompt-file", str(tmp_path / "bytes"))
-    monkeypatch.setattr("paceline.cli.prompt_source.MAX_PROMPT_BYTES", 4)
+    monkeypatch.setattr("paceline.cli.generate.MAX_PROMPT_BYTES", 4)
     for stdin, words in ((b"w5 \xff", "is not text"), (b"w5 w6 w7", "too large")):
         told = paceline("generate", model, "--prompt-file", "-", stdin=stdin)
         assert told.exit_code == 1

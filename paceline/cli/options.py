@@ -1,0 +1,323 @@
+"""The options that commands share, each declared once, and `@command`, which makes a typer command of them.
+
+A parameter of a command that is a dataclass of options becomes one option for each of its fields:
+
+    @command
+    def doctor(model: ModelArgument, loading: ModelOptions, screen: Screen) -> None: ...
+
+    paceline doctor MODEL [--numerics ...] [--dtype ...] ... [--json] [--no-progress] [--debug]
+"""
+
+import inspect
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+
+import typer
+from rich.markup import escape
+
+from ..errors import ConfigError
+from ..spec_config import SpecConfig, parse
+from .screen import FLAGS, Screen, screen_of
+
+if TYPE_CHECKING:
+    from ..eval.suites import Question
+    from ..llm import LLM
+    from ..policy import Profile
+    from ..runner import LoadedModel
+
+
+@dataclass(frozen=True)
+class Opt:
+    """An option of the command line; its long name is the parameter's, unless `name` gives another.
+
+    panel: the box of the help text that shows it. min, max: bounds of a number.
+    """
+
+    help: str
+    panel: str | None = None
+    short: str | None = None
+    metavar: str | None = None
+    min: float | None = None
+    max: float | None = None
+    name: str | None = None
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A typer command of a function whose parameters are options, classes of options, and the `Screen`.
+
+    Every command gets --json, --no-progress and --debug as well.
+    """
+    wanted = inspect.signature(function, eval_str=True).parameters
+    options = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    for name, parameter in wanted.items():
+        kind = parameter.annotation
+        if is_dataclass(kind):
+            hints = get_type_hints(kind, include_extras=True)
+            options += [_option(one.name, hints[one.name], one.default) for one in fields(kind)]
+        elif kind is not Screen:
+            options.append(_option(name, kind, parameter.default))
+    options += [_option(name, flag, False) for name, flag in FLAGS.items()]
+
+    def run(ctx: typer.Context, **given: Any) -> None:
+        arguments: dict[str, Any] = {}
+        for name, parameter in wanted.items():
+            kind: Any = parameter.annotation
+            if is_dataclass(kind):
+                arguments[name] = kind(**{one.name: given[one.name] for one in fields(kind)})
+            else:
+                arguments[name] = screen_of(ctx) if kind is Screen else given[name]
+        function(**arguments)
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__annotations__ = {one.name: one.annotation for one in options}
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return run
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter as typer reads it; an `Opt` becomes a typer option."""
+    kind, note = get_args(annotation)
+    default = inspect.Parameter.empty if default is MISSING else default
+    if isinstance(note, Opt):
+        names = [one for one in (note.name or f"--{name.replace('_', '-')}", note.short) if one is not None]
+        option = typer.Option(
+            *names,
+            help=note.help,
+            rich_help_panel=note.panel,
+            metavar="" if kind is bool else note.metavar,
+            min=note.min,
+            max=note.max,
+            show_default=default not in (None, inspect.Parameter.empty),
+        )
+        annotation = Annotated[kind, option]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+SPECULATION, MODEL, PROMPTS, MEASURING = "Speculation", "Model", "Prompts", "Measuring"
+DRAFTER_NAMES = (
+    "none, lookup, self-int4, model:PATH_OR_ID (@int4 quantizes its weights), head:PATH_OR_NAME, or several joined by +"
+)
+PROMPT_FILE = (
+    "JSON lines with question, turns or messages (chats) or prompt (text to continue), or plain lines (text to "
+    "continue)."
+)
+Policy = Literal["cost_model", "dynamic", "gate", "fixed"]
+Weights = Literal["int8", "int4", "fp8"]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a name that `paceline models` lists.")
+]
+Drafter = Annotated[str | None, Opt(f"{DRAFTER_NAMES}.", SPECULATION, "-d")]
+MaxTokens = Annotated[int, Opt("Length of an answer.", PROMPTS, min=1)]
+Temperature = Annotated[float, Opt("0: greedy.", PROMPTS, "-t")]
+# Below the largest seed there is room for the index of a prompt to be added.
+Seed = Annotated[int, Opt("For sampled answers and confidence intervals.", PROMPTS, min=0, max=2**32 - 1)]
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A drafter with its policy and its verification rule. profile: what `paceline tune` measured, if anything."""
+
+    config: SpecConfig = field(default_factory=SpecConfig)
+    allow_lossy: bool = False
+    profile: "Profile | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """What goes with --drafter."""
+
+    speculative_config: Annotated[
+        str | None, Opt("The drafter as JSON with vLLM's keys, instead of --drafter.", SPECULATION, "-sc", "JSON")
+    ] = None
+    num_speculative_tokens: Annotated[
+        int | None,
+        Opt(
+            "Draft this many tokens in every round; without it the policy decides, down to none.",
+            SPECULATION,
+            "-k",
+            min=1,
+        ),
+    ] = None
+    policy: Annotated[
+        Policy | None,
+        Opt("How many tokens to draft. cost_model: what pays by measured costs; the default without -k.", SPECULATION),
+    ] = None
+    profile: Annotated[
+        Path | None,
+        Opt(
+            "A file of `paceline tune`: the policy starts from its measurements, and its drafter is the default.",
+            SPECULATION,
+            metavar="FILE",
+        ),
+    ] = None
+    allow_lossy: Annotated[bool, Opt("Permit verification that changes the answers (typical).", SPECULATION)] = False
+
+    def choose(self, drafter: str | None, default: str, policy: Policy | None = None) -> Speculation:
+        """What was asked for. default, policy: for what neither an option nor the profile decides.
+
+        A drafter that is given replaces the profile's. Raises `ConfigError`, and usage errors for contradictions.
+        """
+        config, profile = self.speculative_config, None
+        if drafter is not None and config is not None:
+            raise typer.BadParameter("give either --drafter or --speculative-config, not both")
+        if self.profile is not None:
+            from ..tuned import load_tuned
+
+            tuned = load_tuned(self.profile)
+            profile = tuned.profile
+            if drafter is None and config is None:
+                given = tuned.config.as_dict()
+                if self.num_speculative_tokens is not None or self.policy is not None:  # they replace both keys
+                    del given["policy"], given["num_speculative_tokens"]
+                config = json.dumps(given)
+        chosen = parse(
+            config if config is not None else drafter or default,
+            self.num_speculative_tokens,
+            self.policy or (policy if self.profile is None else None),
+        )
+        if chosen.method == "none" and self.num_speculative_tokens is not None:
+            raise typer.BadParameter("--num-speculative-tokens needs a drafter, for example --drafter lookup")
+        return Speculation(chosen, self.allow_lossy, profile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """Where models run."""
+
+    device: Annotated[str | None, Opt("cpu, cuda, cuda:1; default: a GPU if there is one.", MODEL)] = None
+    threads: Annotated[int | None, Opt("CPU threads.", MODEL, min=1)] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(DeviceOptions):
+    """How models are loaded and run."""
+
+    numerics: Annotated[
+        Literal["fast", "invariant"] | None,
+        Opt(
+            "invariant: bit-identical to plain decoding; fast: identical up to rounding ties. Default: invariant where "
+            "this device and dtype allow it; native passes always are.",
+            MODEL,
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        Opt(
+            "bfloat16, float16, float32 or float64; default: the checkpoint's, or float32 on a CPU without "
+            "instructions for its 16-bit type.",
+            MODEL,
+        ),
+    ] = None
+    max_model_len: Annotated[int | None, Opt("Prompt and answer together, in tokens.", MODEL, min=1)] = None
+    trust_remote_code: Annotated[bool, Opt("Run Python code that comes with the model.", MODEL)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(LoadOptions):
+    """How a model is loaded and run."""
+
+    weights: Annotated[
+        Weights | None,
+        Opt("Quantize the weights when loading; the answers are the quantized model's (fp8: CUDA).", MODEL),
+    ] = None
+
+
+def open_engine(
+    model: "str | LoadedModel",
+    screen: Screen,
+    options: LoadOptions | None = None,
+    speculation: Speculation | None = None,
+    max_batch_size: int = 1,
+) -> "LLM":
+    """An engine on a model that is given by name, which is pulled if it must be, or loaded already."""
+    options, speculation = options or LoadOptions(), speculation or Speculation()
+    with screen.spinner("starting"):  # importing torch takes seconds
+        quieten(screen.debug)
+        from ..llm import LLM
+        from ..system.threads import use_threads
+        from ..zoo import resolve
+
+    given: dict[str, Any] = {}
+    if isinstance(model, str):
+        use_threads(options.threads)
+        given = {"dtype": options.dtype, "device": options.device, "trust_remote_code": options.trust_remote_code}
+        given["weights"] = getattr(options, "weights", None)
+    with screen.pulling() as progress:
+        source = resolve(model, progress=progress) if isinstance(model, str) else model
+        for name in speculation.config.models:
+            resolve(name, progress=progress)
+    with screen.spinner(f"loading {model}" if isinstance(model, str) else f"preparing {speculation.config.name}"):
+        drafter, policy, verifier = speculation.config.build(speculation.allow_lossy, speculation.profile)
+        llm = LLM(
+            source,
+            drafter=drafter,
+            policy=policy,
+            verifier=verifier,
+            numerics=options.numerics,
+            max_batch_size=max_batch_size,
+            max_model_len=options.max_model_len,
+            allow_lossy=speculation.allow_lossy,
+            **given,
+        )
+    if speculation.profile is not None and isinstance(model, str):
+        _warn_of_profile(speculation.profile, llm, screen)
+    return llm
+
+
+def _warn_of_profile(profile: "Profile", llm: "LLM", screen: Screen) -> None:
+    """Warn where it was measured otherwise. Raises `ConfigError` where it is another model's."""
+    import torch
+
+    from ..tuned import check_profile, dtype_label
+
+    loaded = llm.loaded
+    made_for = dtype_label(loaded.dtype, loaded.device)
+    for warning in check_profile(profile, loaded.name, made_for, torch.get_num_threads()):
+        screen.err.print(f"[yellow]Warning:[/yellow] {escape(warning)}.", soft_wrap=True)
+
+
+def choose_prompts(
+    questions: "list[Question]", number: int | None, llm: "LLM", screen: Screen
+) -> "tuple[list[Question], int]":
+    """Those to measure, and how many do not fit the context. Raises `ConfigError` where none does."""
+    from ..eval.run import fitting
+    from ..eval.suites import choose
+
+    kept, left_out = fitting(llm, questions)
+    chosen = choose(kept, number)
+    remark_raw(sum(one.chat is None for one in chosen), llm, screen)
+    if not chosen:
+        raise ConfigError(
+            "no prompt fits the context",
+            got=f"{left_out} prompts of {llm.runner.max_length} tokens or more",
+            fix="raise --max-model-len if the model allows it",
+        )
+    return chosen, left_out
+
+
+def remark_raw(count: int, llm: "LLM", screen: Screen) -> None:
+    """Say that this many prompts of a file are text to continue, where the model was made for chats."""
+    from ..hf.prompts import has_chat_template
+
+    if count and has_chat_template(llm.loaded):
+        screen.say(
+            f'[yellow]Prompts without the model\'s chat template: {count}.[/yellow] A "prompt" or a plain line is '
+            'text to continue; name it "question" to ask it in a chat.'
+        )
+
+
+def quieten(debug: bool) -> None:
+    """Silence the progress bars and warnings of libraries; warnings come back with --debug."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if not debug:
+        transformers_logging.set_verbosity_error()
+        warnings.simplefilter("ignore")
+        for library in ("torch", "huggingface_hub"):
+            logging.getLogger(library).setLevel(logging.ERROR)

@@ -73,7 +73,7 @@ def test_refusals_come_before_loading(models, prompts, tmp_path):
         assert "another run" in refusal("calibrate", *models, *most, "--out", str(tmp_path / "d.json"))
     assert "--cascade takes --html" in refusal("show", "--cascade", "x.json", code=2)
     assert "nothing to show" in refusal("show", code=2)
-    assert "are of --cascade" in refusal("show", str(tmp_path), "--prompts", prompts, code=2)
+    assert "go with --cascade" in refusal("show", str(tmp_path), "--prompts", prompts, code=2)
 
 
 class _Reader(HTMLParser):

@@ -1,13 +1,15 @@
-# `make demo` shows the main job on a fresh machine, `make demo-vlm` with pictures; `make test` sets up and passes the tests.
+# `make demo` shows the main job on a fresh machine, `make demo-vlm` with pictures; `make test` sets up and passes the tests;
+# `make docs` builds the website of docs/ into site/.
 # TORCH pins the build that is installed first: a bare `torch` would bring gigabytes of CUDA packages to a CPU machine.
 # On a CUDA machine: make demo TORCH=torch
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
+DOCS ?= .venv-docs
 READY := $(VENV)/.ready
 
-.PHONY: demo demo-vlm test lint slow setup clean
+.PHONY: demo demo-vlm test lint slow docs setup clean
 
 demo: $(READY)
 	@$(BIN)/paceline demo $(ARGS)
@@ -26,6 +28,17 @@ lint: $(READY)
 	@$(BIN)/ruff format --check paceline tests bench examples
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The site needs neither torch nor paceline installed: the API pages are read from the sources.
+docs: $(DOCS)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict $(ARGS)
+	@echo "The documentation is in site/index.html"
+
+$(DOCS)/.ready: pyproject.toml
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(PYTHON) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['docs'], sep='\n')" > $(DOCS)/requirements.txt
+	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -r $(DOCS)/requirements.txt
+	@touch $@
+
 setup: $(READY)
 
 $(READY): pyproject.toml models/pyproject.toml
@@ -39,4 +52,4 @@ $(READY): pyproject.toml models/pyproject.toml
 	@touch $(READY)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DOCS) site .pytest_cache .ruff_cache

@@ -6,7 +6,7 @@
     ledger      what may still be lost; whatever the others say, nothing is drafted beyond it
 
 Decisions may depend on the clock, and on drafted tokens that are kept: neither touches the law of the output
-(docs/lossless.md, lemmas 4 and 5).
+(docs/exactness.md, lemmas 4 and 5).
 """
 
 import time

@@ -79,7 +79,7 @@ class Coupled(Verifier):
     """R7, sample-and-match on shared noise: descend while a child holds the target's own choice, then emit that choice.
 
     Drafter-invariant speculative decoding (Daliri et al. 2408.07978). Takes a draft of any law and never reads q.
-    Proof: docs/lossless.md, lemma 5.
+    Proof: docs/exactness.md, lemma 5.
 
     whole_tree: choose for greedy rows at every node at once, with one copy to the host, rather than level by level
     along the walk, where nothing is left to process. None: on accelerators, where waiting costs more than the argmax

@@ -1,7 +1,7 @@
 """The mathematics of losslessness: four pure functions, on which every rule that uses q is built.
 
 They run unchanged on float64 tensors, as the verifiers use them, and on numpy arrays of `fractions.Fraction`, as the
-law tests enumerate them: what is proved exactly is what runs. Proofs: docs/lossless.md. Throughout, p is the target's
+law tests enumerate them: what is proved exactly is what runs. Proofs: docs/exactness.md. Throughout, p is the target's
 law and q the draft's; both are non-negative and sum to 1.
 """
 

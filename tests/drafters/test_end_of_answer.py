@@ -46,7 +46,7 @@ def test_a_drafter_that_knows_the_end_stops_there():
 
 
 def test_the_token_that_ends_a_draft_is_kept():
-    """Dropping it, because of what it is, would make q another law (docs/lossless.md, lemma 4)."""
+    """Dropping it, because of what it is, would make q another law (docs/exactness.md, lemma 4)."""
     seq = sequence(TARGET, REPEATING, GREEDY, eos_ids=ended())
     run(reading_apart(runner(TARGET)), DRAFTERS["the model itself"](), [seq], WINDOW)
     assert seq.token_ids[-1] in ended()

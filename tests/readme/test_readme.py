@@ -37,7 +37,7 @@ def run(*command: str) -> str:
 
 
 def test_readme_is_short():
-    assert README.count("\n") <= 150
+    assert README.count("\n") <= 120
 
 
 def test_readme_names_the_two_commands():

@@ -1,0 +1,55 @@
+"""The documentation names every drafter, policy and public name, and links only to what exists."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline import drafters, policy
+from paceline.core.interfaces import Drafter, DraftPolicy
+from paceline.spec_words import KEYS
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+def named_rows(text: str) -> set[str]:
+    """All names in code font in the table rows of a page."""
+    return {name for row in re.findall(r"^\|.*\|$", text, re.M) for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_public_name_is_on_the_api_page():
+    listed = re.findall(r"^::: paceline\.(\w+)$", (DOCS / "api.md").read_text(), re.M)
+    missing = {name for name in paceline.__all__ if name != "PacelineError"} - set(listed)
+    assert not missing
+    assert len(listed) == len(set(listed))
+
+
+def test_every_public_name_can_be_imported():
+    assert all(getattr(paceline, name) for name in paceline.__all__)
+
+
+@pytest.mark.parametrize(("module", "kind"), [(drafters, Drafter), (policy, DraftPolicy)])
+def test_every_drafter_and_policy_is_in_a_table(module, kind):
+    classes = [one for name in module.__all__ if isinstance(one := getattr(module, name), type)]
+    names = {one.__name__ for one in classes if issubclass(one, kind) and one is not kind}
+    assert names
+    assert names <= named_rows((DOCS / "drafters.md").read_text())
+
+
+def test_every_key_of_every_method_is_in_a_table():
+    names = named_rows((DOCS / "drafters.md").read_text())
+    assert {key for keys in KEYS.values() for key in keys} <= names
+    assert {method for method in KEYS if method != "none"} <= names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", page.read_text()):
+        assert (DOCS / target).exists(), target
+
+
+def test_every_page_is_in_the_menu():
+    menu = (DOCS.parent / "mkdocs.yml").read_text()
+    assert not [page.name for page in PAGES if f": {page.name}\n" not in menu]

@@ -21,7 +21,8 @@ class Ratio(Verifier):
 
     Leviathan et al. 2211.17192 and Chen et al. 2302.01318 on a chain (R1); SpecInfer, 2305.09781, for independent
     siblings (R4); recursive rejection sampling, 2402.14160, for siblings without replacement (R5); sample-and-match for
-    tokens without a law (R2, R3). p is taken at the node where the walk stands. Proof: docs/exactness.md, lemmas 1 to 4.
+    tokens without a law (R2, R3). p is taken at the node that the walk has reached. Proof: docs/exactness.md, lemmas 1
+    to 4.
 
     Lossless if the drafter keeps two promises. q is exactly the law its tokens were drawn from. Whether a token is
     offered depends on earlier tokens and on q, never on that token's own value: keep a weak token and stop after it,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.modules.eagle import EagleConfig, EagleHead
+from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.runner import LoadedModel
 
 

@@ -153,7 +153,7 @@ def _comparison_line(one: "Comparison") -> str:
 
 
 @command
-def check_draft(
+def check_head(
     head: Annotated[
         str,
         typer.Argument(

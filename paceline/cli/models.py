@@ -112,9 +112,9 @@ def export(
     Example:  paceline export heads/mine mine-vllm --to vllm --model smollm2-135m
     """
     with screen.spinner("starting"):
-        from ..export import export_head
-        from ..export.folder import check_new
+        from ..heads import export_head
         from ..runner import load_model
+        from ..system.files import check_new
         from ..zoo import resolve
         from ..zoo.packaged import head_folder
 

@@ -114,6 +114,11 @@ class ModelFacts(Protocol):
         ...
 
     @property
+    def context(self) -> int:
+        """The most tokens that a sequence may have."""
+        ...
+
+    @property
     def embeddings(self) -> Tensor:
         """The token embeddings [V, E]."""
         ...

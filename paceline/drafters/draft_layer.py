@@ -16,10 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..heads.parts import Attention, Mlp, Output, rotation
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, address, addresses, library, run
-from ..modules.decoder import Attention, Mlp
-from ..modules.heads import Output
-from ..modules.rotary import rotation
 from ..quant import PackedLinear, pack_linears
 from .top_tokens import Best
 

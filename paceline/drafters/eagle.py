@@ -1,4 +1,4 @@
-"""EAGLE drafts with one small layer over the target's own hidden states (see `modules.eagle` for what it computes).
+"""EAGLE drafts with one small layer over the target's own hidden states (see `heads.eagle` for what it computes).
 
 EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 2503.01840). A round, with T tokens:
 
@@ -33,8 +33,7 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
 from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
-from ..heads import load_head
-from ..modules import EagleHead
+from ..heads import EagleHead, load_head
 from ..sampling.banned import columns_of
 from ..schema import checked_call
 from .draft_layer import DraftLayer, Level

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from ..modules.eagle import EagleHead
+from ..heads.eagle import EagleHead
 from ..quant import PackedLinear
 from .draft_cache import DraftCache
 from .draft_layer import DraftLayer, Level, Norms, linear_of, native_form

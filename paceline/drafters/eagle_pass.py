@@ -14,8 +14,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from ..modules.eagle import EagleHead
-from ..modules.rotary import rotation
+from ..heads.eagle import EagleHead
+from ..heads.parts import rotation
 from .draft_cache import DraftCache, Rows, side_by_side
 from .draft_layer import Level, linear_of
 

@@ -9,8 +9,7 @@ from torch import nn
 
 from ..core.interfaces import TargetView
 from ..errors import ConfigError, IncompatibleModels
-from ..heads import load_head
-from ..modules import SpaceAdapter
+from ..heads import SpaceAdapter, load_head
 from .draft_layer import DraftLayer, native_form
 
 _H = TypeVar("_H", bound=nn.Module)

@@ -25,8 +25,8 @@ from pydantic import Field
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
-from ..modules import BlockwiseHead, MedusaHead
-from ..modules.heads import ParallelHeads
+from ..heads import BlockwiseHead, MedusaHead
+from ..heads.parallel import ParallelHeads
 from ..sampling.banned import columns_of
 from ..schema import checked_call
 from .fitting import fitted, row_dtype

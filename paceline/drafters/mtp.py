@@ -1,6 +1,6 @@
 """Draft with MTP modules: module k reads the state of the one before and the token drafted last.
 
-A round starts from T tokens, the last of them the root, and the target's states f_0 .. f_{T-2} (see `modules.mtp`).
+A round starts from T tokens, the last of them the root, and the target's states f_0 .. f_{T-2} (see `heads.mtp`).
 Example: K = 2 modules, T = 6, and rows 0 and 1 of both modules are known already:
 
     position t            0     1     2     3     4           5
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
-from ..modules import MtpHead
+from ..heads import MtpHead
 from ..quant import PackedLinear
 from ..runner import SlotCache
 from ..sampling.banned import columns_of

@@ -22,7 +22,7 @@ from ..core.interfaces import DraftBudget, Drafter, DraftRunner, ModelFacts, Tar
 from ..core.request import Sequence
 from ..errors import ConfigError
 from ..heads import load_head
-from ..modules.int4_draft import Int4Draft
+from ..heads.int4_draft import Int4Draft
 from ..quant import QuantReport, quantize_head, quantize_linears
 from ..runner.adapters import put_int4
 from ..sampling import DraftSampler

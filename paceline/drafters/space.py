@@ -1,6 +1,6 @@
 """SPACE drafts in the target's own pass: mask tokens below every node that may be the last accepted one.
 
-Yi et al. 2024, arXiv 2402.11809; see `modules.space` for what a mask is. Mask j below a node says the token that comes
+Yi et al. 2024, arXiv 2402.11809; see `heads.space` for what a mask is. Mask j below a node says the token that comes
 j + 2 places after it, since the next place is the target's own to say. A round that drafts a, b with two masks each, in
 a text whose last token, the root, stands at position t:
 
@@ -35,7 +35,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..modules import SpaceAdapter
+from ..heads import SpaceAdapter
 from ..sampling.banned import columns_of
 from ..schema import checked_call
 from .fitting import fitted_adapter

@@ -1,23 +1,35 @@
-"""Trained heads as folders: config.json, model.safetensors, README.md (model card), training.json (how it was made).
+"""Draft heads: their modules, the folders they are saved in, and the layouts of other engines.
 
-folder   write and read one
-kinds    which method has which module, and its configuration as JSON
-card     the model card, from the record of the training
+parts       layers, sizes and vocabularies that the modules share
+eagle, parallel (Medusa, blockwise), mtp, space, int4_draft     one module each, with its configuration
+folder      a head as a folder; which method has which module
+card        the model card, from the record of the training
+exchange    heads that others published, and ours for other engines
 """
 
 from .card import model_card
-from .folder import HeadInfo, head_info, load_head, read_record, save_head, trained_info
-from .kinds import METHODS, Head, method_of
+from .eagle import EagleConfig, EagleHead
+from .exchange import ENGINES, Exported, export_head, read_published
+from .folder import (
+    HEADS,
+    METHODS,
+    Head,
+    HeadInfo,
+    head_info,
+    load_head,
+    method_of,
+    read_record,
+    save_head,
+    trained_info,
+)
+from .int4_draft import Int4Draft, Int4DraftConfig
+from .mtp import MtpConfig, MtpHead
+from .parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
+from .space import SpaceAdapter, SpaceConfig
 
 __all__ = [
-    "METHODS",
-    "Head",
-    "HeadInfo",
-    "head_info",
-    "load_head",
-    "method_of",
-    "model_card",
-    "read_record",
-    "save_head",
-    "trained_info",
-]
+    "ENGINES", "HEADS", "METHODS", "BlockwiseConfig", "BlockwiseHead", "EagleConfig", "EagleHead", "Exported", "Head",
+    "HeadInfo", "Int4Draft", "Int4DraftConfig", "MedusaConfig", "MedusaHead", "MtpConfig", "MtpHead", "SpaceAdapter",
+    "SpaceConfig", "export_head", "head_info", "load_head", "method_of", "model_card", "read_published", "read_record",
+    "save_head", "trained_info",
+]  # fmt: skip

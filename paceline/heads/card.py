@@ -4,10 +4,11 @@ import json
 import shlex
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import cast
+from dataclasses import asdict
+from typing import Any, cast
 
-from ..runner import LoadedModel
-from .kinds import Head, config_to_json, method_of
+from ..core.interfaces import ModelFacts
+from .folder import Head, method_of
 
 _PAPERS = {
     "eagle": "EAGLE-1 and -2, one layer over the target's last hidden state (arXiv 2401.15077, 2406.16858)",
@@ -15,22 +16,22 @@ _PAPERS = {
     "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
     "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
     "mtp": "multi-token prediction, one module after another (arXiv 2404.19737, 2412.19437)",
-    "space": "SPACE, mask tokens that foresee what follows in the target's own pass (arXiv 2402.11809)",
+    "space": "SPACE, mask tokens that predict the next tokens in the target's own pass (arXiv 2402.11809)",
     "self_int4": "the target's own layers in a few bits, trained as they are rounded (QAT)",
 }
 _TAGS = ("speculative-decoding", "draft-head")
 _LIMITS = (
-    "It fits the target named above and no other: a fine-tune of it is another model, for which fewer drafts stand.",
+    "It fits the target named above and no other: with a fine-tune of it, fewer drafts are accepted.",
     "It changes what decoding costs, never what the target answers, under the exact rule (`paceline check`).",
     "Speed depends on the machine; the acceptance below does not, up to rounding (`paceline check-draft`).",
 )
 
 
-def model_card(name: str, head: Head, target: LoadedModel, record: Mapping[str, object]) -> str:
-    """Markdown from the record of the training; what the record does not know is left out.
+def model_card(name: str, head: Head, target: ModelFacts, record: Mapping[str, object]) -> str:
+    """Markdown from the record of the training; what is not in the record is left out.
 
     record: base_model (hub id), licence, data, training and provenance (mappings), acceptance (a list of measurements,
-    see `checks.trials`), limits (a list of sentences), fine_tuned (of a run that made its own target: of which model,
+    see `eval.trials`), limits (a list of sentences), fine_tuned (of a run that made its own target: of which model,
     and the names of the folders that hold the target and the head, side by side).
     """
     method, made = method_of(head), cast("Mapping[str, str] | None", record.get("fine_tuned"))
@@ -48,13 +49,13 @@ def model_card(name: str, head: Head, target: LoadedModel, record: Mapping[str, 
         _yaml(record, method),
         f"# {name}\n\nA draft head for {target.name}{of}, to be used with Paceline:\n\n"
         f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {own}\n```",
-        "## What it is\n\n" + told_facts(facts) + "\n\nSizes: " + _inline(config_to_json(head)),
+        "## What it is\n\n" + fact_list(facts) + "\n\nSizes: " + _inline(asdict(cast("Any", head.config))),
         *[
-            f"## {title}\n\n{told_facts(cast('Mapping[str, object]', record[key]))}"
+            f"## {title}\n\n{fact_list(cast('Mapping[str, object]', record[key]))}"
             for key, title in (("data", "Data"), ("training", "Training"))
             if isinstance(record.get(key), Mapping)
         ],
-        measured(record.get("acceptance")),
+        acceptance_table(record.get("acceptance")),
         "## Use and limits\n\n"
         + "\n".join(f"- {line}" for line in (*_LIMITS, *cast("Seq[str]", record.get("limits") or ()))),
         _made(record.get("provenance")),
@@ -78,7 +79,7 @@ def _yaml(record: Mapping[str, object], method: str) -> str:
     return "\n".join(lines)
 
 
-def measured(rows: object) -> str:
+def acceptance_table(rows: object) -> str:
     """The acceptance table; empty where nothing was measured."""
     if not isinstance(rows, list) or not rows:
         return ""
@@ -93,7 +94,7 @@ def measured(rows: object) -> str:
         told = f"{budget['nodes']} nodes, depth {budget['depth']}"
         what = f"{row['name']} ({len(cast('list[object]', result['answers']))} prompts)"
         table.append(f"| {what} | {row['params']['temperature']:g} | {told} | {mean:.2f} | {positions} |")
-    told = "Tokens emitted per target pass, the target's own token counted, and how often each position stood."
+    told = "Tokens emitted per target pass, the target's own token counted, and how often each position was accepted."
     return f"## Acceptance\n\n{told}\n\n" + "\n".join(table)
 
 
@@ -106,11 +107,11 @@ def _made(provenance: object) -> str:
     command = given.get("command")
     if isinstance(command, list):
         facts["command"] = "`" + shlex.join(map(str, cast("list[object]", command))) + "`"
-    return "## How it was made\n\n" + told_facts(facts)
+    return "## How it was made\n\n" + fact_list(facts)
 
 
-def told_facts(facts: Mapping[str, object]) -> str:
-    """A list of them."""
+def fact_list(facts: Mapping[str, object]) -> str:
+    """A Markdown list."""
     return "\n".join(f"- {key.replace('_', ' ')}: {_inline(value)}" for key, value in facts.items())
 
 

@@ -1,4 +1,4 @@
-"""A trained head as a folder, written whole or not at all, and read with nothing taken on trust.
+"""A trained head as a folder, written whole or not at all, and validated completely when it is read.
 
 config.json         method, target (name, fingerprint, sizes), head (the fields of the module's configuration)
 model.safetensors   its weights in bfloat16; output rows that are the target's own are an index, `draft_ids`
@@ -9,34 +9,58 @@ training.json       data, command, versions, measured acceptance; sha256 of the 
 import json
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import read_headers
-from ..modules.sizes import Count, Size, Vocabulary
-from ..runner import LoadedModel
-from ..schema import checked, validate
-from ..system.files import exists, read_json
+from ..schema import checked, meant, validate
+from ..system.files import exists, new_folder, read_json
 from ..system.provenance import sha256_of
 from ..zoo.packaged import head_folder
-from .foreign import read_foreign
-from .kinds import Head, check_method, config_from_json, config_to_json, method_of, new_head
+from .eagle import EagleHead
+from .exchange import read_published
+from .int4_draft import Int4Draft
+from .mtp import MtpHead
+from .parallel import BlockwiseHead, MedusaHead
+from .parts import Count, Size, Vocabulary
+from .space import SpaceAdapter
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD, RECORD = "config.json", "model.safetensors", "README.md", "training.json"
 _SIZES = ("hidden_size", "num_layers", "vocab_size")
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+
+Head: TypeAlias = nn.Module
+"""A module of one of these classes; each has its `config`, a frozen dataclass that names the `method`."""
+HEADS: Mapping[str, type[Any]] = {
+    "eagle": EagleHead,
+    "eagle3": EagleHead,
+    "medusa": MedusaHead,
+    "blockwise": BlockwiseHead,
+    "mtp": MtpHead,
+    "space": SpaceAdapter,
+    "self_int4": Int4Draft,
+}
+"""The class of each method; its `Config` is the class of the configuration."""
+METHODS = tuple(HEADS)
+
+
+def method_of(head: Head) -> str:
+    """The method a module is for. Raises `ConfigError` for a module of no known class."""
+    method = getattr(getattr(head, "config", None), "method", None)
+    if type(head) is not HEADS.get(cast("str", method)):
+        expected = "one of " + ", ".join(sorted({kind.__name__ for kind in HEADS.values()}))
+        raise ConfigError("this module is no head that can be saved", got=type(head).__name__, expected=expected)
+    return cast("str", method)
 
 
 @checked
@@ -71,7 +95,7 @@ class _DraftTarget:
 
 @dataclass(frozen=True)
 class HeadInfo:
-    """What config.json says: the method, the target it was trained for, and the module's configuration."""
+    """The content of config.json: the method, the target it was trained for, and the module's configuration."""
 
     folder: Path
     method: str
@@ -84,7 +108,7 @@ class HeadInfo:
 
 
 def save_head(
-    folder: str | os.PathLike[str], module: Head, target: LoadedModel, record: Mapping[str, object], card: str
+    folder: str | os.PathLike[str], module: Head, target: ModelFacts, record: Mapping[str, object], card: str
 ) -> Path:
     """Write a head that was trained for `target` into a new folder; returns it.
 
@@ -92,67 +116,63 @@ def save_head(
     and for weights that are not finite.
     """
     place = Path(folder)
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise ConfigError(f"{str(place)!r} exists already", expected="a new folder", fix="name another, or remove it")
+    about = {"name": target.name, "fingerprint": target.fingerprint}
     config = {
         "paceline_head": FORMAT,
         "method": method_of(module),
-        "target": {
-            "name": target.name,
-            "fingerprint": target.fingerprint,
-            **{size: getattr(target, size) for size in _SIZES},
-        },
-        "head": config_to_json(module),
+        "target": about | {size: getattr(target, size) for size in _SIZES},
+        "head": asdict(cast("Any", module.config)),
     }
     tensors = {name: _stored(name, tensor) for name, tensor in module.state_dict().items()}
-    place.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    try:
-        made.chmod(0o755)  # mkdtemp's are for their owner only
+    with new_folder(place) as made:
         save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
         (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (made / CARD).write_text(card, encoding="utf-8")
         full = {**record, "weights_sha256": sha256_of(made / WEIGHTS)}
         (made / RECORD).write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
-        made.rename(place)  # fails where something non-empty has come into being meanwhile
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
     return place
 
 
 def head_info(folder: str | os.PathLike[str]) -> HeadInfo:
     """Read config.json of a folder or a packaged head. Raises `ConfigError` for what is no head of this format."""
-    place = _place_of(folder)
-    given = _json_object(place / CONFIG)
+    place = _folder_of(folder)
+    given = _read_object(place / CONFIG)
     if given.get("paceline_head") != FORMAT:
         raise ConfigError(
             f"{str(place)!r} holds no head that this Paceline reads",
             got=f'"paceline_head": {given.get("paceline_head")!r}',
             expected=f'"paceline_head": {FORMAT}',
         )
-    check_method(given.get("method"))
+    if (method := given.get("method")) not in METHODS:
+        raise ConfigError(
+            "unknown method of a head",
+            got=repr(method),
+            expected="one of " + ", ".join(METHODS),
+            fix=meant(str(method), METHODS),
+        )
     file = validate(_File, given, str(place / CONFIG))
-    config = config_from_json(file.method, file.head)
-    target = file.target
-    sizes = {size: getattr(target, size) for size in _SIZES}
-    return HeadInfo(place, file.method, target.name, target.fingerprint, config=config, **sizes)
+    config: Any = validate(HEADS[file.method].Config, file.head, f'"head" of method {file.method!r}')
+    if config.method != file.method:
+        expected = 3 if file.method == "eagle3" else 1
+        raise ConfigError(f'"version" does not fit the method {file.method!r}', got=config.version, expected=expected)
+    sizes = {size: getattr(file.target, size) for size in _SIZES}
+    return HeadInfo(place, file.method, file.target.name, file.target.fingerprint, config=config, **sizes)
 
 
 def trained_info(folder: str | os.PathLike[str]) -> HeadInfo:
-    """As `head_info`; also of a draft model, of which training.json says what it was trained for (hidden size 0)."""
-    place = _place_of(folder)
-    record = _json_object(place / RECORD) if (place / RECORD).is_file() else {}
+    """As `head_info`, but also of a draft model, whose training.json names the target (its sizes are 0)."""
+    place = _folder_of(folder)
+    record = _read_object(place / RECORD) if (place / RECORD).is_file() else {}
     facts = record.get("target")
     if record.get("method") != "draft_model" or facts is None:
         return head_info(folder)
-    told = validate(_DraftTarget, facts, f'"target" of {place / RECORD}')
-    return HeadInfo(place, "draft_model", told.name, told.fingerprint, 0, 0, told.vocab_size, None)
+    target = validate(_DraftTarget, facts, f'"target" of {place / RECORD}')
+    return HeadInfo(place, "draft_model", target.name, target.fingerprint, 0, 0, target.vocab_size, None)
 
 
 def read_record(folder: str | os.PathLike[str]) -> dict[str, object]:
     """Read training.json of a folder or a packaged head. Raises `ConfigError` where it is missing or broken."""
-    return _json_object(_place_of(folder) / RECORD)
+    return _read_object(_folder_of(folder) / RECORD)
 
 
 def load_head(
@@ -160,30 +180,32 @@ def load_head(
 ) -> Head:
     """Read a head; for a target it comes in the target's dtype and on its device, else in float32 on the CPU.
 
-    folder: or the name of a packaged head; one that others published is read by `foreign`. What the head borrows of the
-    target (embeddings, output rows) is lent to it by `attach`, later. allow_other_target: take one that was trained for
-    another model of the same sizes: answers stay exact, fewer drafts stand. Raises `ConfigError` that lists every
-    missing, unknown or misshapen tensor, and `IncompatibleModels` for another target.
+    folder: or the name of a packaged head; a head that others published is read by `exchange`. The target's own
+    tensors that a head uses (embeddings, output rows) are attached later, by `attach`. allow_other_target: accept a
+    head that was trained for another model of the same sizes: answers stay exact, fewer drafts are accepted.
+    Raises `ConfigError` that lists every missing, unknown or misshapen tensor, and `IncompatibleModels` for another
+    target.
     """
-    place = _place_of(folder)
-    if "paceline_head" not in _json_object(place / CONFIG):
-        return read_foreign(place, target)
+    place = _folder_of(folder)
+    if "paceline_head" not in _read_object(place / CONFIG):
+        return read_published(place, target)
     info = head_info(folder)
     if target is not None:
         _check_target(info, target, allow_other_target)
+    make = HEADS[info.method]
     with torch.device("meta"):  # shapes only: a broken configuration must not claim memory
-        expected = new_head(info.method, info.config).state_dict()
+        expected = make(info.config).state_dict()
     tensors = _read_weights(info.folder, expected)
     _check_draft_ids(info, tensors.get("draft_ids"))
-    with torch.random.fork_rng(devices=[]):  # the weights it is made with use up random numbers
-        head = new_head(info.method, info.config)
+    with torch.random.fork_rng(devices=[]):  # initial weights use up random numbers
+        head = make(info.config)
     head.load_state_dict(tensors)
     if target is not None:
         head.to(device=target.device, dtype=target.dtype)
     return head.eval().requires_grad_(False)
 
 
-def _place_of(folder: str | os.PathLike[str]) -> Path:
+def _folder_of(folder: str | os.PathLike[str]) -> Path:
     return head_folder(folder if isinstance(folder, str) else Path(folder))
 
 
@@ -193,8 +215,8 @@ def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) 
     if theirs != ours:
         raise IncompatibleModels(
             f"the head {info.folder.name!r} does not fit {target.name}",
-            got=_told(ours),
-            expected=f"{_told(theirs)}, as in {info.target_name}, for which it was trained",
+            got=_listed(ours),
+            expected=f"{_listed(theirs)}, as in {info.target_name}, for which it was trained",
             fix=f"load {info.target_name}, or train a head for {target.name} with `paceline train`",
         )
     if info.fingerprint != target.fingerprint and not allow_other_target:
@@ -203,11 +225,11 @@ def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) 
             got=f"{target.name}, fingerprint {target.fingerprint[:12]}",
             expected=f"{info.target_name}, fingerprint {info.fingerprint[:12]}",
             fix=f"load {info.target_name}, train a head for {target.name} with `paceline train`, or allow another "
-            "target (allow_other_target): the answers stay exact, but fewer drafts stand",
+            "target (allow_other_target): the answers stay exact, but fewer drafts are accepted",
         )
 
 
-def _told(sizes: Mapping[str, int]) -> str:
+def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
@@ -256,7 +278,7 @@ def _read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _check_draft_ids(info: HeadInfo, ids: Tensor | None) -> None:
-    """They become rows of the target's output layer, and tokens: a wrong one must not get that far."""
+    """They index the target's output layer and become token ids, so that a wrong one must be refused here."""
     if ids is None:
         return
     ascends = bool((ids.diff() > 0).all())
@@ -267,7 +289,7 @@ def _check_draft_ids(info: HeadInfo, ids: Tensor | None) -> None:
         )
 
 
-def _json_object(path: Path) -> dict[str, object]:
+def _read_object(path: Path) -> dict[str, object]:
     if not exists(path):
         raise ConfigError(
             f"no head at {str(path.parent)!r}",

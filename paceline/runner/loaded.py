@@ -11,9 +11,9 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import States
 from ..errors import IncompatibleModels
+from ..heads import SpaceAdapter
 from ..hf.describe import describe
 from ..hf.vision import Vision, deep_keywords
-from ..modules import SpaceAdapter
 from .adapters import Gate, put_on, share_copy
 from .fused import FusedDecoder, is_fused
 from .native import NativeDecoder

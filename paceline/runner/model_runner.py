@@ -17,9 +17,9 @@ from ..core.outputs import TargetOutput
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
+from ..heads import SpaceAdapter
 from ..hf.prompts import check_length
 from ..hf.vision import Features, Vision, lend
-from ..modules import SpaceAdapter
 from .loaded import LoadedModel, share_copy
 from .numerics import agrees_with_dynamic, measure_row_multiple, refuse
 from .prefill import PromptReader, vision_of

@@ -8,8 +8,10 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,6 +139,30 @@ def claimed(path: Path | str) -> Iterator[None]:
         with suppress(OSError):
             Path(lock.lock_file).unlink()
         lock.release()
+
+
+def check_new(place: Path) -> None:
+    """Raise `ConfigError` where there is something already; an empty folder may be there."""
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise ConfigError(f"{str(place)!r} exists already", expected="a new folder", fix="name another, or remove it")
+
+
+@contextmanager
+def new_folder(place: Path) -> Iterator[Path]:
+    """A temporary folder to write into, which becomes `place` at the end; after an error nothing is left.
+
+    Raises `ConfigError` where `place` exists already.
+    """
+    check_new(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
+        made.chmod(0o755)  # mkdtemp's are for their owner only
+        yield made
+        made.rename(place)  # fails where something non-empty was made meanwhile
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:

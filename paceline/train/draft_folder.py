@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,9 +11,10 @@ from transformers import PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError
-from ..heads.card import measured, told_facts
+from ..heads.card import acceptance_table, fact_list
 from ..heads.folder import CARD, RECORD, WEIGHTS
 from ..runner import LoadedModel
+from ..system.files import check_new, new_folder
 from ..system.provenance import sha256_of
 
 METHOD = "draft_model"
@@ -36,17 +35,13 @@ def save_draft(
 
     Raises `ConfigError` for a folder that is there already and for weights that are not finite.
     """
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise ConfigError(f"{str(place)!r} exists already", expected="a new folder", fix="name another, or remove it")
+    check_new(place)
     wrong = [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]
     if wrong:
         raise ConfigError(
             f"the weight {wrong[0]!r} of this draft is not finite", fix="train again with a lower learning rate"
         )
-    place.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    try:
-        made.chmod(0o755)  # mkdtemp's are for their owner only
+    with new_folder(place) as made:
         dtype = model.dtype
         cast("Any", model).to(torch.bfloat16).save_pretrained(made, max_shard_size="100GB")
         cast("Any", model).to(dtype)
@@ -62,10 +57,6 @@ def save_draft(
         }  # fmt: skip
         (made / RECORD).write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
         (made / CARD).write_text(draft_card(place.name, full), encoding="utf-8")
-        made.rename(place)  # fails where something non-empty has come into being meanwhile
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        raise
 
 
 def is_draft(record: Mapping[str, object]) -> bool:
@@ -92,13 +83,13 @@ def draft_card(name: str, record: Mapping[str, object]) -> str:
     sections = [
         "\n".join(front),
         f"# {name}\n\nA draft model for {trained_for['name']}:\n\n```bash\n{use}\n```",
-        "## What it is\n\n" + told_facts(facts),
+        "## What it is\n\n" + fact_list(facts),
         *[
-            f"## {title}\n\n{told_facts(cast('Mapping[str, object]', record[key]))}"
+            f"## {title}\n\n{fact_list(cast('Mapping[str, object]', record[key]))}"
             for key, title in (("data", "Data"), ("training", "Training"))
             if isinstance(record.get(key), Mapping)
         ],
-        measured(record.get("acceptance")),
+        acceptance_table(record.get("acceptance")),
         "## Use and limits\n\n" + "\n".join(f"- {line}" for line in _LIMITS),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"

@@ -17,8 +17,7 @@ from ..eval.acceptance import Progress
 from ..eval.examples import EXAMPLES
 from ..eval.prompt_files import Prompt, read_prompts
 from ..eval.trials import Trial, run_trial, trials_of
-from ..heads import head_info, load_head, model_card, read_record, save_head
-from ..heads.kinds import method_of
+from ..heads import head_info, load_head, method_of, model_card, read_record, save_head
 from ..llm import LLM
 from ..runner import LoadedModel
 from ..runner.loaded import share_copy

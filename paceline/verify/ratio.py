@@ -10,7 +10,7 @@ from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, VerifyOutput, Walk
 from .chance import Chance, Keyed
-from .rows import check_draft, p_at, q_at
+from .rows import check_draft_probs, p_at, q_at
 from .siblings import iid, point_mass, without_replacement
 from .walk import Branches, descend
 
@@ -39,7 +39,7 @@ class Ratio(Verifier):
         self, draft: Draft, law: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> VerifyOutput:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
-        check_draft(draft, law)
+        check_draft_probs(draft, law)
         rows = Branches.read(draft.tree)
 
         def walk(row: int) -> Walk:

@@ -37,7 +37,7 @@ def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:
     return q / mass
 
 
-def check_draft(draft: Draft, law: TargetDistribution) -> None:
+def check_draft_probs(draft: Draft, law: TargetDistribution) -> None:
     """Refuse a draft whose q is missing, unexpected, or of another shape than the target's scores."""
     if not draft.has_law:
         raise DraftError(

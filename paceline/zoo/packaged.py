@@ -125,7 +125,7 @@ def head_method(name_or_path: str | Path) -> str:
 
 
 def _published_method(config: dict[str, Any]) -> str:
-    """The method of a head that others published, whose config.json names none; `heads.foreign` checks it."""
+    """The method of a head that others published, whose config.json names none; `heads.exchange` checks it."""
     if config.get("model_type") == "medusa" or "medusa_num_heads" in config:
         return "medusa"
     names = " ".join(map(str, config.get("architectures") or []))

@@ -13,7 +13,7 @@ from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
 from paceline.core.outputs import VerifyOutput
 from paceline.core.request import SamplingParams, Sequence
 from paceline.decoding import SpeculativeDecoder
-from paceline.modules import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead, MtpConfig, MtpHead
+from paceline.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead, MtpConfig, MtpHead
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
 from tests.helpers import NO_EOS, reading_apart
@@ -79,7 +79,7 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def uncached_mtp(
     head: MtpHead, states: Tensor, text: list[int], depth: int, forced: tuple[int, ...] = ()
 ) -> tuple[list[int], list[Tensor]]:
-    """The definition in `modules.mtp` over a whole text: tokens after it, greedy unless `forced`, and their laws."""
+    """The definition in `heads.mtp` over a whole text: tokens after it, greedy unless `forced`, and their laws."""
     count, rows = head.config.num_modules, len(text) - 1
     tokens, laws = list(text), []
     hidden = inputs = states[None, :rows]  # inputs: of module K, its rows so far

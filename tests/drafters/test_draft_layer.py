@@ -9,9 +9,9 @@ from torch import Tensor
 
 from paceline.drafters.draft_layer import DraftLayer, Norms, linear_of, native_form
 from paceline.drafters.top_tokens import top_tokens
+from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
 from paceline.kernels.library import library
-from paceline.modules.eagle import EagleConfig, EagleHead
 from tests.eagle_heads import causal
 
 pytestmark = [

@@ -12,7 +12,7 @@ from paceline.drafters.heads import Blockwise, Medusa
 from paceline.drafters.mtp import Mtp
 from paceline.drafters.top_tokens import top_tokens
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.modules import MedusaConfig, MedusaHead
+from paceline.heads import MedusaConfig, MedusaHead
 from paceline.runner import ModelRunner
 from paceline.sampling.warpers import warp
 from paceline.verify import Coupled, Typical

@@ -8,9 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.heads import save_head
-from paceline.modules import EagleConfig, EagleHead
-from paceline.modules.heads import MedusaConfig, MedusaHead
+from paceline.heads import EagleConfig, EagleHead, save_head
+from paceline.heads.parallel import MedusaConfig, MedusaHead
 from paceline.runner import LoadedModel, wrap_model
 from tests.tiny import tiny_model
 
@@ -89,7 +88,7 @@ def folder_of(path: Path, config: dict, tensors: dict[str, Tensor], name: str = 
 
 def agree(ours: nn.Module, theirs: nn.Module) -> bool:
     """Same logits, bit for bit up to the order of sums."""
-    from paceline.export.compare import largest_difference
-    from paceline.export.layout import Facts
+    from paceline.heads.exchange import largest_difference
+    from paceline.heads.published import TargetFacts
 
-    return largest_difference(ours, theirs, Facts("tiny", LAYERS, WIDTH, VOCAB)) < 1e-5
+    return largest_difference(ours, theirs, TargetFacts("tiny", LAYERS, WIDTH, VOCAB)) < 1e-5

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import load_head
-from paceline.heads.foreign import read_foreign
+from paceline.heads import load_head, read_published
 from paceline.spec_config import parse
 
 from .common import (
@@ -63,7 +62,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
 
     folder = folder_of(tmp_path / "h", plain_config(), {"fc.weight": Runs()}, "pytorch_model.bin")
     with pytest.raises(ConfigError, match="more than tensors"):
-        read_foreign(folder, target())
+        read_published(folder, target())
 
 
 @pytest.mark.parametrize("layer", ["midlayer.", "layers.0.", "model.layers.0.", "model.midlayer."])
@@ -88,13 +87,13 @@ def test_eagle3_names(layer, tmp_path):
 )
 def test_which_states_a_head_reads(changes, states, tmp_path):
     folder = folder_of(tmp_path / "h", eagle3_config(**changes), published(eagle(own_lm_head=True)))
-    assert read_foreign(folder, target()).config.states == states
+    assert read_published(folder, target()).config.states == states
 
 
 def test_a_count_that_could_be_either_is_refused(tmp_path):
     config = eagle3_config(**{AUX: None, "eagle_config": {AUX: [2, 4, 5]}})
     with pytest.raises(ConfigError, match="paceline_states"):
-        read_foreign(folder_of(tmp_path / "h", config, published(eagle(own_lm_head=True))), target())
+        read_published(folder_of(tmp_path / "h", config, published(eagle(own_lm_head=True))), target())
 
 
 def test_d2t_in_any_order(tmp_path):
@@ -103,7 +102,7 @@ def test_d2t_in_any_order(tmp_path):
     order = torch.randperm(DRAFT, generator=torch.Generator().manual_seed(2))
     tensors["d2t"] = head.draft_ids[order] - torch.arange(DRAFT)
     tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
-    assert agree(head, read_foreign(folder_of(tmp_path / "h", eagle3_config(), tensors), target()))
+    assert agree(head, read_published(folder_of(tmp_path / "h", eagle3_config(), tensors), target()))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_a_wrong_d2t_is_refused(ids, told, tmp_path):
     tensors = published(eagle(own_lm_head=True))
     tensors["d2t"] = ids(eagle().draft_ids)
     with pytest.raises(ConfigError, match=told):
-        read_foreign(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
+        read_published(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
 
 
 @pytest.mark.parametrize("said", [None, True, False])
@@ -127,7 +126,7 @@ def test_speculators(said, tmp_path):
     """norm_before_residual is true where a speculators config does not say, and false in a plain one."""
     head = eagle(own_lm_head=True, norm_before_residual=said is not False)
     config = speculators_config(**({} if said is None else {"norm_before_residual": said}))
-    read = read_foreign(folder_of(tmp_path / "h", config, published(head, "layers.0.")))  # without its target
+    read = read_published(folder_of(tmp_path / "h", config, published(head, "layers.0.")))  # without its target
     assert read.config.norm_before_residual is (said is not False)
     assert read.config.states == STATES
     assert agree(head, read)
@@ -137,7 +136,7 @@ def test_speculators(said, tmp_path):
 def test_other_speculators_are_refused_by_name(tmp_path):
     folder = folder_of(tmp_path / "h", speculators_config(speculators_model_type="dflash"), {"x": torch.zeros(1)})
     with pytest.raises(IncompatibleModels, match="'dflash'"):
-        read_foreign(folder)
+        read_published(folder)
 
 
 def test_tables_of_the_heads_own(tmp_path):
@@ -159,7 +158,7 @@ def test_what_the_module_lacks_is_refused(change, tmp_path):
     if "vocab_size" in change:
         tensors["t2d"] = torch.cat([tensors["t2d"], torch.zeros(1, dtype=torch.bool)])
     with pytest.raises(IncompatibleModels):
-        read_foreign(folder_of(tmp_path / "h", eagle3_config(**change), tensors), target())
+        read_published(folder_of(tmp_path / "h", eagle3_config(**change), tensors), target())
 
 
 def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
@@ -167,7 +166,7 @@ def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
     del tensors["norm.weight"], tensors["midlayer.mlp.up_proj.weight"]
     tensors |= {"mask_hidden": torch.zeros(1), "fc.weight": torch.zeros(WIDTH, WIDTH)}
     with pytest.raises(ConfigError) as error:
-        read_foreign(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
+        read_published(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
     for name in (
         "norm.weight is missing",
         "layers.0.mlp.up_proj.weight is missing",
@@ -180,10 +179,10 @@ def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
 def test_a_biased_output_projection(tmp_path):
     tensors = published(eagle(own_lm_head=True))
     tensors["midlayer.self_attn.o_proj.bias"] = torch.zeros(WIDTH)
-    read_foreign(folder_of(tmp_path / "zero", eagle3_config(), tensors), target())
+    read_published(folder_of(tmp_path / "zero", eagle3_config(), tensors), target())
     tensors["midlayer.self_attn.o_proj.bias"] = torch.ones(WIDTH)
     with pytest.raises(IncompatibleModels, match="o_proj"):
-        read_foreign(folder_of(tmp_path / "one", eagle3_config(), tensors), target())
+        read_published(folder_of(tmp_path / "one", eagle3_config(), tensors), target())
 
 
 def test_medusa_of_the_original_repository(tmp_path):
@@ -232,4 +231,4 @@ def test_the_command_line_knows_the_method(config, method, tmp_path):
 def test_what_only_the_target_knows(tmp_path):
     folder = folder_of(tmp_path / "h", eagle3_config(**{AUX: None}), published(eagle(own_lm_head=True)))
     with pytest.raises(ConfigError, match="without its target"):
-        read_foreign(folder)
+        read_published(folder)

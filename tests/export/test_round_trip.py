@@ -7,10 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError, NotExportable
-from paceline.export import export_head, folder
-from paceline.export.folder import check_written
-from paceline.export.layout import Facts
-from paceline.heads.foreign import read_foreign
+from paceline.heads import exchange, export_head, read_published
+from paceline.heads.exchange import check_written
+from paceline.heads.published import TargetFacts
 
 from .common import DRAFT, LAYERS, STATES, VOCAB, WIDTH, eagle, medusa, saved, target
 
@@ -57,7 +56,7 @@ def test_every_head_for_every_engine(name, engine, tmp_path):
     done = export_head(source, engine, tmp_path / "out", target())
     assert done.largest_difference < 1e-5
     assert "{" not in done.serve.replace('{"', "")
-    again = read_foreign(tmp_path / "out", target())
+    again = read_published(tmp_path / "out", target())
     assert again.config.states == head.config.states
     card = (tmp_path / "out" / "README.md").read_text()
     assert done.serve.replace(str(tmp_path / "out"), "out") in card
@@ -159,7 +158,7 @@ def test_a_wrong_export_is_noticed(mutant, tmp_path):
     export_head(saved(tmp_path / "head", head), "vllm", tmp_path / "out", target())
     file, weights = tmp_path / "out" / "config.json", tmp_path / "out" / "model.safetensors"
     config, tensors = json.loads(file.read_text()), load_file(weights)
-    facts = Facts("tiny", LAYERS, WIDTH, VOCAB)
+    facts = TargetFacts("tiny", LAYERS, WIDTH, VOCAB)
     assert check_written(tmp_path / "out", head, facts, "vllm") == 0.0
     mutant(config, tensors)
     file.write_text(json.dumps(config))
@@ -175,14 +174,14 @@ def test_sglang_is_checked_by_its_own_count(tmp_path):
     config = json.loads(file.read_text())
     config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = list(STATES)
     file.write_text(json.dumps(config))
-    facts = Facts("tiny", LAYERS, WIDTH, VOCAB)
+    facts = TargetFacts("tiny", LAYERS, WIDTH, VOCAB)
     assert check_written(tmp_path / "out", head, facts, "vllm") == 0.0
     with pytest.raises(NotExportable, match="other states"):
         check_written(tmp_path / "out", head, facts, "sglang")
 
 
 def test_an_export_that_differs_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "largest_difference", lambda *_: float("nan"))
+    monkeypatch.setattr(exchange, "largest_difference", lambda *_: float("nan"))
     with pytest.raises(NotExportable, match="reads back as another head"):
         export_head(saved(tmp_path / "head", eagle()), "vllm", tmp_path / "out", target())
     assert [path.name for path in tmp_path.iterdir()] == ["head"]

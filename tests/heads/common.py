@@ -7,11 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.heads import Head, save_head
-from paceline.modules.eagle import EagleConfig, EagleHead
-from paceline.modules.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
-from paceline.modules.int4_draft import Int4Draft, Int4DraftConfig
-from paceline.modules.mtp import MtpConfig, MtpHead
-from paceline.modules.space import SpaceAdapter, SpaceConfig
+from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.int4_draft import Int4Draft, Int4DraftConfig
+from paceline.heads.mtp import MtpConfig, MtpHead
+from paceline.heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
+from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import LoadedModel
 from tests.helpers import VOCAB, loaded
 from tests.tiny import tiny_model

@@ -143,7 +143,7 @@ def test_a_config_that_is_no_json_object(head, text, words):
 def test_no_folder(tmp_path):
     with pytest.raises(ConfigError, match="no head at"):
         load_head(tmp_path / "nothing")
-    with pytest.raises(ConfigError, match="neither a folder nor a packaged head"):
+    with pytest.raises(ConfigError, match="neither a folder nor an installed head"):
         load_head("nothing-of-this-name")
 
 

@@ -12,7 +12,7 @@ from paceline.core.request import Sequence
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Eagle
 from paceline.errors import IncompatibleModels
-from paceline.modules.eagle import EagleConfig, EagleHead
+from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from paceline.verify import Coupled
 from tests.eagle_heads import random_head

@@ -12,7 +12,7 @@ from paceline.core.outputs import TargetOutput
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
-from paceline.modules import SpaceAdapter, SpaceConfig
+from paceline.heads import SpaceAdapter, SpaceConfig
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, all_free, loaded, oracle, sequence

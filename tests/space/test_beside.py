@@ -11,7 +11,7 @@ from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Medusa, Space
 from paceline.drafters.eagle import Eagle
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.modules import MedusaConfig, MedusaHead
+from paceline.heads import MedusaConfig, MedusaHead
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, wrap_model
 from paceline.spec_config import SPACE_ROWS, parse

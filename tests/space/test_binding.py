@@ -6,8 +6,7 @@ import torch
 from paceline import Plain, Ratio, SamplingParams
 from paceline.drafters import Medusa, Space, space
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import save_head
-from paceline.modules import MedusaConfig, MedusaHead, SpaceAdapter, SpaceConfig
+from paceline.heads import MedusaConfig, MedusaHead, SpaceAdapter, SpaceConfig, save_head
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, loaded, sequence

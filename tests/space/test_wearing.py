@@ -14,7 +14,7 @@ from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.decoding.contract import check_draft
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
-from paceline.modules import SpaceAdapter
+from paceline.heads import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
 from paceline.runner.adapters import Gated
 from paceline.runner.load import with_weights

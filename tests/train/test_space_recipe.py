@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.modules.space import SpaceAdapter, SpaceConfig
+from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import wrap_model
 from paceline.train.losses import loss_named
 from paceline.train.recipe import Batch

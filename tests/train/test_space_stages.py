@@ -8,7 +8,7 @@ import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import head_info, load_head
-from paceline.modules.space import SpaceConfig
+from paceline.heads.space import SpaceConfig
 from paceline.runner import load_model
 from paceline.train.config import TrainConfig, read_config
 from paceline.train.data import Answers

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from paceline.modules.space import SpaceConfig
+from paceline.heads.space import SpaceConfig
 from paceline.runner import ModelRunner, wrap_model
 from paceline.train.recipes.space import SpaceRecipe, lay_out
 from paceline.train.recipes.space_model import linears_of, windows_of, with_factors

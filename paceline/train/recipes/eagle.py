@@ -17,7 +17,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ...modules import EagleHead
+from ...heads import EagleHead
 from ..losses import Loss, regression
 from ..recipe import Batch, Losses, Recipe
 from .shared import Teacher, Unrolled, shifted

@@ -6,11 +6,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ...modules.eagle import EagleHead
-from ...modules.heads import BlockwiseHead, MedusaHead
-from ...modules.mtp import MtpHead
-from ...modules.space import SpaceAdapter
-from ...modules.vocabulary import frequent_ids
+from ...heads.eagle import EagleHead
+from ...heads.mtp import MtpHead
+from ...heads.parallel import BlockwiseHead, MedusaHead
+from ...heads.parts import frequent_ids
+from ...heads.space import SpaceAdapter
 from ...runner import LoadedModel
 from ...zoo import resolve
 from ..config import RunConfig

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ...modules import BlockwiseHead, MedusaHead
-from ...modules.vocabulary import draft_index
+from ...heads import BlockwiseHead, MedusaHead
+from ...heads.parts import draft_index
 from ..losses import Loss
 from ..recipe import Batch, Losses, Recipe
 from .shared import Teacher, shifted

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ...modules import MtpHead
-from ...modules.vocabulary import draft_index
+from ...heads import MtpHead
+from ...heads.parts import draft_index
 from ..losses import Loss
 from ..recipe import Batch, Losses, Recipe
 from .heads import Lessons

@@ -8,13 +8,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from ...errors import ConfigError
-from ...heads import load_head
-from ...heads.kinds import method_of
+from ...heads import load_head, method_of
+from ...heads.eagle import EagleConfig, EagleHead
+from ...heads.mtp import MtpConfig, MtpHead
+from ...heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from ...hf.checkpoint import check_folder, local_folder, refused
 from ...hf.vision import is_vlm, text_half
-from ...modules.eagle import EagleConfig, EagleHead
-from ...modules.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
-from ...modules.mtp import MtpConfig, MtpHead
 from ...runner import LoadedModel
 from ..config import METHODS, RunConfig
 from ..estimate import check_memory, size_of

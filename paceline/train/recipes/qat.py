@@ -9,7 +9,7 @@ are in the cache that the student reads, as when it drafts.
 
 The lesson is the target's whole law after each answer token (`losses`: 1 - TV is the share of drafts that stand), or
 the token that the target wrote ("token": training by labels). What is written is the rounded draft, not the weights
-that were trained: codes and grids, 4.5 bits a weight with 4 bits in groups of 32 (`modules.int4_draft`).
+that were trained: codes and grids, 4.5 bits a weight with 4 bits in groups of 32 (`heads.int4_draft`).
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...errors import ConfigError
-from ...modules.int4_draft import Int4Draft, Int4DraftConfig
+from ...heads.int4_draft import Int4Draft, Int4DraftConfig
 from ...quant import Int4Linear
 from ...quant.fake import FakeInt4Linear
 from ...runner import LoadedModel

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from ...errors import ConfigError
-from ...modules.vocabulary import draft_index
+from ...heads.parts import draft_index
 from ...runner import LoadedModel
 from ..losses import Loss
 from ..recipe import Batch, Losses, Recipe

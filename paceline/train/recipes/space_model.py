@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ConfigError, IncompatibleModels
-from ...modules.space import SpaceAdapter, SpaceConfig, short
+from ...heads.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel, wrap_model
 from ...runner.adapters import decoder_layers
 from ...runner.loaded import share_copy

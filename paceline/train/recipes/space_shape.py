@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ...errors import ConfigError, IncompatibleModels
-from ...modules.space import SpaceAdapter, SpaceConfig, short
+from ...heads.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel
 from ...zoo import resolve
 from ..config import RunConfig

@@ -1,9 +1,9 @@
 """The trained weights of a self-draft: codes of a few bits and their grids, for the linears of each decoder layer.
 
-Everything else of the draft (embeddings, norms, output head, KV cache) is the target's, which it is drafted for.
+Everything else of the draft (embeddings, norms, output head, KV cache) is the target's.
 """
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..quant.int4 import BITS, GROUP_SIZES
 from ..quant.planes import from_planes, to_planes
 from ..schema import checked
-from .sizes import Count, Linears, Shapes
+from .parts import Count, Linears, Shapes
 
 
 @checked
@@ -27,6 +27,7 @@ class Int4DraftConfig:
     num_layers: Count
     linears: Linears
     shapes: Shapes
+    method: ClassVar[str] = "self_int4"
 
     def __post_init__(self) -> None:
         if self.bits not in BITS or self.group_size not in GROUP_SIZES:
@@ -37,7 +38,7 @@ class Int4DraftConfig:
         wrong = [shape for shape in self.shapes if shape[1] % self.group_size]
         if len(self.linears) != len(self.shapes) or not self.linears or wrong:
             raise ConfigError(
-                "the linear layers of this self-draft are not told clearly", got=wrong or len(self.shapes),
+                "the linear layers of this self-draft are not given clearly", got=wrong or len(self.shapes),
                 expected=f"a shape (outputs, inputs) for each of {len(self.linears)} linears, inputs in whole groups",
             )  # fmt: skip
 
@@ -48,6 +49,8 @@ class Int4Draft(nn.Module):
 
     Params are bfloat16 numbers kept as int16, so that no change of dtype rounds them.
     """
+
+    Config = Int4DraftConfig
 
     def __init__(self, config: Int4DraftConfig):
         super().__init__()
@@ -66,7 +69,7 @@ class Int4Draft(nn.Module):
         self._held(layer, linear, "params").copy_(params.view(torch.int16))
 
     def packable(self, layer: int, linear: str) -> tuple[Tensor, Tensor]:
-        """What `put` was given."""
+        """The codes and params that `put` was given."""
         first = 8 - (1 << self.config.bits - 1)
         codes = from_planes(self._held(layer, linear, "planes")) + first
         return codes, self._held(layer, linear, "params").view(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Multi-token prediction: modules in sequence, each of which goes on from the hidden state of the one before.
+"""Multi-token prediction: modules in sequence, each of which continues from the hidden state of the one before.
 
 DeepSeek-V3 (arXiv 2412.19437, section 2.2), for module k = 1..K at position t, with h^0_t = f_t, the target's last
 hidden state after its final norm (transformers' state L, which is what published modules are given as well):
@@ -7,28 +7,40 @@ hidden state after its final norm (transformers' state L, which is what publishe
 
     position          t           t+1         t+2         t+3
     token             x_t         x_{t+1}     x_{t+2}     x_{t+3}
-    module 1 at t     reads f_t and x_{t+1}   -> law of x_{t+2}
-    module 2 at t     reads h^1_t and x_{t+2}             -> law of x_{t+3}
+    module 1 at t     reads f_t and x_{t+1}   -> predicts x_{t+2}
+    module 2 at t     reads h^1_t and x_{t+2}             -> predicts x_{t+3}
 
 The embedding stands first in the concatenation, as in published weights; the paper's formula has it second.
 
-Past K tokens the last module goes on alone, as FastMTP's only one does (arXiv 2509.18362) and as EAGLE's: a step m
-further it stands at position t+m and reads h of the step before in the place of h^{K-1}_{t+m}, which is not known:
+Past K tokens the last module continues alone, as FastMTP's only one does (arXiv 2509.18362) and as EAGLE's: m steps
+further it is at position t+m and reads h of the step before instead of h^{K-1}_{t+m}, which is not known:
 
-    module K at t     reads h^{K-1}_t and x_{t+K}       -> law of x_{t+K+1}
-    step K+1          reads h^K_t and x_{t+K+1}         -> law of x_{t+K+2},   at position t+1, over module K's keys
+    module K at t     reads h^{K-1}_t and x_{t+K}       -> predicts x_{t+K+1}
+    step K+1          reads h^K_t and x_{t+K+1}         -> predicts x_{t+K+2},   at position t+1, over module K's keys
 """
 
-from typing import cast, final
+from typing import ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from ..schema import checked
-from .decoder import Attend, Attention, Mlp
-from .heads import Output, draft_rows
-from .rotary import rotation
-from .sizes import Count, Positive, Size, States, Vocabulary, check_heads, check_vocabulary
+from .parts import (
+    Attend,
+    Attention,
+    Count,
+    Mlp,
+    Output,
+    Positive,
+    Size,
+    States,
+    Vocabulary,
+    check_heads,
+    check_vocabulary,
+    draft_rows,
+    rotation,
+    whole_or,
+)
 
 
 @checked
@@ -50,6 +62,7 @@ class MtpConfig:
     rms_norm_eps: Positive = 1e-5
     rope_theta: Positive = 10000.0
     attention_bias: bool = False
+    method: ClassVar[str] = "mtp"
 
     def __post_init__(self) -> None:
         check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
@@ -73,7 +86,7 @@ class MtpModule(nn.Module):
         self.norm = nn.RMSNorm(size, c.rms_norm_eps)
 
     def begin(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
-        """What enters the decoder layer. [B, N, E] each."""
+        """The input of the decoder layer. [B, N, E] each."""
         return self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], -1))
 
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
@@ -85,16 +98,16 @@ class MtpModule(nn.Module):
 
 @final
 class MtpHead(nn.Module):
-    """MTP modules. `attach` lends them the target's embeddings and output rows, which all of them share."""
+    """MTP modules. All of them use the target's embeddings and output rows (see `attach`)."""
 
+    Config = MtpConfig
     draft_ids: Tensor
 
     def __init__(self, config: MtpConfig, draft_ids: Tensor | None = None):
         super().__init__()
         self.config = config
         self.layers = nn.ModuleList(MtpModule(config) for _ in range(config.num_modules))
-        ids = torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids
-        self.register_buffer("draft_ids", ids)  # [Vd]: target id of each draft token, ascending
+        self.register_buffer("draft_ids", whole_or(draft_ids, config.draft_vocab_size))  # [Vd], ascending
         self._embeddings, self.output = torch.empty(0), Output()
 
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> "MtpHead":
@@ -103,7 +116,7 @@ class MtpHead(nn.Module):
         return self
 
     def module_of(self, step: int) -> int:
-        """Which module drafts the token of a step, both counted from 0: the last one also drafts what lies beyond."""
+        """Which module drafts the token of a step, both counted from 0: the last one also drafts all later tokens."""
         return min(step, self.config.num_modules - 1)
 
     def forward(self, step: int, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -117,7 +130,7 @@ class MtpHead(nn.Module):
         return nn.functional.embedding(token_ids, self._embeddings).to(like.dtype)
 
     def module(self, step: int) -> MtpModule:
-        """`module_of`, the module itself."""
+        """The module that `module_of` numbers."""
         return cast("MtpModule", self.layers[self.module_of(step)])
 
     def logits(self, hidden: Tensor, step: int) -> Tensor:

@@ -1,27 +1,27 @@
-"""SPACE's trained part: mask tokens appended to a text that foresee what follows, in the target's own pass.
+"""SPACE's trained part: mask tokens appended to a text predict the next tokens, in the target's own pass.
 
-SPACE (Yi et al. 2024, arXiv 2402.11809). Mask j below a node foresees the token j + 1 places further, knowing the text
-up to that node and nothing of the tokens between:
+SPACE (Yi et al. 2024, arXiv 2402.11809). Mask j below a node predicts the token j + 1 places further, from the text
+up to that node, without the tokens between:
 
     position      t-1        t (a node)    t+1        t+2
     token         x_{t-1}    x_t           mask 1     mask 2
-    its row says             x_{t+1}       x_{t+2}    x_{t+3}
+    its row predicts         x_{t+1}       x_{t+2}    x_{t+3}
 
 The factors are *gated*: they and the mask embeddings act on the rows of mask tokens only, so every other row is the
 untouched target's (gated LoRA). Where the whole model was fine-tuned instead, only mask embeddings are left (rank 0).
 
-What a mask does not know, the token before the one it foresees, is known when drafting. With a transition, a hidden
+A mask does not see the token before the one it predicts; drafting, it is known. With a transition, a hidden
 vector made from that token shifts the mask's logits: logits_j + rows @ out(silu(in(embedding of the token before))).
 """
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..schema import checked
-from .sizes import Count, Linears, Rank, Shapes, Size, Vocabulary
+from .parts import Count, Linears, Rank, Shapes, Size, Vocabulary
 
 
 @checked
@@ -42,11 +42,12 @@ class SpaceConfig:
     linears: Linears = ()
     shapes: Shapes = ()
     transition_rank: Rank = 0
+    method: ClassVar[str] = "space"
 
     def __post_init__(self) -> None:
         if len(self.linears) != len(self.shapes) or (self.rank > 0) != bool(self.linears):
             raise ConfigError(
-                "the factors of a SPACE adapter are not told clearly",
+                "the factors of a SPACE adapter are not given clearly",
                 got=f"rank {self.rank}, {len(self.linears)} linears, {len(self.shapes)} shapes",
                 expected="a shape for each linear, and a rank exactly where there are any",
             )
@@ -76,6 +77,8 @@ class SpaceAdapter(nn.Module):
     masks: [k, E], or [1, E] where shared. layers[i][name]: `Factors`, name being the last part of the linear's.
     """
 
+    Config = SpaceConfig
+
     def __init__(self, config: SpaceConfig):
         super().__init__()
         self.config = config
@@ -103,7 +106,7 @@ class SpaceAdapter(nn.Module):
         return nn.functional.embedding(torch.zeros_like(which) if self.config.shared_mask else which, self.masks)
 
     def factors(self, layer: int, linear: str) -> Factors | None:
-        """What acts on this linear layer (transformers' name or its last part); None where nothing does."""
+        """The factors of this linear layer (transformers' name or its last part); None where there are none."""
         if layer >= len(self.layers):
             return None
         of_layer: nn.ModuleDict = self.layers[layer]  # type: ignore[assignment]
@@ -113,7 +116,7 @@ class SpaceAdapter(nn.Module):
     def shift(self, before: Tensor) -> Tensor | None:
         """Hidden vectors whose product with the output rows is added to a mask's logits; None without a transition.
 
-        before: the target's embeddings of the tokens before the foreseen ones. [R, E] -> [R, E].
+        before: the target's embeddings of the tokens before the predicted ones. [R, E] -> [R, E].
         """
         if self.transition_in is None or self.transition_out is None:
             return None

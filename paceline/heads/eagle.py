@@ -1,17 +1,17 @@
-"""EAGLE heads: one decoder layer that goes on with the target's hidden states instead of the target.
+"""EAGLE heads: one decoder layer that continues the target's hidden states.
 
 EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858) share their weights; EAGLE-3 is arXiv 2503.01840.
-At position t the head reads what the target knew there and the token that the target then chose:
+At position t the head reads the target's states there and the token that the target then chose:
 
     position      t            t+1          t+2
     token         x_t          x_{t+1}      x_{t+2}
     state         f_t          f_{t+1}      (not yet known)
-    head          (f_t, x_{t+1}) -> h_t,  logits(h_t) is the law of x_{t+2}
-    drafting on   (h_t, x^_{t+2}) -> h^_{t+1},  and so on: h takes the place of the state that is not known
+    head          (f_t, x_{t+1}) -> h_t,  logits(h_t) predict x_{t+2}
+    drafting on   (h_t, x^_{t+2}) -> h^_{t+1},  and so on: h replaces the state that is not known
 
 EAGLE-1   x = fc[emb; f]                 f: last state, after the final norm; h is trained to be f_{t+1} as well
           h = layer(x)                   without an input norm; logits = lm_head(h)
-EAGLE-3   g = fc[f_low; f_mid; f_high]   h is free to be anything; later steps put h in the place of g
+EAGLE-3   g = fc[f_low; f_mid; f_high]   h is not trained to be a state; later steps read h instead of g
           h = layer([norm emb; norm g])  attention reads 2E, the residual stream is g; logits = lm_head(norm h)
 """
 
@@ -21,9 +21,20 @@ import torch
 from torch import Tensor, nn
 
 from ..schema import checked
-from .decoder import Attend, Attention, Mlp
-from .rotary import rotation
-from .sizes import Positive, Size, States, Vocabulary, check_heads, check_vocabulary
+from .parts import (
+    Attend,
+    Attention,
+    Mlp,
+    Positive,
+    Size,
+    States,
+    Vocabulary,
+    check_heads,
+    check_vocabulary,
+    draft_rows,
+    rotation,
+    whole_or,
+)
 
 
 @checked
@@ -53,6 +64,11 @@ class EagleConfig:
     attention_bias: bool = False
     norm_before_residual: bool = False
     own_embeddings: bool = False
+
+    @property
+    def method(self) -> str:
+        """The name of the method."""
+        return "eagle3" if self.version == 3 else "eagle"
 
     def __post_init__(self) -> None:
         check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
@@ -91,8 +107,9 @@ class _Layer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """One decoder layer over the target's states. `attach` lends it the target's embeddings and output rows."""
+    """One decoder layer over the target's states, with the target's embeddings and output rows (see `attach`)."""
 
+    Config = EagleConfig
     draft_ids: Tensor
 
     def __init__(self, config: EagleConfig, draft_ids: Tensor | None = None):
@@ -108,22 +125,21 @@ class EagleHead(nn.Module):
             self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, False)
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        ids = torch.arange(c.draft_vocab_size) if draft_ids is None else draft_ids
-        self.register_buffer("draft_ids", ids)  # [Vd]: target id of each draft token, ascending
+        self.register_buffer("draft_ids", whole_or(draft_ids, c.draft_vocab_size))  # [Vd], ascending
         self._embeddings = self._rows = torch.empty(0)
 
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> "EagleHead":
         """Use the target's embeddings [V, E] and, where the head has none of its own, its output rows [V, E]."""
         self._embeddings = embeddings.detach()
-        self._rows = torch.empty(0) if self.config.own_lm_head else lm_head.detach()[self.draft_ids]
+        self._rows = torch.empty(0) if self.config.own_lm_head else draft_rows(lm_head, self.draft_ids)
         return self
 
     def begin(self, states: Tensor) -> Tensor:
-        """What the target's states [B, N, len(states) E] become as input of the first step. [B, N, E]."""
+        """The input of the first step, from the target's states: [B, N, len(states) E] -> [B, N, E]."""
         return self.fc(states) if self.config.version == 3 else states
 
     def forward(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """One step: the tokens that followed [B, N], what was known before them [B, N, E] -> h [B, N, E]."""
+        """One step: next tokens [B, N] and the states (or h) before them [B, N, E] -> h [B, N, E]."""
         table = self.embed_tokens.weight if self.config.own_embeddings else self._embeddings
         embeddings = nn.functional.embedding(token_ids, table).to(hidden.dtype)
         cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)

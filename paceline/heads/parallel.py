@@ -1,4 +1,4 @@
-"""Parallel heads: each foresees one token further from the same state of the target, without knowing the others' token.
+"""Parallel heads: each predicts one token further ahead from the same state of the target, without the tokens between.
 
 Blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115), Medusa (Cai et al. 2024, arXiv 2401.10774).
 Between rounds the target has read all T tokens but the last, the root, which its own output layer gave:
@@ -7,22 +7,22 @@ Between rounds the target has read all T tokens but the last, the root, which it
     token         x_{T-2}      x_{T-1}      x_T         x_{T+1}
                                (root)       (not yet known)
     state         f_{T-2}
-    the target's own output layer at f_t: the law of x_{t+1}, the root
+    the target's own output layer at f_t predicts x_{t+1}, the root
     head 0 at f_t:                                   x_{t+2}
     head 1 at f_t:                                               x_{t+3}
-    head i at f_t: the law of x_{t+2+i}
+    head i at f_t predicts x_{t+2+i}
 
-Example: text [A, B, C], so T = 3 and C is the root: head 0 at f_1 (the state of B) foresees the token after C.
+Example: text [A, B, C], so T = 3 and C is the root: head 0 at f_1 (the state of B) predicts the token after C.
 """
 
 from abc import ABC, abstractmethod
-from typing import Self, final
+from typing import ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
 from ..schema import checked
-from .sizes import Count, Size, States, Vocabulary, check_vocabulary
+from .parts import Count, Output, Size, States, Vocabulary, check_vocabulary, draft_rows, whole_or
 
 
 @checked
@@ -43,6 +43,7 @@ class MedusaConfig:
     num_layers: Count = 1
     bias: bool = False
     own_lm_head: bool = False
+    method: ClassVar[str] = "medusa"
 
     def __post_init__(self) -> None:
         check_vocabulary(self.draft_vocab_size, self.vocab_size)
@@ -59,43 +60,31 @@ class BlockwiseConfig:
     draft_vocab_size: Vocabulary
     vocab_size: Vocabulary
     bias: bool = False
+    method: ClassVar[str] = "blockwise"
 
     def __post_init__(self) -> None:
         check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
 
-class Output(nn.Module):
-    """The product with output rows that are lent: they are no part of the head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = torch.empty(0)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., E] -> [..., Vd]."""
-        return nn.functional.linear(hidden, self.rows)
-
-
 class ParallelHeads(nn.Module, ABC):
-    """Heads over one state. `attach` lends them the target's output rows."""
+    """Heads over one state. They use the target's output rows (see `attach`)."""
 
     draft_ids: Tensor
 
     def __init__(self, num_heads: int, draft_vocab_size: int, draft_ids: Tensor | None):
         super().__init__()
         self.num_heads = num_heads
-        ids = torch.arange(draft_vocab_size) if draft_ids is None else draft_ids
-        self.register_buffer("draft_ids", ids)  # [Vd]: target id of each draft token, ascending
+        self.register_buffer("draft_ids", whole_or(draft_ids, draft_vocab_size))  # [Vd], ascending
         self.output = Output()
 
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
-        """Use the target's output rows [V, E]; its embeddings are not read: no head knows what another drafted."""
+        """Use the target's output rows [V, E]; its embeddings are not read."""
         self.output.rows = draft_rows(lm_head, self.draft_ids)
         return self
 
     @abstractmethod
     def foresee(self, states: Tensor, head: int) -> Tensor:
-        """What a head makes of the target's states. [..., E] -> [..., E]."""
+        """The hidden vector that a head computes from the target's states. [..., E] -> [..., E]."""
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""
@@ -109,7 +98,7 @@ class ParallelHeads(nn.Module, ABC):
 
 
 class _ResidualBlocks(nn.Module):
-    """h <- h + silu(W h), so many times. W starts at zero: a fresh head says what the target's own head says."""
+    """h <- h + silu(W h), so many times. W starts at zero: a fresh head predicts what the target's own head does."""
 
     def __init__(self, size: int, count: int, bias: bool):
         super().__init__()
@@ -129,6 +118,8 @@ class MedusaHead(ParallelHeads):
 
     The names are vLLM's: `blocks.{head}.layers.{block}.weight`, `lm_heads.{head}.weight`.
     """
+
+    Config = MedusaConfig
 
     def __init__(self, config: MedusaConfig, draft_ids: Tensor | None = None):
         super().__init__(config.num_heads, config.draft_vocab_size, draft_ids)
@@ -159,7 +150,7 @@ class MedusaHead(ParallelHeads):
 
 
 class _HiddenLayer(nn.Module):
-    """h + W2 relu(W1 h). W2 starts at zero: a fresh head says what the target's own head says."""
+    """h + W2 relu(W1 h). W2 starts at zero: a fresh head predicts what the target's own head does."""
 
     def __init__(self, size: int, width: int, bias: bool):
         super().__init__()
@@ -181,6 +172,8 @@ class BlockwiseHead(ParallelHeads):
     which the heads predict the next block.
     """
 
+    Config = BlockwiseConfig
+
     def __init__(self, config: BlockwiseConfig, draft_ids: Tensor | None = None):
         super().__init__(config.num_heads, config.draft_vocab_size, draft_ids)
         self.config = config
@@ -190,9 +183,3 @@ class BlockwiseHead(ParallelHeads):
     def foresee(self, states: Tensor, head: int) -> Tensor:
         """The hidden layer of one head. [..., E] -> [..., E]."""
         return self.blocks[head](states)
-
-
-def draft_rows(lm_head: Tensor, draft_ids: Tensor) -> Tensor:
-    """The rows of an output layer [V, E] for the draft vocabulary, without a copy where it is whole. [Vd, E]."""
-    rows = lm_head.detach()
-    return rows if len(draft_ids) == len(rows) else rows[draft_ids.to(rows.device)]

@@ -1,0 +1,386 @@
+"""EAGLE heads as others publish them, read and written: the repository's layout, and those of the engines.
+
+                 EAGLE-1 (and -2)                     EAGLE-3
+tensors          layers.0.*, fc                       midlayer.* or layers.0.* (speculators), fc, norm, lm_head
+output rows      the target's, whole                  those of the draft vocabulary
+vocabulary       vLLM: all; SGLang: a file of ids     d2t: offsets, target's id minus draft id; t2d: a mask
+fc.bias          vLLM: none; SGLang: always           none
+states read      the last                             see below
+
+The states an EAGLE-3 head reads are counted in three ways; s is the state as transformers counts it:
+
+    config.json                                        state        read by
+    eagle_aux_hidden_state_layer_ids, top level        s = id       vLLM, speculators
+    eagle_config.eagle_aux_hidden_state_layer_ids      s = id + 1   SGLang: the output of layer id
+    neither                                            (2, L//2, L-3)
+    paceline_states                                    s            Paceline, where the others are not clear
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, IncompatibleModels
+from ..schema import checked, validate
+from .eagle import EagleConfig, EagleHead
+from .parts import Size, Vocabulary
+from .published import (
+    Layout,
+    Published,
+    TargetFacts,
+    is_copy,
+    need_target,
+    refuse,
+    stored_weights,
+    target_rows,
+    vllm_command,
+)  # fmt: skip
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+HOT_TOKENS = "hot_tokens.pt"
+SPECULATORS_VERSION = "0.9.0"
+_CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's
+_UNSUPPORTED = (
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "parallel_drafting",
+    "quantization_config",
+    "attn_output_gate",
+)
+
+
+@checked
+class _Sizes:
+    """Sizes of the draft layer as config.json has them, with the defaults of a Llama config."""
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    vocab_size: Vocabulary
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    target_hidden_size: Size | None = None
+    draft_vocab_size: Vocabulary | None = None
+
+
+_OF_LAYER = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
+"""Those of them that are written for every head; they have the same names in `EagleConfig`."""
+
+
+def _layer_name(layer: str) -> Callable[[str], str]:
+    """From our name of a tensor to that of a layout which calls the decoder layer `layer`."""
+    return lambda name: name.replace("midlayer.", layer, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+def read_eagle(published: Published, target: TargetFacts | None) -> EagleHead:
+    """An EAGLE-1 or -2 head; it reads the last state alone."""
+    states = (need_target(published, target, "it reads the target's last state").num_layers,)
+    return _read(published, target, 1, states)
+
+
+def read_eagle3(published: Published, target: TargetFacts | None, engine: str | None = None) -> EagleHead:
+    """An EAGLE-3 head. engine: whose way to count layers applies where config.json could mean another's, too."""
+    return _read(published, target, 3, _states(published, target, engine))
+
+
+def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json of the speculators layout, which nests that of the draft layer, as a plain EAGLE-3 config.
+
+    Defaults are those of the speculators layout, which differ. Raises `IncompatibleModels` for a kind of speculator
+    other than eagle3.
+    """
+    kind = config["speculators_model_type"]
+    if kind != "eagle3":
+        raise IncompatibleModels(
+            "a speculators head of a kind that Paceline has no drafter for", got=repr(kind), expected="'eagle3'"
+        )
+    layer = config.get("transformer_layer_config")
+    if not isinstance(layer, dict):
+        raise ConfigError("a speculators config without its layer", got=layer, expected="transformer_layer_config")
+    rest = {key: value for key, value in config.items() if key not in ("transformer_layer_config", "architectures")}
+    # An absent norm_before_residual means true here and false in plain configs, as vLLM reads both.
+    return {**layer, **rest, "norm_before_residual": config.get("norm_before_residual", True)}
+
+
+def _states(published: Published, target: TargetFacts | None, engine: str | None) -> tuple[int, ...]:
+    config = published.config
+    nested = config.get("eagle_config") or {}
+    if nested.get("use_aux_hidden_state", True) is not True:
+        raise _lacks(published, "an EAGLE-3 head over the last state alone (use_aux_hidden_state: false)")
+    inner = [layer + 1 for layer in nested.get(IDS) or []]
+    outer = [] if engine == "sglang" else config.get("paceline_states") or config.get(IDS) or []
+    ids: list[int] = outer or inner
+    if not ids:
+        ids = _default_states(need_target(published, target, "config.json does not say which states it reads"))
+    elif not (outer or engine) and target and nested[IDS] == _default_states(target):
+        raise ConfigError(
+            f"which states the head at {str(published.folder)!r} reads is not clear",
+            got=f"{nested[IDS]} in eagle_config, which is the default if it counts states, and not if it counts layers",
+            fix='add "paceline_states": [...] to config.json, counted as transformers counts hidden_states',
+        )
+    if target is not None and not all(0 <= state < target.num_layers for state in ids):
+        raise IncompatibleModels(
+            f"the head at {str(published.folder)!r} reads states that the target lacks",
+            got=ids,
+            expected=f"0 to {target.num_layers - 1}, below the final norm",
+        )
+    return tuple(ids)
+
+
+def _default_states(target: TargetFacts) -> list[int]:
+    """What vLLM and SGLang read where config.json names nothing."""
+    return [2, target.num_layers // 2, target.num_layers - 3]
+
+
+def _read(
+    published: Published, target: TargetFacts | None, version: Literal[1, 3], states: tuple[int, ...]
+) -> EagleHead:
+    names = {name: name.removeprefix("model.") for name in published.tensors}
+    published.tensors = {
+        "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name: published.tensors[given]
+        for given, name in names.items()
+    }
+    _refuse_features(published)
+    given = {field.name: published.config[field.name] for field in fields(_Sizes) if field.name in published.config}
+    sizes = validate(_Sizes, given, f"config.json of the head at {str(published.folder)!r}")
+    tensors, e, heads = published.tensors, sizes.hidden_size, sizes.num_attention_heads
+    draft_ids = _draft_ids(published, sizes) if version == 3 else torch.arange(sizes.vocab_size)
+    config = EagleConfig(
+        version=version,
+        hidden_size=e,
+        target_hidden_size=sizes.target_hidden_size or e,
+        intermediate_size=sizes.intermediate_size,
+        num_attention_heads=heads,
+        num_key_value_heads=sizes.num_key_value_heads or heads,
+        head_dim=sizes.head_dim or e // heads,
+        states=states,
+        draft_vocab_size=len(draft_ids),
+        vocab_size=sizes.vocab_size,
+        rms_norm_eps=float(published.config.get("rms_norm_eps", 1e-6)),
+        rope_theta=_rope_theta(published),
+        own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target and target.lm_head),
+        own_embeddings=_owns(published, "embed_tokens.weight", sizes.vocab_size, target and target.embeddings),
+        fc_bias="fc.bias" in tensors,
+        attention_bias=any(f"layers.0.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
+        norm_before_residual=version == 3 and bool(published.config.get("norm_before_residual", False)),
+    )
+    if e != config.target_hidden_size and not config.own_embeddings:
+        raise _lacks(published, "a head narrower or wider than its target without embeddings of its own")
+    return published.build(EagleHead, config, draft_ids, _layer_name("layers.0."))
+
+
+def _draft_ids(published: Published, sizes: _Sizes) -> Tensor:
+    """Target id of each draft token, in the file's order. [Vd]."""
+    size, tensors = sizes.draft_vocab_size or sizes.vocab_size, published.tensors
+    named = tensors.pop("t2d", None)
+    ids = torch.arange(size)
+    if "d2t" not in tensors and size != sizes.vocab_size:
+        published.problems.append(f"d2t is missing, and the draft vocabulary has {size} of {sizes.vocab_size} tokens")
+        return ids
+    if "d2t" in tensors and not (offsets := published.take("d2t", (size,), floats=False)).is_meta:
+        ids = ids + offsets.long()
+    wrong = None
+    if not bool(((ids >= 0) & (ids < sizes.vocab_size)).all()):
+        wrong = "ids outside the vocabulary"
+    elif len(ids.unique()) != size:
+        wrong = "ids that occur twice"
+    elif named is not None and (
+        named.numel() != sizes.vocab_size or set(named.nonzero()[:, 0].tolist()) != set(ids.tolist())
+    ):
+        wrong = "ids other than t2d has"
+    if wrong is not None and not published.problems:
+        raise ConfigError(
+            f"the draft vocabulary of the head at {str(published.folder)!r} is not sound",
+            got=f"d2t gives {wrong}",
+            expected="offsets: the target's id of draft token i is i + d2t[i]",
+        )
+    return ids
+
+
+def _owns(published: Published, name: str, rows: int, target: Tensor | None) -> bool:
+    """True if the head brings this table; a copy of the target's is dropped, since the target's is used."""
+    table = published.tensors.get(name)
+    if table is None:
+        return False
+    if len(table) != rows or not is_copy(table, target):
+        return True
+    del published.tensors[name]
+    return False
+
+
+def _rope_theta(published: Published) -> float:
+    config = published.config
+    rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise _lacks(published, f"rotary positions of type {kind!r}")
+    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+
+
+def _refuse_features(published: Published) -> None:
+    config, tensors = published.config, published.tensors
+    nested = config.get("eagle_config") or {}
+    found = [name for name in _UNSUPPORTED if config.get(name) or nested.get(name)]
+    if config.get("num_hidden_layers", 1) != 1 or any(name.startswith("layers.1.") for name in tensors):
+        found.append("more than one layer")
+    if config.get("hidden_act", "silu") != "silu":
+        found.append(f"hidden_act {config['hidden_act']!r}")
+    if config.get("logit_scale", 1.0) not in (None, 1.0):
+        found.append("logit_scale")
+    if config.get("model_type", "llama") not in ("llama", "eagle") or any(".q_norm." in name for name in tensors):
+        found.append(f"layers of model type {config.get('model_type')!r}, where only Llama's are known")
+    if "sliding_attention" in (config.get("layer_types") or []):
+        found.append("sliding attention")
+    bias = tensors.get("layers.0.self_attn.o_proj.bias")
+    if bias is not None and not bias.any():
+        del tensors["layers.0.self_attn.o_proj.bias"]
+    elif bias is not None:
+        found.append("a bias of o_proj")
+    if found:
+        raise _lacks(published, ", ".join(found))
+
+
+def _lacks(published: Published, what: str) -> IncompatibleModels:
+    return IncompatibleModels(
+        f"the head at {str(published.folder)!r} has what Paceline's EAGLE module lacks", got=what,
+        expected="one Llama layer with default rotary positions, as EAGLE-1, -2 and -3 published it",
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------- writing
+
+
+def eagle_layout(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
+    """The export of an EAGLE head. num_tokens: drafted a step where the engine takes one number.
+
+    Raises `NotExportable` for what the engine lacks.
+    """
+    return (_eagle1 if head.config.version == 1 else _eagle3)(head, engine, facts, num_tokens)
+
+
+def _eagle1(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
+    if engine == "speculators":
+        raise refuse(engine, "an EAGLE-1 head", "export it for vllm or sglang, or train an EAGLE-3 head")
+    c, notes, ids = head.config, list[str](), dict[str, list[int]]()
+    tensors = stored_weights(head, _layer_name("layers.0."))
+    whole = c.draft_vocab_size == c.vocab_size
+    if c.states != (facts.num_layers,):
+        raise refuse(engine, f"an EAGLE-1 head that reads states {c.states} and not the last one")
+    if c.own_lm_head and (engine == "sglang" or not whole):
+        raise refuse(engine, "an EAGLE-1 head with output rows of its own", "train it with the target's output rows")
+    config = {"architectures": ["LlamaForCausalLMEagle"], **_layer_config(c, facts), "attention_bias": False}
+    if engine == "sglang":
+        if c.own_embeddings or c.attention_bias:
+            raise refuse(engine, "an EAGLE-1 head with " + ("embeddings of its own" if c.own_embeddings else "biases"))
+        # Its fc has a bias in any case, which a file without one leaves at a random value.
+        tensors.setdefault("fc.bias", torch.zeros(c.hidden_size, dtype=tensors["fc.weight"].dtype))
+        serve = _sglang_command("EAGLE", num_tokens)
+        if not whole:
+            ids[HOT_TOKENS] = [int(token) for token in head.draft_ids]
+            serve += f" --speculative-token-map {{folder}}/{HOT_TOKENS}"
+    else:
+        bias = tensors.pop("fc.bias", None)
+        if bias is not None and bool(bias.any()):
+            raise refuse(engine, "an fc with a bias that is not zero", "train it with fc_bias=False")
+        if not whole:
+            notes.append(
+                f"vLLM knows no draft vocabulary for EAGLE-1: it drafts over all {c.vocab_size} tokens with the "
+                f"target's output rows, where Paceline drafts over {c.draft_vocab_size}."
+            )
+        config |= {"architectures": ["LlamaForCausalLM"], "qkv_bias": c.attention_bias}
+        serve = vllm_command("eagle", num_tokens)
+    return Layout(config, tensors, serve, (*notes, _tree_note(engine)), ids)
+
+
+def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -> Layout:
+    c = head.config
+    if len(c.states) != 3:
+        raise refuse(engine, f"an EAGLE-3 head that reads {len(c.states)} states", "train one that reads three")
+    if max(c.states) >= facts.num_layers:
+        raise refuse(engine, f"state {max(c.states)}, which is behind the final norm in Paceline and before it there")
+    if c.fc_bias or c.attention_bias:
+        raise refuse(engine, "an EAGLE-3 head with biases", "train it without")
+    if engine == "sglang":
+        for what, there in (("norm_before_residual", c.norm_before_residual), ("its own embeddings", c.own_embeddings)):
+            if there:
+                raise refuse(engine, f"an EAGLE-3 head with {what}")
+        if 0 in c.states:
+            raise refuse(engine, "state 0, the embeddings: SGLang counts the outputs of layers")
+    tensors = stored_weights(head, _layer_name("layers.0." if engine == "speculators" else "midlayer."))
+    ids = head.draft_ids.cpu()
+    if not c.own_lm_head:
+        tensors["lm_head.weight"] = target_rows(engine, facts, ids)
+    tensors["d2t"] = ids - torch.arange(len(ids))
+    tensors["t2d"] = torch.zeros(c.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    layer = {**_layer_config(c, facts), "attention_bias": False}
+    config: dict[str, Any] = {
+        "draft_vocab_size": c.draft_vocab_size,
+        "target_hidden_size": c.target_hidden_size,
+        "norm_before_residual": c.norm_before_residual,
+        IDS: list(c.states),
+    }
+    if engine == "speculators":
+        config |= _speculators(c, facts, num_tokens) | {"transformer_layer_config": layer}
+        return Layout(config, tensors, "vllm serve {folder}", (_tree_note(engine),))
+    # Each engine reads one of the two places of IDS and counts its own way, so this folder serves both.
+    nested: dict[str, Any] = {"use_aux_hidden_state": True}
+    if 0 not in c.states:
+        nested[IDS] = [state - 1 for state in c.states]
+    config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **config, "eagle_config": nested}
+    serve = vllm_command("eagle3", num_tokens) if engine == "vllm" else _sglang_command("EAGLE3", num_tokens)
+    return Layout(config, tensors, serve, (_tree_note(engine),))
+
+
+def _speculators(c: EagleConfig, facts: TargetFacts, num_tokens: int) -> dict[str, Any]:
+    if not facts.architectures:
+        raise refuse("speculators", "no architecture of the target", "name the target with --model")
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": SPECULATORS_VERSION,
+        "target_hidden_size": None if c.target_hidden_size == c.hidden_size else c.target_hidden_size,
+        "norm_before_fc": False,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
+            "verifier": {"name_or_path": facts.name, "architectures": list(facts.architectures)},
+        },
+    }
+
+
+def _layer_config(c: EagleConfig, facts: TargetFacts) -> dict[str, Any]:
+    """The draft layer as a Llama config, nothing left to a default: libraries have different ones."""
+    return {
+        "model_type": "llama",
+        **{name: getattr(c, name) for name in _OF_LAYER},
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_theta": c.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
+        "max_position_embeddings": facts.context or _CONTEXT,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    }
+
+
+def _sglang_command(algorithm: str, num_tokens: int) -> str:
+    return (
+        f"python -m sglang.launch_server --model-path {{target}} --speculative-algorithm {algorithm} "
+        f"--speculative-draft-model-path {{folder}} --speculative-num-steps {num_tokens} --speculative-eagle-topk 4 "
+        f"--speculative-num-draft-tokens {4 * num_tokens}"
+    )
+
+
+def _tree_note(engine: str) -> str:
+    if engine == "sglang":
+        return "SGLang drafts a tree; its topk and number of tokens are options."
+    return "vLLM drafts a chain of the most probable tokens, not a tree."

@@ -1,0 +1,240 @@
+"""Heads of other engines and projects: read as our modules, and ours written for them.
+
+Read: EAGLE, EAGLE-3 as vLLM and SGLang serve it, speculators, Medusa. Their config.json does not say which target they
+were trained for. Sizes must match and copies of the target's embeddings are compared; beyond that a wrong target shows
+only in fewer accepted tokens, never in the answers.
+
+An export is written, read again as a stranger would, and kept only if both heads give the same logits.
+"""
+
+import copy
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..core.interfaces import ModelFacts
+from ..errors import ConfigError, IncompatibleModels, NotExportable
+from ..hf.checkpoint import refused
+from ..system.files import check_new, new_folder
+from .eagle import EagleHead
+from .eagle_layouts import eagle_layout, flattened, read_eagle, read_eagle3
+from .medusa_layouts import NAMES, medusa_layout, read_medusa
+from .parallel import MedusaHead
+from .parts import draft_index
+from .published import Layout, Published, TargetFacts, facts_of, open_published
+
+if TYPE_CHECKING:
+    from .folder import Head, HeadInfo
+
+ENGINES = {"vllm": "vLLM 0.32", "sglang": "SGLang 0.5.23", "speculators": "speculators 0.9"}
+"""The engines that heads are exported for, with the version whose layout is written."""
+TOLERANCE = 1e-4  # of float32 logits around 1: the weights are the same bits, only sums may be taken in another order
+_BATCH, _LENGTH, _STEPS = 2, 6, 3  # of the comparison
+
+
+def read_published(folder: Path | str, target: ModelFacts | None = None) -> nn.Module:
+    """The head at `folder` as one of our modules; for a target in its dtype, on its device, else in float32.
+
+    target: needed wherever the published config.json leaves out what only the target knows (its depth).
+    Raises `ConfigError` for files that do not fit their layout, `IncompatibleModels` for a feature our modules lack
+    or a head of another size than the target.
+    """
+    if target is None:
+        return read_for(Path(folder), None).float()
+    return read_for(Path(folder), facts_of(target)).to(device=target.device, dtype=target.dtype)
+
+
+def read_for(folder: Path, target: TargetFacts | None, engine: str | None = None) -> nn.Module:
+    """`read_published` for a target known only by its sizes. engine: whose count of layers applies, if known."""
+    with torch.random.fork_rng(devices=[]):  # a module's first weights use up random numbers
+        published = open_published(folder)
+        with refused(f"the head at {str(folder)!r} has a config.json or tensors that do not fit"):
+            module = _read(published, target, engine)
+    config: Any = module.config
+    if target is not None:
+        hidden = getattr(config, "target_hidden_size", config.hidden_size)
+        got, expected = (hidden, config.vocab_size), (target.hidden_size, target.vocab_size)
+        if got != expected:
+            raise IncompatibleModels(
+                f"the head at {str(folder)!r} is for another target",
+                got=f"hidden size {got[0]}, vocabulary {got[1]}",
+                expected=f"hidden size {expected[0]}, vocabulary {expected[1]}",
+                fix="name the target that the head was trained for",
+            )
+    return module.eval().requires_grad_(False)
+
+
+def _read(published: Published, target: TargetFacts | None, engine: str | None) -> nn.Module:
+    config, names = published.config, published.tensors
+    if "speculators_model_type" in config:
+        published.config = flattened(config)
+        return read_eagle3(published, target, engine)
+    if config.get("model_type") == "medusa" or any(NAMES.match(name) for name in names):
+        return read_medusa(published, target)
+    if any(name.endswith(".hidden_norm.weight") for name in names):
+        return read_eagle3(published, target, engine)
+    if "fc.weight" in names:
+        return read_eagle(published, target)
+    raise ConfigError(
+        f"the head at {str(published.folder)!r} has a layout that is not known",
+        got="tensors " + ", ".join(sorted(names)[:8]),
+        expected="a head of Paceline, EAGLE, EAGLE-3, speculators or Medusa",
+    )
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. largest_difference: of the logits of the head and of what was read back, in float32."""
+
+    folder: Path
+    method: str
+    engine: str
+    serve: str
+    notes: tuple[str, ...]
+    largest_difference: float
+
+
+def export_head(
+    folder: Path | str,
+    engine: str,
+    out: Path | str,
+    target: ModelFacts | None = None,
+    target_name: str | None = None,
+    num_tokens: int = 3,
+) -> Exported:
+    """Write the head at `folder`, ours, for an engine into the new folder `out`.
+
+    target: needed where the layout holds the target's output rows. target_name: what the engine shall serve; default:
+    the name of the target that the head was trained for. num_tokens: to draft a step, in the command that is shown.
+    Raises `NotExportable` for what the engine cannot hold or what reads back as another head, `ConfigError` for
+    folders, `IncompatibleModels` for another target.
+    """
+    from .folder import head_info, load_head, method_of
+
+    place = Path(out)
+    if place.is_symlink():
+        place = Path(os.path.realpath(place))  # the link stays
+    check_new(place)
+    info = head_info(folder)
+    if engine not in ENGINES:
+        raise ConfigError("an unknown engine", got=engine, expected="one of " + ", ".join(ENGINES))
+    head = load_head(folder, target).cpu().float()
+    name = target_name or info.target_name
+    facts = TargetFacts(name, info.num_layers, info.hidden_size, info.vocab_size)
+    if target is not None:
+        facts = facts_of(target, name)
+    if isinstance(head, EagleHead):
+        layout = eagle_layout(head, engine, facts, num_tokens)
+    elif isinstance(head, MedusaHead):
+        layout = medusa_layout(head, engine, facts)
+    else:
+        raise NotExportable(
+            f"no other engine runs {method_of(head)} heads",
+            got=engine,
+            fix="use it here, or train an eagle3 or medusa head",
+        )
+    with new_folder(place) as made:
+        (made / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
+        save_file(dict(layout.tensors), made / "model.safetensors", metadata={"format": "pt"})
+        for file, ids in layout.ids.items():
+            torch.save(ids, made / file)
+        difference = check_written(made, head, facts, engine)
+        card = _card(info, engine, layout, name, place.name, difference)
+        (made / "README.md").write_text(card, encoding="utf-8")
+    serve = _serve_line(layout.serve, name, str(place))
+    return Exported(place, info.method, engine, serve, layout.notes, difference)
+
+
+def check_written(folder: Path, head: "Head", facts: TargetFacts, engine: str) -> float:
+    """Read an export as `engine` counts and compare it with its head. Raises `NotExportable` if they differ.
+
+    Returns the largest difference of their logits.
+    """
+    again: Any = read_for(folder, facts, engine)
+    ours: Any = head
+    if again.config.states != ours.config.states:
+        raise NotExportable("the export reads other states", got=again.config.states, expected=ours.config.states)
+    difference = largest_difference(ours, again, facts)
+    if not difference <= TOLERANCE:
+        raise NotExportable(
+            "the export reads back as another head",
+            got=f"logits that differ by {difference:g}",
+            expected=f"at most {TOLERANCE:g}",
+        )
+    return difference
+
+
+@torch.inference_mode()
+def largest_difference(ours: "Head", theirs: "Head", facts: TargetFacts) -> float:
+    """Largest absolute difference of the logits of the tokens that `ours` can draft, on random states, in float32.
+
+    An EAGLE head is run for several steps, since the input of a later step is the output of the one before.
+    """
+    config: Any = ours.config
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        random = [torch.randn(facts.vocab_size, facts.hidden_size) for _ in range(2)]
+        states = torch.randn(_BATCH, _LENGTH, len(config.states) * facts.hidden_size)
+        tokens = torch.randint(facts.vocab_size, (_STEPS, _BATCH, _LENGTH))
+    given = (facts.embeddings, facts.lm_head)
+    tables = [
+        made if table is None else table.detach().cpu().float() for table, made in zip(given, random, strict=True)
+    ]
+    places = draft_index(theirs.draft_ids.cpu(), facts.vocab_size)[ours.draft_ids.cpu()]  # type: ignore[union-attr, operator]
+    if bool((places < 0).any()):
+        raise NotExportable("the export cannot draft every token", got=f"{int((places < 0).sum())} tokens missing")
+    mine, other = (_logits(head, tables, states, tokens) for head in (ours, theirs))
+    return max(float((a - b[..., places]).abs().max()) for a, b in zip(mine, other, strict=True))
+
+
+def _logits(head: "Head", tables: list[Tensor], states: Tensor, tokens: Tensor) -> list[Tensor]:
+    """Of every step (EAGLE) or of every head (Medusa). [B, T, Vd] each."""
+    head = copy.deepcopy(head).cpu().float()
+    if isinstance(head, MedusaHead):
+        head.attach(*tables)
+        return [head.logits(head.foresee(states, one), one) for one in range(head.config.num_heads)]
+    assert isinstance(head, EagleHead)
+    head.attach(*tables)
+    positions = torch.arange(_LENGTH).expand(_BATCH, -1)
+    hidden, found = head.begin(states), list[Tensor]()
+    for step in tokens:
+        hidden = head(step, hidden, positions, _attend_causally)
+        found.append(head.logits(hidden))
+    return found
+
+
+def _attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+def _serve_line(template: str, target: str, folder: str) -> str:
+    """The command with its places filled in; they hold JSON, so `format` cannot do it."""
+    return template.replace("{target}", target).replace("{folder}", folder)
+
+
+def _card(info: "HeadInfo", engine: str, layout: Layout, target: str, folder: str, difference: float) -> str:
+    """README.md: what the export is, how it is served, what differs there."""
+    notes = "".join(f"- {note}\n" for note in layout.notes)
+    return f"""---
+tags: [speculative-decoding, {info.method}]
+---
+
+# {folder}
+
+The {info.method} head {info.folder.name!r} for {info.target_name}, trained with Paceline, in the layout of
+{ENGINES[engine]}.
+
+```bash
+{_serve_line(layout.serve, target, folder)}
+```
+
+{notes}- Target: {info.num_layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}, fingerprint
+  `{info.fingerprint}`. Other engines do not check it.
+- Read back and compared with the original on random states: logits differ by at most {difference:g} (float32).
+"""

@@ -12,7 +12,7 @@ from .. import __version__
 from ..errors import PacelineError
 from .bench import bench
 from .calibrate import calibrate
-from .check import check, check_head
+from .check import check, check_draft
 from .demo import demo
 from .doctor import doctor
 from .generate import generate
@@ -122,6 +122,6 @@ def _global(
     """Exact speculative decoding for Hugging Face language models: faster answers, the same answers."""
 
 
-_MEASURING = (demo, generate, check, check_head, bench, plot, show, doctor, tune, calibrate)
+_MEASURING = (demo, generate, check, check_draft, bench, plot, show, doctor, tune, calibrate)
 for _command in (*_MEASURING, train, export, models, pull):
     app.command(_command.__name__.replace("_", "-"))(_command)

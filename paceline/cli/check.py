@@ -153,7 +153,7 @@ def _comparison_line(one: "Comparison") -> str:
 
 
 @command
-def check_head(
+def check_draft(
     head: Annotated[
         str,
         typer.Argument(

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from paceline.cli import main as paceline
 from paceline.errors import PacelineError
-from paceline.system.threads import set_waiting
+from paceline.system.hardware import set_waiting
 
 from . import PEERS, PeerOptions, open_peer
 from . import __doc__ as about_peers

@@ -6,7 +6,7 @@ from .process import ctrl_c, prepare
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 refused or failed, 2 wrongly called, 130 interrupted."""
     prepare()
-    from ..system.threads import set_waiting
+    from ..system.hardware import set_waiting
 
     set_waiting()  # before torch is imported
     from .app import app

@@ -41,7 +41,7 @@ def doctor(
     with screen.spinner("looking at the machine"):
         from .. import zoo
         from ..eval.doctor import doctor_report, examine_machine, examine_model
-        from ..system.threads import use_threads
+        from ..system.hardware import use_threads
 
         use_threads(loading.threads)
         machine = examine_machine(loading.device)

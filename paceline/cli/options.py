@@ -239,7 +239,7 @@ def open_engine(
     with screen.spinner("starting"):  # importing torch takes seconds
         quieten(screen.debug)
         from ..llm import LLM
-        from ..system.threads import use_threads
+        from ..system.hardware import use_threads
         from ..zoo import resolve
 
     given: dict[str, Any] = {}

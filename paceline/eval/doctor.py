@@ -14,9 +14,8 @@ from ..kernels.packing import BLOCK
 from ..llm import LLM
 from ..quant import Int4Linear, PackedLinear
 from ..quant.packed import device_of, has_kernels
-from ..system.hardware import Load, available_memory, cpu_flags, watch_load
+from ..system.hardware import Load, Processors, available_memory, cpu_flags, processors, waiting, watch_load
 from ..system.provenance import provenance
-from ..system.threads import Processors, processors, waiting
 from .machine import PassCosts, read_bandwidth, weight_bytes
 
 ROWS = (1, 2, 4, 8, 16, 32)

@@ -1,14 +1,32 @@
-"""What this computer is and how busy it is: read from the system, nothing measured that takes time."""
+"""CPUs, memory and load of this machine, as far as this process may use them, and how many threads suit it.
+
+More threads than cores, or than a container grants, are slower than fewer; so are two on one hyper-threaded core, which
+share one path to memory, and memory limits decoding.
+
+The commands call `set_waiting` and `use_threads`. A program that uses Paceline as a library decides for itself; on a
+shared machine it should do so before anything imports torch:
+
+    from paceline.system.hardware import set_waiting
+    set_waiting()
+"""
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cgroups import memory_room
+import psutil
 
-_ROOT = Path("/")
-# What the kernels of low-precision products ask for, by the names of Linux on x86 and on ARM.
+from ..errors import ConfigError
+
+_ROOT = Path("/")  # of the file system; tests bring their own
+_NO_LIMIT = 1 << 60  # cgroups of version 1 say "unlimited" by a huge number
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_SHORT_SPIN = "10000"
+_MANY = 0.25  # of other threads that run
+# Instruction sets for low-precision products, by the names that Linux has for them on x86 and on ARM.
 _FLAGS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -23,6 +41,42 @@ _FLAGS = {
     "i8mm": "NEON-I8MM",
     "sve": "SVE",
 }
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What this process may compute with.
+
+    cpus: logical CPUs it may run on. cores: physical cores among them. quota: CPUs' worth of time that its container
+    grants, None without a limit. asked: OMP_NUM_THREADS, None where it is not set.
+    """
+
+    cpus: int
+    cores: int
+    quota: float | None = None
+    asked: int | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Threads that can run side by side without sharing a core or waiting for their share of time; at least 1."""
+        granted = self.cpus if self.quota is None else int(self.quota)
+        return max(1, min(self.cpus, self.cores, granted))
+
+    @property
+    def threads(self) -> int:
+        """The number to take: what the user asked for, else the capacity."""
+        return self.capacity if self.asked is None else self.asked
+
+    @property
+    def reason(self) -> str:
+        """Why that many, in a few words."""
+        if self.asked is not None:
+            return f"OMP_NUM_THREADS is {self.asked}"
+        if self.quota is not None and int(self.quota) < min(self.cpus, self.cores):
+            return f"the container grants {self.quota:g} CPUs"
+        if self.cores < self.cpus:
+            return f"{self.cpus} logical CPUs are {self.cores} physical cores"
+        return f"{self.cpus} cores may be used"
 
 
 @dataclass(frozen=True)
@@ -43,56 +97,165 @@ class Load:
         return (self.busy_cores or 0) > 0.25 or (self.stolen or 0) > 0.03
 
 
+def processors(root: Path = _ROOT) -> Processors:
+    """What this process may compute with, read anew."""
+    allowed = usable_cpus()
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # of nested levels the first
+    number = int(asked) if asked.isdecimal() and int(asked) > 0 else None
+    return Processors(len(allowed), count_cores(allowed, root), cpu_quota(root), number)
+
+
+def usable_cpus() -> set[int]:
+    """Logical CPUs that this process may run on."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def count_cores(cpus: set[int], root: Path = _ROOT) -> int:
+    """Physical cores among these logical CPUs; as many as CPUs where the system does not tell them apart."""
+    topology = root / "sys/devices/system/cpu"
+    return len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or f"cpu {cpu}" for cpu in cpus})
+
+
+def cpu_quota(root: Path = _ROOT) -> float | None:
+    """CPUs' worth of time that the container grants, for example 1.5; None where nothing limits it."""
+    quotas: list[float] = []
+    for folder, version in _cgroups("cpu", root):
+        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        with suppress(ValueError, ZeroDivisionError):  # "max", or no such file
+            quota, period = (int(word) for name in names for word in _read(folder / name).split())
+            quotas += [quota / period] if quota > 0 else []
+    return min(quotas, default=None)
+
+
+def memory_room(root: Path = _ROOT) -> int | None:
+    """Bytes that the container may still take; None where nothing limits it.
+
+    Its cached files count as room: the system drops them before it refuses memory.
+    """
+    rooms: list[int] = []
+    for folder, version in _cgroups("memory", root):
+        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        with suppress(ValueError):
+            limit, used = (int(_read(folder / name)) for name in names)
+            stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+            # Version 1 has the sums with the groups below under names of their own.
+            files = sum(int(stat.get(f"total_{key}", stat.get(key, 0))) for key in ("inactive_file", "active_file"))
+            rooms += [max(0, limit - max(0, used - files))] if limit < _NO_LIMIT else []
+    return min(rooms, default=None)
+
+
+def _cgroups(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
+    """Folders of this process's Linux control group and of those above it, whose limits hold too, and their version."""
+    mounts = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            tops, version = (mounts, mounts / "unified"), 2
+        elif controller in controllers.split(","):
+            tops, version = (mounts / controller, mounts / controllers), 1
+        else:
+            continue
+        # In a container the path is often the host's, and only the top exists here: the container's own group.
+        parts = [] if ".." in path.split("/") else path.strip("/").split("/")
+        for top in tops:
+            yield from ((top.joinpath(*parts[:depth]), version) for depth in range(len(parts), -1, -1))
+
+
+def cpu_info(key: str, root: Path = _ROOT) -> str | None:
+    """The first value of a key of /proc/cpuinfo; None where there is none."""
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return None
+
+
 def cpu_flags(root: Path = _ROOT) -> tuple[str, ...]:
     """Instruction sets of the CPU that decide how fast low-precision products are, by their usual names."""
-    for line in _read(root / "proc/cpuinfo").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            words = set(value.split())
-            return tuple(name for flag, name in _FLAGS.items() if flag in words)
-    return ()
+    words = (cpu_info("flags", root) or cpu_info("Features", root) or "").split()
+    return tuple(name for flag, name in _FLAGS.items() if flag in words)
 
 
-def available_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that can be taken without swapping and within the container's limit; None where nothing says."""
-    known: list[int] = []
-    for line in _read(root / "proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            known.append(int(line.split()[1]) * 1024)
-    room = memory_room(root)
-    return min([*known, room] if room is not None else known, default=None)
+def available_memory(root: Path = _ROOT) -> int:
+    """Bytes that can be taken without swapping and within the container's limit."""
+    available, room = psutil.virtual_memory().available, memory_room(root)
+    return available if room is None else min(available, room)
 
 
-def watch_load(seconds: float = 0.3, root: Path = _ROOT) -> Load:
+def watch_load(seconds: float = 0.3) -> Load:
     """Sleep for a moment and see what others do with the CPUs meanwhile."""
-    before = _ticks(root)
+    before = psutil.cpu_times()
     time.sleep(seconds)
-    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return load_between(before, _ticks(root), average)
+    return load_between(before._asdict(), psutil.cpu_times()._asdict(), psutil.cpu_count() or 1)
 
 
-def load_between(before: list[list[int]], after: list[list[int]], average: float | None = None) -> Load:
-    """The load between two readings of the counters: for each CPU its ticks in user, nice, system, idle and so on."""
-    if not before or len(before) != len(after):
-        return Load(None, None, average)
-    spent = [[b - a for a, b in zip(*cpus, strict=True)] for cpus in zip(before, after, strict=True)]
-    total = sum(sum(cpu[:8]) for cpu in spent)
+def load_between(before: dict[str, float], after: dict[str, float], cpus: int) -> Load:
+    """The load between two readings of psutil's `cpu_times`, in seconds summed over the CPUs."""
+    spent = {key: after[key] - before[key] for key in before if not key.startswith("guest")}  # which is within "user"
+    total, average = sum(spent.values()), psutil.getloadavg()[0]
     if total <= 0:
         return Load(None, None, average)
-    idle = sum(cpu[3] + cpu[4] for cpu in spent)  # waiting for a disk is idle too
-    stolen = sum(cpu[7] for cpu in spent)
-    return Load(len(spent) * (total - idle - stolen) / total, stolen / total, average)
+    stolen = spent.get("steal", 0.0)
+    idle = spent["idle"] + spent.get("iowait", 0.0)
+    return Load(cpus * (total - idle - stolen) / total, stolen / total, average)
 
 
-def _ticks(root: Path) -> list[list[int]]:
-    """Counters of every CPU; the guests' time, which follows, is part of the user's."""
-    lines = [line.split() for line in _read(root / "proc/stat").splitlines()]
-    cpus = [words for words in lines if words and words[0].startswith("cpu") and words[0] != "cpu"]
-    return [[int(word) for word in words[1:]] for words in cpus if len(words) > 8]
+def set_waiting(root: Path = _ROOT) -> None:
+    """Choose how threads wait for each other; call it before torch is imported, which reads it once.
+
+    GNU OpenMP spins for milliseconds at the end of every parallel loop. Where another program needs that core, the
+    thread that is waited for does not run meanwhile, and a pass takes ten times as long and more. Sleeping at once
+    avoids that, and costs some 20 microseconds a loop, half the time of a small layer. So: sleep where others run now,
+    else spin for some 150 microseconds, which bridges the loops of most passes. What the user has set stays.
+    """
+    if any(name in os.environ for name in _WAITING):
+        return
+    if others_running(root) > _MANY:
+        os.environ["OMP_WAIT_POLICY"] = "passive"
+    else:
+        os.environ["GOMP_SPINCOUNT"] = _SHORT_SPIN
+
+
+def others_running(root: Path = _ROOT, samples: int = 10, pause: float = 0.003) -> float:
+    """Mean number of other threads of the machine that run or want to; 0 where the system does not say."""
+    seen: list[int] = []
+    for _ in range(samples):
+        time.sleep(pause)
+        lines = _read(root / "proc/stat").splitlines()
+        seen += [int(line.split()[1]) - 1 for line in lines if line.startswith("procs_running ")]  # one is ourselves
+    return sum(seen) / len(seen) if seen else 0.0
+
+
+def waiting() -> str:
+    """How threads wait for each other, as far as the environment says."""
+    settings = ", ".join(f"{name}={os.environ[name]}" for name in _WAITING if name in os.environ)
+    return f"wait by {settings}" if settings else "wait as OpenMP chooses, which spins first"
+
+
+def use_threads(number: int | None = None) -> int:
+    """Let torch compute with this many threads; returns how many.
+
+    None keeps torch's own number, cut down to `Processors.threads`: a lower number that is set stays. Raises
+    `ConfigError` for less than one, and for more than the CPUs that this process may run on.
+    """
+    import torch  # here, so that `set_waiting` can come first
+
+    found = processors()
+    if number is not None and not 1 <= number <= found.cpus:
+        raise ConfigError(
+            "this number of threads cannot be used",
+            got=number,
+            expected=f"1 to {found.cpus}, the CPUs that this process may run on",
+            fix=f"leave it out for {found.threads}",
+        )
+    threads = min(torch.get_num_threads(), found.threads) if number is None else number
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    return threads
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""  # not Linux

@@ -1,13 +1,16 @@
 """Where a number or a file came from: the code, the machine and the command that made it."""
 
 import hashlib
-import os
 import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+
+import psutil
+
+from .hardware import cpu_info, usable_cpus
 
 
 def provenance() -> dict[str, object]:
@@ -26,10 +29,10 @@ def provenance() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": _version("transformers"),
-        "cpu": _cpu_model(),
-        "cores": _usable_cores(),
+        "cpu": cpu_info("model name") or platform.processor() or platform.machine() or None,
+        "cores": len(usable_cpus()),
         "threads": torch.get_num_threads(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": psutil.virtual_memory().total,
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "os": platform.platform(),
         "command": list(sys.argv),
@@ -73,26 +76,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
-
-
-def _cpu_model() -> str | None:
-    cpuinfo = Path("/proc/cpuinfo")
-    try:
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine() or None
-
-
-def _usable_cores() -> int | None:
-    # A container or a batch job may be granted fewer cores than the machine has.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None

@@ -1,7 +1,7 @@
-"""Fetches a file by http(s): from public addresses alone, within a size and a time.
+"""Fetches a file by http(s): only from public addresses, within a size and a time limit.
 
-A URL may be somebody else's who cannot reach what this machine can: a chat that a service passes on. So every address
-is checked, and what was checked is what is connected to, not what the name resolves to a moment later:
+A URL may be a stranger's, in a chat that a service passes on, and must not reach into this machine's own network. So
+every address is checked, and the connection goes to the checked address, not to what the name resolves to later:
 
     URL ── name ── addresses, all public? ── connect to one of them ── redirect? from the beginning ── bytes
 """
@@ -24,17 +24,17 @@ from ..errors import ConfigError
 
 
 def fetch(url: str, max_bytes: int, timeout_s: float, allow_private: bool = False) -> bytes:
-    """What lies at an http(s) URL. timeout_s: for everything together, redirects too; only resolving a name may outlast
-    it. allow_private: also from this machine and its network.
+    """The content at an http(s) URL. allow_private: also from this machine and its network.
 
-    Behind a proxy, which resolves names itself, those that resolve here are checked. Raises `ConfigError`.
+    timeout_s: for everything together, redirects included; only the resolution of a name may take longer. A proxy
+    resolves names itself; names that resolve here too are checked. Raises `ConfigError`.
     """
     visit = _Visit(url, timeout_s, allow_private)
     timer = threading.Timer(timeout_s, visit.hang_up)
     timer.daemon = True
     timer.start()
     try:
-        opener = build_opener(_HttpOnly, _Http(visit), _Https(visit))
+        opener = build_opener(_HttpOnly, _Opener(visit))
         with opener.open(Request(url, headers={"User-Agent": "paceline"}), timeout=timeout_s) as answer:
             return _body(answer, url, max_bytes, visit)
     except ConfigError:
@@ -43,14 +43,14 @@ def fetch(url: str, max_bytes: int, timeout_s: float, allow_private: bool = Fals
         raise ConfigError(f"{short(url)} gave no image", got=f"status {error.code} {error.reason}") from error
     except (URLError, OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        told = f"not whole after {timeout_s:g} seconds" if visit.is_over else str(reason) or type(reason).__name__
-        raise ConfigError(f"{short(url)} cannot be fetched", got=told) from error
+        got = f"not whole after {timeout_s:g} seconds" if visit.is_over else str(reason) or type(reason).__name__
+        raise ConfigError(f"{short(url)} cannot be fetched", got=got) from error
     finally:
         timer.cancel()
 
 
 def too_many_bytes(name: str, got: object, max_bytes: int) -> ConfigError:
-    """For a picture from anywhere."""
+    """The error for an image that is too large."""
     return ConfigError(f"{name} is too large", got=f"{got} bytes", expected=f"at most {max_bytes} bytes")
 
 
@@ -68,9 +68,9 @@ def is_public(address: str) -> bool:
 
 
 def _body(answer: HTTPResponse, url: str, max_bytes: int, visit: "_Visit") -> bytes:
-    told = answer.headers.get("Content-Length", "")
-    if told.isdigit() and int(told) > max_bytes:
-        raise too_many_bytes(short(url), int(told), max_bytes)
+    length = answer.headers.get("Content-Length", "")
+    if length.isdigit() and int(length) > max_bytes:
+        raise too_many_bytes(short(url), int(length), max_bytes)
     pieces, size = list[bytes](), 0
     while piece := answer.read1(1 << 16):
         pieces.append(piece)
@@ -81,8 +81,8 @@ def _body(answer: HTTPResponse, url: str, max_bytes: int, visit: "_Visit") -> by
             raise TimeoutError
     if visit.is_over:
         raise TimeoutError
-    if told.isdigit() and size < int(told):
-        raise ConnectionError(f"{size} of {told} bytes")
+    if length.isdigit() and size < int(length):
+        raise ConnectionError(f"{size} of {length} bytes")
     return b"".join(pieces)
 
 
@@ -164,24 +164,20 @@ class _HttpOnly(HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class _Http(HTTPHandler):
+class _Opener(HTTPHandler, HTTPSHandler):
+    """Connects to checked addresses itself, except through a proxy."""
+
     def __init__(self, visit: _Visit):
         super().__init__()
         self.visit = visit
 
     def http_open(self, req: Request) -> HTTPResponse:
-        """By a connection of ours, save through a proxy."""
+        """For http."""
         connects: Any = partial(_Plain, self.visit)
         return super().http_open(req) if self.visit.is_proxied(req) else self.do_open(connects, req)
 
-
-class _Https(HTTPSHandler):
-    def __init__(self, visit: _Visit):
-        super().__init__()
-        self.visit = visit
-
     def https_open(self, req: Request) -> HTTPResponse:
-        """By a connection of ours, save through a proxy."""
+        """For https."""
         connects: Any = partial(_Secure, self.visit)
         return super().https_open(req) if self.visit.is_proxied(req) else self.do_open(connects, req)
 

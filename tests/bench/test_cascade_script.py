@@ -10,8 +10,8 @@ from paceline.cascade import Calibration, Signal, load_calibration
 from paceline.cascade.bound import Point
 from paceline.cascade.calibration import ModelId
 from tests.cascade.common import PROMPTS, made_up, perturbed
+from tests.cli.helpers import save
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import save
 
 SCRIPTS = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.usefixtures("unchecked_types")

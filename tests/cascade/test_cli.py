@@ -12,8 +12,8 @@ from paceline.cascade.report import Case, Example, find_examples, kinds_of, page
 from paceline.eval.results import token_texts
 from paceline.system.files import claimed
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, perturbed, small
+from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import answer, paceline, refusal, save
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 

@@ -15,8 +15,8 @@ from paceline.eval.trials import run_trial
 from paceline.heads import save_head
 from paceline.spec_config import parse
 from paceline.zoo import packaged
+from tests.cli.helpers import answer, paceline, refusal, save
 from tests.heads.common import edit, even_tempered_target, fresh_medusa, saved
-from tests.unit.cli_helpers import answer, paceline, refusal, save
 
 BUDGET, TEXTS = DraftBudget(3, 6), ["w5 w9", "w31 w7 w8", "w44"]
 

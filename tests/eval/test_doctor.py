@@ -17,11 +17,10 @@ from paceline.eval.doctor import (
     layers_of,
 )
 from paceline.eval.machine import PassCosts
-from paceline.system.hardware import Load
-from paceline.system.threads import Processors
+from paceline.system.hardware import Load, Processors
+from tests.cli.helpers import answer, paceline, refusal, save
 from tests.helpers import REPEATING
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import answer, paceline, refusal, save
 
 QUIET = MachineReport({}, (), Processors(4, 4), 4, "wait", Load(0.0, 0.0, 0.0), 10**9, 1e9)
 

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.eval.run import BenchRun
 from paceline.tuned import load_tuned, save_tuned
+from tests.cli.helpers import GENERATE, answer, paceline, refusal, save
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import GENERATE, answer, paceline, refusal, save
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import torch
 
 from paceline import SamplingParams
 from paceline.drafters.eagle import Eagle
+from tests.cli.helpers import answer, paceline, refusal, save
 from tests.helpers import oracle, prompt, result, run, runner, sequence
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import answer, paceline, refusal, save
 
 from .common import DRAFT, LAYERS, STATES, eagle, folder_of, plain_config, published, saved, target
 

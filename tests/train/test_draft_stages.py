@@ -19,9 +19,9 @@ from paceline.train.recipes.distill import DistillRecipe, fewer_layers
 from paceline.train.recipes.qat import QatRecipe, faked
 from paceline.train.recipes.shapes import QatShape
 from paceline.train.stages import Done, Stages
+from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
 from tests.train.toy import same, weights, write_answers
-from tests.unit.cli_helpers import answer, paceline, refusal, save
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 RUN = """

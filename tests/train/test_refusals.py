@@ -12,9 +12,9 @@ from examples.tiny_vlm.stages import VlmStages
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.train.config import read_config
 from paceline.train.stages import Stages
+from tests.cli.helpers import refusal, save
 from tests.examples.toy import config_of, write_language_model
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import refusal, save
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 LINES = {  # files of one line

@@ -15,9 +15,9 @@ from paceline.train.config import read_config
 from paceline.train.curve import numbers
 from paceline.train.run_folder import only_run
 from paceline.train.stages import Stages
+from tests.cli.helpers import refusal, save
 from tests.examples.toy import config_of, write_language_model
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import refusal, save
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 SETTINGS = """

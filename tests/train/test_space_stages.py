@@ -17,9 +17,9 @@ from paceline.train.loop import train
 from paceline.train.recipes.space import SpaceRecipe
 from paceline.train.recipes.space_model import linears_of, whole, with_factors
 from paceline.train.stages import Done, Stages
+from tests.cli.helpers import answer, save
 from tests.tiny import tiny_model
 from tests.train.toy import same, weights, write_answers
-from tests.unit.cli_helpers import answer, save
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 RUN = """

@@ -10,8 +10,8 @@ from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.log import Started
 from paceline.train.stages import Done, Preparing, Stages, Training
+from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import answer, paceline, refusal, save
 
 RUN = """
 model: {model}

@@ -15,8 +15,8 @@ from PIL import Image, ImageSequence
 
 from paceline.errors import ConfigError
 from paceline.hf.images import ImageLimits, open_image
+from tests.system.web import serving
 from tests.vision.families import picture
-from tests.vision.web import serving
 
 
 def saved(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:

@@ -5,8 +5,8 @@ import pytest
 from paceline import LLM, Fixed, PromptLookup
 from paceline.eval.run import PLAIN, BenchOptions, BenchRun, EngineSide
 from paceline.eval.suites import Question
+from tests.cli.helpers import save
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import save
 
 BANDWIDTH = 1e9  # bytes per second
 

@@ -14,7 +14,7 @@ import pytest
 from paceline.eval.results import claim, open_results
 from paceline.eval.run import BenchRun
 from paceline.eval.summary import summarise
-from tests.unit.cli_helpers import answer, paceline, refusal
+from tests.cli.helpers import answer, paceline, refusal
 
 PROMISED = [
     "speedup", "speedup_low", "speedup_high", "mean_acceptance_length", "acceptance_by_position", "plain_tokens_per_s",

@@ -12,8 +12,8 @@ from paceline.eval.run import PLAIN, Answer, BenchOptions, BenchRun, EngineSide,
 from paceline.eval.suites import Question
 from paceline.eval.summary import Cost, speedup, summarise
 from paceline.verify import Ratio
+from tests.cli.helpers import save
 from tests.tiny import UNDESCRIBED, tiny_model
-from tests.unit.cli_helpers import save
 
 
 class AcceptsAll(Verifier):

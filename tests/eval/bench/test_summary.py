@@ -9,8 +9,8 @@ from paceline.eval.summary import Cost, acceptance_by_position, draft_fingerprin
 from paceline.runner import load_model
 from paceline.spec_config import parse
 from paceline.zoo.packaged import head_folder
+from tests.cli.helpers import save
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import save
 
 PLAIN = [Cost(100, 10.0), Cost(20, 1.0)]
 FAST = [Cost(100, 5.0), Cost(20, 2.0)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.helpers import answer, paceline, refusal
 from tests.eval.view.folders import NASTY, nasty_answer, write_folder
-from tests.unit.cli_helpers import answer, paceline, refusal
 
 
 @pytest.fixture

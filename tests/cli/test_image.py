@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from paceline import LLM
+from tests.cli.helpers import answer, paceline, refusal, save
+from tests.system.web import serving
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import answer, paceline, refusal, save
 from tests.vision.contract import SMALL, WIDE
 from tests.vision.families import make, plain_answer, user
-from tests.vision.web import serving
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 FEW = ("--max-tokens", "6", "--ignore-eos", "--numerics", "fast")

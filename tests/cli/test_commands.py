@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from paceline import zoo
-from tests.unit.cli_helpers import GENERATE, answer, paceline
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from tests.cli.helpers import GENERATE, answer, paceline
 
 
 @pytest.mark.parametrize("command", ["demo", "generate", "check", "models", "pull"])

@@ -10,8 +10,8 @@ from paceline.errors import ConfigError
 from paceline.hf.chats import split_chat
 from paceline.hf.images import ImageLimits, open_image
 from paceline.system import web
+from tests.system.web import serving
 from tests.vision.families import picture
-from tests.vision.web import serving
 
 _OUT = io.BytesIO()
 picture(1).save(_OUT, "PNG")

@@ -1,19 +1,9 @@
 """What the tests of the command line share."""
 
 import pytest
-import torch
 
+from tests.cli.helpers import save
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import save
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Models this small only lose time to a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,10 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from tests.cli.helpers import WORDS, answer, paceline, refusal, save
 from tests.tiny import tiny_model
-from tests.unit.cli_helpers import WORDS, answer, paceline, refusal, save
 
 DEEP, DIGITS = "[" * 1000 + "]" * 1000, "9" * 5000
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_usage_errors_have_status_2(model):

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ENDLESS = ("-p", "w5", "--max-tokens", "40000", "--ignore-eos", "--numerics", "fast")
 
 
@@ -81,7 +79,7 @@ main({arguments!r})
 @pytest.mark.parametrize(
     ("moment", "press", "json"),
     [
-        ("paceline.system.threads", "press()", True),  # nothing is imported yet
+        ("paceline.system.hardware", "press()", True),  # nothing is imported yet
         ("typer", "press()", False),
         ("paceline.cli.show", "swallow()", False),
         ("paceline.zoo", "press()", True),  # within the command

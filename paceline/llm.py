@@ -27,7 +27,7 @@ from .hf.prompts import Prompt, as_list, read_prompt, tokenizer_of
 from .outputs import RequestOutput, StreamChunk, completion_of
 from .policy import CostModel, Fixed
 from .quant import QuantReport, Weights, check_weights
-from .runner import LoadedModel, ModelRunner, load_model, with_weights, wrap_model
+from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .sampling import Detokenizer
 from .schema import checked_call
 from .tuned import check_profile, dtype_label, load_tuned
@@ -106,7 +106,7 @@ class LLM:
         if (kind := check_weights(weights)) is not None:
             self.loaded, self.quantized = with_weights(self.loaded, kind)
         invariant = {"fast": False, "invariant": True, None: None}[numerics]
-        self.runner = ModelRunner(self.loaded, max_batch_size, max_model_len, invariant)
+        self.runner = make_runner(self.loaded, max_batch_size, max_model_len, invariant)
         learnt = None
         if profile is not None:
             tuned = load_tuned(str(profile))

@@ -137,9 +137,9 @@ def answer_both_ways(llm: LLM, images: Seq[Shown], params: SamplingParams) -> It
     for shown in images:
         answers: list[list[Side]] = []
         for side in sides:
-            llm.runner.reader.forget()
+            llm.runner.images.forget()
             if isinstance(llm.decoder.drafter, DraftModel):
-                llm.decoder.drafter.runner.reader.forget()
+                llm.decoder.drafter.runner.images.forget()
             answers.append([_answer(side, shown.image, query, params) for query in shown.queries])
         for query, plain, speculative in zip(shown.queries, *answers, strict=True):
             yield Answered(shown, query, plain, speculative)

@@ -10,6 +10,7 @@ Two properties hold where the layout is `batch_invariant`, because a sum taken i
 """
 
 import itertools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,67 +22,44 @@ from .masks import PassLayout, Segment
 NAME = "paceline"
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
-) -> Tensor:
-    """Softmax attention of one sequence: query [Hq, R, d], key [H, S, d], value [H, S, dv], mask [R, S] -> [Hq, R, dv].
+@dataclass(frozen=True)
+class Scores:
+    """How scores of queries and keys are made: their scale, the window, a soft cap, sinks.
 
-    The products run in the model's dtype, the softmax in float32. sinks: [Hq] logits that take part in the
-    normalisation only.
+    sinks: [Hq] logits that take part in the normalisation only.
     """
-    heads, rows = query.shape[0], query.shape[1]
-    kv_heads, columns = key.shape[0], key.shape[1]
-    groups = heads // kv_heads
-    scores = torch.matmul(query.reshape(kv_heads, groups * rows, -1), key.transpose(1, 2))
-    scores = scores.view(kv_heads, groups, rows, columns).float().mul_(scale)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores.masked_fill_(~mask, float("-inf"))
-    if sinks is None:
-        weights = torch.softmax(scores, dim=-1)
-    else:
-        extra = sinks.float().view(kv_heads, groups, 1, 1).expand(-1, -1, rows, 1)
-        weights = torch.softmax(torch.cat([scores, extra], dim=-1), dim=-1)[..., :-1]
-    out = torch.matmul(weights.to(value.dtype).view(kv_heads, groups * rows, columns), value)
-    return out.view(heads, rows, -1)
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PassLayout,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: Scores) -> Tensor:
     """Attention over the slot cache: query [B, Hq, N, d], key, value [slots, H, S, d] -> [B, N, Hq, dv]."""
     tree = layout.tree
-    branches = layout.batch_invariant and tree is not None and not tree.is_chain
-    if branches:
-        return _attend_chains(query, key, value, layout, scale, window, softcap, sinks)
-    if softcap is not None or sinks is not None or key.shape[-1] != value.shape[-1]:
-        return _attend_rows(query, key, value, layout, scale, window, softcap, sinks)
-    fused = nn.functional.scaled_dot_product_attention
+    if layout.batch_invariant and tree is not None and not tree.is_chain:
+        return _attend_chains(query, key, value, layout, how)
+    if how.softcap is not None or how.sinks is not None or key.shape[-1] != value.shape[-1]:
+        return _attend_rows(query, key, value, layout, how)
+    kernel = nn.functional.scaled_dot_product_attention
     (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
     if tree is None:  # prefill, one row: many nodes, so the groups are left to the kernel
-        mask = layout.visible(window)[0]
-        slot = layout.slots[0] if layout.slots else 0
-        k, v = key[slot : slot + 1, :, : mask.shape[1]], value[slot : slot + 1, :, : mask.shape[1]]
-        return fused(query, k, v, attn_mask=mask, scale=scale, enable_gqa=True).transpose(1, 2)
+        mask = layout.visible(how.window)[0]
+        slot, columns = layout.slots[0] if layout.slots else 0, mask.shape[1]
+        k, v = key[slot : slot + 1, :, :columns], value[slot : slot + 1, :, :columns]
+        return kernel(query, k, v, attn_mask=mask, scale=how.scale, enable_gqa=True).transpose(1, 2)
     groups = heads // kv_heads
-    segments = layout.segments(window, groups, query.dtype)
+    segments = layout.segments(how.window, groups, query.dtype)
     # A key head's queries lie in one matrix, so that its keys are read once: [B, H, N G, d]
     folded = query.view(batch, kv_heads, groups, nodes, d).transpose(2, 3).reshape(batch, kv_heads, nodes * groups, d)
     parts = []
     for part in segments:
-        rows, columns = part.mask.shape[2], part.mask.shape[3]
-        q = folded[part.rows, :, part.nodes.start * groups : part.nodes.stop * groups]
-        if rows != q.shape[2]:
-            q = nn.functional.pad(q, (0, 0, 0, rows - q.shape[2]))
-        out = fused(q, key[part.slots, :, :columns], value[part.slots, :, :columns], attn_mask=part.mask, scale=scale)
-        parts.append(out[:, :, : (part.nodes.stop - part.nodes.start) * groups])
+        begin, end, rows, columns = part.nodes.start * groups, part.nodes.stop * groups, *part.mask.shape[2:]
+        q = folded[part.rows, :, begin:end]
+        q = nn.functional.pad(q, (0, 0, 0, rows - q.shape[2])) if rows != q.shape[2] else q
+        k, v = key[part.slots, :, :columns], value[part.slots, :, :columns]
+        parts.append(kernel(q, k, v, attn_mask=part.mask, scale=how.scale)[:, :, : end - begin])
     out = parts[0] if len(parts) == 1 else _assembled(parts, segments)
     return out.reshape(batch, kv_heads, nodes, groups, d).permute(0, 2, 1, 3, 4).reshape(batch, nodes, heads, d)
 
@@ -95,16 +73,7 @@ def _assembled(parts: list[Tensor], segments: list[Segment]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def _attend_chains(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PassLayout,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
+def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: Scores) -> Tensor:
     """Trees as the chains they consist of, each with a copy of all its keys, laid out as plain decoding has them."""
     batch, heads, nodes, _ = query.shape
     out = query.new_zeros(batch, nodes, heads, value.shape[-1])
@@ -113,27 +82,29 @@ def _attend_chains(
         for chain in chains:
             columns = chain.columns.clamp(max=key.shape[2] - 1)
             k, v = key[slot, None, :, columns], value[slot, None, :, columns]
-            part = attend(query[row, None, :, chain.nodes], k, v, chain.layout, scale, window, softcap, sinks)
+            part = attend(query[row, None, :, chain.nodes], k, v, chain.layout, how)
             out[row, chain.path] = part[0, : len(chain.path)]
     return out
 
 
-def _attend_rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layout: PassLayout,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """What the kernel does not take: soft caps, sinks, values of another width than keys."""
-    rows = []
-    for row, mask in enumerate(layout.visible(window)):
-        slot = layout.slots[row] if layout.slots else row
-        k, v = key[slot, :, : mask.shape[1]], value[slot, :, : mask.shape[1]]
-        rows.append(_attend(query[row], k, v, mask, scale, softcap, sinks))
+def _attend_rows(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: Scores) -> Tensor:
+    """What the kernel does not take: soft caps, sinks, values of another width than keys.
+
+    The products run in the model's dtype, the softmax in float32.
+    """
+    kv_heads, (_, heads, nodes, _), rows = key.shape[1], query.shape, []
+    for row, mask in enumerate(layout.visible(how.window)):
+        slot, columns = layout.slots[row] if layout.slots else row, mask.shape[1]
+        k, v = key[slot, :, :columns], value[slot, :, :columns]
+        scores = torch.matmul(query[row].reshape(kv_heads, -1, k.shape[-1]), k.transpose(1, 2))
+        scores = scores.view(heads, nodes, columns).float().mul_(how.scale)
+        if how.softcap is not None:
+            scores = torch.tanh(scores / how.softcap) * how.softcap
+        scores.masked_fill_(~mask, float("-inf"))
+        if how.sinks is not None:
+            scores = torch.cat([scores, how.sinks.float().view(heads, 1, 1).expand(-1, nodes, 1)], -1)
+        weights = torch.softmax(scores, -1)[..., :columns]
+        rows.append(torch.matmul(weights.to(v.dtype).reshape(kv_heads, -1, columns), v).view(heads, nodes, -1))
     return torch.stack(rows).transpose(1, 2)
 
 
@@ -165,7 +136,7 @@ def tree_attention(
         raise IncompatibleModels(f"{type(module).__name__} adds a position bias, which trees do not support")
     paceline_pass.num_calls += 1
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = attend(query, key, value, paceline_pass, scale, sliding_window, softcap, s_aux)
+    out = attend(query, key, value, paceline_pass, Scores(scale, sliding_window, softcap, s_aux))
     return out.contiguous(), None
 
 

@@ -1,4 +1,4 @@
-"""Where the nodes of a pass lie, what each may see, and how the work is cut into calls of the attention kernel."""
+"""Which columns the nodes of a pass may see, where they lie, and how attention is cut into calls of the kernel."""
 
 import itertools
 from collections.abc import Iterator
@@ -10,6 +10,34 @@ from torch import Tensor, nn
 
 from ..core.tree import TokenTree
 from .kv_cache import BLOCK, round_up
+
+
+def visible(
+    starts: Tensor, reach: Tensor, columns: int, window: int | None = None, positions: Tensor | None = None
+) -> Tensor:
+    """Which columns the nodes of a pass may see: those committed before them, and their own ancestors.
+
+    starts: committed columns of each row, [B]; node i lies in column start + i. reach: [B, N, N], True where node j is
+    node i or above it (`TokenTree.ancestor_mask`). window: a node sees the last so many positions only; needs
+    positions [B, N]. Returns [B, N, columns]; reads nothing back from the device.
+    """
+    nodes = reach.shape[1]
+    column = torch.arange(columns, device=starts.device)
+    behind = column - starts[:, None]  # [B, S]: the node that lies there
+    node = behind.clamp(0, nodes - 1)
+    seen = (behind < 0)[:, None] | (
+        ((behind >= 0) & (behind < nodes))[:, None] & reach.gather(2, node[:, None].expand(-1, nodes, -1))
+    )
+    if window is None:
+        return seen
+    assert positions is not None
+    places = torch.where((behind >= 0) & (behind < nodes), positions.gather(1, node), column)
+    return seen & (positions[:, :, None] - places[:, None] < window)
+
+
+def additive(mask: Tensor, dtype: torch.dtype, hidden: float = -torch.inf) -> Tensor:
+    """0 where `mask` is True, `hidden` elsewhere."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, hidden)
 
 
 @dataclass(frozen=True)
@@ -97,41 +125,32 @@ class PassLayout:
 
     def _visible(self, row: int, window: int | None) -> Tensor:
         start, n = self.starts[row], self.num_nodes
-        mask = torch.zeros(n, round_up(start + n), dtype=torch.bool, device=self.device)
-        mask[:, :start] = True
         if self.tree is None:
-            mask[:, start : start + n] = torch.ones(n, n, dtype=torch.bool, device=self.device).tril()
+            reach = torch.ones(1, n, n, dtype=torch.bool, device=self.device).tril()
         else:
-            mask[:, start : start + n] = self.tree.ancestor_mask[row]
-        crosses = self.rows is not None and self.rows.blocks_cross_window
-        if not crosses:
-            self._open_blocks(mask, start)
-        if window is not None:
-            column = torch.arange(mask.shape[1], device=self.device)
-            column[start : start + n] = self.columns[row]
-            mask &= self.columns[row][:, None] - column < window
-        if crosses:
-            self._open_blocks(mask, start)
+            reach = self.tree.ancestor_mask[row : row + 1]
+        begins = torch.tensor([start], device=self.device)
+        mask = visible(begins, reach, round_up(start + n), window, self.columns[row : row + 1])[0]
+        for first, last in () if self.rows is None else self.rows.blocks:  # a chunk holds a block whole
+            nodes = slice(max(first - start, 0), max(last - start, 0))
+            near = torch.ones(n, last - first, dtype=torch.bool, device=self.device)
+            if window is not None and not self.rows.blocks_cross_window:  # type: ignore[union-attr]
+                near = self.columns[row][:, None] - torch.arange(first, last, device=self.device) < window
+            mask[nodes, first:last] |= near[nodes]
         return mask
-
-    def _open_blocks(self, mask: Tensor, start: int) -> None:
-        """Let the nodes of a block see all of it; a chunk holds a block whole."""
-        for first, last in () if self.rows is None else self.rows.blocks:
-            mask[max(first - start, 0) : max(last - start, 0), first:last] = True
 
     def mask_4d(self, dtype: torch.dtype) -> Tensor:
         """Additive mask [B, 1, N, S] for models that do not take attention functions."""
         rows = self.visible(None)
         width = max(mask.shape[1] for mask in rows)
         full = torch.stack([nn.functional.pad(mask, (0, width - mask.shape[1])) for mask in rows])
-        zeros = torch.zeros(full.shape, dtype=dtype, device=full.device)
-        return zeros.masked_fill_(~full, torch.finfo(dtype).min)[:, None]
+        return additive(full, dtype, torch.finfo(dtype).min)[:, None]
 
     def segments(self, window: int | None, groups: int, dtype: torch.dtype) -> list[Segment]:
         """The calls that make up the pass, built once for all layers of a kind.
 
-        Canonical: a node reads exactly the blocks up to its own column, as it will when it is decoded plainly, since
-        the kernel's sums depend on how many columns it is given. So a chain that crosses a block is cut there:
+        Batch-invariant: a node reads exactly the blocks up to its own column, as it will when it is decoded plainly,
+        since the kernel's sums depend on how many columns it is given. So a chain that crosses a block is cut there:
 
             columns   ..... 126 127 | 128 129          nodes 0, 1 read 128 columns, nodes 2, 3 read 192
 
@@ -143,7 +162,7 @@ class PassLayout:
 
     def _cut(self, window: int | None, groups: int, dtype: torch.dtype) -> Iterator[Segment]:
         slots = self.slots or list(range(len(self.starts)))
-        masks = [_additive(mask, dtype) for mask in self.visible(window)]
+        masks = [additive(mask, dtype) for mask in self.visible(window)]
         row = 0
         while row < len(slots):
             edges, end = self._edges(row), row + 1
@@ -205,11 +224,6 @@ class Chain:
     nodes: list[int]
     columns: Tensor
     layout: PassLayout
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `mask` is True, -inf elsewhere."""
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
 def _sound(rows: int) -> int:

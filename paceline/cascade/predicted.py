@@ -25,7 +25,7 @@ from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..policy import CostModel, Fixed
-from ..runner import ModelRunner
+from ..runner import make_runner
 from ..runner.adapters import share_copy
 
 
@@ -140,7 +140,7 @@ class AnswerChecker:
         check_exact(large, "large")
         own, old = copy.copy(large), large.runner
         own.loaded = large.loaded.with_model(share_copy(large.loaded.model))
-        own.runner = ModelRunner(own.loaded, 1, old.max_length, invariant=old.invariant, static=False)
+        own.runner = make_runner(own.loaded, 1, old.max_length, old.invariant, static=False)
         self._llm, self._predicted = with_predictions(own, None, Fixed(0))
 
     def agrees(self, prompt: Prompt, params: SamplingParams, answer: Seq[int]) -> bool:

@@ -19,7 +19,7 @@ from ..core.request import Sequence
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.image_prompts import read_chat, text_prompt, with_positions
-from ..hf.vision import Bounded, Features, Vision
+from ..hf.vision import BoundedCache, Features, Vision
 from ..runner import LoadedModel, ModelRunner
 
 Sight: TypeAlias = Literal["own", "shared", "none"]
@@ -85,7 +85,9 @@ class OwnTower(DraftSight):
         if loaded.vision.processor is None:
             raise ConfigError(f"the draft {loaded.name} has no processor", fix="load it from its folder, or pass one")
         self._half: Vision = loaded.vision
-        self._seen: Bounded[str, _Own] = Bounded(_KEPT, lambda own: sum(t.nbytes for t in own[1].inputs.values()))
+        self._seen: BoundedCache[str, _Own] = BoundedCache(
+            _KEPT, lambda own: sum(t.nbytes for t in own[1].inputs.values())
+        )
 
     def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
         """The target's text, with what the draft's processor writes for each picture."""
@@ -167,7 +169,7 @@ class SharedTower(DraftSight):
         if self._projected:
             features = self.target.image_features(seq.vision.images)
             for image, seen in zip(seq.vision.images, features, strict=True):
-                draft.reader.features.put(image.key, seen if self._deep else Features(seen.rows))
+                draft.images.features.put(image.key, seen if self._deep else Features(seen.rows))
         return Reading(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
 
 

@@ -136,7 +136,7 @@ def examine_model(
         device=str(loaded.device),
         numerics=llm.numerics,
         row_multiple=runner.row_multiple,
-        native=loaded.native is not None,
+        native=loaded.is_native,
         attends_trees=loaded.attends_trees,
         context=context,
         memory=memory,

@@ -1,20 +1,48 @@
-"""Which device and dtype a user means, and the processor of a vision-language model."""
+"""Opens checkpoints by transformers: device and dtype, weights, processor, and refusals of what cannot be decoded."""
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
-from transformers import PROCESSOR_MAPPING, AutoImageProcessor, AutoProcessor, AutoTokenizer, PretrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    PROCESSOR_MAPPING,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.processing_utils import ProcessorMixin
 from transformers.utils.import_utils import is_torchvision_available
 
-from ..errors import ConfigError
+from ..errors import ConfigError, IncompatibleModels
 from ..kernels.library import library
-from .checkpoint import one_line, refused
+from .checkpoint import (
+    CONFIG,
+    WEIGHTS,
+    check_config,
+    check_folder,
+    check_layers,
+    check_sizes,
+    check_weights,
+    local_folder,
+    one_line,
+    read_headers,
+    refused,
+    weight_files,
+)
 from .describe import FORMS
+from .vision import family_of, is_vlm
 
+_LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 
@@ -117,3 +145,120 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
                 f"the processor of {str(folder)!r} needs a package that is not here", got=one_line(error),
                 fix=f"pip install {package}" if package else "install what it names",
             ) from error  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a checkpoint holds: a text model with its tokenizer, or a vision-language model with its processor."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    processor: ProcessorMixin | None
+
+
+def open_checkpoint(
+    name_or_path: str, dtype: str | torch.dtype | None, device: str | torch.device | None, trust_remote_code: bool
+) -> Opened:
+    """Load a model folder or hub id in plain transformers; see `load_model` for what is raised."""
+    place, kind, folder = device_of(device), dtype_of(dtype), local_folder(name_or_path)
+    check_folder(folder)
+    files = weight_files(folder)
+    stored = read_headers(files)
+    check_layers(folder, len(stored))
+    own = {"trust_remote_code": trust_remote_code}
+    with refused(f"{CONFIG} of {name_or_path!r} cannot be used", fix="fetch the model again"):
+        config = AutoConfig.from_pretrained(folder, **own)
+        # A checkpoint may name kernels of a hub, which are code; passes are routed through ours anyway.
+        config._attn_implementation = config._experts_implementation = None
+        sees, is_pair = is_vlm(config), bool(config.is_encoder_decoder)
+    known = sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if is_pair or not known:
+        raise not_causal(name_or_path, config)
+    check_config(name_or_path, config)
+    if sees:
+        family_of(config)
+    check_layer_types(config)
+    if not files:
+        raise ConfigError(
+            f"the weights of {name_or_path!r} cannot be read",
+            got="only " + ", ".join(sorted(one.name for one in folder.iterdir())[:8]),
+            expected=f"{WEIGHTS}, or {WEIGHTS}.index.json and what it names: other formats can run code when read",
+        )
+    auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    check_sizes(name_or_path, auto, config, trust_remote_code, stored)
+    with refused(
+        f"the weights of {name_or_path!r} cannot be read",
+        "complete *.safetensors files that match config.json",
+        "fetch the model again",
+    ):
+        model, loaded = auto.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
+            folder,
+            config=config,
+            dtype=kind or usual_dtype(config, place) or "auto",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # named below
+            output_loading_info=True,
+            **own,
+        )
+    check_weights(name_or_path, model, loaded, stored)
+    with refused(f"{name_or_path!r} does not fit on {place}", fix="use another device"):
+        model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
+    if sees:
+        return Opened(model, None, load_processor(folder, config, trust_remote_code))
+    with refused(
+        f"{name_or_path!r} has no usable tokenizer",
+        fix="put its tokenizer files in that folder, or pass a loaded model with tokenizer=...",
+    ):
+        return Opened(model, AutoTokenizer.from_pretrained(folder, **own), None)
+
+
+def check_layer_types(config: Any) -> None:
+    """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
+    text = config.get_text_config()
+    for kind in getattr(text, "layer_types", None) or []:
+        if any(word in kind for word in _LINEAR_KINDS):
+            raise cannot_roll_back(text.model_type, f"{kind} layers")
+        if kind not in ("full_attention", "sliding_attention"):
+            raise IncompatibleModels(
+                f"{text.model_type} has layers of kind {kind!r}",
+                expected="full_attention or sliding_attention",
+                fix="decode it with plain transformers",
+            )
+
+
+def not_causal(name: str, config: Any) -> IncompatibleModels:
+    """The error for a model of another kind."""
+    return IncompatibleModels(
+        f"{name!r} is not a causal language model",
+        got=f"model type {config.model_type!r}",
+        expected="a decoder-only model that AutoModelForCausalLM loads",
+    )
+
+
+def cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
+    """The error for a model with a recurrent state."""
+    return IncompatibleModels(
+        f"{model_type} keeps a running state that cannot forget rejected tokens",
+        got=what,
+        expected="attention layers, whose cache can be cut back to the accepted tokens",
+    )
+
+
+def context_of(config: Any) -> int:
+    """Longest sequence; capped where positions are rescaled by length, since a pass would rescale all its rows."""
+    context = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 20
+    rope = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope, *[r for r in rope.values() if isinstance(r, dict)]]
+    for one in ropes:
+        if one.get("rope_type") in ("dynamic", "longrope"):
+            original = one.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None) or context
+            context = min(context, int(original))
+    return int(context)
+
+
+def eos_ids_of(model: PreTrainedModel) -> frozenset[int]:
+    """Tokens that end an answer."""
+    eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    eos = eos if eos is not None else getattr(model.config.get_text_config(), "eos_token_id", None)
+    return frozenset([eos] if isinstance(eos, int) else eos or [])

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.processing_utils import ProcessorMixin
 
 from ..attention.kv_cache import SlotCache
-from ..attention.masks import PassLayout, PromptRows
+from ..attention.masks import PassLayout
 from ..core.vision import PromptImage
 from ..errors import IncompatibleModels
 
@@ -190,13 +190,6 @@ def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vis
     return Vision(family_of(config), processor, tower.eval(), int(image), placeholders)
 
 
-def deep_keywords(rows: PromptRows) -> dict[str, object]:
-    """How a language model is told of features for its first layers; nothing where there are none."""
-    if not rows.deep:
-        return {}
-    return {"visual_pos_masks": rows.is_image, "deepstack_visual_embeds": list(rows.deep)}
-
-
 @final
 class TextHalf(PreTrainedModel):
     """The language model and the output head of another model, over the same tensors."""
@@ -254,7 +247,7 @@ Value = TypeVar("Value")
 
 
 @final
-class Bounded(Generic[Key, Value]):
+class BoundedCache(Generic[Key, Value]):
     """Values by key, at most `max_bytes` in all, measured by `size`; one that is larger by itself is not kept."""
 
     def __init__(self, max_bytes: int, size: Callable[[Value], int]):
@@ -307,7 +300,7 @@ class SharedVisionTower(nn.Module):
     def __init__(self, tower: nn.Module):
         super().__init__()
         self.tower = tower
-        self.held: Bounded[str, Any] = Bounded(_KEPT, lambda out: sum(t.nbytes for t in _tensors_of(out)))
+        self.held: BoundedCache[str, Any] = BoundedCache(_KEPT, lambda out: sum(t.nbytes for t in _tensors_of(out)))
 
     def forward(self, pixel_values: Tensor, *others: object, **options: object) -> Any:
         """As the tower; in transformers' convention, which differs between families."""
@@ -329,7 +322,7 @@ class SharedVisionTower(nn.Module):
             return getattr(super().__getattr__("tower"), name)
 
 
-def lend(lender: Vision, borrower: Vision) -> tuple[Vision, Vision]:
+def share_tower(lender: Vision, borrower: Vision) -> tuple[Vision, Vision]:
     """Both vision halves with one tower, the lender's: new halves, the given ones stay as they are.
 
     Raises `IncompatibleModels` unless the towers have the same form.

@@ -1,8 +1,9 @@
-"""Runs a transformers model over token trees: cache, attention, numerics. Decides nothing about tokens."""
+"""Runs a transformers model over token trees: layers, adapters, numerics. Decides nothing about tokens."""
 
 from ..attention.kv_cache import SlotCache
 from .load import load_model, with_weights, wrap_model
 from .loaded import LoadedModel
 from .model_runner import ModelRunner
+from .numerics import make_runner
 
-__all__ = ["LoadedModel", "ModelRunner", "SlotCache", "load_model", "with_weights", "wrap_model"]
+__all__ = ["LoadedModel", "ModelRunner", "SlotCache", "load_model", "make_runner", "with_weights", "wrap_model"]

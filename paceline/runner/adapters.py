@@ -178,7 +178,7 @@ def share_copy(model: PreTrainedModel) -> PreTrainedModel:
     return made
 
 
-def put_on(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, dtype: torch.dtype) -> Gate:
+def attach_adapter(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, dtype: torch.dtype) -> Gate:
     """Replace the linear layers that the adapter names by gated ones, in this module tree; returns their gate.
 
     The adapter is copied. Raises `IncompatibleModels` where it does not fit the model.

@@ -1,37 +1,46 @@
-"""A model as the engine knows it, and the one place where it is called."""
+"""A loaded model with what the engine must know about it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import States
+from ..core.vision import VisionPrompt
 from ..errors import IncompatibleModels
 from ..heads import SpaceAdapter
 from ..hf.describe import describe
-from ..hf.vision import Vision, deep_keywords
-from .adapters import Gate, put_on, share_copy
-from .fused import FusedDecoder, is_fused
+from ..hf.vision import Vision
+from .adapters import Gate, attach_adapter, share_copy
 from .native import NativeDecoder
-from .self_test import Reference, Sight
+from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
+
+
+@dataclass(frozen=True, eq=False)
+class ImageReference:
+    """What the model in plain transformers says after a chat with a made-up image: logits [V]."""
+
+    token_ids: Sequence[int]
+    prompt: VisionPrompt
+    logits: Tensor
+
 
 _SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A causal language model, ready for trees, with what the engine must know about it.
+    """A causal language model that is ready for trees.
 
-    native: runs the model in the native library; fused: where its layers are of the Llama form and it does not run
-    there. attends_trees: the model routes through our attention function; otherwise it is given a 4-D mask. reference:
-    what plain transformers says on a few made-up tokens, to hold the tree pass against. context: the most tokens a
-    sequence may have. mixes_rows: experts make a row's numerics depend on the others. fingerprint: which checkpoint it
-    is, see `hf.fingerprint`. gate: of the adapter that the model wears. vision: the vision half of a
-    vision-language model, of which `model` is the text half. sight: what plain transformers says of a made-up picture.
+    context: the most tokens that a sequence may have. attends_trees: the model routes through our attention function;
+    otherwise it is given a 4-D mask. mixes_rows: experts make the numerics of a row depend on the others. fingerprint:
+    which checkpoint it is, see `hf.fingerprint`. decoder: what runs its layers. vision: the vision half of a
+    vision-language model, of which `model` is the text half. reference: what plain transformers says after each path of
+    a small tree, logits [V]; image_reference: after an image. Both are for `self_test`.
     """
 
     model: PreTrainedModel
@@ -41,13 +50,11 @@ class LoadedModel:
     eos_ids: frozenset[int]
     attends_trees: bool
     mixes_rows: bool
-    reference: Reference
     fingerprint: str
-    fused: FusedDecoder | None = None
-    native: NativeDecoder | None = None
-    gate: Gate | None = None
+    decoder: NativeDecoder | FusedDecoder | TransformersDecoder
+    reference: list[Tensor]
     vision: Vision | None = None
-    sight: Sight | None = None
+    image_reference: ImageReference | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -61,7 +68,7 @@ class LoadedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Type of the weights."""
         return self.model.dtype
 
     @property
@@ -105,79 +112,56 @@ class LoadedModel:
             )
         return rows
 
+    @property
+    def is_native(self) -> bool:
+        """Whether passes run in the native library, whose rows have the same bits whatever shares the pass."""
+        return isinstance(self.decoder, NativeDecoder)
+
+    @property
+    def gate(self) -> Gate | None:
+        """The gate of the attached adapter."""
+        return self.decoder.gate
+
     def forward(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None
     ) -> Tensor:
         """Raw logits [B, N, V] of every node of a pass. Fills in the hidden states that `states` asks for.
 
-        token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists.
-
-        Where `layout.is_mask` is given, the adapter's gate is open for these rows during the pass.
+        token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists. Where `layout.is_mask`
+        is given, the adapter's gate is open for these rows during the pass.
         """
-        if self.native is None and token_ids is None:
+        if token_ids is None and not self.is_native:
             assert layout.tree is not None
             token_ids = layout.tree.token_ids
         if layout.is_mask is None or self.gate is None:
-            return self._logits(token_ids, layout, cache, states)
+            return self.decoder.logits(token_ids, layout, cache, states)
         assert token_ids is not None
         with self.gate.opened(token_ids, layout.is_mask) as plain_ids:
-            return self._logits(plain_ids, layout, cache, states)
-
-    def _logits(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
-        if self.native is not None:
-            logits = self.native.forward(token_ids, layout, cache, states, layout.head_rows or layout.num_nodes)
-            assert logits is not None
-            return logits
-        assert token_ids is not None
-        if self.fused is not None:
-            return self.fused.logits(token_ids, layout, cache, states)
-        return self._call(self.model, token_ids, layout, cache, states).logits[:, -(layout.head_rows or 0) :]
+            return self.decoder.logits(plain_ids, layout, cache, states)
 
     def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> None:
         """Fill the cache; the output head is left out, since nothing reads its logits."""
-        if self.native is not None:
-            self.native.forward(token_ids, layout, cache, states, 0)
-            return
-        if self.fused is not None:
-            self.fused.hidden(token_ids, layout, cache, states)
-            return
-        self._call(self.model.base_model, token_ids, layout, cache, states)
-
-    def _call(self, module: nn.Module, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None):
-        options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
-        if states:
-            options["output_hidden_states"] = True
-        if layout.head_rows is not None:
-            options["logits_to_keep"] = layout.head_rows
-        if self.attends_trees:
-            options["paceline_pass"] = layout
-        else:
-            options["attention_mask"] = layout.mask_4d(self.model.dtype)
-        if layout.rows is not None:
-            out = module(inputs_embeds=layout.rows.embeds, **options, **deep_keywords(layout.rows))
-        elif self.gate is not None and layout.is_mask is not None:
-            embeddings: nn.Module = self.model.get_input_embeddings()  # type: ignore[assignment]
-            out = module(inputs_embeds=self.gate.embed(embeddings(token_ids)), **options)
-        else:
-            out = module(input_ids=token_ids, **options)
-        for index in states or ():
-            states[index] = out.hidden_states[index]  # type: ignore[index]
-        return out
+        self.decoder.prefill(token_ids, layout, cache, states)
 
     def with_model(self, model: PreTrainedModel) -> "LoadedModel":
-        """The same description around another module of the same architecture, which wears nothing."""
-        return replace(self, model=model, gate=None, sight=None, **decoders(model))
+        """The same description around another module tree of the same architecture, without an adapter."""
+        decoder = decoder_of(model, self.attends_trees)
+        return replace(self, model=model, decoder=decoder, image_reference=None)
 
-    def wearing(self, adapter: SpaceAdapter) -> "LoadedModel":
-        """The same model with an adapter on, in a module tree of its own. Raises `IncompatibleModels` without a fit."""
+    def with_adapter(self, adapter: SpaceAdapter) -> "LoadedModel":
+        """The same model with an adapter, in a module tree of its own. Raises `IncompatibleModels` without a fit."""
         model = share_copy(self.model)
-        gate = put_on(model, adapter, self.device, self.dtype)
-        return replace(self, model=model, gate=gate, **decoders(model, gate))
+        gate = attach_adapter(model, adapter, self.device, self.dtype)
+        return replace(self, model=model, decoder=decoder_of(model, self.attends_trees, gate))
 
 
-def decoders(model: PreTrainedModel, gate: Gate | None = None) -> dict[str, Any]:
-    """What runs a model in the place of transformers, by the fields of `LoadedModel`."""
+def decoder_of(
+    model: PreTrainedModel, attends_trees: bool, gate: Gate | None = None
+) -> NativeDecoder | FusedDecoder | TransformersDecoder:
+    """What runs a model. gate: of the adapter that is attached to it."""
     if is_fused(model):
-        return {"fused": FusedDecoder(model, gate), "native": None}
-    described = describe(model)
-    return {"fused": None, "native": None if described is None else NativeDecoder(model, described, gate)}
+        return FusedDecoder(model, gate)
+    described = describe(model) if attends_trees else None
+    if described is None:
+        return TransformersDecoder(model, attends_trees, gate)
+    return NativeDecoder(model, described, gate)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache, round_up
@@ -19,27 +20,27 @@ from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
 from ..heads import SpaceAdapter
 from ..hf.prompts import check_length
-from ..hf.vision import Features, Vision, lend
+from ..hf.vision import Features, Vision, share_tower
 from .loaded import LoadedModel, share_copy
-from .numerics import agrees_with_dynamic, measure_row_multiple, refuse
-from .prefill import PromptReader, vision_of
-from .self_test import check_against_reference, check_sight
+from .prefill import ImagePrefill, chunks, prompt_rows
 from .static_pass import StaticPasses
+from .torch_decoder import FusedDecoder
 
 PREFILL_CHUNK = 512
 
 
 class ModelRunner:
-    """A model with a slot cache.
+    """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
-    invariant: True asks that the bits of a row do not depend on what shares its pass, None takes it where it can be
-    had. Native passes have it by construction. Others are then padded to a multiple of `row_multiple` rows, measured on
-    this device, and trees are computed as the chains they consist of. Raises `NumericsError` where it is required and
-    cannot be had.
-    can_fuse_prefill: the end of a prompt and the first draft share a pass; not where bits were measured without.
+    row_multiple: passes in torch are padded to a multiple of so many rows, and trees are computed as the chains they
+    consist of, since with these counts the bits of a row were found not to depend on what shares its pass. None: they
+    are not padded, and do not have that property. Native passes have it by construction.
     static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where the model's layers are of
-    the Llama form; None: on CUDA. With invariant numerics they stay only if they give the bits of the other passes, and
-    trees that branch do without them. Trees with mask tokens always do: only passes made anew know their rows.
+    the Llama form; None: on CUDA. Trees that branch do without them where numerics are invariant, and trees with mask
+    tokens always do: only passes made anew know their rows.
+    share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
+
+    can_fuse_prefill: the end of a prompt and the first draft may share a pass; not where bits were measured without.
     """
 
     def __init__(
@@ -47,30 +48,22 @@ class ModelRunner:
         loaded: LoadedModel,
         max_batch_size: int = 8,
         max_length: int | None = None,
-        invariant: bool | None = False,
+        row_multiple: int | None = None,
         static: bool | None = None,
+        share: "ModelRunner | None" = None,
     ):
         self.loaded = loaded
-        self.max_length = min(loaded.context, max_length or loaded.context)
-        self.cache = SlotCache(max_batch_size, self.max_length, loaded.num_layers)
-        self.lock = threading.RLock()  # one thread at a time runs the model
-        self.states = StateStore(max_batch_size)
-        self.reader, self.chunk = PromptReader(), PREFILL_CHUNK
-        self.invariant, self.row_multiple = loaded.native is not None, 1
+        self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
+        self.cache = share.cache if share else SlotCache(max_batch_size, self.max_length, loaded.num_layers)
+        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
+        self.states = StateStore(self.cache.num_slots)
+        self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
+        self.invariant, self.row_multiple = loaded.is_native or row_multiple is not None, row_multiple or 1
+        self.can_fuse_prefill = share is None and (loaded.is_native or not self.invariant)
         self._wants_static = loaded.device.type == "cuda" if static is None else static
-        self.static = self._static_passes()
-        check_against_reference(self)
-        if loaded.native is None and invariant is not False:
-            multiple = measure_row_multiple(self)
-            if self.static is not None and not agrees_with_dynamic(self, multiple):
-                self.static = None
-                multiple = measure_row_multiple(self)
-            if multiple is not None:
-                self.invariant, self.row_multiple = True, multiple
-            elif invariant:
-                raise refuse(loaded)
-        self.can_fuse_prefill = loaded.native is not None or not self.invariant
-        check_sight(self)  # as prompts will be read, padded with invariant numerics
+        self.static: StaticPasses | None = None
+        if self._wants_static and isinstance(loaded.decoder, FusedDecoder):
+            self.static = StaticPasses(loaded.decoder, self.cache, self.max_length)
 
     @property
     def vocab_size(self) -> int:
@@ -97,11 +90,11 @@ class ModelRunner:
 
     def image_features(self, images: Sequence[PromptImage]) -> list[Features]:
         """What the vision half makes of each image."""
-        return self.reader.look(vision_of(self), images)[0]
+        return self.images.look(self._vision(), images)[0]
 
     def share_vision_tower(self, vision: Vision) -> Vision:
         """The vision half of a draft with this model's tower in it, which from now on sees each image once for both."""
-        own, shared = lend(vision_of(self), vision)
+        own, shared = share_tower(self._vision(), vision)
         self.loaded = replace(self.loaded, vision=own)
         return shared
 
@@ -111,19 +104,19 @@ class ModelRunner:
         Returns the copy that is attached.
 
         The model gets a module tree of its own over the same tensors (`runner.loaded`); the static passes keep the old
-        one. Putting on the same weights again does nothing. Errors: ConfigError while others are worn, or where the
+        one. Attaching the same weights again does nothing. Errors: ConfigError while others are attached, or where the
         adapter was changed since, IncompatibleModels where it does not fit.
         """
         attached = self.loaded.gate
         if attached is None:
-            self.loaded = self.loaded.wearing(adapter)
+            self.loaded = self.loaded.with_adapter(adapter)
             attached = self.loaded.gate
             assert attached is not None
         elif not attached.holds(adapter):
             changed = attached.source is adapter
             raise ConfigError(
-                "the SPACE adapter was changed while it is worn" if changed else "another SPACE adapter is worn",
-                got="other weights than those that were put on" if changed else "a second adapter",
+                "the attached SPACE adapter was changed" if changed else "another SPACE adapter is attached",
+                got="other weights than those that were attached" if changed else "a second adapter",
                 expected="one adapter for each runner (LLM), of which it keeps a copy",
                 fix="make another LLM over the same loaded model"
                 + ("" if changed else ", or share one adapter between the drafters"),
@@ -132,7 +125,7 @@ class ModelRunner:
 
     @contextmanager
     def restored_on_error(self):
-        """Where what is inside raises, no adapter stays attached that was not attached before."""
+        """Where the body raises, the runner has the adapter again that it had before, or none."""
         before = self.loaded
         try:
             yield
@@ -152,23 +145,11 @@ class ModelRunner:
         """
         model = share_copy(self.loaded.model)
         change(model)
-        loaded = self.loaded.with_model(model)
-        other = ModelRunner.__new__(ModelRunner)
-        other.loaded, other.max_length, other.cache, other.lock = loaded, self.max_length, self.cache, self.lock
-        other.states = StateStore(self.cache.num_slots)
-        other.reader, other.chunk, other.can_fuse_prefill = PromptReader(), self.chunk, False
-        other.invariant, other.row_multiple = loaded.native is not None, 1
-        other._wants_static = self._wants_static
-        other.static = other._static_passes()
-        return other
-
-    def _static_passes(self) -> StaticPasses | None:
-        fused = self.loaded.fused
-        return StaticPasses(fused, self.cache, self.max_length) if self._wants_static and fused is not None else None
+        return ModelRunner(self.loaded.with_model(model), static=self._wants_static, share=self)
 
     @property
     def banned_token_ids(self) -> frozenset[int]:
-        """Tokens that stand for pictures: never drafted."""
+        """Tokens that stand for images: never drafted."""
         return frozenset() if self.loaded.vision is None else self.loaded.vision.placeholder_ids
 
     def admit(
@@ -184,7 +165,7 @@ class ModelRunner:
         return slot
 
     def place(self, slot: int, vision: VisionPrompt | None) -> None:
-        """Say which positions the columns of an empty slot have, by the pictures of its prompt."""
+        """Say which positions the columns of an empty slot have, by the images of its prompt."""
         half = self.loaded.vision
         self.cache.offsets[slot] = vision.position_delta if vision else half.family.text_offset if half else 0
 
@@ -194,12 +175,44 @@ class ModelRunner:
     ) -> float:
         """Cache a text but for its last token, the first root, in the slot that `admit` gave for it.
 
-        defer_last_chunk: as in `prefill`, of the text behind the pictures. Returns the seconds in the vision tower.
+        defer_last_chunk: as in `prefill`, of the text behind the images. Returns the seconds in the vision tower.
         """
         begin, seconds = 0, 0.0
         if vision is not None:
-            begin, seconds = self.reader.read(self, slot, token_ids, vision)
+            begin = min(vision.edge, len(token_ids) - 1)
+            seconds = self._read_images(slot, token_ids, vision, begin)
         self.prefill(slot, token_ids[begin:-1], defer_last_chunk)
+        return seconds
+
+    def _vision(self) -> Vision:
+        if self.loaded.vision is None:
+            raise ConfigError(
+                "this model takes text alone", got="a prompt with images", fix="load a vision-language model"
+            )
+        return self.loaded.vision
+
+    def _read_images(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, kept: int) -> float:
+        """Cache the first `kept` columns of an empty slot; returns the seconds in the tower.
+
+        A block may hold the last token: it is computed with its block, and once more as the root of the first pass.
+        """
+        watched = self.requested_states() or {}
+        found = self.images.prefix(token_ids, vision, kept, watched)
+        if found is not None:
+            self.cache.restore(slot, found.layers)
+            if watched:
+                given = {layer: found.states[layer][None] for layer in watched}
+                self.states.write([slot], [0], given, self.cache.capacity)
+            return 0.0
+        features, seconds = self.images.look(self._vision(), vision.images)
+        embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
+        for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
+            ids = token_ids[begin:end]
+            self.read_chunk(slot, ids, prompt_rows(embeddings, ids, begin, vision, features))
+        self.cache.truncate(slot, kept)
+        if kept:
+            states = {layer: self.states.read(slot, 0, kept, (layer,)).clone() for layer in watched}
+            self.images.keep(token_ids, vision, self.cache.copy_of(slot, kept), states)
         return seconds
 
     @torch.inference_mode()
@@ -215,14 +228,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def read_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
-        """Cache tokens in one pass; rows: what is read in their place."""
+        """Cache tokens in one pass; rows: what is read in the place of their embeddings."""
         count, starts = len(token_ids), [self.cache.lengths[slot]]
         layout = PassLayout(
             starts, count, None, self.invariant, self.row_multiple, self.max_length, [slot], device=self.loaded.device,
             offsets=[self.cache.offsets[slot]], rows=rows,
         )  # fmt: skip
         self.cache.begin([slot], count, drafts=True, whole=self.loaded.attends_trees, text=count)
-        states = self.asked()
+        states = self.requested_states()
         self.loaded.prefill(torch.tensor([[*token_ids]], device=self.loaded.device), layout, self.cache, states)
         if states is not None:
             self.states.write([slot], starts, states, self.cache.capacity)
@@ -232,13 +245,13 @@ class ModelRunner:
     def forward(self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = ()) -> TargetOutput:
         """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given.
 
-        Mask tokens (ids from `vocab_size` on, of an adapter that is worn) stand behind the candidates of their row.
+        Mask tokens (ids from `vocab_size` on, of the attached adapter) stand behind the candidates of their row.
         text: of one slot, tokens that the pass reads before its root, and keeps.
         """
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
         offsets = [self.cache.offsets[slot] for slot in slots]
-        states = self.asked()
+        states = self.requested_states()
         starts = [self.cache.lengths[slot] for slot in slots]
         if static is not None and self._fits_static(tree, masked or any(offsets) or count > 0):
             logits = static.run(slots, tree, self.row_multiple, states)
@@ -275,8 +288,8 @@ class ModelRunner:
         fits = not special and self.static.takes(tree.num_nodes, self.row_multiple)
         return fits and (not self.invariant or tree.is_chain)
 
-    def asked(self) -> States | None:
-        """A place for each hidden state that is watched; None where there is none."""
+    def requested_states(self) -> States | None:
+        """An empty tensor for each hidden state that a pass has to fill in; None where there is none."""
         return {layer: torch.empty(0) for layer in self.states.layers if self.states.kept} or None
 
     def pass_seconds(self, rows: int, repeats: int = 3) -> float:

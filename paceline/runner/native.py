@@ -5,7 +5,7 @@ those of plain decoding whatever shares its pass: trees, other sequences, the te
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import c_void_p
 from itertools import chain
 from typing import Any, cast
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache
-from ..attention.masks import PassLayout
+from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import States
 from ..hf.describe import Description
 from ..kernels.library import Pass, Places, address, addresses, run
@@ -26,162 +26,161 @@ from .adapters import Gate
 class NativeDecoder:
     """Runs a model whose layers have been described: embeddings, layers, final norm, head.
 
-    gate: of the adapter that the layers wear.
+    gate: of the adapter that is attached to the layers.
     """
 
     def __init__(self, model: PreTrainedModel, described: Description, gate: Gate | None = None):
-        self._model, self._described, self._gate = model, described, gate
-        self._base: Any = model.base_model
-        self._rotary: Any = self._base.rotary_emb
-        self._tables: list[tuple[Tensor, Tensor]] = []
-        self._pointers: tuple[Any, Any] | None = None
-        self._kept: tuple[ref[Tensor], ref[Tensor], Places, Places] | None = None  # of the cache that was last used
+        self.gate = gate
+        self._model, self._described = model, described
+        base: Any = model.base_model
+        self._rotary: Any = base.rotary_emb
+        self._tables: list[tuple[Tensor, Tensor]] = []  # cosines and sines by position, for each kind of layer
+        self._table_places: tuple[Places, Places] | None = None
+        self._cache_places: tuple[ref[Tensor], ref[Tensor], Places, Places] | None = None  # of the cache used last
         self._dtype = cast("torch.dtype", model.dtype)
 
-    def forward(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None, head_rows: int
-    ) -> Tensor | None:
-        """Raw logits, float32 [B, head_rows, V], of the last nodes of each row; None with `head_rows` 0.
+    def logits(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
+        """Raw logits, float32 [B, N, V]; of the last `layout.head_rows` nodes where that is given.
 
-        token_ids: [B, N]; None: those of the tree.
-
-        Fills in the hidden states that `states` asks for, in the dtype of the model.
+        token_ids: [B, N]; None: those of the tree. Fills in the hidden states that `states` asks for, in the dtype of
+        the model.
         """
-        found = self._described
-        batch, nodes = len(layout.starts), layout.num_nodes
-        held: list[object] = []  # what the pass points to
-
-        def hold(tensor: Tensor | None) -> int | None:
-            held.append(tensor)
-            return address(tensor)
-
-        def integers(numbers: Iterable[int]) -> Any:
-            held.append(array := (ctypes.c_int64 * len(listed := [*numbers]))(*listed))
-            return _place(array)
-
-        one = Pass(batch=batch, nodes=nodes, head_rows=head_rows, max_position=layout.max_length - 1)
-        rows = self._rows(token_ids, layout)
-        if rows is not None:
-            one.rows = hold(rows)
-        elif token_ids is not None:
-            one.ids = hold(token_ids.contiguous())
-        if layout.tree is not None:
-            if rows is None and token_ids is None:
-                one.ids = integers(chain.from_iterable(layout.tree.lists.token_ids))
-            one.parents = integers(chain.from_iterable(layout.tree.lists.parents))
-        one.starts = integers(layout.starts)
-        one.slots = integers(layout.slots if layout.slots is not None else range(batch))
-        if any(layout.offsets or ()):
-            one.offsets = integers(layout.offsets or ())
-        if layout.rows is not None and layout.rows.blocks:
-            ends, firsts = _blocks(layout)
-            one.ends, one.firsts = hold(ends), hold(firsts)
-        if layout.is_mask is not None:
-            one.is_mask = hold(layout.is_mask.contiguous())
-        cos, sin = self._rotations(layout, one, held)
-        one.cos, one.sin = cast("c_void_p", cos), cast("c_void_p", sin)
-        one.keys, one.values, one.capacity = *self._places(cache), cache.capacity
-        if layout.rows is not None and layout.rows.deep:
-            deep = addresses(_deep(layout, found.num_layers, held))
-            one.deep = _place(deep)
-            held.append(deep)
-        wanted: list[Tensor | None] = []
-        if states is not None:
-            hidden = found.model.hidden
-            wanted = [torch.empty(batch, nodes, hidden) if i in states else None for i in range(found.num_layers + 1)]
-            places = addresses(wanted)
-            one.states = _place(places)
-            held.append(places)
-        logits = torch.empty(batch, head_rows, found.model.head.outs) if head_rows else None
-        one.logits = address(logits)
-        run(found.model, one)
-        if states is not None:
-            for index in states:
-                state = wanted[index]
-                assert state is not None
-                states[index] = state.to(self._dtype)
+        head_rows = layout.head_rows or layout.num_nodes
+        logits = torch.empty(len(layout.starts), head_rows, self._described.model.head.outs)
+        self._run(token_ids, layout, cache, states, logits)
         return logits
 
-    def _places(self, cache: SlotCache) -> tuple[c_void_p, c_void_p]:
+    def prefill(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> None:
+        """Fill the cache."""
+        self._run(token_ids, layout, cache, states, None)
+
+    def _run(
+        self,
+        token_ids: Tensor | None,
+        layout: PassLayout,
+        cache: SlotCache,
+        states: States | None,
+        logits: Tensor | None,
+    ) -> None:
+        held = _Held()
+        batch, nodes, tree, rows = len(layout.starts), layout.num_nodes, layout.tree, layout.rows
+        one = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, logits=address(logits))
+        one.head_rows = 0 if logits is None else logits.shape[1]
+        entering = self._entering(token_ids, layout)
+        if entering is not None:
+            one.rows = held.tensor(entering)
+        elif token_ids is not None:
+            one.ids = held.tensor(token_ids.contiguous())
+        else:
+            assert tree is not None
+            one.ids = held.integers(chain.from_iterable(tree.lists.token_ids))
+        if tree is not None:
+            one.parents = held.integers(chain.from_iterable(tree.lists.parents))
+        one.starts = held.integers(layout.starts)
+        one.slots = held.integers(layout.slots if layout.slots is not None else range(batch))
+        if any(layout.offsets or ()):
+            one.offsets = held.integers(layout.offsets or ())
+        if layout.is_mask is not None:
+            one.is_mask = held.tensor(layout.is_mask.contiguous())
+        if rows is not None and rows.blocks:
+            ends, firsts = _blocks(rows, layout.starts[0], nodes)
+            one.ends, one.firsts = held.tensor(ends), held.tensor(firsts)
+        if rows is not None and rows.deep:
+            one.deep = held.tensors(_deep(rows, self._described.num_layers))
+        if rows is not None and rows.position_ids is not None:  # a row of the table for each row of the prompt
+            one.max_position = -1
+            cos, sin = zip(*(self._rotation(kind, rows.position_ids) for kind in self._described.ropes), strict=True)
+            one.cos, one.sin = held.tensors(cos), held.tensors(sin)
+        else:
+            cos, sin = self._reach(max(layout.starts) + max(layout.offsets or (0,)) + nodes)
+            one.cos, one.sin = _pointer(cos), _pointer(sin)
+        keys, values = self._places(cache)
+        one.keys, one.values, one.capacity = _pointer(keys), _pointer(values), cache.capacity
+        wanted: list[Tensor | None] = []
+        if states is not None:
+            layers, hidden = range(self._described.num_layers + 1), self._described.model.hidden
+            wanted = [torch.empty(batch, nodes, hidden) if layer in states else None for layer in layers]
+            one.states = held.tensors(wanted)
+        run(self._described.model, one)
+        for layer in states or ():
+            states[layer] = cast("Tensor", wanted[layer]).to(self._dtype)  # type: ignore[index]
+
+    def _places(self, cache: SlotCache) -> tuple[Places, Places]:
         """Where keys and values of each layer lie."""
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
-        kept = self._kept
+        kept = self._cache_places
         if kept is None or kept[0]() is not keys[0] or kept[1]() is not values[-1]:  # all of them change together
-            kept = self._kept = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
-        keys, values = kept[2:]
-        return _place(keys), _place(values)
+            kept = self._cache_places = (ref(keys[0]), ref(values[-1]), addresses(keys), addresses(values))
+        return kept[2:]
 
-    def _rows(self, token_ids: Tensor | None, layout: PassLayout) -> Tensor | None:
+    def _entering(self, token_ids: Tensor | None, layout: PassLayout) -> Tensor | None:
         """What enters the first layer, float32 [B, N, E]; None where token ids say it all."""
         if layout.rows is not None:
             rows = layout.rows.embeds
-        elif self._gate is not None and self._gate.rows is not None:
-            rows = self._gate.embed(self._model.get_input_embeddings()(token_ids))  # type: ignore[operator]
+        elif self.gate is not None and self.gate.rows is not None:
+            rows = self.gate.embed(self._model.get_input_embeddings()(token_ids))  # type: ignore[operator]
         else:
             return None
         return (rows.float() * self._described.multiplier).contiguous()
 
-    def _rotations(self, layout: PassLayout, one: Pass, held: list[object]) -> tuple[Any, Any]:
-        """Cosines and sines: tables by position, or a row for each row of a prompt whose positions have axes."""
-        if layout.rows is not None and layout.rows.position_ids is not None:
-            one.max_position = -1
-            cos, sin = zip(*(self._rotary_at(kind, layout.rows.position_ids) for kind in self._kinds), strict=True)
-            held += [cos, sin]
-            places = addresses(cos), addresses(sin)
-            held += places
-            return _place(places[0]), _place(places[1])
-        self._reach(max(layout.starts) + max(layout.offsets or (0,)) + layout.num_nodes)
-        assert self._pointers is not None
-        return _place(self._pointers[0]), _place(self._pointers[1])
+    def _reach(self, length: int) -> tuple[Places, Places]:
+        """Tables of every position below `length`, and of some more."""
+        if self._table_places is None or len(self._tables[0][0]) < length:
+            every = torch.arange(max(2 * length, 1024))[None]
+            every = every.expand(3, 1, -1) if hasattr(self._rotary, "mrope_section") else every
+            self._tables = [self._rotation(kind, every) for kind in self._described.ropes]
+            cos, sin = zip(*self._tables, strict=True)
+            self._table_places = addresses(cos), addresses(sin)
+        return self._table_places
 
-    @property
-    def _kinds(self) -> list[str | None]:
-        return self._described.ropes
-
-    def _reach(self, length: int) -> None:
-        """Have tables of every position below `length`, and of some more."""
-        if self._tables and len(self._tables[0][0]) >= length:
-            return
-        every = torch.arange(max(2 * length, 1024))[None]
-        if hasattr(self._rotary, "mrope_section"):
-            every = every.expand(3, 1, -1)
-        self._tables = [self._rotary_at(kind, every) for kind in self._kinds]
-        cos, sin = zip(*self._tables, strict=True)
-        self._pointers = addresses(cos), addresses(sin)
-
-    def _rotary_at(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        like, more = torch.empty(0), () if kind is None else (kind,)
-        cos, sin = self._rotary(like, position_ids, *more)
+    def _rotation(self, kind: str | None, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self._rotary(torch.empty(0), position_ids, *(() if kind is None else (kind,)))
         times = self._described.rotary_dim // cos.shape[-1]  # some rotations give the half that is repeated
         return cos[0].repeat(1, times).contiguous(), sin[0].repeat(1, times).contiguous()
 
 
-def _place(array: Any) -> Any:
+class _Held:
+    """Pointers for one pass, and what they point to, which must live as long."""
+
+    def __init__(self) -> None:
+        self._held: list[object] = []
+
+    def tensor(self, tensor: Tensor) -> int | None:
+        self._held.append(tensor)
+        return address(tensor)
+
+    def tensors(self, tensors: Sequence[Tensor | None]) -> c_void_p:
+        """A pointer to an array of pointers."""
+        self._held += [tensors, array := addresses(tensors)]
+        return _pointer(array)
+
+    def integers(self, numbers: Iterable[int]) -> c_void_p:
+        """A pointer to an array of int64."""
+        self._held.append(array := (ctypes.c_int64 * len(listed := [*numbers]))(*listed))
+        return _pointer(array)
+
+
+def _pointer(array: Any) -> c_void_p:
     return c_void_p(ctypes.addressof(array))
 
 
-def _blocks(layout: PassLayout) -> tuple[Tensor, Tensor]:
+def _blocks(rows: PromptRows, start: int, count: int) -> tuple[Tensor, Tensor]:
     """For each row the columns that it sees at least, and the first that it sees whatever the window. int32 [N]."""
-    assert layout.rows is not None
-    start, count = layout.starts[0], layout.num_nodes
     ends = torch.zeros(count, dtype=torch.int32)
     firsts = torch.full((count,), (1 << 31) - 1, dtype=torch.int32)
-    for first, last in layout.rows.blocks:
+    for first, last in rows.blocks:
         inside = slice(max(first - start, 0), max(last - start, 0))
         ends[inside] = last
-        if layout.rows.blocks_cross_window:
+        if rows.blocks_cross_window:
             firsts[inside] = first
     return ends, firsts
 
 
-def _deep(layout: PassLayout, num_layers: int, held: list[object]) -> list[Tensor | None]:
-    """What is added behind each layer, float32 [N, E], zeros where there is no picture."""
-    assert layout.rows is not None
-    assert layout.rows.is_image is not None
+def _deep(rows: PromptRows, num_layers: int) -> list[Tensor | None]:
+    """What is added behind each layer, float32 [N, E], zeros where there is no image."""
+    assert rows.is_image is not None
     made: list[Tensor | None] = [None] * num_layers
-    for index, features in enumerate(layout.rows.deep):
-        full = torch.zeros(layout.num_nodes, features.shape[1])
-        full[layout.rows.is_image[0]] = features.float()
-        made[index] = full
-    held.append(made)
+    for index, features in enumerate(rows.deep):
+        made[index] = full = torch.zeros(rows.embeds.shape[1], features.shape[1])
+        full[rows.is_image[0]] = features.float()
     return made

@@ -1,17 +1,17 @@
-"""Reads prompts with pictures: the tower once for each image, and nothing twice.
+"""What is needed to read prompts with images: features, prefixes that are kept, and the rows of a pass over a prompt.
 
     columns     0 ................ edge | edge ......... P-2 | P-1
-    holds       pictures, text between  | text               | root, fed by the first pass
+    holds       images, text between    | text               | root, fed by the first pass
     computed    in chunks cut at edge   | as any text
 
-What stands before the edge is kept for the next prompt that begins with the same tokens and the same pictures. Both
+The columns before the edge are kept for the next prompt that begins with the same tokens and the same images. Both
 then compute what follows in the same chunks on the same keys, so a hit and a miss have the same bits.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +19,14 @@ from torch import Tensor, nn
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..core.vision import PromptImage, VisionPrompt
-from ..errors import ConfigError
-from ..hf.vision import Bounded, Features, Vision
+from ..hf.vision import BoundedCache, Features, Vision
 from .loaded import LoadedModel
-
-if TYPE_CHECKING:
-    from .model_runner import ModelRunner
 
 FEATURE_BYTES = 512 << 20
 PREFIX_BYTES = 1 << 30
 
-FeatureCache: TypeAlias = Bounded[str, Features]
-"""By what is in an image."""
 PrefixKey: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
-"""Token ids up to the edge, and what is in each image."""
-PrefixCache: TypeAlias = "Bounded[PrefixKey, Prefix]"
+"""Token ids up to the edge, and the key of each image."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,49 +43,38 @@ class Prefix:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(t.nbytes for pair in self.layers for t in pair) + sum(t.nbytes for t in self.states.values())
 
 
 @final
-class PromptReader:
-    """Reads the prompts of one runner. features, prefixes: what it has seen; their `max_bytes` may be changed."""
+class ImagePrefill:
+    """Features of images and prefixes of prompts that one runner has computed; their `max_bytes` may be changed."""
 
-    def __init__(self, feature_bytes: int = FEATURE_BYTES, prefix_bytes: int = PREFIX_BYTES):
-        self.features: FeatureCache = Bounded(feature_bytes, lambda features: features.num_bytes)
-        self.prefixes: PrefixCache = Bounded(prefix_bytes, lambda prefix: prefix.num_bytes)
+    def __init__(self) -> None:
+        self.features: BoundedCache[str, Features] = BoundedCache(FEATURE_BYTES, lambda features: features.num_bytes)
+        self.prefixes: BoundedCache[PrefixKey, Prefix] = BoundedCache(PREFIX_BYTES, lambda prefix: prefix.num_bytes)
 
-    def read(
-        self, runner: "ModelRunner", slot: int, token_ids: Sequence[int], prompt: VisionPrompt
-    ) -> tuple[int, float]:
-        """Cache an empty slot's columns up to the edge; returns how many, and the seconds in the tower.
+    def prefix(
+        self, token_ids: Sequence[int], prompt: VisionPrompt, num_columns: int, states: Collection[int]
+    ) -> Prefix | None:
+        """The kept columns of a prompt, if there are so many and these states with them."""
+        found = self.prefixes.get(prefix_key(token_ids, prompt))
+        fits = found is not None and found.num_columns == num_columns and set(states) <= set(found.states)
+        return found if fits else None
 
-        A block may hold the last token: it is computed with its block, and once more as the root of the first pass.
-        """
-        kept = min(prompt.edge, len(token_ids) - 1)
-        key, seconds = prefix_key(token_ids, prompt), 0.0
-        found = self.prefixes.get(key)
-        watched = runner.asked() or {}
-        if found is not None and found.num_columns == kept and set(watched) <= set(found.states):
-            runner.cache.restore(slot, found.layers)
-            if watched:
-                given = {layer: found.states[layer][None] for layer in watched}
-                runner.states.write([slot], [0], given, runner.cache.capacity)
-            return kept, seconds
-        vision = vision_of(runner)
-        features, seconds = self.look(vision, prompt.images)
-        embeddings: nn.Module = runner.loaded.model.get_input_embeddings()  # type: ignore[assignment]
-        for begin, end in chunks(prompt.edge, prompt.blocks, runner.chunk):
-            ids = token_ids[begin:end]
-            runner.read_chunk(slot, ids, prompt_rows(embeddings, ids, begin, prompt, features))
-        runner.cache.truncate(slot, kept)
-        if kept:
-            states = {layer: runner.states.read(slot, 0, kept, (layer,)).clone() for layer in watched}
-            self.prefixes.put(key, Prefix(runner.cache.copy_of(slot, kept), states))
-        return kept, seconds
+    def keep(
+        self,
+        token_ids: Sequence[int],
+        prompt: VisionPrompt,
+        layers: list[tuple[Tensor, Tensor]],
+        states: dict[int, Tensor],
+    ) -> None:
+        """Keep the columns of a prompt for the next one that begins like it."""
+        self.prefixes.put(prefix_key(token_ids, prompt), Prefix(layers, states))
 
     def forget(self) -> None:
-        """Drop all that was seen."""
+        """Drop everything."""
         self.features.clear()
         self.prefixes.clear()
 
@@ -113,17 +95,8 @@ class PromptReader:
         return [own[image.key] for image in images], time.perf_counter() - begin if ran else 0.0
 
 
-def vision_of(runner: "ModelRunner") -> Vision:
-    """The vision half of a runner's model. Raises `ConfigError` where it has none."""
-    if runner.loaded.vision is None:
-        raise ConfigError(
-            "this model takes text alone", got="a prompt with pictures", fix="load a vision-language model"
-        )
-    return runner.loaded.vision
-
-
 def prefix_key(token_ids: Sequence[int], prompt: VisionPrompt) -> PrefixKey:
-    """What two prompts must share to share their columns before the edge."""
+    """What two prompts must have in common to share their columns before the edge."""
     return tuple(token_ids[: prompt.edge]), prompt.keys
 
 
@@ -143,11 +116,7 @@ def chunks(end: int, blocks: Sequence[tuple[int, int]], most: int) -> Iterator[t
 
 
 def prompt_rows(
-    embeddings: nn.Module,
-    token_ids: Sequence[int],
-    begin: int,
-    prompt: VisionPrompt,
-    features: Sequence[Features],
+    embeddings: nn.Module, token_ids: Sequence[int], begin: int, prompt: VisionPrompt, features: Sequence[Features]
 ) -> PromptRows:
     """What columns from `begin` on read: embeddings of the text, features in the place of the placeholders."""
     like: Tensor = embeddings.weight  # type: ignore[assignment]
@@ -166,20 +135,14 @@ def prompt_rows(
         is_image[0, columns] = True
         deep.append([part[taken].to(device, embeds.dtype) for part in seen.deep])
     joined = tuple(torch.cat(parts) for parts in zip(*deep, strict=True))
-    return PromptRows(
-        embeds, _positions(prompt, begin, end, device), is_image, joined, prompt.blocks, prompt.blocks_cross_window
-    )
-
-
-def _positions(prompt: VisionPrompt, begin: int, end: int, device: torch.device) -> Tensor | None:
-    """Of columns begin to end on each axis, [A, 1, N]; behind the prompt they count on."""
-    if prompt.position_ids is None:
-        return None
-    axes, length = prompt.position_ids.shape
-    columns = torch.arange(begin, end)
-    behind = (columns + prompt.position_delta).expand(axes, -1)
-    own = prompt.position_ids[:, columns.clamp(max=length - 1)]
-    return torch.where(columns < length, own, behind)[:, None].to(device)
+    positions = None
+    if prompt.position_ids is not None:  # on each axis, [A, 1, N]; behind the prompt they count on
+        axes, length = prompt.position_ids.shape
+        places = torch.arange(begin, end)
+        behind = (places + prompt.position_delta).expand(axes, -1)
+        own = prompt.position_ids[:, places.clamp(max=length - 1)]
+        positions = torch.where(places < length, own, behind)[:, None].to(device)
+    return PromptRows(embeds, positions, is_image, joined, prompt.blocks, prompt.blocks_cross_window)
 
 
 @torch.inference_mode()
@@ -191,9 +154,12 @@ def whole_text(
     features: Sequence[Features] = (),
     dither: int | None = None,
 ) -> Tensor:
-    """Logits [rows, V] after the last `rows` tokens of a text.
+    """Logits [rows, V] after the last `rows` tokens of a text: the slow, obvious pass that others are compared with.
 
-    features: of each picture of `vision`, see `look`. dither: a seed; every number that enters the first layer is
+    engine      [prompt][root a b c][c d e]     many passes, columns kept, moved and read again, rows of guesses
+    here        [prompt a b c d e]              one pass in a cache of its own: no tree, no commit, no padding
+
+    features: of each image of `vision`, see `look`. dither: a seed; every number that enters the first layer is
     then moved up or down by its last bit, so that all later roundings fall differently.
     """
     cache, half, device = SlotCache(1, len(token_ids)), loaded.vision, loaded.device
@@ -213,10 +179,10 @@ def whole_text(
 
 
 def look(loaded: LoadedModel, vision: VisionPrompt | None) -> list[Features]:
-    """What the tower sees in each picture of a prompt."""
+    """What the tower sees in each image of a prompt."""
     if vision is None:
         return []
-    assert loaded.vision is not None, "pictures for a model that takes text alone"
+    assert loaded.vision is not None, "images for a model that takes text alone"
     return [loaded.vision.features(image) for image in vision.images]
 
 

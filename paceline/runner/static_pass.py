@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.kv_cache import SlotCache
-from ..attention.masks import PassLayout, Segment
+from ..attention.masks import PassLayout, Segment, additive, visible
 from ..attention.states import States
 from ..core.tree import TokenTree
-from .fused import FusedDecoder
+from .torch_decoder import FusedDecoder
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 _LEAST_COLUMNS = 256
@@ -60,24 +60,6 @@ def window_of(slots: Sequence[int], num_slots: int) -> tuple[int, int]:
         size *= 2
     size = min(size, num_slots)
     return min(low // size * size, num_slots - size), size
-
-
-def visible(starts: Tensor, reach: Tensor, positions: Tensor, columns: int, window: int | None) -> Tensor:
-    """Which columns a node may see: those committed, and its own ancestors.
-
-    starts: [B]. reach: [B, N, N], True where node j is node i or above it. positions: [B, N]. Returns [B, N, columns].
-    """
-    nodes = reach.shape[1]
-    column = torch.arange(columns, device=starts.device)
-    behind = column - starts[:, None]  # [B, S]: index of the node that lies there
-    node = behind.clamp(0, nodes - 1)
-    committed = (behind < 0)[:, None]
-    drafted = ((behind >= 0) & (behind < nodes))[:, None]
-    seen = committed | (drafted & reach.gather(2, node[:, None].expand(-1, nodes, -1)))
-    if window is None:
-        return seen
-    places = torch.where(behind < 0, column, positions.gather(1, node))
-    return seen & (positions[:, :, None] - places[:, None] < window)
 
 
 @final
@@ -118,7 +100,7 @@ class StaticPass:
         # Held, not looked up again: a graph reads and writes at the addresses that these have now.
         self._layers = list(zip(cache.keys, cache.values, strict=True))
         self._cos, self._sin = decoder.rotations(cache.capacity, decoder.embeddings)
-        self._kinds = {(layer.window, layer.heads // layer.kv_heads) for layer in decoder.layers}
+        self._kinds = {(layer.scores.window, layer.heads // layer.kv_heads) for layer in decoder.layers}
 
     def load(self, slots: Sequence[int], starts: Sequence[int], tree: TokenTree) -> None:
         """Fill the buffers; does not wait for the device. starts: committed length of each slot."""
@@ -156,7 +138,7 @@ class StaticPass:
         written = columns[:, None] + offsets
         writer = _Writer(self._layers, slots[:, None].expand_as(written), written)
         segments = {
-            (w, g): [self._segment(visible(starts, reach, positions, bucket.columns, w), g)] for w, g in self._kinds
+            (w, g): [self._segment(visible(starts, reach, bucket.columns, w, positions), g)] for w, g in self._kinds
         }
         layout = PassLayout([0] * bucket.batch, bucket.nodes, tree, batch_invariant=False, _segments=segments)
         x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
@@ -176,13 +158,10 @@ class StaticPass:
 
     def _segment(self, seen: Tensor, groups: int) -> Segment:
         """One call of the attention kernel for the whole pass."""
-        bucket = self.bucket
-        mask = torch.zeros(seen.shape, dtype=self._decoder.embeddings.dtype, device=self._device)
-        mask = mask.masked_fill_(~seen, -torch.inf)[:, :, None].expand(-1, -1, groups, -1)
-        mask = mask.reshape(bucket.batch, 1, bucket.nodes * groups, bucket.columns)
-        return Segment(
-            slice(0, bucket.batch), slice(bucket.first, bucket.first + bucket.batch), slice(0, bucket.nodes), mask
-        )
+        batch, first, nodes = self.bucket.batch, self.bucket.first, self.bucket.nodes
+        mask = additive(seen, self._decoder.embeddings.dtype)[:, :, None].expand(-1, -1, groups, -1)
+        mask = mask.reshape(batch, 1, nodes * groups, self.bucket.columns)
+        return Segment(slice(0, batch), slice(first, first + batch), slice(0, nodes), mask)
 
 
 Result = TypeVar("Result")

@@ -20,7 +20,7 @@ from ..eval.trials import Trial, run_trial, trials_of
 from ..heads import head_info, load_head, method_of, model_card, read_record, save_head
 from ..llm import LLM
 from ..runner import LoadedModel
-from ..runner.loaded import share_copy
+from ..runner.adapters import share_copy
 from ..spec_config import SpecConfig, parse
 from ..system.files import write_text
 from ..system.provenance import hash_prompts, provenance

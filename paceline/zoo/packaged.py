@@ -187,7 +187,7 @@ class Adapter:
 class PackagedVlm:
     """One model, as vlm.json describes it, with its name, its folder and the hash of vlm.json.
 
-    base: a model of the zoo. base_fingerprint: of the checkpoint it was trained on, see `hf.hf.fingerprint`; it is
+    base: a model of the zoo. base_fingerprint: of the checkpoint it was trained on, see `hf.fingerprint`; it is
     merged with no other. layers: the decoder layers of the base that are kept, in order. adapters: added one after the
     other. model: file names and hashes of the folder `model`. dtype: of the pulled folder's weights. parameters: of the
     whole model.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.attention import masks
-from paceline.attention.attend import attend
+from paceline.attention.attend import Scores, attend
 from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
 
@@ -38,7 +38,7 @@ def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, start:
     nodes = query.shape[2]
     tree = TokenTree.chain([[0] * given]).padded(nodes)
     layout = PassLayout([start], nodes, tree, True, row_multiple=2, slots=[0], num_given=given)
-    return attend(query, key, value, layout, query.shape[-1] ** -0.5)[0, :given]
+    return attend(query, key, value, layout, Scores(query.shape[-1] ** -0.5))[0, :given]
 
 
 def differing(seeds: range) -> list[tuple[int, int, int, int]]:

@@ -7,7 +7,7 @@ from paceline import LLM
 from paceline.attention import kv_cache
 from paceline.attention.kv_cache import SlotCache
 from paceline.errors import CacheFull
-from paceline.runner import ModelRunner
+from paceline.runner import make_runner
 from tests.helpers import all_free, loaded
 
 PER_TOKEN = 2 * 2 * 2 * 8 * 4  # bytes of a token in the tiny model: keys and values of 2 layers, 2 heads of 8 floats
@@ -24,15 +24,15 @@ def free(monkeypatch):
 @pytest.mark.parametrize("slots", [10**9, 10**15])
 def test_more_slots_than_memory(slots):
     with pytest.raises(CacheFull, match=r"does not fit into memory.*bytes"):
-        ModelRunner(loaded(), slots)
+        make_runner(loaded(), slots)
 
 
 def test_the_first_tensors_are_refused_as_a_whole(free):
     free(4 * 256 * PER_TOKEN)
-    assert ModelRunner(loaded(), 4).cache.num_bytes == 4 * 256 * PER_TOKEN
+    assert make_runner(loaded(), 4).cache.num_bytes == 4 * 256 * PER_TOKEN
     free(4 * 256 * PER_TOKEN - 1)
     with pytest.raises(CacheFull, match=f"{4 * 256 * PER_TOKEN:,} bytes or more for 4 sequences"):
-        ModelRunner(loaded(), 4)
+        make_runner(loaded(), 4)
 
 
 def test_growing_asks_for_what_it_takes_more_and_changes_nothing_where_it_cannot(free):
@@ -63,4 +63,4 @@ def test_an_engine_that_ran_out_goes_on_with_what_fits(free):
 
 def test_where_nothing_tells_the_memory_nothing_is_refused(free):
     free(None)
-    assert ModelRunner(loaded(), 4).cache.num_bytes
+    assert make_runner(loaded(), 4).cache.num_bytes

@@ -9,6 +9,7 @@ from paceline import SamplingParams
 from paceline.attention.masks import PassLayout
 from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner, SlotCache
+from paceline.runner.self_test import check
 from tests.adversaries import LeastLikely, RandomTrees, Scripted, Window
 from tests.cache.common import (
     CACHE_MUTANTS,
@@ -74,7 +75,7 @@ def test_layout_mutants_are_caught(mutant, monkeypatch):
     with_layout(monkeypatch, on.loaded, mutant)
     assert not sound_after_every_round(on, drafter, REPEATING, 4, LONG)
     with pytest.raises(IncompatibleModels, match="same logits for a tree"):  # loading would have caught it as well
-        ModelRunner(loaded("llama", torch.float64), 1)
+        check(on.loaded)
 
 
 def test_a_lost_window_is_caught(monkeypatch):

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline import LLM, DraftModel, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
-from paceline.runner import ModelRunner, wrap_model
+from paceline.runner import ModelRunner, make_runner, wrap_model
 from tests.adversaries import RandomTrees
 from tests.tiny import tiny_model
 
@@ -38,7 +38,7 @@ def middling(layers: int = 2, seed: int = 0, dtype: torch.dtype = torch.bfloat16
 
 @pytest.fixture(scope="module")
 def runner() -> ModelRunner:
-    made = ModelRunner(wrap_model(middling()), 4, None, None)
+    made = make_runner(wrap_model(middling()), 4, None, None)
     if not made.invariant:
         pytest.skip("this device gives no row count whose multiples repeat bit for bit")
     return made
@@ -111,7 +111,7 @@ def test_trees_have_the_bits_of_their_chains(runner, slots, length):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_random_trees_in_a_batch_have_the_bits_of_plain_decoding(dtype):
     """Up to four rows near the edge of a block, each with a tree of its own: one token at a time says the same."""
-    on, rng = ModelRunner(wrap_model(middling(dtype=dtype)), 4, None, None), random.Random(3)
+    on, rng = make_runner(wrap_model(middling(dtype=dtype)), 4, None, None), random.Random(3)
     if not on.invariant:
         pytest.skip("this device gives no row count whose multiples repeat bit for bit")
     slots = [on.admit(TEXT[:1]) for _ in range(4)]
@@ -176,8 +176,8 @@ def test_the_measurement_refuses_a_model_that_counts_its_rows():
     real = layer.forward
     layer.forward = lambda x, *rest: real(x, *rest) * (1 + 2.0**-6 * (x.shape[0] % 3))
     with pytest.raises(NumericsError, match="multiples of 16"):
-        ModelRunner(model, 1, None, True)
-    assert ModelRunner(model, 1, None, None).numerics == "fast"
+        make_runner(model, 1, None, True)
+    assert make_runner(model, 1, None, None).numerics == "fast"
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"])

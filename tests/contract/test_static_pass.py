@@ -5,7 +5,7 @@ import torch
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
-from paceline.runner import ModelRunner, static_pass
+from paceline.runner import ModelRunner, make_runner, static_pass
 from paceline.runner.static_pass import Bucket, StaticPasses, window_of
 from tests.adversaries import RandomTrees
 from tests.contract.pairs import LONG, NAMES, Pair, grow, tree_of, walk
@@ -50,14 +50,14 @@ def test_larger_trees_go_the_other_way():
     pair = Pair()
     slots = pair.admit(10)
     got, expected = (runner.forward(slots, tree_of(1, 65)).logits for runner in (pair.static, pair.plain))
-    assert pair.static.static.num_runs == 1  # of the self-test
+    assert pair.static.static.num_runs == 0
     assert torch.equal(got, expected)
 
 
 def test_the_first_pass_of_all():
     """One token of prompt is never prefilled: the cache has no tensors yet."""
     model = loaded("llama", torch.float64)
-    runner = ModelRunner(model, 2, 8, static=True)  # too short for the self-test
+    runner = ModelRunner(model, 2, 8, static=True)
     assert not len(runner.cache)
     slot = runner.admit([5])
     got = [runner.forward([slot], TokenTree.chain([[5, 9]])).logits for _ in range(2)]
@@ -126,7 +126,7 @@ def test_answers(drafter, temperature):
     params = SamplingParams(temperature=temperature, max_tokens=16, seed=3, ignore_eos=True)
     llm = LLM(model, drafter=made, policy=Fixed(4, 16), numerics="fast")
     expected = [r.token_ids for r in llm.plain().generate(prompts, params)]
-    llm.runner.static = StaticPasses(model.fused, llm.runner.cache, llm.runner.max_length)
+    llm.runner.static = StaticPasses(model.decoder, llm.runner.cache, llm.runner.max_length)
     llm.runner._wants_static = True
     if isinstance(made, SelfQuantized):
         made.bind(llm.runner, llm.verifier)
@@ -139,7 +139,7 @@ def test_invariant_numerics_are_measured_through_static_passes(monkeypatch):
     counts = []
     run = StaticPasses.run
     monkeypatch.setattr(StaticPasses, "run", lambda *a, **k: counts.append(1) or run(*a, **k))
-    runner = ModelRunner(loaded("llama", torch.float64, **LONG), 2, invariant=None, static=True)
+    runner = make_runner(loaded("llama", torch.float64, **LONG), 2, invariant=None, static=True)
     assert len(counts) > 10
     if not runner.invariant:
         pytest.skip("this device gives no row count whose multiples repeat bit for bit")
@@ -157,6 +157,6 @@ def test_invariant_numerics_are_measured_through_static_passes(monkeypatch):
 def test_static_passes_that_give_other_bits_are_not_taken(monkeypatch):
     run = StaticPasses.run
     monkeypatch.setattr(StaticPasses, "run", lambda *a, **k: run(*a, **k) * (1 + 1e-6))
-    runner = ModelRunner(loaded("llama", torch.float64), 2, invariant=None, static=True)
+    runner = make_runner(loaded("llama", torch.float64), 2, invariant=None, static=True)
     assert not (runner.invariant and runner.static)
     assert runner.sharing_cache(lambda model: None).static is not None  # a draft's bits bind nobody

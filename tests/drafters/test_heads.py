@@ -216,7 +216,7 @@ _INVARIANT: list[ModelRunner] = []
 
 def invariant_runner() -> ModelRunner:
     if not _INVARIANT:
-        _INVARIANT.append(ModelRunner(loaded(), 3, invariant=True))
+        _INVARIANT.append(ModelRunner(loaded(), 3))
     return _INVARIANT[0]
 
 

@@ -14,8 +14,8 @@ from paceline.quant import (
     round_to_bits,
 )
 from paceline.quant import linears as linears_file
-from paceline.runner.fused import is_fused
-from paceline.runner.loaded import share_copy
+from paceline.runner.adapters import share_copy
+from paceline.runner.torch_decoder import is_fused
 from tests.helpers import REPEATING, loaded
 from tests.tiny import tiny_model
 

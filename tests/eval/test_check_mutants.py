@@ -28,7 +28,7 @@ NATIVE, FAST, INVARIANT = ("llama", "invariant"), (UNDESCRIBED, "fast"), (UNDESC
 def engine(kind, dtype=torch.float32):
     name, numerics = kind
     llm = LLM(tiny_model(name, dtype), drafter=PromptLookup(), policy=Fixed(4), numerics=numerics)
-    assert (llm.loaded.native is not None) == (kind == NATIVE)
+    assert llm.loaded.is_native == (kind == NATIVE)
     return llm
 
 

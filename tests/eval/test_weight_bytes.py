@@ -12,7 +12,7 @@ from paceline.eval.doctor import held_bytes, int4_bytes
 from paceline.eval.machine import read_bandwidth, weight_bytes
 from paceline.quant import quantize_linears
 from paceline.runner import LoadedModel, load_model, wrap_model
-from paceline.runner.loaded import share_copy
+from paceline.runner.adapters import share_copy
 from tests.tiny import tiny_model
 
 E, F, V, LAYERS = 32, 64, 128, 2  # of the tiny models: 4 heads, 4 key-value heads of 8; the kernels pad none of these

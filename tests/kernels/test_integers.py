@@ -153,7 +153,7 @@ def quantised(name: str, weights: str, dtype: torch.dtype) -> ModelRunner:
         drafter.bind(runner, Coupled())
         assert drafter._runner is not None
         runner = drafter._runner
-    assert runner.loaded.native is not None
+    assert runner.loaded.is_native
     kinds = {type(module) for module in runner.loaded.model.modules() if hasattr(module, "matrix")}
     assert kinds == {"int8": {Int8Linear}, "int4": {Int8Linear, Int4Linear}, "draft": {Int4Linear}}[weights]
     return runner

@@ -46,7 +46,7 @@ def test_logits_are_those_of_transformers(name, dtype):
     with torch.inference_mode():
         want = model(ids).logits[0].float()
     runner = ModelRunner(wrap_model(model), 2, 128)
-    assert runner.loaded.native is not None
+    assert runner.loaded.is_native
     slot = runner.cache.allocate()
     runner.prefill(slot, ids[0, :23].tolist())
     got = runner.forward([slot], TokenTree.chain([ids[0, 23:].tolist()])).logits[0]
@@ -105,4 +105,4 @@ def test_every_family_that_is_described_is_native():
     target: LoadedModel
     for name in NATIVE:
         target = wrap_model(tiny_model(name))
-        assert target.native is not None, name
+        assert target.is_native, name

@@ -6,7 +6,7 @@ from paceline import DraftModel, Plain, PromptLookup, SelfQuantized
 from paceline.core.interfaces import Drafter
 from paceline.drafters import Space
 from paceline.runner import LoadedModel
-from paceline.runner.loaded import share_copy
+from paceline.runner.adapters import share_copy
 from tests.adversaries import Constant, Ending, LeastLikely, RandomTrees, Scripted, Sometimes, Wide, Window
 from tests.helpers import loaded
 from tests.space.common import adapter

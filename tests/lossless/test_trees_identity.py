@@ -13,7 +13,7 @@ from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Eagle
 from paceline.errors import IncompatibleModels
 from paceline.heads.eagle import EagleConfig, EagleHead
-from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, make_runner, wrap_model
 from paceline.verify import Coupled
 from tests.eagle_heads import random_head
 from tests.helpers import NO_EOS, REPEATING, SEED, all_free, assert_sound, loaded, oracle, prompt, result, sequence
@@ -65,7 +65,7 @@ def decode(on: ModelRunner, drafter, policy, prompts, params, verifier: Verifier
 def assert_identical(drafter, params, slots=4, invariant=False, arms=1, eos=NO_EOS, ids=REPEATING, target=None):
     target = target or loaded()
     prompts = [[*ids, 3 + row] for row in range(len(params))]
-    on = ModelRunner(target, slots, invariant=invariant)
+    on = make_runner(target, slots, invariant=invariant)
     made = decode(on, drafter, Varying(arms), prompts, params, eos=eos)
     for seq, ids, wish in zip(made, prompts, params, strict=True):
         assert result(seq) == result(oracle(target, ids, wish, SEED, eos)), wish

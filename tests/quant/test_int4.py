@@ -8,8 +8,8 @@ from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.kernels.packing import pack_codes
 from paceline.quant import Int4Linear, dequantize_int4, quantize_int4, quantize_linears
-from paceline.runner.fused import is_fused
-from paceline.runner.loaded import share_copy
+from paceline.runner.adapters import share_copy
+from paceline.runner.torch_decoder import is_fused
 from tests.helpers import REPEATING
 from tests.tiny import tiny_model
 

@@ -16,7 +16,7 @@ from paceline.quant import (
     round_to_bits,
     timing,
 )
-from paceline.runner.loaded import share_copy
+from paceline.runner.adapters import share_copy
 from tests.helpers import REPEATING
 from tests.quant.test_int4 import linear
 from tests.tiny import tiny_model

@@ -13,7 +13,7 @@ from paceline.drafters.eagle import Eagle
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import MedusaConfig, MedusaHead
 from paceline.policy import CostModel, Dynamic, Fixed
-from paceline.runner import ModelRunner, wrap_model
+from paceline.runner import ModelRunner, make_runner, wrap_model
 from paceline.spec_config import SPACE_ROWS, parse
 from paceline.verify import Coupled
 from tests.heads.common import new_head, saved
@@ -39,7 +39,7 @@ def test_choose(kind, order):
     make, sizes = OTHERS[kind]
     target = wrap_model(tiny_model("llama", **sizes))
     given = adapter(num_masks=3, **sizes) if sizes else overfitted()
-    on = ModelRunner(target, 2, invariant=kind != "self_int4")
+    on = make_runner(target, 2, invariant=kind != "self_int4")
     turns = Budgets(lambda seq: DraftBudget(3, 5, (len(seq.rounds) // 2 + seq.slot) % 2))
     requests = [(ids, SamplingParams(temperature=t, max_tokens=16)) for ids in (KNOWN, prompt(60)) for t in (0.0, 1.0)]
     seqs = [sequence(target, ids, params, SEED, NO_EOS) for ids, params in requests]
@@ -58,7 +58,7 @@ def states_after(tree: TokenTree, path: list[int], plain: list[int], invariant: 
     """Of a runner that took a pass with masks and of one that decoded the path token by token."""
     layers, text, read = (0, 1, 2), prompt(60), []
     for masked in (True, False):
-        on = ModelRunner(loaded(), 1, invariant=invariant)
+        on = make_runner(loaded(), 1, invariant=invariant)
         on.states.watch(layers)
         slot = on.admit(text)
         on.prefill(slot, text)

@@ -10,7 +10,7 @@ from paceline.core.tree import TokenTree
 from paceline.drafters import Space
 from paceline.errors import DraftError, NumericsError
 from paceline.heads import SpaceAdapter
-from paceline.runner import LoadedModel, ModelRunner, adapters
+from paceline.runner import LoadedModel, ModelRunner, adapters, make_runner
 from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, sequence
 from tests.space.common import adapter
 from tests.space.foresight import Budgets, decode
@@ -40,7 +40,7 @@ def target(name: str) -> LoadedModel:
 
 @cache
 def runner(name: str, invariant: bool, slots: int) -> ModelRunner:
-    return ModelRunner(target(name), slots, invariant=invariant)
+    return make_runner(target(name), slots, invariant=invariant)
 
 
 @cache

@@ -8,7 +8,7 @@ import torch
 
 from paceline import Coupled, SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, make_runner, wrap_model
 from tests.adversaries import Adversary, Nodes
 from tests.cache.common import held
 from tests.helpers import VOCAB, on_torch, oracle, prompt, result, run, sequence
@@ -42,7 +42,7 @@ def target(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
 
 @cache
 def attached(name: str, dtype: torch.dtype = torch.float32) -> ModelRunner:
-    runner = ModelRunner(target(name, dtype), 3, invariant=True)
+    runner = make_runner(target(name, dtype), 3, invariant=True)
     runner.attach_adapter(adapter(name.split()[-1], K, strength=0.1, **WIDE))
     return runner
 
@@ -149,7 +149,7 @@ def test_answers_in_the_loop(params, branches):
 def test_the_context_ends_and_the_cache_grows():
     """(k + 1)^2 rows reach past the context and past the columns there are; what is committed keeps its bits."""
     for limit, length in ((64, 58), (512, 250), (512, 505)):
-        runner = ModelRunner(target("llama", torch.float32), 2, limit, invariant=True)
+        runner = make_runner(target("llama", torch.float32), 2, limit, invariant=True)
         runner.attach_adapter(adapter("llama", K, strength=0.1, **WIDE))
         slot = runner.admit(prompt(length))
         runner.prefill(slot, prompt(length))

@@ -9,7 +9,7 @@ from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Space
 from paceline.drafters.space import masks_below
 from paceline.policy import CostModel, Dynamic, Fixed, Gate
-from paceline.runner import ModelRunner
+from paceline.runner import ModelRunner, make_runner
 from paceline.verify import Coupled
 from tests.cache.common import CACHE_MUTANTS, GathersWithoutACopy, sound_after_every_round, with_cache
 from tests.helpers import (
@@ -56,7 +56,7 @@ ADAPTERS = {
 def assert_identical(given, top_k, requests, policy=None, slots=3, invariant=False, name="llama", max_length=None):
     """requests: (prompt, params, end ids). Returns the sequences."""
     target = loaded(name)
-    on = ModelRunner(target, slots, max_length, invariant)
+    on = make_runner(target, slots, max_length, invariant)
     seqs = [sequence(target, ids, params, SEED, eos, max_length) for ids, params, eos in requests]
     decode(on, Space(given, top_k), seqs, policy or Budgets(varying))
     for seq, (ids, params, eos) in zip(seqs, requests, strict=True):

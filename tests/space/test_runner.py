@@ -107,7 +107,7 @@ def test_masks_say_what_transformers_says_with_merged_weights(name):
 def test_ranks_of_several_blocks(name, rank):
     on = adapter(name, K, rank=rank, linears=NAMES.get(name), strength=0.5 / rank**0.5)
     runner = attached(name, on)
-    assert runner.loaded.native is not None
+    assert runner.loaded.is_native
     assert worst(runner, name, on) < 2e-4
 
 
@@ -211,13 +211,13 @@ def test_mutants_are_caught(monkeypatch, mutant):
 @pytest.mark.parametrize("wrong", [torch.ones_like, lambda is_mask: is_mask.roll(-1, 1), torch.zeros_like])
 def test_native_passes_take_the_rows_of_masks(monkeypatch, wrong):
     """All rows, each one row too early, none."""
-    right = NativeDecoder.forward
+    right = NativeDecoder._run
 
-    def forward(self, ids, layout, *rest):
+    def run(self, ids, layout, *rest):
         is_mask = None if layout.is_mask is None else wrong(layout.is_mask)
         return right(self, ids, dataclasses.replace(layout, is_mask=is_mask), *rest)
 
-    monkeypatch.setattr(NativeDecoder, "forward", forward)
+    monkeypatch.setattr(NativeDecoder, "_run", run)
     on = adapter("llama", K)
     assert worst(attached("llama", on), "llama", on) > 0.01
 

@@ -16,9 +16,8 @@ from paceline.decoding.contract import check_draft
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
 from paceline.heads import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
-from paceline.runner.adapters import Gated
+from paceline.runner.adapters import Gated, share_copy
 from paceline.runner.load import with_weights
-from paceline.runner.loaded import share_copy
 from tests.helpers import VOCAB, on_torch, prompt, sequence
 from tests.space.common import LLAMA, adapter, hung_chain
 from tests.space.test_runner import read
@@ -154,7 +153,7 @@ def test_an_adapter_that_changed_is_noticed(weights):
     changed = given.masks if weights == "masks" else given.factors(1, "mlp.down_proj").b
     before = changed.clone()
     changed[0, 0] += 1
-    with pytest.raises(ConfigError, match=r"changed while it is worn[\s\S]*make another LLM"):
+    with pytest.raises(ConfigError, match=r"attached SPACE adapter was changed[\s\S]*make another LLM"):
         runner.attach_adapter(given)
     changed.copy_(before)
     runner.attach_adapter(given)

@@ -78,7 +78,7 @@ def target_laws(llm: LLM, files) -> torch.Tensor:
         (seq,), _ = llm._sequences(chat, SAMPLED)
         for count in range(len(answer)):
             ids = seq.prompt_ids + answer[:count]
-            llm.runner.reader.forget()
+            llm.runner.images.forget()
             slot = llm.runner.admit(ids, seq.vision)
             llm.runner.read(slot, ids, seq.vision)
             laws.append(llm.runner.forward([slot], TokenTree.chain([[ids[-1]]])).logits[0, 0].softmax(-1))
@@ -93,7 +93,7 @@ def draft_laws(llm: LLM, files) -> torch.Tensor:
         for count in range(len(answer)):
             (seq,), _ = llm._sequences(chat, SAMPLED)
             seq.token_ids += answer[:count]
-            llm.runner.reader.forget()
+            llm.runner.images.forget()
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
             llm.runner.read(seq.slot, seq.token_ids, seq.vision)
             drafted = llm.decoder.drafter.propose([seq], [DraftBudget(1, 1)])

@@ -12,7 +12,7 @@ from paceline.core.interfaces import DraftBudget
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.quant.int4 import dequantize_int4
 from paceline.runner import wrap_model
-from paceline.runner.fused import is_fused
+from paceline.runner.torch_decoder import is_fused
 from paceline.train.losses import loss_named
 from paceline.train.recipes.qat import QatRecipe, faked
 from paceline.train.recipes.rounds import Rounds, rounds_of

@@ -97,4 +97,4 @@ def changed(monkeypatch: pytest.MonkeyPatch, llm: LLM, change) -> None:
 
 def forget(llm: LLM) -> None:
     """Empty what the engine remembers of images and of prefixes."""
-    llm.runner.reader = type(llm.runner.reader)()
+    llm.runner.images = type(llm.runner.images)()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.hf.vision import Bounded, Vision
-from paceline.runner import ModelRunner, wrap_model
+from paceline.hf.vision import BoundedCache, Vision
+from paceline.runner import ModelRunner, model_runner, prefill, wrap_model
 from paceline.runner.prefill import chunks
 from tests.vision.families import make, picture, user
 
@@ -95,7 +95,7 @@ def test_hit_has_the_bits_of_a_miss(name, chunk):
     for hits in (0, 1):
         slot = llm.runner.admit(seq.token_ids, seq.vision)
         llm.runner.read(slot, seq.token_ids, seq.vision)
-        assert llm.runner.reader.prefixes.hits == hits
+        assert llm.runner.images.prefixes.hits == hits
         length = llm.runner.cache.lengths[slot]
         assert length == len(seq.token_ids) - 1
         states = llm.runner.states.read(slot, 0, length, (0, 1, 2)).clone()
@@ -116,7 +116,7 @@ def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
         lengths.append(llm.runner.cache.lengths[slot] - (len(token_ids) - 1))
         llm.runner.cache.release(slot)
     assert lengths == [0, 0, 0]
-    assert llm.runner.reader.prefixes.hits == 2
+    assert llm.runner.images.prefixes.hits == 2
 
 
 def test_prefix_without_the_states_asked_for_is_read_again():
@@ -128,7 +128,7 @@ def test_prefix_without_the_states_asked_for_is_read_again():
         slot = llm.runner.admit(seq.token_ids, seq.vision)
         llm.runner.read(slot, seq.token_ids, seq.vision)
         llm.runner.cache.release(slot)
-    (prefix,) = llm.runner.reader.prefixes._held.values()
+    (prefix,) = llm.runner.images.prefixes._held.values()
     assert prefix.states[1].shape[0] == seq.vision.edge
 
 
@@ -144,7 +144,7 @@ def test_chunks_change_nothing_but_rounding(name):
 def test_cut_blocks_are_caught(monkeypatch):
     parts = ("see ", picture(1), "what is it")
     expected = answer(engine("gemma3"), *parts)
-    monkeypatch.setattr(prefill, "chunks", lambda end, blocks, most: chunks(end, (), most))
+    monkeypatch.setattr(model_runner, "chunks", lambda end, blocks, most: chunks(end, (), most))
     cut = engine("gemma3")
     cut.runner.chunk = 5
     assert answer(cut, *parts) != expected
@@ -166,7 +166,7 @@ def test_chunks(end, blocks, most, expected):
 
 
 def test_least_recent_goes_first():
-    kept: Bounded[str, int] = Bounded(10, lambda size: size)
+    kept: BoundedCache[str, int] = BoundedCache(10, lambda size: size)
     for name, size in (("a", 4), ("b", 4)):
         kept.put(name, size)
     assert kept.get("a") == 4
@@ -183,12 +183,12 @@ def test_least_recent_goes_first():
 def test_caches_are_bounded(looks):
     llm = engine()
     answer(llm, picture(1), "what")
-    one, prefix = llm.runner.reader.features.num_bytes, llm.runner.reader.prefixes.num_bytes
-    llm.runner.reader.features.max_bytes, llm.runner.reader.prefixes.max_bytes = 2 * one, prefix
+    one, prefix = llm.runner.images.features.num_bytes, llm.runner.images.prefixes.num_bytes
+    llm.runner.images.features.max_bytes, llm.runner.images.prefixes.max_bytes = 2 * one, prefix
     for index in (2, 3, 4):
         answer(llm, picture(index), "what")
-    assert len(llm.runner.reader.features) == 2
-    assert len(llm.runner.reader.prefixes) == 1
+    assert len(llm.runner.images.features) == 2
+    assert len(llm.runner.images.prefixes) == 1
     looks.clear()
     answer(llm, picture(4), "what")
     answer(llm, "x", picture(3), "what")

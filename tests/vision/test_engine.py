@@ -1,7 +1,6 @@
 """A vision-language model through the front door: the answers of plain transformers, and nothing computed twice."""
 
 import copy
-import dataclasses
 import gc
 import json
 import weakref
@@ -16,8 +15,8 @@ from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
 from paceline.eval.check import check
 from paceline.quant import PackedLinear
-from paceline.runner import LoadedModel, load, load_model, with_weights, wrap_model
-from paceline.runner.fused import FusedLayer
+from paceline.runner import LoadedModel, load, load_model, wrap_model
+from paceline.runner.torch_decoder import FusedLayer
 from tests.vision.families import assistant, make, picture, plain_answer, user
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -102,7 +101,7 @@ def test_halves_share_the_weights():
 def test_halves_of_native_passes_hold_packed_weights_in_the_place_of_plain_ones():
     model, processor = make("llava")
     taken = wrap_model(model, processor=processor)
-    assert taken.native is not None
+    assert taken.is_native
     own = {p.data_ptr() for p in model.parameters()}
     held = {*taken.model.parameters(), *taken.vision.tower.parameters()}
     assert all(p.data_ptr() in own for p in held)
@@ -112,17 +111,17 @@ def test_halves_of_native_passes_hold_packed_weights_in_the_place_of_plain_ones(
 
 
 def test_a_loaded_model_keeps_no_plain_weight_that_is_packed(folder, monkeypatch):
-    plain, prepare = [], load._prepare_vlm
+    plain, prepare = [], load._prepare
 
     def noted(model, *args):
         layers = model.base_model.language_model.layers
         plain.extend(weakref.ref(p) for p in layers.parameters() if p.dim() > 1)
         return prepare(model, *args)
 
-    monkeypatch.setattr(load, "_prepare_vlm", noted)
+    monkeypatch.setattr(load, "_prepare", noted)
     taken = load_model(str(folder), device="cpu")
     gc.collect()
-    assert taken.native is not None
+    assert taken.is_native
     assert plain
     assert not any(one() is not None for one in plain)
 
@@ -230,10 +229,3 @@ def test_placeholders_without_a_picture_are_refused(prompt):
     prompt = [image if part == "image" else part for part in prompt]
     with pytest.raises(ConfigError, match="chat part"):
         llm().encode(prompt)
-
-
-def test_quantised_weights_are_asked_about_a_picture_first():
-    taken = loaded()
-    long = dataclasses.replace(taken.sight, checked=set(), token_ids=[*[7] * 80, *taken.sight.token_ids])
-    with pytest.raises(IncompatibleModels, match="picture"):  # not left out for its length
-        with_weights(dataclasses.replace(taken, sight=long), "int8")

@@ -9,7 +9,8 @@ import torch
 
 from paceline.errors import IncompatibleModels
 from paceline.hf import describe
-from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.runner import LoadedModel, make_runner, wrap_model
+from paceline.runner.self_test import check
 from tests.vision.families import make
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -39,17 +40,14 @@ class _Blind:
 def test_load_time_check_catches_a_blind_tower(dtype):
     model, processor = make("llava")
     taken = wrap_model(copy.deepcopy(model).to(dtype), processor=processor)
-    assert taken.sight is not None
-    fresh = dataclasses.replace(taken.sight, checked=set())
-    ModelRunner(dataclasses.replace(taken, sight=fresh), 1)
-    assert fresh.checked == {dtype == torch.float32}  # native passes are invariant
-    blind = dataclasses.replace(taken, sight=dataclasses.replace(fresh, checked=set()), vision=_Blind(taken.vision))
-    with pytest.raises(IncompatibleModels, match="picture"):
-        ModelRunner(blind, 1)
+    assert taken.image_reference is not None
+    check(taken)
+    with pytest.raises(IncompatibleModels, match="image"):
+        check(dataclasses.replace(taken, vision=_Blind(taken.vision)))
 
 
 def _reads_blindly(monkeypatch, is_blind):
-    """Where `is_blind` holds for a layout, the rows of pictures reach the model as zeros."""
+    """Where `is_blind` holds for a layout, the rows of images reach the model as zeros."""
     real = LoadedModel.prefill
 
     def prefill(self, token_ids, layout, cache, states=None):
@@ -61,22 +59,18 @@ def _reads_blindly(monkeypatch, is_blind):
 
 
 def test_load_time_check_reads_natively(monkeypatch):
+    assert _loaded().is_native
     _reads_blindly(monkeypatch, lambda layout: True)
-    fresh = dataclasses.replace(_loaded(), sight=dataclasses.replace(_loaded().sight, checked=set()))
-    assert fresh.native is not None
-    with pytest.raises(IncompatibleModels, match="picture"):
-        ModelRunner(fresh, 1)
+    with pytest.raises(IncompatibleModels, match="image"):
+        check(_loaded())
 
 
-@pytest.mark.parametrize("before", [0, 1])
-def test_load_time_check_reads_as_the_runner_will(before, monkeypatch):
-    """What is wrong with invariant numerics alone is found, also behind a fast runner (layers of transformers')."""
+def test_images_are_read_again_as_an_invariant_runner_will(monkeypatch):
+    """What is wrong with invariant numerics alone is found (layers of transformers')."""
     monkeypatch.delitem(describe.FORMS, "llama")
     model, processor = make("llava")
     fresh = wrap_model(model, processor=processor)
     _reads_blindly(monkeypatch, lambda layout: layout.batch_invariant)
-    for _ in range(before):
-        ModelRunner(fresh, 1, invariant=False)
-    with pytest.raises(IncompatibleModels, match="picture"):
-        ModelRunner(fresh, 1, invariant=True)
-    assert len(fresh.sight.checked) == before
+    check(fresh)
+    with pytest.raises(IncompatibleModels, match="image"):
+        make_runner(fresh, 1, invariant=True)

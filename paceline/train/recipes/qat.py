@@ -24,7 +24,7 @@ from ...heads.int4_draft import Int4Draft, Int4DraftConfig
 from ...quant import Int4Linear
 from ...quant.fake import FakeInt4Linear
 from ...runner import LoadedModel
-from ...runner.loaded import share_copy
+from ...runner.adapters import share_copy
 from ...zoo import resolve
 from ..config import RunConfig
 from ..extras import need

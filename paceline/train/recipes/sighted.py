@@ -19,7 +19,7 @@ from ...core.request import SamplingParams, Sequence
 from ...core.vision import VisionPrompt
 from ...drafters.draft_sight import Sight, sight_of
 from ...errors import ConfigError
-from ...hf.vision import Bounded, Features, is_vlm, text_half
+from ...hf.vision import BoundedCache, Features, is_vlm, text_half
 from ...runner import LoadedModel, ModelRunner
 from ...runner.prefill import prompt_rows
 from ..prepare import prompt_vision
@@ -88,7 +88,7 @@ class Reader:
 
     def __init__(self, target: LoadedModel, draft: LoadedModel | None = None, sight: Sight | None = None):
         self._target = ModelRunner(target, 1)
-        self._seen: Bounded[tuple[str, tuple[int, ...]], VisionPrompt] = Bounded(_KEPT, _bytes_of)
+        self._seen: BoundedCache[tuple[str, tuple[int, ...]], VisionPrompt] = BoundedCache(_KEPT, _bytes_of)
         self._sight = None if draft is None else sight_of(sight, self._target, draft)
         self._draft = None if self._sight is None else ModelRunner(self._sight.loaded, 1)
 
@@ -158,7 +158,7 @@ def _rows(runner: ModelRunner, texts: Seq[list[int]], prompts: Seq[VisionPrompt 
     known = [one or VisionPrompt((), None, half.family.text_offset) for one in prompts]
     read = list[PromptRows]()
     for text, one in zip(texts, known, strict=True):
-        features, _ = runner.reader.look(half, one.images)
+        features, _ = runner.images.look(half, one.images)
         copies = [Features(f.rows.clone(), tuple(part.clone() for part in f.deep)) for f in features]  # for autograd
         read.append(prompt_rows(embeddings, text, 0, one, copies))
     is_image = torch.zeros(rows, width, dtype=torch.bool, device=device)

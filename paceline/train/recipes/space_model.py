@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from ...errors import ConfigError, IncompatibleModels
 from ...heads.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel, wrap_model
-from ...runner.adapters import decoder_layers
-from ...runner.loaded import share_copy
+from ...runner.adapters import decoder_layers, share_copy
 from ..extras import need
 
 USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -1,12 +1,12 @@
-"""Decoder layers of the Llama form in as few operations as there are: one token costs what its weights cost to read.
+"""Runs models in torch: transformers' own layers, or for the Llama form layers in as few operations as there are.
 
-At a few rows a small model spends most of a pass on small operations, not on weights. Here q, k and v are one product,
-and so are gate and up, the residual sums ride on the products that make them (`project`), the rotation is done
-in place, and nothing but tensors passes from layer to layer.
+At a few rows a small model spends most of a pass on small operations, not on weights. In fused layers q, k and v are
+one product, and so are gate and up, the residual sums ride on the products that make them (`project`), the rotation is
+done in place, and nothing but tensors passes from layer to layer.
 
-The layers take the place of transformers' own in the module tree, so that whatever walks over linear layers
-(quantisation, packing) finds them. What they compute is held against plain transformers when a model is loaded
-(`selftest`); architectures that are not of this form keep transformers' own layers.
+Fused layers take the place of transformers' own in the module tree, so that whatever walks over linear layers
+(quantisation, packing) finds them. What they compute is compared with plain transformers when a model is loaded
+(`self_test`); architectures that are not of this form keep transformers' own layers.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..attention.attend import attend
+from ..attention.attend import Scores, attend
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import States
@@ -51,9 +51,8 @@ class FusedLayer(nn.Module):
         self.index, self.head_dim = index, int(attention.head_dim)
         self.kv_heads = int(attention.k_proj.out_features) // self.head_dim
         self.heads = int(attention.q_proj.out_features) // self.head_dim
-        self.scale = float(attention.scaling)
         everywhere = getattr(attention.config, "sliding_window", None)  # Mistral; others decide layer by layer
-        self.window: int | None = getattr(attention, "sliding_window", everywhere)
+        self.scores = Scores(float(attention.scaling), getattr(attention, "sliding_window", everywhere))
         self.qkv: nn.Module = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.o: nn.Module = attention.o_proj
         self.gate_up: nn.Module = _joined(mlp.gate_proj, mlp.up_proj)
@@ -93,7 +92,7 @@ class FusedLayer(nn.Module):
             .split((heads, self.kv_heads, self.kv_heads), 1)
         )
         keys, values = cache.update(key, value, self.index)
-        out = attend(query, keys, values, layout, self.scale, self.window)
+        out = attend(query, keys, values, layout, self.scores)
         x = project(self.o, out.reshape(x.shape[0], heads * d), plus=x)
         gate, up = project(self.gate_up, self.mlp_norm(x)).chunk(2, -1)
         return project(self.down, nn.functional.silu(gate).mul_(up), plus=x)
@@ -102,7 +101,7 @@ class FusedLayer(nn.Module):
 class FusedDecoder:
     """Runs a model whose layers are fused: embeddings, layers, final norm, head.
 
-    gate: of the adapter that the layers wear.
+    gate: of the adapter that is attached to the layers.
     """
 
     def __init__(self, model: PreTrainedModel, gate: Gate | None = None):
@@ -112,18 +111,23 @@ class FusedDecoder:
         self.norm = RmsNorm(base.norm)
         self.rotary_emb: Any = base.rotary_emb
         self.head: Any = model.get_output_embeddings()
-        self._gate = gate
+        self.gate = gate
         self._cos = self._sin = torch.empty(0)
 
-    def hidden(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
+    def prefill(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None
+    ) -> Tensor:
         """States after the last layer, before the final norm. [B, N] -> [B N, E]. Fills in what `states` asks for."""
+        assert token_ids is not None
         if layout.rows is not None:
             x = layout.rows.embeds.flatten(0, 1).clone()  # the layers add to it in place
         else:
             x = nn.functional.embedding(token_ids.reshape(-1), self.embeddings)
-        if self._gate is not None:
-            x = self._gate.embed(x)
-        cos, sin = self._rotation(layout.position_ids, x)
+        if self.gate is not None:
+            x = self.gate.embed(x)
+        places = layout.position_ids.reshape(-1)
+        cos, sin = self.rotations(int(places.max()) + 1, x)
+        cos, sin = cos[places], sin[places]
         for index, layer in enumerate(self.layers):
             if states is not None and index in states:
                 states[index] = x.view(*token_ids.shape, -1)
@@ -132,9 +136,12 @@ class FusedDecoder:
             states[len(self.layers)] = self.norm(x).view(*token_ids.shape, -1)
         return x
 
-    def logits(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> Tensor:
+    def logits(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None
+    ) -> Tensor:
         """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
-        x = self.hidden(token_ids, layout, cache, states).view(*token_ids.shape, -1)
+        assert token_ids is not None
+        x = self.prefill(token_ids, layout, cache, states).view(*token_ids.shape, -1)
         last, kept = len(self.layers), slice(-(layout.head_rows or 0), None)
         normed = states[last][:, kept] if states is not None and last in states else self.norm(x[:, kept])
         return self.head(normed.flatten(0, 1)).unflatten(0, normed.shape[:2])
@@ -151,11 +158,48 @@ class FusedDecoder:
             self._cos, self._sin = cos[0, :, None], torch.cat([-sin[..., :half], sin[..., half:]], -1)[0, :, None]
         return self._cos, self._sin
 
-    def _rotation(self, position_ids: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin of each position, [B N, 1, d]."""
-        places = position_ids.reshape(-1)
-        cos, sin = self.rotations(int(places.max()) + 1, like)
-        return cos[places], sin[places]
+
+class TransformersDecoder:
+    """Runs a model by transformers' own layers. attends_trees: they call our attention; otherwise they get a mask."""
+
+    def __init__(self, model: PreTrainedModel, attends_trees: bool, gate: Gate | None = None):
+        self.gate = gate
+        self._model, self._attends_trees = model, attends_trees
+
+    def logits(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
+        """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
+        return self._call(self._model, token_ids, layout, cache, states).logits[:, -(layout.head_rows or 0) :]
+
+    def prefill(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> None:
+        """Fill the cache."""
+        self._call(self._model.base_model, token_ids, layout, cache, states)
+
+    def _call(
+        self, module: nn.Module, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None
+    ) -> Any:
+        options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
+        if states:
+            options["output_hidden_states"] = True
+        if layout.head_rows is not None:
+            options["logits_to_keep"] = layout.head_rows
+        if self._attends_trees:
+            options["paceline_pass"] = layout
+        else:
+            options["attention_mask"] = layout.mask_4d(self._model.dtype)
+        rows = layout.rows
+        if rows is not None:
+            options["inputs_embeds"] = rows.embeds
+            if rows.deep:
+                options |= {"visual_pos_masks": rows.is_image, "deepstack_visual_embeds": list(rows.deep)}
+        elif self.gate is not None and layout.is_mask is not None:
+            embeddings: nn.Module = self._model.get_input_embeddings()  # type: ignore[assignment]
+            options["inputs_embeds"] = self.gate.embed(embeddings(token_ids))
+        else:
+            options["input_ids"] = token_ids
+        out = module(**options)
+        for index in states or ():
+            states[index] = out.hidden_states[index]  # type: ignore[index]
+        return out
 
 
 def fuse(model: PreTrainedModel) -> bool:

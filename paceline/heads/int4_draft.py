@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..quant.int4 import BITS, GROUP_SIZES
-from ..quant.planes import from_planes, to_planes
 from ..schema import checked
 from .parts import Count, Linears, Shapes
 
@@ -45,7 +44,7 @@ class Int4DraftConfig:
 
 @final
 class Int4Draft(nn.Module):
-    """Planes of codes and bits of params for each layer and linear; see `quant.planes` and `quant.int4`.
+    """Planes of codes and bits of params for each layer and linear; see `to_planes` and `quant.int4`.
 
     Params are bfloat16 numbers kept as int16, so that no change of dtype rounds them.
     """
@@ -80,3 +79,24 @@ class Int4Draft(nn.Module):
 
 def _key(layer: int, linear: str, what: str) -> str:
     return f"layer{layer}_{linear.replace('.', '_')}_{what}"
+
+
+def to_planes(codes: Tensor, bits: int) -> Tensor:
+    """Codes [out, in] in 0..2^bits - 1 -> uint8 [bits, out, in / 8]; inputs are divisible by 8.
+
+    One plane of bits follows another, eight codes a byte:
+
+    codes 0..7 of a row    5 1 7 0 2 6 3 4      plane 0: 1 1 1 0 0 0 1 0    plane 1: 0 0 1 0 1 1 1 0    plane 2: ...
+    """
+    places = torch.arange(8, device=codes.device)
+    planes = [((codes >> bit & 1).view(len(codes), -1, 8) << places).sum(-1) for bit in range(bits)]
+    return torch.stack(planes).to(torch.uint8)
+
+
+def from_planes(planes: Tensor) -> Tensor:
+    """The codes, int32 [out, in]."""
+    places = torch.arange(8, device=planes.device, dtype=torch.uint8)
+    codes = torch.zeros(planes.shape[1], planes.shape[2] * 8, dtype=torch.int32, device=planes.device)
+    for bit, plane in enumerate(planes):
+        codes |= ((plane[..., None] >> places & 1).flatten(1)).int() << bit
+    return codes

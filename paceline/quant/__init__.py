@@ -3,8 +3,8 @@
 from .fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
 from .int4 import Int4Linear, dequantize_int4, quantize_int4, round_to_bits
 from .int8 import Int8Linear, dequantize_int8, quantize_int8
-from .linears import Quantized, QuantReport, Weights, check_weights, quantize_head, quantize_linears, quantize_target
-from .packed import PackedLinear, pack_linears
+from .linears import QuantReport, Weights, check_weights, quantize_head, quantize_linears, quantize_target
+from .packed import PackedLinear, QuantizedLinear, pack_linears
 
 __all__ = [
     "Fp8Linear",
@@ -12,7 +12,7 @@ __all__ = [
     "Int8Linear",
     "PackedLinear",
     "QuantReport",
-    "Quantized",
+    "QuantizedLinear",
     "Weights",
     "check_weights",
     "dequantize_fp8",

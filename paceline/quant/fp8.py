@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .packed import PackedLinear
+from .packed import PackedLinear, QuantizedLinear
 
 _LARGEST = 448.0  # of e4m3
 _CAPABILITY = (8, 9)
@@ -44,7 +44,7 @@ def dequantize_fp8(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 @final
-class Fp8Linear(nn.Module):
+class Fp8Linear(QuantizedLinear):
     """A linear layer with FP8 weights, which rounds its activations to FP8."""
 
     def __init__(self, linear: nn.Linear | PackedLinear):
@@ -63,7 +63,7 @@ class Fp8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """What the codes stand for, in bfloat16 [out, in]: what a draft of this model is rounded from."""
+        """The values of the codes, in bfloat16 [out, in]: a draft of this model is rounded from them."""
         return dequantize_fp8(self.codes, self.scales).bfloat16()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,8 +75,3 @@ class Fp8Linear(nn.Module):
         )
         out = out.to(x.dtype).view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of codes and scales."""
-        return self.codes.nbytes + self.scales.nbytes

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.packing import pack_codes, pack_params, unpack_params
-from .fp8 import Fp8Linear
-from .int8 import Int8Linear
-from .packed import Described, PackedLinear, Place, anywhere, device_of, has_kernels
+from .packed import Described, PackedLinear, Place, QuantizedLinear, anywhere, device_of, has_kernels
 
 GROUP_SIZES = (32, 64, 128, 256)
 BITS = (4, 3, 2)
@@ -100,7 +98,7 @@ def _pack(codes: Tensor) -> Tensor:
     return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
 
 
-class Int4Linear(nn.Module):
+class Int4Linear(QuantizedLinear):
     """A linear layer with packed INT4 weights; activations are multiplied in bfloat16, or in float32 where the
     processor has no instruction for that.
 
@@ -109,7 +107,7 @@ class Int4Linear(nn.Module):
 
     def __init__(
         self,
-        linear: nn.Linear | PackedLinear | Int8Linear | Fp8Linear,
+        linear: nn.Linear | PackedLinear | QuantizedLinear,
         group_size: int,
         bits: int = 4,
         place: Place = anywhere,
@@ -145,7 +143,7 @@ class Int4Linear(nn.Module):
         self.register_buffer("packed_params", params, persistent=False)
 
     @staticmethod
-    def fits(linear: nn.Linear | PackedLinear | Int8Linear | Fp8Linear, group_size: int) -> bool:
+    def fits(linear: nn.Linear | PackedLinear | QuantizedLinear, group_size: int) -> bool:
         """True iff the kernels of its device take this shape."""
         if linear.in_features % group_size:
             return False
@@ -158,9 +156,9 @@ class Int4Linear(nn.Module):
 
     @property
     def matrix(self) -> Described:
-        """As the kernels take it. Raises AttributeError where ATen multiplies."""
+        """The weights as the kernels take them. Raises AttributeError where ATen multiplies."""
         if not self._native:
-            raise AttributeError("the codes do not lie as the native kernels read them")
+            raise AttributeError("the codes are not in the native kernels' order")
         shape = self.out_features, self.in_features
         return Described(*shape, self.packed, self.bias, self.packed_params, group=self.group_size)
 
@@ -175,8 +173,3 @@ class Int4Linear(nn.Module):
             out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group_size, self.packed_params)
         out = out.to(x.dtype).view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of codes, scales and zeros, padding included."""
-        return self.packed.nbytes + self.packed_params.nbytes

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.packing import pack, unpack
-from .packed import Described, PackedLinear, Place, anywhere, device_of, has_kernels
+from .packed import Described, PackedLinear, Place, QuantizedLinear, anywhere, device_of, has_kernels
 
 _PIECE = 4096  # outputs rounded at once: the float32 copy of a whole output head would be the peak of memory
 _MAX_INPUTS = (1 << 31) // (128 * 127) - 1  # more could overflow int32
@@ -35,10 +35,10 @@ def dequantize_int8(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 @final
-class Int8Linear(nn.Module):
+class Int8Linear(QuantizedLinear):
     """A linear layer with INT8 weights; activations keep 16 bits, or are bfloat16 where ATen multiplies.
 
-    packed: codes as the native kernels read them, or plain [out, in] for ATen. sums: of each output's codes, int32
+    packed: codes in the native kernels' order, or plain [out, in] for ATen. sums: of each output's codes, int32
     [out], for the native kernels.
     """
 
@@ -80,9 +80,9 @@ class Int8Linear(nn.Module):
 
     @property
     def matrix(self) -> Described:
-        """As the kernels take it. Raises AttributeError where ATen multiplies."""
+        """The weights as the kernels take them. Raises AttributeError where ATen multiplies."""
         if self.sums is None:
-            raise AttributeError("the codes do not lie as the native kernels read them")
+            raise AttributeError("the codes are not in the native kernels' order")
         shape = self.out_features, self.in_features
         return Described(*shape, self.packed, self.bias, self.scales, self.sums)
 
@@ -94,8 +94,3 @@ class Int8Linear(nn.Module):
         out = torch.ops.aten._weight_int8pack_mm(rows, self.packed, self.scales.bfloat16())
         out = (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
         return out.view(*x.shape[:-1], self.out_features)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of codes, scales and sums, padding included."""
-        return sum(held.nbytes for held in self.buffers())

@@ -1,4 +1,4 @@
-"""Linear layers whose weights lie as the native kernels read them, see `kernels.packing`."""
+"""Linear layers whose weights are in the native kernels' order (see `kernels.packing`), and what they share."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -11,11 +11,11 @@ from ..kernels.packing import BLOCK, pack, pack_codes, pack_params, unpack, unpa
 
 _PIECE, _PAGE, _LINE = 32 << 20, 2 << 20, 64
 Place: TypeAlias = Callable[[Tensor], Tensor]
-"""Puts a packed weight where it shall lie."""
+"""Copies a packed weight to its place in memory."""
 
 
 def anywhere(packed: Tensor) -> Tensor:
-    """Leaves it where it is."""
+    """The weight where it is."""
     return packed
 
 
@@ -25,8 +25,20 @@ def has_kernels(device: torch.device) -> bool:
 
 
 def device_of(linear: nn.Module) -> torch.device:
-    """Where a linear layer's weights are, in whatever format."""
+    """The device of a linear layer's weights, in whatever format."""
     return next(iter([*linear.parameters(), *linear.buffers()])).device
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with rounded weights, whose buffers are codes and scales."""
+
+    in_features: int
+    out_features: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of codes and scales, padding included."""
+        return sum(held.nbytes for held in self.buffers())
 
 
 class PackedLinear(nn.Module):
@@ -53,7 +65,7 @@ class PackedLinear(nn.Module):
 
     @property
     def matrix(self) -> "Described":
-        """As the kernels take it."""
+        """The weights as the kernels take them."""
         return Described(self.out_features, self.in_features, self.packed, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,7 +136,7 @@ def pack_linears(model: nn.Module) -> int:
 class Shelf:
     """Memory for the weights of a model, side by side, on large pages where the system has them.
 
-    A pass reads it whole: with a page for every 4 KB it took 6% longer, with weights of 4 bits 20% to 30%. It is taken
+    A pass reads all of it: with pages of 4 KB it took 6% longer, with weights of 4 bits 20% to 30%. Memory is allocated
     in pieces, each of which is freed when none of its weights is left.
     """
 

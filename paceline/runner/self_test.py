@@ -14,7 +14,7 @@ from ..core.tree import TokenTree
 from ..errors import ConfigError, IncompatibleModels, NumericsError
 from ..hf.image_prompts import process, prompt_of
 from ..hf.vision import Vision, language_model
-from ..quant import Quantized
+from ..quant import QuantizedLinear
 from .loaded import ImageReference, LoadedModel
 from .model_runner import ModelRunner
 from .prefill import whole_text
@@ -41,7 +41,7 @@ def check(loaded: LoadedModel) -> LoadedModel:
 
 def tolerance(loaded: LoadedModel) -> float:
     """How far logits may be apart, in standard deviations: as in 16 bits where layers round what they are given."""
-    rounds = any(isinstance(layer, Quantized) for layer in loaded.model.modules())
+    rounds = any(isinstance(layer, QuantizedLinear) for layer in loaded.model.modules())
     return _IN_16_BITS if rounds else _TOLERANCE.get(loaded.dtype, _IN_16_BITS)
 
 

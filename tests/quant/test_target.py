@@ -10,11 +10,11 @@ from paceline.quant import (
     Int4Linear,
     Int8Linear,
     check_weights,
+    linears,
     quantize_int4,
     quantize_linears,
     quantize_target,
     round_to_bits,
-    timing,
 )
 from paceline.runner.adapters import share_copy
 from tests.helpers import REPEATING
@@ -118,18 +118,18 @@ def test_fewer_bits_are_further_away():
 def test_auto_takes_what_is_faster_and_times_each_shape_once(monkeypatch, seconds):
     timed: list[nn.Module] = []
 
-    def told(self: timing.Contest, module: nn.Module, row: torch.Tensor) -> float:
+    def told(self: linears.ShapeTiming, module: nn.Module, row: torch.Tensor) -> float:
         timed.append(module)
         return seconds[0] if isinstance(module, Int4Linear | Int8Linear) else seconds[1]
 
-    monkeypatch.setattr(timing.Contest, "_seconds", told)
+    monkeypatch.setattr(linears.ShapeTiming, "_seconds", told)
     model = tiny_model("llama", intermediate_size=64, vocab_size=96)
     report = quantize_target(model, "int4", 32, layers="auto")
     quantised, slower = (15, 0) if seconds[0] < seconds[1] else (0, 14)
     assert (report.num_quantized, report.num_slower, report.num_kept) == (quantised, slower, 0)
     assert report.lm_head != "shared" if quantised else report.lm_head == "shared"
     # 32 -> 32, 32 -> 16, 32 -> 64, 64 -> 32 and the head
-    assert len(timed) == 5 * 2 * timing._TRIES
+    assert len(timed) == 5 * 2 * linears.TRIES
 
 
 def test_auto_times_real_layers():

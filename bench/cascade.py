@@ -28,7 +28,7 @@ from paceline import LLM, Cascade, PacelineError, SamplingParams
 from paceline.cascade import Calibration, load_calibration
 from paceline.cascade.bound import binomial_cdf, upper_bound
 from paceline.errors import ConfigError
-from paceline.eval.prompt_files import read_prompts
+from paceline.eval.prompts import read_prompts
 from paceline.llm import Prompt
 from paceline.zoo import resolve
 

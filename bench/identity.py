@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline import LLM, SamplingParams
 from paceline.eval.check import check
-from paceline.eval.prompt_files import read_prompts
+from paceline.eval.prompts import read_prompts
 from paceline.runner import load_model
 from paceline.spec_config import parse
 from paceline.system.provenance import hash_prompts, provenance

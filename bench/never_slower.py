@@ -19,7 +19,7 @@ from paceline import LLM, DraftModel, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Drafter
 from paceline.core.tree import TokenTree
-from paceline.eval.examples import EXAMPLES
+from paceline.eval.prompts import EXAMPLES
 
 
 @final

@@ -119,7 +119,7 @@ def main() -> int:
     options = parser.parse_args()
     from transformers import AutoTokenizer
 
-    from paceline.eval.prompt_files import read_prompts
+    from paceline.eval.prompts import read_prompts
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     given = PROMPTS if options.prompts is None else read_prompts(options.prompts, options.num_prompts)

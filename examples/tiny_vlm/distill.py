@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
-from paceline.eval.image_suites import EasyVqa
+from paceline.eval.suites import EasyVqa
 from paceline.train.losses import compared, loss_named
 from paceline.train.recipe import Losses
 from paceline.zoo.merge import language_weights

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from paceline.core.request import SamplingParams
-from paceline.eval.image_suites import load_easy_vqa
+from paceline.eval.suites import load_easy_vqa
 from paceline.llm import LLM
 from paceline.system.files import parse_json, read_text
 from paceline.train.run_folder import understood

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import LlavaProcessor
 
-from paceline.eval.image_suites import EasyVqa
+from paceline.eval.suites import EasyVqa
 
 from .lessons import HELD_OUT, easy_picture, scene_picture
 from .questions import KINDS

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from random import Random
 
-from paceline.eval.image_suites import EasyVqa
+from paceline.eval.suites import EasyVqa
 
 from .questions import KINDS, Kind, ask
 from .scene import HELD_OUT as HELD_OUT

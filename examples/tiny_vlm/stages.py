@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from paceline.errors import ConfigError
-from paceline.eval.image_suites import EasyVqa, load_easy_vqa
+from paceline.eval.suites import EasyVqa, load_easy_vqa
 from paceline.hf.load import device_of
 from paceline.system.files import write_bytes, write_text
 from paceline.system.provenance import sha256_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration
 
-from paceline.eval.image_suites import EasyVqa
+from paceline.eval.suites import EasyVqa
 from paceline.train.extras import need
 from paceline.train.recipe import Losses
 from paceline.train.run_folder import understood

@@ -18,7 +18,7 @@ from PIL import Image
 from ..core.request import SamplingParams
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
-from ..eval.prompt_files import is_address, names_file
+from ..eval.prompts import is_address, names_file
 from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..schema import checked, validate

@@ -82,7 +82,7 @@ def calibrate(
         from ..cascade.report import draw
         from ..core.request import SamplingParams
         from ..eval.plots import drawn_by, load_matplotlib
-        from ..eval.prompt_files import read_prompts
+        from ..eval.prompts import read_prompts
         from ..system.files import check_out, claimed
 
     signals = [Signal(name) for name in _checked(signal or [Signal.MIN_PROB.value], [s.value for s in Signal])]

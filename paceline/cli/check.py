@@ -57,8 +57,8 @@ def check(
     # The default policy may draft nothing, which would prove nothing.
     chosen = speculation.choose(drafter, "lookup", policy="fixed")
     from ..core.request import SamplingParams
-    from ..eval.examples import EXAMPLES
-    from ..eval.prompt_files import read_prompts
+    from ..eval.prompts import EXAMPLES
+    from ..eval.prompts import read_prompts
 
     temperatures = temperature or [0.0, 0.8]
     for one in temperatures:

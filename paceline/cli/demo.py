@@ -74,7 +74,7 @@ def demo(
     else:
         llm = open_engine(model, screen, loading, chosen)
     from ..eval.demo import totals
-    from ..eval.examples import EXAMPLES
+    from ..eval.prompts import EXAMPLES
 
     pairs = _show(llm, EXAMPLES[:num_prompts], params, screen)
     total = totals(pairs)

@@ -8,9 +8,9 @@ from typing import TypeAlias
 from ..core.outputs import Timings
 from ..core.request import SamplingParams
 from ..errors import ConfigError
-from ..llm import LLM, Prompt
+from ..llm import LLM
 from ..outputs import Completion, StreamChunk
-from .examples import Example
+from .prompts import Example, user_prompt
 
 _WARM_UP = 12  # tokens: the first passes pay for memory and kernels that later ones have
 
@@ -79,7 +79,7 @@ def demo(llm: LLM, examples: Seq[Example], params: SamplingParams) -> Iterator[E
     if not examples:
         raise ConfigError("there is nothing to show", got="no prompts")
     plain = llm.plain()
-    prompts = [as_prompt(llm, example) for example in examples]
+    prompts = [user_prompt(llm.loaded, example.prompt) for example in examples]
     warm_up = SamplingParams(temperature=params.temperature, max_tokens=min(_WARM_UP, params.max_tokens), seed=0)
     for side in (plain, llm):
         for _ in side.stream(prompts[0], warm_up):
@@ -115,8 +115,3 @@ def totals(pairs: Seq[Pair]) -> Totals:
         identical=identical == len(pairs),
         num_identical=identical,
     )
-
-
-def as_prompt(llm: LLM, example: Example) -> Prompt:
-    """A chat where the model has a template for it, else the bare text."""
-    return example.chat if getattr(llm.tokenizer, "chat_template", None) else example.prompt

@@ -1,6 +1,11 @@
-"""Recorded measurements of a head: everything that is needed to make them again, and the numbers that came out.
+"""Recorded measurements of a drafter: how much of what it proposes is accepted, made again later and compared.
 
-`training.json` holds them under "acceptance", a list, the first being the one that is quoted:
+    round        drafted depth 3        accepted 2       emitted 3 (two drafted, one of the target's own)
+    position     1: accepted            2: accepted      3: rejected
+    over rounds  per_position[i] = share of rounds in which position i + 1 was accepted
+                 mean acceptance length = emitted tokens / target passes, the target's own token counted (as in vLLM)
+
+`training.json` of a head holds a list of them under "acceptance", the first being the one that is quoted:
 
     {"name": "built-in prompts",
      "prompts": {"source": "built_in", "count": 8, "sha256": "..."},
@@ -10,27 +15,195 @@
      "setting": {"dtype": "float32", "numerics": "fast", "device": "cpu"},
      "result": {"mean_acceptance_length": ..., "per_position": [...], "answers": [{"tokens", "rounds", "accepted"}]}}
 
-source   built_in   the prompts of `paceline.eval.examples`, which every installation has
+source   built_in   the prompts of `paceline.eval.prompts`, which every installation has
          texts      "texts" holds them here, as user messages
          file       a file that is not here; only its hash is known, so that it must be given to measure again
 """
 
-from collections.abc import Mapping
+import copy
+import math
+import statistics
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, cast
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..llm import LLM, Prompt
+from ..outputs import Completion
+from ..policy import Fixed
 from ..spec_config import SpecConfig, parse
 from ..system.provenance import hash_prompts
-from .acceptance import Acceptance, Difference, Progress, differences, measure_acceptance
-from .examples import EXAMPLES
+from .prompts import EXAMPLES, user_prompt
 
+Progress = Callable[[str, int, int], None]
+"""progress(what, done, total)."""
 Source: TypeAlias = Literal["built_in", "texts", "file"]
-SOURCES = ("built_in", "texts", "file")
+
+
+@dataclass(frozen=True)
+class AnswerCounts:
+    """One answer. accepted: for each position from the first, the rounds in which a drafted token was accepted."""
+
+    tokens: int
+    rounds: int
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AcceptanceCounts:
+    """Counts of some answers, and the rates that follow from them."""
+
+    answers: tuple[AnswerCounts, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Emitted tokens."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def num_rounds(self) -> int:
+        """Target passes."""
+        return sum(answer.rounds for answer in self.answers)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Emitted tokens per target pass, the target's own token counted: 1 where no draft is ever accepted."""
+        return self.num_tokens / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def per_position(self) -> tuple[float, ...]:
+        """Share of the rounds in which a drafted token was accepted at each position; never rises. [D]."""
+        depth = max((len(answer.accepted) for answer in self.answers), default=0)
+        return tuple(sum(self.accepted_at(position)) / max(self.num_rounds, 1) for position in range(depth))
+
+    def accepted_at(self, position: int) -> list[int]:
+        """By answer, the rounds in which position `position` + 1 was accepted."""
+        return [a.accepted[position] if position < len(a.accepted) else 0 for a in self.answers]
+
+    def first(self, count: int) -> "AcceptanceCounts":
+        """Of the first answers only."""
+        return replace(self, answers=self.answers[:count])
+
+    def as_dict(self) -> dict[str, object]:
+        """As JSON can hold it; the rates are for people, the counts are what `from_dict` reads."""
+        return {
+            "mean_acceptance_length": round(self.mean_acceptance_length, 4),
+            "per_position": [round(rate, 4) for rate in self.per_position],
+            "tokens": self.num_tokens,
+            "rounds": self.num_rounds,
+            "answers": [{**asdict(answer), "accepted": list(answer.accepted)} for answer in self.answers],
+        }
+
+    @classmethod
+    def from_dict(cls, given: object) -> "AcceptanceCounts":
+        """Read what `as_dict` wrote. Raises `ConfigError` for anything else, and for rates that are not its counts'."""
+        try:
+            whole = cast("dict[str, Any]", given)
+            made = cls(
+                tuple(
+                    AnswerCounts(int(a["tokens"]), int(a["rounds"]), tuple(int(n) for n in a["accepted"]))
+                    for a in whole["answers"]
+                )
+            )
+            rate = float(whole["mean_acceptance_length"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError("the recorded acceptance cannot be read", got=repr(error)) from error
+        if not math.isclose(rate, made.mean_acceptance_length, abs_tol=1e-3):
+            raise ConfigError(
+                "the recorded acceptance contradicts its own counts",
+                got=f"mean acceptance length {rate}",
+                expected=f"{made.mean_acceptance_length:.4f}",
+            )
+        return made
+
+
+def counts_of(answer: Completion) -> AnswerCounts:
+    """Count the rounds of an answer, after the prompt was read."""
+    kept = [record.num_accepted for record in answer.decoding]
+    accepted = tuple(sum(n > position for n in kept) for position in range(max(kept, default=0)))
+    return AnswerCounts(answer.num_decoded, len(kept), accepted)
+
+
+def measure_acceptance(
+    llm: LLM,
+    prompts: Seq[Prompt],
+    params: SamplingParams,
+    budget: DraftBudget,
+    progress: Progress = lambda what, done, total: None,
+) -> AcceptanceCounts:
+    """Answer the prompts with the drafter of `llm`, which drafts `budget` in every round; answer i has seed + i.
+
+    With the same dtype, numerics and prompts the same counts come out again. Raises `ConfigError` without prompts,
+    without a seed, or with more than one answer a prompt.
+    """
+    if not prompts:
+        raise ConfigError("there is nothing to measure", got="no prompts")
+    if params.n != 1 or params.seed is None:
+        raise ConfigError("acceptance is measured on one reproducible answer a prompt", got=f"n={params.n}", fix="seed")
+    # The same engine with its drafter as it is bound, under a policy that always drafts as much.
+    engine, decoder = copy.copy(llm), copy.copy(llm.decoder)
+    decoder.policy = Fixed(budget.depth, budget.nodes)
+    decoder.policy.bind(decoder.drafter, llm.runner.pass_seconds)
+    engine.decoder = decoder
+    answers: list[AnswerCounts] = []
+    for index, prompt in enumerate(prompts):  # one by one: neighbours in a batch may change the numerics of a row
+        result = engine.generate([prompt], replace(params, seed=params.seed + index))[0]
+        answers.append(counts_of(result.outputs[0]))
+        progress("measuring acceptance", len(answers), len(prompts))
+    return AcceptanceCounts(tuple(answers))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A number that was measured, the one that was recorded, and how far apart they may be."""
+
+    what: str
+    measured: float
+    recorded: float
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether they agree."""
+        return abs(self.measured - self.recorded) <= self.allowed
+
+
+def differences(
+    measured: AcceptanceCounts, recorded: AcceptanceCounts, tolerance: float = 0.05
+) -> list[Difference]:
+    """Hold the mean acceptance length and each position against the record of the same prompts.
+
+    tolerance: relative for the mean, absolute for the rates. Two standard errors of the difference are allowed on top:
+    other numerics write other answers here and there. They are estimated prompt by prompt, so that for identical
+    answers they are zero.
+    """
+    if len(measured.answers) != len(recorded.answers):
+        raise ConfigError(
+            "the record is of other prompts", got=len(measured.answers), expected=f"{len(recorded.answers)} prompts"
+        )
+    rounds = [[answer.rounds for answer in side.answers] for side in (measured, recorded)]
+
+    def compare(what: str, counts: Seq[list[int]], is_relative: bool = False) -> Difference:
+        values, deviations = list[float](), list[list[float]]()
+        for ours, per in zip(counts, rounds, strict=True):
+            total = max(sum(per), 1)
+            values.append(ratio := sum(ours) / total)
+            # What each answer adds to the deviation of the ratio, linearised.
+            deviations.append([(one - ratio * n) * len(per) / total for one, n in zip(ours, per, strict=True)])
+        apart = [a - b for a, b in zip(*deviations, strict=True)]
+        error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
+        return Difference(what, *values, tolerance * (values[1] if is_relative else 1.0) + 2 * error)
+
+    sides = (measured, recorded)
+    tokens = [[answer.tokens for answer in side.answers] for side in sides]
+    depth = max(len(side.per_position) for side in sides)
+    return [
+        compare("mean acceptance length", tokens, is_relative=True),
+        *(compare(f"acceptance at position {d + 1}", [side.accepted_at(d) for side in sides]) for d in range(depth)),
+    ]
 
 
 @dataclass(frozen=True)
@@ -45,7 +218,7 @@ class Trial:
     budget: DraftBudget
     drafter: Mapping[str, object]
     setting: Mapping[str, object]
-    result: Acceptance
+    result: AcceptanceCounts
     texts: tuple[str, ...] | None = None
 
     def as_dict(self) -> dict[str, object]:
@@ -108,10 +281,11 @@ def run_trial(
     drafter: its keys of `spec_config` beside method and model. texts: the prompts, unless they are the built-in ones.
     """
     found = [example.prompt for example in EXAMPLES] if texts is None else list(texts)
-    result = measure_acceptance(llm, [chat_of(llm, text) for text in found], params, budget, progress)
+    result = measure_acceptance(llm, [user_prompt(llm.loaded, text) for text in found], params, budget, progress)
     kept = tuple(found) if source == "texts" else None
-    sha256 = hash_prompts(found)
-    return Trial(name, source, sha256, len(found), params, budget, drafter, setting_of(llm), result, kept)
+    return Trial(
+        name, source, hash_prompts(found), len(found), params, budget, drafter, _setting_of(llm), result, kept
+    )
 
 
 @dataclass(frozen=True)
@@ -122,8 +296,8 @@ class TrialCheck:
     """
 
     trial: Trial
-    measured: Acceptance
-    recorded: Acceptance
+    measured: AcceptanceCounts
+    recorded: AcceptanceCounts
     differences: list[Difference]
     changed: list[tuple[str, str, str]]
 
@@ -147,12 +321,11 @@ def check_trial(
     progress: Progress = lambda what, done, total: None,
 ) -> TrialCheck:
     """Make a trial again with `llm`, whose drafter must be the trial's, and hold it against its record."""
-    found = trial.prompts(texts)[:num_prompts]
-    measured = measure_acceptance(llm, [chat_of(llm, text) for text in found], trial.params, trial.budget, progress)
-    recorded = trial.result.first(len(found))
-    now = setting_of(llm)
-    told = [(key, str(now.get(key)), str(then)) for key, then in trial.setting.items() if now.get(key) != then]
-    return TrialCheck(trial, measured, recorded, differences(measured, recorded, tolerance), told)
+    prompts = [user_prompt(llm.loaded, text) for text in trial.prompts(texts)[:num_prompts]]
+    measured = measure_acceptance(llm, prompts, trial.params, trial.budget, progress)
+    recorded, now = trial.result.first(len(prompts)), _setting_of(llm)
+    changed = [(key, str(now.get(key)), str(then)) for key, then in trial.setting.items() if now.get(key) != then]
+    return TrialCheck(trial, measured, recorded, differences(measured, recorded, tolerance), changed)
 
 
 def trials_of(record: Mapping[str, object]) -> list[Trial]:
@@ -166,8 +339,8 @@ def trials_of(record: Mapping[str, object]) -> list[Trial]:
 def _trial_of(row: Any) -> Trial:
     try:
         prompts, budget = row["prompts"], row["budget"]
-        if prompts["source"] not in SOURCES:
-            raise ConfigError("unknown source of prompts", got=prompts["source"], expected=", ".join(SOURCES))
+        if prompts["source"] not in get_args(Source):
+            raise ConfigError("unknown source of prompts", got=prompts["source"], expected=", ".join(get_args(Source)))
         trial = Trial(
             str(row["name"]),
             prompts["source"],
@@ -177,12 +350,12 @@ def _trial_of(row: Any) -> Trial:
             DraftBudget(int(budget["depth"]), int(budget["nodes"])),
             dict(row["drafter"]),
             dict(row["setting"]),
-            Acceptance.from_dict(row["result"]),
+            AcceptanceCounts.from_dict(row["result"]),
             tuple(prompts["texts"]) if prompts["source"] == "texts" else None,
         )
+    except ConfigError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError("an entry of the recorded acceptance cannot be read", got=repr(error)) from error
     if trial.count != len(trial.result.answers):
         raise ConfigError(
@@ -193,28 +366,19 @@ def _trial_of(row: Any) -> Trial:
     return trial
 
 
-def chat_of(llm: LLM, text: str) -> Prompt:
-    """A user's message where the model has a template for it, else the bare text."""
-    return [{"role": "user", "content": text}] if getattr(llm.tokenizer, "chat_template", None) else text
-
-
-def setting_of(llm: LLM) -> dict[str, object]:
+def _setting_of(llm: LLM) -> dict[str, object]:
     """What may change the answers by rounding, and with them the counts."""
     loaded = llm.loaded
-    return {
-        "dtype": str(loaded.dtype).removeprefix("torch."),
-        "numerics": llm.numerics,
-        "device": loaded.device.type,
-    }
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "numerics": llm.numerics, "device": loaded.device.type}
 
 
 def _params_to_json(params: SamplingParams) -> dict[str, object]:
     """Temperature, length and seed, and whatever else was set. Raises `ConfigError` for what JSON cannot hold."""
     kept: dict[str, object] = {}
-    plain = SamplingParams()
     for field in fields(params):
         value = getattr(params, field.name)
-        if field.name in ("temperature", "max_tokens", "seed") or value != getattr(plain, field.name):
+        if field.name in ("temperature", "max_tokens", "seed") or value != getattr(SamplingParams(), field.name):
             if not isinstance(value, int | float | str | bool):
                 raise ConfigError(f"{field.name} cannot be recorded", got=repr(value), expected="a number or a word")
             kept[field.name] = value

@@ -8,7 +8,7 @@ from PIL import Image
 from paceline.cascade.measure import hash_contents
 from paceline.cascade.report import prompt_text
 from paceline.errors import ConfigError
-from paceline.eval.prompt_files import read_prompts
+from paceline.eval.prompts import read_prompts
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ from paceline import LLM, SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.drafters.heads import Medusa
 from paceline.errors import ConfigError
-from paceline.eval.acceptance import Acceptance, AnswerCounts, differences, measure_acceptance
-from paceline.eval.trials import check_trial, run_trial, trials_of
+from paceline.eval.trials import AcceptanceCounts, AnswerCounts, check_trial, differences, measure_acceptance, run_trial, trials_of
 from tests.heads.common import even_tempered_target, fresh_medusa
 from tests.helpers import tokenizer
 
 PARAMS, BUDGET = SamplingParams(max_tokens=16, seed=0, ignore_eos=True), DraftBudget(3, 6)
 TEXTS = ["ab", "hello", "zq"]
-COUNTS = Acceptance((AnswerCounts(10, 4, (4, 2)), AnswerCounts(9, 6, (2, 1, 0)), AnswerCounts(6, 2, (2, 2))))
+COUNTS = AcceptanceCounts((AnswerCounts(10, 4, (4, 2)), AnswerCounts(9, 6, (2, 1, 0)), AnswerCounts(6, 2, (2, 2))))
 
 
 @pytest.fixture(scope="module")
@@ -27,23 +26,23 @@ def test_rates():
     assert COUNTS.mean_acceptance_length == 25 / 12
     assert COUNTS.per_position == (8 / 12, 5 / 12, 0.0)
     assert COUNTS.first(1).mean_acceptance_length == 2.5
-    assert Acceptance.from_dict(json.loads(json.dumps(COUNTS.as_dict()))) == COUNTS
+    assert AcceptanceCounts.from_dict(json.loads(json.dumps(COUNTS.as_dict()))) == COUNTS
 
 
 def test_a_record_that_contradicts_itself():
     flattered = {**COUNTS.as_dict(), "mean_acceptance_length": 3.0}
     with pytest.raises(ConfigError, match="contradicts its own counts"):
-        Acceptance.from_dict(flattered)
+        AcceptanceCounts.from_dict(flattered)
     with pytest.raises(ConfigError, match="cannot be read"):
-        Acceptance.from_dict({"mean_acceptance_length": 1.0})
+        AcceptanceCounts.from_dict({"mean_acceptance_length": 1.0})
 
 
 def test_differences():
     assert all(one.holds and one.measured == one.recorded for one in differences(COUNTS, COUNTS))
     assert differences(COUNTS, COUNTS)[0].allowed == pytest.approx(0.05 * 25 / 12)  # no sampling error where all agree
-    worse = Acceptance(tuple(AnswerCounts(a.tokens, a.rounds + 3, a.accepted) for a in COUNTS.answers))
+    worse = AcceptanceCounts(tuple(AnswerCounts(a.tokens, a.rounds + 3, a.accepted) for a in COUNTS.answers))
     assert not differences(worse, COUNTS)[0].holds
-    shifted = Acceptance(tuple(AnswerCounts(a.tokens, a.rounds, (0, *a.accepted[1:])) for a in COUNTS.answers))
+    shifted = AcceptanceCounts(tuple(AnswerCounts(a.tokens, a.rounds, (0, *a.accepted[1:])) for a in COUNTS.answers))
     assert [one.holds for one in differences(shifted, COUNTS, 0.05)][:2] == [True, False]
     with pytest.raises(ConfigError, match="other prompts"):
         differences(COUNTS.first(2), COUNTS)

@@ -14,7 +14,7 @@ from paceline.core.outputs import VerifyOutput
 from paceline.errors import ConfigError
 from paceline.eval.check import Divergence, Verdict, check, classify, first_difference, judge
 from paceline.eval.law_test import chi_square, law_test
-from paceline.eval.prompt_files import read_prompts
+from paceline.eval.prompts import read_prompts
 from paceline.eval.reference import Decoded, Deviation, Measured
 from paceline.runner import ModelRunner, SlotCache
 from tests.tiny import UNDESCRIBED, tiny_model

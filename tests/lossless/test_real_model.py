@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
 from paceline.errors import PacelineError
-from paceline.eval.examples import EXAMPLES
+from paceline.eval.prompts import EXAMPLES
 from paceline.zoo import pull
 
 NUM_TOKENS = 24

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.eval.examples import EXAMPLES
+from paceline.eval.prompts import EXAMPLES
 from paceline.eval.suites import BUILT_IN, SUITES, Question, choose, hash_questions, read_suite
 
 

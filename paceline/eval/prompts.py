@@ -1,4 +1,4 @@
-"""Prompts from the files people have: the one reader of `bench`, `check`, `tune`, `calibrate` and training.
+"""The built-in prompts, and prompts from the files people have: the one reader of all commands.
 
 A line is a prompt. Lines of JSON (.gz as well) hold text, or an object with one of these keys:
 
@@ -17,22 +17,82 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from ..errors import ConfigError
+from ..hf.prompts import PromptModel, has_chat_template
 from ..system.files import MAX_BYTES, parse_json, read_bytes
 
 Prompt: TypeAlias = str | list[Mapping[str, Any]]
 _CHATS, _TEXTS = ("messages", "chat"), ("prompt", "question", "instruction", "text")
 _KEYS = (*_CHATS, "turns", *_TEXTS)
 _FILES = ("image", "path", "url")
-"""Keys of an image part that may name a file, as `chats` takes them; its "base64" holds the picture itself."""
+"""Keys of an image part that may name a file; its "base64" holds the image itself."""
 _ADDRESSES = ("data:", "http://", "https://")
+
+
+class Example(NamedTuple):
+    """A built-in prompt with a name short enough for a table."""
+
+    name: str
+    prompt: str
+
+
+EXAMPLES: tuple[Example, ...] = (
+    Example(
+        "edit code",
+        '''Rename the function `total` to `order_total` and the parameter `xs` to `items`. Change nothing else \
+and show the whole program.
+
+```python
+def total(xs, tax_rate):
+    """Sum the prices and add tax."""
+    subtotal = 0
+    for price, quantity in xs:
+        subtotal += price * quantity
+    tax = subtotal * tax_rate
+    return round(subtotal + tax, 2)
+
+print(total([(2.50, 4), (1.20, 10)], 0.2))
+```''',
+    ),
+    Example(
+        "rewrite a list",
+        """Write this shopping list again, one item per line with a dash in front of it:
+
+500 g of wholemeal flour, 2 ripe bananas, 250 ml of oat milk, a jar of peanut butter, 6 free-range eggs, \
+a bag of frozen blueberries, 100 g of dark chocolate, a bottle of olive oil""",
+    ),
+    Example(
+        "extract sentences",
+        """Copy every sentence of this report that mentions money, word for word.
+
+The library opened its new reading room in March. The building work cost 340,000 pounds, a tenth more than planned. \
+Visitors rose to 1,200 a week. The council pays 95,000 pounds a year towards staff. Most readers come on Saturdays. \
+A café would bring in about 18,000 pounds a year. The garden will be planted next spring.""",
+    ),
+    Example("open question", "What makes a good neighbour? Answer in a few sentences, as you would to a friend."),
+    Example(
+        "arithmetic",
+        "A train leaves at 9:40, stops twice for 5 minutes and arrives at 12:15. How long was it moving? Explain why.",
+    ),
+    Example("story", "Write the opening of a story about a lighthouse keeper who finds a letter in a bottle."),
+    Example(
+        "translate",
+        "Translate into French: The weather is fine today, so we are going to walk along the river until evening.",
+    ),
+    Example(
+        "to JSON",
+        """Turn this into JSON with the keys name, born and towns: Ada Brook, born in 1954, lived in Leeds, York and \
+Hull; Ben Marsh, born in 1961, lived in Bath and Wells.""",
+    ),
+)
+"""Everyday work: the answers to the first three copy from the prompt, the others do not. The demo shows four of them."""
 
 
 @dataclass(frozen=True)
 class PromptLine:
-    """One line.
+    """One line of a file.
 
     where: file and line, for errors. row: all keys. turns: what the user says; empty where there is a chat. chat: its
     messages. is_bare: text to go on from. images: addresses, and paths of files that are there.
@@ -58,6 +118,11 @@ class PromptLine:
             words = [{"type": "text", "text": words}] if isinstance(words, str) else words
             first["content"] = [*({"type": "image", "image": image} for image in self.images), *words]
         return list[Mapping[str, Any]](messages)
+
+
+def user_prompt(model: PromptModel, text: str) -> Prompt:
+    """A user's message where the model has a chat template, else the bare text."""
+    return [{"role": "user", "content": text}] if has_chat_template(model) else text
 
 
 def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:

@@ -19,7 +19,7 @@ from paceline import LLM, DraftModel, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Drafter
 from paceline.core.tree import TokenTree
-from paceline.eval.prompts import EXAMPLES
+from paceline.eval.prompts import EXAMPLES, user_prompt
 
 
 @final
@@ -80,14 +80,14 @@ def main() -> None:
     for adversary in [Free(), *([Dear(args.draft)] if args.draft else [])]:
         llm = LLM(first.loaded, drafter=adversary)
         plain = llm.plain()
-        plain.generate(EXAMPLES[0].chat, SamplingParams(max_tokens=8))
+        plain.generate(user_prompt(plain.loaded, EXAMPLES[0].prompt), SamplingParams(max_tokens=8))
         ratios: list[float] = []
         seconds = {"plain": 0.0, "default": 0.0}
         for turn, example in enumerate(list(EXAMPLES[:4]) * args.repeat):
             took, answers = {}, {}
             sides = [("plain", plain), ("default", llm)]
             for name, side in sides if turn % 2 else sides[::-1]:
-                answers[name] = side.generate(example.chat, params)[0].token_ids
+                answers[name] = side.generate(user_prompt(side.loaded, example.prompt), params)[0].token_ids
                 took[name] = side.decoder.timings.decode
                 seconds[name] += took[name]
             assert answers["plain"] == answers["default"]

@@ -203,7 +203,7 @@ def show_cascade(options: CascadeOptions, device: DeviceOptions, out: Path, scre
         from ..cascade import Cascade, load_calibration
         from ..cascade.report import find_examples, page
         from ..eval.page import is_page
-        from ..eval.prompt_files import read_prompts
+        from ..eval.prompts import read_prompts
         from ..system.files import check_out, write_text
 
     assert options.cascade is not None  # `show` sees to both

@@ -57,8 +57,7 @@ def check(
     # The default policy may draft nothing, which would prove nothing.
     chosen = speculation.choose(drafter, "lookup", policy="fixed")
     from ..core.request import SamplingParams
-    from ..eval.prompts import EXAMPLES
-    from ..eval.prompts import read_prompts
+    from ..eval.prompts import EXAMPLES, read_prompts
 
     temperatures = temperature or [0.0, 0.8]
     for one in temperatures:
@@ -67,10 +66,10 @@ def check(
     llm = open_engine(model, screen, loading, chosen)
     remark_raw(sum(isinstance(one, str) for one in texts or ()), llm, screen)
     from ..eval.check import check as run_check
-    from ..eval.demo import as_prompt
+    from ..eval.prompts import user_prompt
 
     if texts is None:
-        texts = [as_prompt(llm, example) for example in EXAMPLES[:num_prompts]]
+        texts = [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
     with screen.stages() as progress:
         report = run_check(
             llm,
@@ -177,7 +176,7 @@ def check_draft(
     Example:  paceline check-draft my-head --model smollm2-135m --num-prompts 4
     """
     with screen.spinner("starting"):  # importing torch takes seconds
-        from ..eval.prompt_files import read_prompts
+        from ..eval.prompts import read_prompts
         from ..eval.trials import check_trial, trials_of
         from ..heads import read_record, trained_info
         from ..system.provenance import hash_prompts, provenance

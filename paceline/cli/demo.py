@@ -31,7 +31,7 @@ from .tokens import Painter, legend
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
     from ..eval.demo import Pair, Totals
-    from ..eval.examples import Example
+    from ..eval.prompts import Example
     from ..llm import LLM
 
 _SVG_ID = "paceline-demo"

@@ -87,7 +87,7 @@ A café would bring in about 18,000 pounds a year. The garden will be planted ne
 Hull; Ben Marsh, born in 1961, lived in Bath and Wells.""",
     ),
 )
-"""Everyday work: the answers to the first three copy from the prompt, the others do not. The demo shows four of them."""
+"""Everyday work: the answers to the first three copy from the prompt, the others do not."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""The prompts of a benchmark: suites as they are published, or a file of prompts (see `prompts`).
-"""
+"""The prompts of a benchmark: suites as they are published, or a file of prompts (see `prompts`)."""
 
 import difflib
 import hashlib

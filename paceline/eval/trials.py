@@ -171,9 +171,7 @@ class Difference:
         return abs(self.measured - self.recorded) <= self.allowed
 
 
-def differences(
-    measured: AcceptanceCounts, recorded: AcceptanceCounts, tolerance: float = 0.05
-) -> list[Difference]:
+def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, tolerance: float = 0.05) -> list[Difference]:
     """Hold the mean acceptance length and each position against the record of the same prompts.
 
     tolerance: relative for the mean, absolute for the rates. Two standard errors of the difference are allowed on top:
@@ -283,9 +281,7 @@ def run_trial(
     found = [example.prompt for example in EXAMPLES] if texts is None else list(texts)
     result = measure_acceptance(llm, [user_prompt(llm.loaded, text) for text in found], params, budget, progress)
     kept = tuple(found) if source == "texts" else None
-    return Trial(
-        name, source, hash_prompts(found), len(found), params, budget, drafter, _setting_of(llm), result, kept
-    )
+    return Trial(name, source, hash_prompts(found), len(found), params, budget, drafter, _setting_of(llm), result, kept)
 
 
 @dataclass(frozen=True)

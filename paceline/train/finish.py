@@ -13,10 +13,8 @@ from transformers import PreTrainedModel
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..errors import ConfigError
-from ..eval.trials import Progress
-from ..eval.prompts import EXAMPLES
-from ..eval.prompts import Prompt, read_prompts
-from ..eval.trials import Trial, run_trial, trials_of
+from ..eval.prompts import EXAMPLES, Prompt, read_prompts
+from ..eval.trials import Progress, Trial, run_trial, trials_of
 from ..heads import head_info, load_head, method_of, model_card, read_record, save_head
 from ..llm import LLM
 from ..runner import LoadedModel

@@ -23,8 +23,7 @@ from typing import Any, TypeAlias, final
 import torch
 
 from ..errors import CacheFull, ConfigError, IncompatibleModels
-from ..eval.trials import Progress
-from ..eval.trials import Trial
+from ..eval.trials import Progress, Trial
 from ..heads import head_info, read_record
 from ..hf.chats import has_images
 from ..llm import LLM

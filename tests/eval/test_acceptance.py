@@ -8,7 +8,15 @@ from paceline import LLM, SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.drafters.heads import Medusa
 from paceline.errors import ConfigError
-from paceline.eval.trials import AcceptanceCounts, AnswerCounts, check_trial, differences, measure_acceptance, run_trial, trials_of
+from paceline.eval.trials import (
+    AcceptanceCounts,
+    AnswerCounts,
+    check_trial,
+    differences,
+    measure_acceptance,
+    run_trial,
+    trials_of,
+)
 from tests.heads.common import even_tempered_target, fresh_medusa
 from tests.helpers import tokenizer
 

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
 from paceline.errors import PacelineError
-from paceline.eval.prompts import EXAMPLES
+from paceline.eval.prompts import EXAMPLES, user_prompt
 from paceline.zoo import pull
 
 NUM_TOKENS = 24
@@ -25,7 +25,7 @@ def test_plain_decoding_is_that_of_transformers(folder):
     llm = LLM(folder, dtype="float32")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for prompt in EXAMPLES[:2]:
-        ids = llm.encode(prompt.chat)
+        ids = llm.encode(user_prompt(llm.loaded, prompt.prompt))
         theirs = model.generate(torch.tensor([ids]), max_new_tokens=NUM_TOKENS, do_sample=False)[0, len(ids) :].tolist()
         assert llm.generate([ids], SamplingParams(max_tokens=NUM_TOKENS))[0].token_ids == theirs
 
@@ -36,7 +36,7 @@ def test_speculation_changes_nothing_in_bfloat16(folder, drafter, temperature):
     llm = LLM(folder, drafter=drafter(), max_batch_size=4)
     if llm.numerics != "invariant":
         pytest.skip("this machine gives no row-invariant numerics; `paceline check` tells ties from bugs")
-    prompts = [prompt.chat for prompt in EXAMPLES[:4]]
+    prompts = [user_prompt(llm.loaded, prompt.prompt) for prompt in EXAMPLES[:4]]
     params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS, seed=5)
     answers = llm.generate(prompts, params)
     assert [a.token_ids for a in answers] == [a.token_ids for a in llm.plain().generate(prompts, params)]

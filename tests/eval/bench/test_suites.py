@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.eval.prompts import EXAMPLES
-from paceline.eval.suites import BUILT_IN, SUITES, Question, choose, hash_questions, read_suite
+from paceline.eval.suites import BUILT_IN, Question, choose, hash_questions, read_suite
 
 
 def write(path, rows):
@@ -32,7 +32,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", ROWS)
 def test_published_formats(tmp_path, suite):
     name, rows, categories = ROWS[suite]
     file = write(tmp_path / "data" / suite / name, rows)

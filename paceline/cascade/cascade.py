@@ -187,11 +187,12 @@ class Cascade:
         rest = [i for i, (reason, _) in enumerate(verdicts) if reason is not Reason.CONFIDENT]
         self._predicted.predict([() if (one := answers[i]) is None else one.token_ids for i in rest])
         large = dict(zip(rest, self.large.generate([many[i] for i in rest], [each[i] for i in rest]), strict=True))
-        results = []
+        results, choice = [], self.choice
         for i, (reason, confidence) in enumerate(verdicts):
-            output = self._output(reason, confidence, large.get(i), answers[i], each[i].logprobs)
-            is_audited = drawn[i] and trusts and self._audit(many[i], each[i], output)
-            results.append(replace(output, audited=is_audited))
+            numbers = choice.signal, confidence, choice.threshold, choice.max_disagreement, choice.confidence
+            output = large.get(i) or _declared_lossy(answers[i], each[i].logprobs)
+            one = CascadeOutput("large" if i in large else "small", reason, *numbers, output, answers[i])
+            results.append(replace(one, audited=drawn[i] and trusts and self._audit(many[i], each[i], one)))
         self._requests += len(results)
         self._alone += sum(one.decided_by == "small" for one in results)
         return results
@@ -229,31 +230,6 @@ class Cascade:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _output(
-        self,
-        reason: Reason,
-        confidence: float | None,
-        large: RequestOutput | None,
-        small: RequestOutput | None,
-        logprobs: int | None,
-    ) -> CascadeOutput:
-        """The large answer where there is one. logprobs: how many the user asked for."""
-        choice, output = self.choice, large
-        if output is None:
-            assert small is not None
-            output = _declared_lossy(small, logprobs)
-        return CascadeOutput(
-            "small" if large is None else "large",
-            reason,
-            choice.signal,
-            confidence,
-            choice.threshold,
-            choice.max_disagreement,
-            choice.confidence,
-            output,
-            small,
-        )
 
     def _audit(self, prompt: Prompt, params: SamplingParams, output: CascadeOutput) -> bool:
         """Queue a request that was drawn, if it is of the kind that was calibrated."""
@@ -319,8 +295,9 @@ def judge(
     return (Reason.CONFIDENT if trusts else Reason.ALARM), confidence
 
 
-def _declared_lossy(answer: RequestOutput, logprobs: int | None) -> RequestOutput:
+def _declared_lossy(answer: RequestOutput | None, logprobs: int | None) -> RequestOutput:
     """A small answer as the user gets it: marked as lossy, with as many log-probabilities as asked for."""
+    assert answer is not None  # the small model decided, so it answered
     (one,) = answer.outputs
     kept = None
     if logprobs is not None and one.logprobs is not None:

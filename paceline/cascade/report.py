@@ -23,7 +23,7 @@ from ..core.request import SamplingParams
 from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, save_figure
 from ..eval.results import token_texts
 from ..hf.chats import split_chat
-from ..hf.prompts import Prompt
+from ..hf.prompts import Chat, Prompt
 from .bound import upper_bound
 from .calibration import Calibration
 from .cascade import Cascade, CascadeOutput, Reason
@@ -147,21 +147,15 @@ def kinds_of(output: CascadeOutput) -> list[str]:
     return [_ORIGINS[origin] for origin in output.output.origins]
 
 
-def prompt_text(prompt: Prompt) -> str:
-    """The words of a prompt, for people."""
-    if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Mapping):
-        return prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-    contents = [message["content"] for message in cast("list[Mapping[str, object]]", prompt)]
-    parts = [[{"text": one}] if isinstance(one, str) else cast("list[dict[str, object]]", one) for one in contents]
-    return "\n".join(" ".join(filter(None, (str(part.get("text", "")) for part in many))) for many in parts)
-
-
-def prompt_images(prompt: Prompt) -> str:
-    """The images of a prompt as HTML that holds them."""
-    if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], Mapping):
-        return ""
-    _, images = split_chat(prompt)  # type: ignore[arg-type]
-    return "".join(f'<img alt="image {n} of the prompt" src="{_data_url(one)}">' for n, one in enumerate(images, 1))
+def prompt_html(prompt: Prompt) -> str:
+    """The images of a prompt, embedded, and its text."""
+    text, images = prompt if isinstance(prompt, str) else " ".join(map(str, prompt)), []
+    if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+        messages, images = split_chat(cast("Chat", prompt))
+        parts = [cast("list[dict[str, str]]", message["content"]) for message in messages]
+        text = "\n".join(" ".join(part["text"] for part in content if "text" in part) for content in parts)
+    shown = (f'<img alt="image {n} of the prompt" src="{_data_url(one)}">' for n, one in enumerate(images, 1))
+    return "".join(shown) + f"<pre>{html.escape(text)}</pre>\n"
 
 
 def _data_url(image: Image.Image) -> str:
@@ -178,7 +172,7 @@ def _article(case: Case, example: Example | None, tokenizer: PreTrainedTokenizer
     output = example.output
     answer = tokens(token_texts(tokenizer, output.token_ids, False), kinds_of(output))
     return (
-        f"{head}{prompt_images(example.prompt)}<pre>{html.escape(prompt_text(example.prompt))}</pre>\n"
+        f"{head}{prompt_html(example.prompt)}"
         f'{_small(output, tokenizer)}<p>Answer:</p>\n<div class="text">{answer}</div>\n'
         f'<p class="facts">{html.escape(_facts(output))}</p>\n</article>'
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cascade import Cascade, Reason
-from paceline.cascade.report import Case, Example, find_examples, kinds_of, page, prompt_images, tokens
+from paceline.cascade.report import Case, Example, find_examples, kinds_of, page, prompt_html, tokens
 from paceline.eval.results import token_texts
 from paceline.system.files import claimed
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, perturbed, small
@@ -139,10 +139,10 @@ def test_images_are_inside_the_page():
 
     chat = [{"role": "user", "content": [{"type": "image", "image": Image.new("RGB", (8, 8), "red")},
                                          {"type": "text", "text": "?"}]}]  # fmt: skip
-    told = prompt_images(chat)
+    told = prompt_html(chat)
     assert told.startswith('<img alt="image 1 of the prompt" src="data:image/png;base64,')
     assert not _Reader(told).outside
-    assert prompt_images("text") == ""
+    assert prompt_html("a < b") == "<pre>a &lt; b</pre>\n"
 
 
 def test_a_model_that_lies_elsewhere_can_be_named(models, prompts, tmp_path):

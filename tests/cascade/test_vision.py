@@ -11,7 +11,7 @@ import torch
 from paceline import LLM, Fixed, SamplingParams
 from paceline.cascade import Cascade, Reason, Signal, calibrate
 from paceline.cascade.calibration import ModelId
-from paceline.cascade.report import prompt_images
+from paceline.cascade.report import prompt_html
 from paceline.errors import IncompatibleModels
 from paceline.runner import wrap_model
 from tests.cascade.common import made_up
@@ -100,4 +100,4 @@ def test_another_tower_is_another_model():
 
 
 def test_pictures_of_a_prompt_are_shown():
-    assert prompt_images(CHATS[0]).count("data:image/png;base64,") == 1
+    assert prompt_html(CHATS[0]).count("data:image/png;base64,") == 1

@@ -1,4 +1,4 @@
-"""What is known of the insides of transformers' vision-language models: their two halves, and how each family sees.
+"""The insides of transformers' vision-language models: two halves, how each family sees, towers that models share.
 
     chat ── processor ── token ids, pixels ── `image_prompts` ── VisionPrompt
     VisionPrompt ── tower and projector ── features ── in the place of the placeholders' embeddings ── text half
@@ -15,14 +15,16 @@ from typing import Any, Generic, Literal, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.processing_utils import ProcessorMixin
 
-from ..attention.kv_cache import SlotCache
-from ..attention.masks import PassLayout
 from ..core.vision import PromptImage
 from ..errors import IncompatibleModels
+
+_NAME = "vision_tower"
+_KEPT = 256 << 20  # bytes of what shared towers made
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ class Features:
 class Vision:
     """The vision half of a model.
 
-    processor: None where the caller gave none; pictures are then refused. tower: the model without its language model.
-    image_token: the placeholder that features replace. placeholder_ids: ids that stand for pictures, or would for
+    processor: None where the caller gave none; images are then refused. tower: the model without its language model.
+    image_token: the placeholder that features replace. placeholder_ids: ids that stand for images, or would for
     videos; never drafted.
     """
 
@@ -118,12 +120,12 @@ def _joined(features: Tensor | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
 
 
 def is_vlm(config: Any) -> bool:
-    """Whether these are the facts of a model that reads pictures."""
+    """Whether this is the configuration of a model that reads images."""
     return hasattr(config, "vision_config") and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
 def family_of(config: Any) -> Family:
-    """How it sees. Raises `IncompatibleModels` for a family that was never held against plain transformers."""
+    """How the models of a configuration see. Raises `IncompatibleModels` for a family that is not supported."""
     kind, tower = config.model_type, getattr(config.vision_config, "model_type", "")
     if kind not in FAMILIES or tower == "pixtral":
         raise IncompatibleModels(
@@ -212,34 +214,12 @@ class TextHalf(PreTrainedModel):
         self.model.set_attn_implementation(attn_implementation, allow_all_kernels)
 
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: SlotCache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        paceline_pass: PassLayout | None = None,
-        logits_to_keep: int = 0,
-        visual_pos_masks: Tensor | None = None,
-        deepstack_visual_embeds: list[Tensor] | None = None,
+        self, input_ids: Tensor | None = None, logits_to_keep: int = 0, **options: object
     ) -> CausalLMOutputWithPast:
         """Logits [B, N, V]; options that are None do not reach the language model, which may not know them."""
-        options = {
-            "position_ids": position_ids,
-            "attention_mask": attention_mask,
-            "past_key_values": past_key_values,
-            "use_cache": use_cache,
-            "output_hidden_states": output_hidden_states,
-            "paceline_pass": paceline_pass,
-            "visual_pos_masks": visual_pos_masks,
-            "deepstack_visual_embeds": deepstack_visual_embeds,
-        }
-        given = {name: value for name, value in options.items() if value is not None}
-        out = self.model(input_ids=input_ids, inputs_embeds=inputs_embeds, **given)
+        out = self.model(input_ids=input_ids, **{name: value for name, value in options.items() if value is not None})
         logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values, hidden_states=out.hidden_states)
+        return CausalLMOutputWithPast(logits=logits, hidden_states=out.hidden_states)
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -253,7 +233,7 @@ class BoundedCache(Generic[Key, Value]):
     def __init__(self, max_bytes: int, size: Callable[[Value], int]):
         self.max_bytes, self.num_bytes, self._size = max_bytes, 0, size
         self._held: OrderedDict[Key, Value] = OrderedDict()
-        self.hits = self.misses = 0
+        self.hits = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -261,7 +241,6 @@ class BoundedCache(Generic[Key, Value]):
     def get(self, key: Key) -> Value | None:
         """What is held under the key, which is now the most recent; None where there is nothing."""
         if key not in self._held:
-            self.misses += 1
             return None
         self.hits += 1
         self._held.move_to_end(key)
@@ -289,18 +268,14 @@ class BoundedCache(Generic[Key, Value]):
         self.num_bytes = 0
 
 
-_NAME = "vision_tower"
-_KEPT = 256 << 20  # bytes
-
-
 @final
 class SharedVisionTower(nn.Module):
-    """A tower that remembers what it made of the last pictures, by their pixels."""
+    """A tower that two models use. It remembers what it made of the last images, by their pixels."""
 
     def __init__(self, tower: nn.Module):
         super().__init__()
         self.tower = tower
-        self.held: BoundedCache[str, Any] = BoundedCache(_KEPT, lambda out: sum(t.nbytes for t in _tensors_of(out)))
+        self.held: BoundedCache[str, Any] = BoundedCache(_KEPT, _num_bytes)
 
     def forward(self, pixel_values: Tensor, *others: object, **options: object) -> Any:
         """As the tower; in transformers' convention, which differs between families."""
@@ -322,21 +297,21 @@ class SharedVisionTower(nn.Module):
             return getattr(super().__getattr__("tower"), name)
 
 
-def share_tower(lender: Vision, borrower: Vision) -> tuple[Vision, Vision]:
-    """Both vision halves with one tower, the lender's: new halves, the given ones stay as they are.
+def share_tower(owner: Vision, other: Vision) -> tuple[Vision, Vision]:
+    """Both vision halves with the owner's tower: new halves, the given ones stay as they are.
 
     Raises `IncompatibleModels` unless the towers have the same form.
     """
-    theirs, ours = getattr(lender.tower, _NAME, None), getattr(borrower.tower, _NAME, None)
+    theirs, ours = getattr(owner.tower, _NAME, None), getattr(other.tower, _NAME, None)
     if theirs is None or ours is None:
         raise IncompatibleModels(
             "tower and projector of this family cannot be told apart",
-            got=type(lender.tower).__name__,
+            got=type(owner.tower).__name__,
             fix='vision="own"',
         )
-    forms = [_form(half.tower.config) for half in (lender, borrower)]
-    if forms[0] != forms[1] or lender.family != borrower.family:
-        wrong = sorted(key for key in {**forms[0], **forms[1]} if forms[0].get(key) != forms[1].get(key))
+    forms = [_form(half.tower.config) for half in (owner, other)]
+    if forms[0] != forms[1] or owner.family != other.family:
+        wrong = sorted(key for key in forms[0] | forms[1] if forms[0].get(key) != forms[1].get(key))
         raise IncompatibleModels(
             "the draft's projector was made for another vision tower",
             got=", ".join(wrong) or "another family",
@@ -346,13 +321,13 @@ def share_tower(lender: Vision, borrower: Vision) -> tuple[Vision, Vision]:
     kinds = [(p.dtype, p.device) for p in (next(theirs.parameters()), next(ours.parameters()))]
     if kinds[0] != kinds[1]:
         raise IncompatibleModels("a shared tower needs both models in one dtype on one device", got=f"{kinds}")
-    lent = theirs if isinstance(theirs, SharedVisionTower) else SharedVisionTower(theirs).eval()
-    return _with_tower(lender, lent), _with_tower(borrower, lent)
+    shared = theirs if isinstance(theirs, SharedVisionTower) else SharedVisionTower(theirs).eval()
+    return _with_tower(owner, shared), _with_tower(other, shared)
 
 
-def _with_tower(half: Vision, lent: SharedVisionTower) -> Vision:
+def _with_tower(half: Vision, shared: SharedVisionTower) -> Vision:
     tower = copy.copy(half.tower)
-    tower._modules = {**half.tower._modules, _NAME: lent}
+    tower._modules = {**half.tower._modules, _NAME: shared}
     return replace(half, tower=tower)
 
 
@@ -364,13 +339,6 @@ def _form(config: Any) -> dict[str, object]:
     return {**{key: value for key, value in tower.items() if key not in drop}, **also}
 
 
-def _tensors_of(out: Any) -> list[Tensor]:
-    """Those in an output of transformers, each once."""
-    values = out.values() if hasattr(out, "values") else out if isinstance(out, list | tuple) else [out]
-    found: dict[int, Tensor] = {}
-    for value in values:
-        for one in (
-            [value] if isinstance(value, Tensor) else _tensors_of(value) if isinstance(value, list | tuple) else []
-        ):
-            found[id(one)] = one
-    return list(found.values())
+def _num_bytes(out: Any) -> int:
+    """Bytes of the tensors in an output of transformers, each counted once."""
+    return sum({id(leaf): leaf.nbytes for leaf in tree_leaves(out) if isinstance(leaf, Tensor)}.values())

@@ -1,4 +1,6 @@
-"""Rows of mask tokens in a pass: their embeddings, and factors at linear layers that act on them alone (gated LoRA).
+"""Adapters and trained drafts put into a module tree: linear layers that are replaced, and those for mask tokens alone.
+
+Mask tokens of SPACE have embeddings of their own, and low-rank factors at linear layers that act on them alone:
 
     tokens of a pass      r   a   b   V   V+1  V   V+1      V: size of the vocabulary; mask j is token V + j
     rows (flat)           0   1   2   3   4    5   6
@@ -10,9 +12,9 @@ take the factors from here (`describe`) and need no bound there: no row reads wh
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +27,9 @@ from ..heads.space import Factors
 from ..quant import Fp8Linear, Int4Linear, Int8Linear, PackedLinear
 from ..quant.packed import Shelf, device_of
 
-TAME = 2.0**20
-"""Factors that raise the largest input by no more overflow nowhere, so that the pass need not look."""
+_MAX_GAIN = 2.0**20  # factors that raise the largest input by no more cannot overflow: their outputs are not bounded
+_LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)
+ShapeOf: TypeAlias = Callable[[int, str], tuple[int, int]]
 
 
 @final
@@ -48,7 +51,7 @@ class Gate:
         return Gate(self.source, self.adapter)
 
     def holds(self, adapter: SpaceAdapter) -> bool:
-        """Whether what is worn are this adapter's weights, as they are now, in the precision of the model."""
+        """Whether the attached weights are those of this adapter as they are now, in the precision of the model."""
         if adapter.config != self.adapter.config:
             return False
         pairs = zip(self.adapter.parameters(), adapter.parameters(), strict=True)
@@ -98,26 +101,26 @@ class Gated(nn.Module):
         self.b = nn.Parameter(b.contiguous(), requires_grad=False)
         # Each output is at most `gain` times the largest input, which is a normed one where keys are made.
         gain = float(a.abs().sum(1, dtype=torch.float32).max() * b.abs().sum(1, dtype=torch.float32).max())
-        self.is_tame = a.dtype != torch.float16 and gain <= TAME
+        self._is_bounded = a.dtype == torch.float16 or gain > _MAX_GAIN
 
     @property
     def in_features(self) -> int:
-        """Of the layer below."""
+        """Inputs of the layer below."""
         return int(self.a.shape[1])
 
     @property
     def out_features(self) -> int:
-        """Of the layer below."""
+        """Outputs of the layer below."""
         return int(self.b.shape[0])
 
     @property
     def weight(self) -> Any:
-        """Of the layer below: some architectures ask for its dtype."""
+        """Weight of the layer below: some architectures ask for its dtype."""
         return self.base.weight
 
     @property
     def bias(self) -> Any:
-        """Of the layer below."""
+        """Bias of the layer below."""
         return self.base.bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,7 +145,7 @@ class Gated(nn.Module):
             flat[rows].addmm_(inner, self.b.t())
         else:
             flat.index_add_(0, rows, nn.functional.linear(inner, self.b))
-        if not self.is_tame:
+        if self._is_bounded:
             flat[rows] = bounded(flat[rows])
         return out
 
@@ -162,13 +165,10 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-_LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)
-
-
 def share_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A second module tree over the same tensors: modules may be replaced in it without touching the original.
 
-    An adapter is not copied: a draft made of a target that wears one drafts as the target alone.
+    An attached adapter is left out: a draft that is made of a target with an adapter drafts as the target alone.
     """
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     made = copy.deepcopy(model, shared)
@@ -197,24 +197,44 @@ def attach_adapter(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.
     gate = Gate(adapter, own)
     if not config.linears or not config.rank:
         return gate
-    for index, layer in enumerate(decoder_layers(model, config.num_layers)):
-        pieces: dict[str, list[tuple[int, Factors]]] = {}
-        for name in config.linears:
-            path, first, count = place_of(layer, name)
-            factors = own.factors(index, name)
-            if factors is None:
-                raise IncompatibleModels("the SPACE adapter lacks factors", got=f"none for {name} of layer {index}")
-            shape = (count, int(layer.get_submodule(path).in_features))  # type: ignore[arg-type]
-            if (len(factors.b), factors.a.shape[1]) != shape:
-                got = (len(factors.b), factors.a.shape[1])
-                raise IncompatibleModels(
-                    f"the SPACE adapter's factors do not fit {name} of layer {index}", got=got, expected=shape
-                )
-            pieces.setdefault(path, []).append((first, factors))
-        for path, parts in pieces.items():
-            base = layer.get_submodule(path)
-            layer.set_submodule(path, Gated(base, *_joined(parts, int(base.out_features)), gate))  # type: ignore[arg-type]
+
+    def factors_of(index: int, name: str) -> Factors:
+        found = own.factors(index, name)
+        if found is None:
+            raise IncompatibleModels("the SPACE adapter lacks factors", got=f"none for {name} of layer {index}")
+        return found
+
+    def shape_of(index: int, name: str) -> tuple[int, int]:
+        return len(factors_of(index, name).b), factors_of(index, name).a.shape[1]
+
+    what = "the SPACE adapter's factors do not fit"
+    for index, layer, path, parts in _linears(model, config.num_layers, config.linears, shape_of, what):
+        base: Any = layer.get_submodule(path)
+        factors = [(first, factors_of(index, name)) for first, name in parts]
+        layer.set_submodule(path, Gated(base, *_joined(factors, int(base.out_features)), gate))
     return gate
+
+
+def _linears(
+    model: PreTrainedModel, num_layers: int, names: Sequence[str], shape_of: ShapeOf, what: str
+) -> Iterator[tuple[int, nn.Module, str, list[tuple[int, str]]]]:
+    """The linear layers of a model that hold those named: layer, submodule, first output and name of each part.
+
+    A fused layer holds q, k and v in one matrix, whose rows are those of its parts one below another. shape_of: of
+    layer and name, the (outputs, inputs) that are to be put there; what: begins the error where they do not fit.
+    """
+    for index, layer in enumerate(decoder_layers(model, num_layers)):
+        pieces: dict[str, list[tuple[int, str]]] = {}
+        for name in names:
+            path, first, count = place_of(layer, name)
+            inputs: Any = layer.get_submodule(path).in_features
+            if shape_of(index, name) != (count, int(inputs)):
+                raise IncompatibleModels(
+                    f"{what} {name} of layer {index}", got=shape_of(index, name), expected=(count, int(inputs))
+                )
+            pieces.setdefault(path, []).append((first, name))
+        for path, parts in pieces.items():
+            yield index, layer, path, sorted(parts)
 
 
 def decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
@@ -259,33 +279,23 @@ def _joined(parts: list[tuple[int, Factors]], outputs: int) -> tuple[Tensor, Ten
 def put_int4(model: PreTrainedModel, draft: Int4Draft) -> list[Int4Linear]:
     """Replace the linear layers that the draft has weights for; the others stay as they are. Returns those made.
 
-    A fused layer holds q, k and v in one matrix, whose rows are those of its parts one below another. Raises
-    `IncompatibleModels` where layers, names or shapes are others than the draft was trained for.
+    Raises `IncompatibleModels` where layers, names or shapes are others than the draft was trained for.
     """
-    config, made, place = draft.config, list[Int4Linear](), Shelf()
-    layers = decoder_layers(model, config.num_layers)
-    for index, layer in enumerate(layers):
-        pieces: dict[str, list[tuple[int, str, int]]] = {}
-        for name, (outputs, inputs) in zip(config.linears, config.shapes, strict=True):
-            path, first, count = place_of(layer, name)
-            found: Any = layer.get_submodule(path)
-            if (count, int(found.in_features)) != (outputs, inputs):
-                raise IncompatibleModels(
-                    f"the trained self-draft does not fit {name} of layer {index}",
-                    got=(count, int(found.in_features)), expected=(outputs, inputs),
-                )  # fmt: skip
-            pieces.setdefault(path, []).append((first, name, outputs))
-        for path, parts in pieces.items():
-            old: Any = layer.get_submodule(path)
-            parts.sort()
-            if sum(count for _, _, count in parts) != int(old.out_features):
-                raise IncompatibleModels(
-                    f"the trained self-draft has weights for a part of {path} only",
-                    got=", ".join(name for _, name, _ in parts), expected="all that the layer joins",
-                )  # fmt: skip
-            both = [draft.packable(index, name) for _, name, _ in parts]
-            codes, params = torch.cat([c for c, _ in both]), torch.cat([p for _, p in both], 1)
-            device = device_of(old)
-            made.append(Int4Linear.of(codes.to(device), params.to(device), old.bias, place))
-            layer.set_submodule(path, made[-1])
+    config, made, shelf = draft.config, list[Int4Linear](), Shelf()
+    shapes = dict(zip(config.linears, config.shapes, strict=True))
+    found = _linears(
+        model, config.num_layers, config.linears, lambda _, name: shapes[name], "the trained self-draft does not fit"
+    )
+    for index, layer, path, parts in found:
+        old: Any = layer.get_submodule(path)
+        names = [name for _, name in parts]
+        if sum(shapes[name][0] for name in names) != int(old.out_features):
+            raise IncompatibleModels(
+                f"the trained self-draft has weights for a part of {path} only",
+                got=", ".join(names), expected="all that the layer joins",
+            )  # fmt: skip
+        codes, params = zip(*(draft.packable(index, name) for name in names), strict=True)
+        device = device_of(old)
+        made.append(Int4Linear.of(torch.cat(codes).to(device), torch.cat(params, 1).to(device), old.bias, shelf))
+        layer.set_submodule(path, made[-1])
     return made

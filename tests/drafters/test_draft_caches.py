@@ -8,7 +8,7 @@ from paceline.decoding import SpeculativeDecoder
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
-from tests.cache.common import agree, held, prefilled
+from tests.attention.common import agree, held, prefilled
 from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
 from tests.lossless.drafters import small_draft, twin
 

@@ -15,7 +15,7 @@ from paceline.hf.prompts import read_prompt
 from paceline.hf.vision import SharedVisionTower
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from paceline.spec_config import parse
-from tests.cache.common import agree, held
+from tests.attention.common import agree, held
 from tests.drafters.test_eagle import random_head
 from tests.helpers import sequence
 from tests.vision.families import make, picture, user

@@ -11,7 +11,7 @@ from paceline.decoding import loop
 from paceline.runner import ModelRunner
 from paceline.verify import choose
 from tests.adversaries import Ending, Scripted
-from tests.cache.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout
+from tests.attention.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_sound, loaded, oracle, reading_apart, result, run, sequence
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=24)

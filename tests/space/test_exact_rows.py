@@ -10,7 +10,7 @@ from paceline import Coupled, SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.runner import LoadedModel, ModelRunner, make_runner, wrap_model
 from tests.adversaries import Adversary, Nodes
-from tests.cache.common import held
+from tests.attention.common import held
 from tests.helpers import VOCAB, on_torch, oracle, prompt, result, run, sequence
 from tests.space.common import adapter, hung, hung_chain
 from tests.tiny import tiny_model

@@ -11,7 +11,7 @@ from paceline.drafters.space import masks_below
 from paceline.policy import CostModel, Dynamic, Fixed, Gate
 from paceline.runner import ModelRunner, make_runner
 from paceline.verify import Coupled
-from tests.cache.common import CACHE_MUTANTS, GathersWithoutACopy, sound_after_every_round, with_cache
+from tests.attention.common import CACHE_MUTANTS, GathersWithoutACopy, sound_after_every_round, with_cache
 from tests.helpers import (
     NO_EOS,
     REPEATING,

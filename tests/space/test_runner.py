@@ -14,7 +14,7 @@ from paceline.errors import IncompatibleModels
 from paceline.heads import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, adapters, wrap_model
 from paceline.runner.native import NativeDecoder
-from tests.cache.common import NoWindow, TreePlusOne, with_layout
+from tests.attention.common import NoWindow, TreePlusOne, with_layout
 from tests.helpers import VOCAB, on_torch, prompt
 from tests.space.common import adapter, decoder_layers, hung, hung_chain
 from tests.tiny import tiny_model

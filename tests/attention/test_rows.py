@@ -11,7 +11,7 @@ from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner, SlotCache
 from paceline.runner.self_test import check
 from tests.adversaries import LeastLikely, RandomTrees, Scripted, Window
-from tests.cache.common import (
+from tests.attention.common import (
     CACHE_MUTANTS,
     LAYOUT_MUTANTS,
     ForgetsToGrow,

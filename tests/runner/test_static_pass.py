@@ -8,8 +8,8 @@ from paceline.core.tree import TokenTree
 from paceline.runner import ModelRunner, make_runner, static_pass
 from paceline.runner.static_pass import Bucket, StaticPasses, window_of
 from tests.adversaries import RandomTrees
-from tests.contract.pairs import LONG, NAMES, Pair, grow, tree_of, walk
 from tests.helpers import loaded, prompt
+from tests.runner.pairs import LONG, NAMES, Pair, grow, tree_of, walk
 
 
 @pytest.mark.parametrize("name", NAMES)

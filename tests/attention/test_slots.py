@@ -14,7 +14,7 @@ from paceline.policy import Fixed
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
 from tests.adversaries import Constant, RandomTrees
-from tests.cache.common import agree, held, prefilled
+from tests.attention.common import agree, held, prefilled
 from tests.helpers import REPEATING, all_free, loaded, prompt, sequence
 from tests.lossless.drafters import DRAFTERS
 from tests.tiny import tiny_model

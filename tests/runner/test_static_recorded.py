@@ -8,9 +8,9 @@ import torch
 from paceline.core.tree import TokenTree
 from paceline.runner import static_pass
 from paceline.runner.static_pass import StaticPass, StaticPasses
-from tests.contract.pairs import LONG, NAMES, Pair, grow, walk
-from tests.contract.tape import Tape, recorded
 from tests.helpers import prompt
+from tests.runner.pairs import LONG, NAMES, Pair, grow, walk
+from tests.runner.tape import Tape, recorded
 
 
 @pytest.fixture

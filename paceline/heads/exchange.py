@@ -198,7 +198,7 @@ def _logits(head: "Head", tables: list[Tensor], states: Tensor, tokens: Tensor) 
     head = copy.deepcopy(head).cpu().float()
     if isinstance(head, MedusaHead):
         head.attach(*tables)
-        return [head.logits(head.foresee(states, one), one) for one in range(head.config.num_heads)]
+        return [head.logits(head.hidden(states, one), one) for one in range(head.config.num_heads)]
     assert isinstance(head, EagleHead)
     head.attach(*tables)
     positions = torch.arange(_LENGTH).expand(_BATCH, -1)

@@ -15,7 +15,7 @@ Between rounds the target has read all T tokens but the last, the root, which it
 Example: text [A, B, C], so T = 3 and C is the root: head 0 at f_1 (the state of B) predicts the token after C.
 """
 
-from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import ClassVar, Self, final
 
 import torch
@@ -66,25 +66,27 @@ class BlockwiseConfig:
         check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
 
-class ParallelHeads(nn.Module, ABC):
-    """Heads over one state. They use the target's output rows (see `attach`)."""
+class ParallelHeads(nn.Module):
+    """Heads over one state, each a block of layers. They use the target's output rows (see `attach`)."""
 
     draft_ids: Tensor
 
-    def __init__(self, num_heads: int, draft_vocab_size: int, draft_ids: Tensor | None):
+    def __init__(
+        self, config: MedusaConfig | BlockwiseConfig, blocks: Iterable[nn.Module], draft_ids: Tensor | None = None
+    ):
         super().__init__()
-        self.num_heads = num_heads
-        self.register_buffer("draft_ids", whole_or(draft_ids, draft_vocab_size))  # [Vd], ascending
-        self.output = Output()
+        self.num_heads = config.num_heads
+        self.register_buffer("draft_ids", whole_or(draft_ids, config.draft_vocab_size))  # [Vd], ascending
+        self.blocks, self.output = nn.ModuleList(blocks), Output()
 
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
         """Use the target's output rows [V, E]; its embeddings are not read."""
         self.output.rows = draft_rows(lm_head, self.draft_ids)
         return self
 
-    @abstractmethod
-    def foresee(self, states: Tensor, head: int) -> Tensor:
-        """The hidden vector that a head computes from the target's states. [..., E] -> [..., E]."""
+    def hidden(self, states: Tensor, head: int) -> Tensor:
+        """The hidden vectors that a head computes from the target's states. [..., E] -> [..., E]."""
+        return self.blocks[head](states)
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""
@@ -93,12 +95,12 @@ class ParallelHeads(nn.Module, ABC):
     def forward(self, states: Tensor, num_heads: int | None = None) -> Tensor:
         """Raw logits of the first `num_heads` heads, None: of all. [B, E] -> [B, K, Vd]."""
         count = self.num_heads if num_heads is None else num_heads
-        hidden = torch.stack([self.foresee(states, head) for head in range(count)], 1)
+        hidden = torch.stack([self.hidden(states, head) for head in range(count)], 1)
         return self.logits(hidden, 0)  # one product: the output rows, most of the work, are read once
 
 
 class _ResidualBlocks(nn.Module):
-    """h <- h + silu(W h), so many times. W starts at zero: a fresh head predicts what the target's own head does."""
+    """h <- h + silu(W h), `count` times. W starts at zero: a fresh head predicts what the target's own head does."""
 
     def __init__(self, size: int, count: int, bias: bool):
         super().__init__()
@@ -122,20 +124,15 @@ class MedusaHead(ParallelHeads):
     Config = MedusaConfig
 
     def __init__(self, config: MedusaConfig, draft_ids: Tensor | None = None):
-        super().__init__(config.num_heads, config.draft_vocab_size, draft_ids)
-        self.config = config
-        size, heads = config.hidden_size, range(config.num_heads)
-        self.blocks = nn.ModuleList(_ResidualBlocks(size, config.num_layers, config.bias) for _ in heads)
-        if config.own_lm_head:
-            self.lm_heads = nn.ModuleList(nn.Linear(size, config.draft_vocab_size, False) for _ in heads)
+        self.config = c = config
+        size, heads = c.hidden_size, range(c.num_heads)
+        super().__init__(c, (_ResidualBlocks(size, c.num_layers, c.bias) for _ in heads), draft_ids)
+        if c.own_lm_head:
+            self.lm_heads = nn.ModuleList(nn.Linear(size, c.draft_vocab_size, False) for _ in heads)
 
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
         """Use the target's output rows [V, E], unless the heads have output layers of their own."""
         return self if self.config.own_lm_head else super().attach(embeddings, lm_head)
-
-    def foresee(self, states: Tensor, head: int) -> Tensor:
-        """The residual blocks of one head. [..., E] -> [..., E]."""
-        return self.blocks[head](states)
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""
@@ -146,7 +143,7 @@ class MedusaHead(ParallelHeads):
         if not self.config.own_lm_head:
             return super().forward(states, num_heads)
         heads = range(self.num_heads if num_heads is None else num_heads)
-        return torch.stack([self.logits(self.foresee(states, head), head) for head in heads], 1)
+        return torch.stack([self.logits(self.hidden(states, head), head) for head in heads], 1)
 
 
 class _HiddenLayer(nn.Module):
@@ -175,11 +172,6 @@ class BlockwiseHead(ParallelHeads):
     Config = BlockwiseConfig
 
     def __init__(self, config: BlockwiseConfig, draft_ids: Tensor | None = None):
-        super().__init__(config.num_heads, config.draft_vocab_size, draft_ids)
-        self.config = config
-        size, width = config.hidden_size, config.intermediate_size
-        self.blocks = nn.ModuleList(_HiddenLayer(size, width, config.bias) for _ in range(config.num_heads))
-
-    def foresee(self, states: Tensor, head: int) -> Tensor:
-        """The hidden layer of one head. [..., E] -> [..., E]."""
-        return self.blocks[head](states)
+        self.config = c = config
+        blocks = (_HiddenLayer(c.hidden_size, c.intermediate_size, c.bias) for _ in range(c.num_heads))
+        super().__init__(c, blocks, draft_ids)

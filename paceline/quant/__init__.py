@@ -1,7 +1,7 @@
 """Weight formats of a few bits and the kernels that multiply with them, behind two functions."""
 
 from .fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
-from .int4 import Int4Linear, dequantize_int4, quantize_int4, round_to_bits
+from .int4 import Int4Linear, dequantize_int4, quantize_int4
 from .int8 import Int8Linear, dequantize_int8, quantize_int8
 from .linears import QuantReport, Weights, check_weights, quantize_head, quantize_linears, quantize_target
 from .packed import PackedLinear, QuantizedLinear, pack_linears
@@ -25,5 +25,4 @@ __all__ = [
     "quantize_int8",
     "quantize_linears",
     "quantize_target",
-    "round_to_bits",
 ]

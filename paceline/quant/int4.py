@@ -82,11 +82,6 @@ def dequantize_int4(codes: Tensor, params: Tensor, group_size: int) -> Tensor:
     return (codes.float() - 8) * scale + zero
 
 
-def round_to_bits(weight: Tensor, bits: int, group_size: int) -> Tensor:
-    """The float32 weights [out, in] that `bits` (4, 3 or 2) leave of these."""
-    return dequantize_int4(*quantize_int4(weight, group_size, bits), group_size)
-
-
 def _pack(codes: Tensor) -> Tensor:
     """Codes int32 [out, in] in the layout of the device's kernel, whose first dimension goes over blocks of rows."""
     if codes.device.type == "cuda":

@@ -34,7 +34,7 @@ def reads_the_last_state(kind, make, dtype) -> bool:
         for row, seq in enumerate(seqs):
             # T tokens x_0 .. x_{T-1}, the last one the root; f_{T-2} is the newest state the target has
             state = last_states(target, seq.token_ids)[len(seq.token_ids) - 2]
-            laws = [head.logits(head.foresee(state, i), i).softmax(-1) for i in range(3)]
+            laws = [head.logits(head.hidden(state, i), i).softmax(-1) for i in range(3)]
             tokens = made.tree.token_ids[row][~made.tree.is_probe[row]].tolist()
             sure = made.confidence[row, 1:4].double()
             right = tokens[1:] == [int(law.argmax()) for law in laws]

@@ -11,12 +11,12 @@ from paceline.quant import (
     PackedLinear,
     quantize_linears,
     quantize_target,
-    round_to_bits,
 )
 from paceline.quant import linears as linears_file
 from paceline.runner.adapters import share_copy
 from paceline.runner.torch_decoder import is_fused
 from tests.helpers import REPEATING, loaded
+from tests.quant.helpers import round_to_bits
 from tests.tiny import tiny_model
 
 

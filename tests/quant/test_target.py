@@ -14,10 +14,10 @@ from paceline.quant import (
     quantize_int4,
     quantize_linears,
     quantize_target,
-    round_to_bits,
 )
 from paceline.runner.adapters import share_copy
 from tests.helpers import REPEATING
+from tests.quant.helpers import round_to_bits
 from tests.quant.test_int4 import linear
 from tests.tiny import tiny_model
 

@@ -85,7 +85,7 @@ def test_lessons_of_parallel_heads(make, soft):
 
     def law_of(text, t, i):
         with torch.no_grad():
-            return head.logits(head.foresee(last_states(loaded("llama", DOUBLE), text)[t], i), i).softmax(-1)
+            return head.logits(head.hidden(last_states(loaded("llama", DOUBLE), text)[t], i), i).softmax(-1)
 
     assert is_right(recipe, law_of, 3, soft)
     assert not is_right(recipe, law_of, 3, soft, shift=1)

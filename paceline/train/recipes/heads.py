@@ -96,7 +96,7 @@ class HeadsRecipe(Recipe):
         agreement = [states.new_full((), float("nan")) for _ in range(head.num_heads)]
         for i in trained:
             columns = lessons.columns(2 + i)
-            logits = head.logits(head.foresee(states[columns], i), i)  # [M, Vd]
+            logits = head.logits(head.hidden(states[columns], i), i)  # [M, Vd]
             value = lessons.loss(logits, columns, 2 + i)
             total, weight = total + self.decay**i * value, weight + self.decay**i
             parts[f"law{i}"] = value.detach()

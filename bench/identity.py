@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from paceline import LLM, SamplingParams
+from paceline.config import parse
 from paceline.eval.check import check
 from paceline.eval.prompts import read_prompts
 from paceline.runner import load_model
-from paceline.spec_config import parse
 from paceline.system.provenance import hash_prompts, provenance
 from paceline.zoo import resolve
 

@@ -57,7 +57,7 @@ _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary
 @dataclass_transform(frozen_default=True)
 def checked(cls: type[_T]) -> type[_T]:
     """A frozen dataclass whose fields are validated when it is made; `__post_init__` runs after that."""
-    after: Callable[[Any], None] = cls.__dict__.get("__post_init__", lambda self: None)
+    after: Callable[[Any], None] = getattr(cls, "__post_init__", lambda self: None)
 
     def __post_init__(self: Any) -> None:
         _check_fields(self)

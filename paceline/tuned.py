@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from .config import SpecConfig, parse
 from .errors import ConfigError
 from .policy import Profile
-from .spec_config import SpecConfig, parse
 from .system.files import is_kind, read_json, to_json, write_text
 
 VERSION = 1

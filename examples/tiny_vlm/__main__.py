@@ -43,8 +43,8 @@ def demo(
     if question and image is None:
         raise typer.BadParameter("--question is about an --image; the scenes have questions of their own")
     from paceline import LLM, SamplingParams
+    from paceline.config import parse
     from paceline.hf.images import OWN_CHOICE, open_image
-    from paceline.spec_config import parse
     from paceline.system.provenance import provenance
     from paceline.zoo import ZOO, resolve
 

@@ -1,19 +1,29 @@
-"""Drafters: one file a method."""
+"""Drafters: one file a method. `registry` says how to add one."""
 
-from .choose import Choose
-from .draft_model import DraftModel
-from .eagle import Eagle
-from .heads import Blockwise, Medusa
-from .mtp import Mtp
-from .plain import Plain
-from .prompt_lookup import PromptLookup
-from .self_quantized import SelfQuantized
-from .space import Space
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from .registry import REGISTRY, DrafterSpec
+
+_HOME = {
+    "Blockwise": "parallel_heads",
+    "Choose": "choose",
+    "DraftModel": "draft_model",
+    "Eagle": "eagle",
+    "Medusa": "parallel_heads",
+    "Mtp": "mtp",
+    "Plain": "plain",
+    "PromptLookup": "prompt_lookup",
+    "SelfQuantized": "self_quantized",
+    "Space": "space",
+}
 
 __all__ = [
+    "REGISTRY",
     "Blockwise",
     "Choose",
     "DraftModel",
+    "DrafterSpec",
     "Eagle",
     "Medusa",
     "Mtp",
@@ -22,3 +32,21 @@ __all__ = [
     "SelfQuantized",
     "Space",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:  # loaded on first use, so that options are read before torch is
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if TYPE_CHECKING:
+    from .choose import Choose
+    from .draft_model import DraftModel
+    from .eagle import Eagle
+    from .mtp import Mtp
+    from .parallel_heads import Blockwise, Medusa
+    from .plain import Plain
+    from .prompt_lookup import PromptLookup
+    from .self_quantized import SelfQuantized
+    from .space import Space

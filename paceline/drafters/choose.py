@@ -22,7 +22,8 @@ from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError, DraftError
-from ..schema import checked_call
+from ..schema import Many, checked, checked_call
+from .registry import DrafterSpec
 
 _Part = tuple[Draft, int]
 """A member's draft and the row of it that is meant."""
@@ -109,6 +110,41 @@ class Choose(Drafter):
         """Forget these slots everywhere."""
         for member in self.members:
             member.release(slots)
+
+
+@checked
+class ChooseSpec(DrafterSpec):
+    """Several drafters, of which the policy takes the best."""
+
+    drafters: Many[DrafterSpec]
+    method = "choose"
+
+    @property
+    def name(self) -> str:
+        """The names of the members."""
+        return "+".join(member.name for member in self.drafters)
+
+    @property
+    def parts(self) -> tuple[DrafterSpec, ...]:
+        """The members."""
+        return self.drafters
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those of the members."""
+        return tuple(model for member in self.drafters for model in member.models)
+
+    def tree_nodes(self, depth: int) -> int | None:
+        """The most of any member."""
+        return max((nodes for one in self.drafters if (nodes := one.tree_nodes(depth)) is not None), default=None)
+
+    def as_dict(self) -> dict[str, object]:
+        """The members with their methods."""
+        return {"drafters": [{"method": member.method, **member.as_dict()} for member in self.drafters]}
+
+    def build(self) -> Choose:
+        """The drafter."""
+        return Choose([member.build() for member in self.drafters])
 
 
 def _merged(parts: list[_Part]) -> Draft:

@@ -3,13 +3,15 @@
 Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 """
 
+import shlex
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
+from pydantic import Field
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
@@ -19,10 +21,11 @@ from ..errors import IncompatibleModels
 from ..quant import Weights
 from ..runner import LoadedModel, ModelRunner, load_model, with_weights
 from ..sampling import DraftSampler
-from ..schema import checked_call
+from ..schema import checked, checked_call
 from ..zoo import resolve
 from .chain import draft_chains
-from .draft_sight import Reading, Sight, sight_of
+from .draft_vision import DraftPrompt, VisionMode, vision_of_draft
+from .registry import DrafterSpec, vllm_flag
 
 _PENDING = 8
 """More tokens than this are prefilled; fewer ride along with the first drafting pass."""
@@ -48,11 +51,11 @@ class DraftModel(Drafter):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         weights: Weights | None = None,
-        vision: Sight | None = None,
+        vision: VisionMode | None = None,
     ):
         self._model, self._dtype, self._device = model, dtype, device
-        self._vision: Sight | None = vision
-        self._readings: dict[int, Reading] = {}  # by slot
+        self._vision: VisionMode | None = vision
+        self._prompts: dict[int, DraftPrompt] = {}  # by slot
         self._weights: Weights | None = weights
         self._runner: ModelRunner | None = None
 
@@ -68,12 +71,12 @@ class DraftModel(Drafter):
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")
         if self._weights is not None:
             loaded, _ = with_weights(loaded, self._weights)
-        self._sight = sight_of(self._vision, target, loaded)
-        loaded = self._sight.loaded
+        self._seeing = vision_of_draft(self._vision, target, loaded)
+        loaded = self._seeing.loaded
         self._runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
         self._sampler = DraftSampler(verifier.exact, target.banned_token_ids | self._runner.banned_token_ids)
         self._vocab_size = target.vocab_size
-        self._readings.clear()
+        self._prompts.clear()
 
     @property
     def runner(self) -> ModelRunner:
@@ -88,7 +91,7 @@ class DraftModel(Drafter):
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Pending are the tokens before the last one that the draft has not read; -1 once its context is full."""
         length = len(seq.token_ids)
-        if seq.slot in self._readings or length >= self.runner.max_length:  # pictures are not opened to tell a length
+        if seq.slot in self._prompts or length >= self.runner.max_length:  # pictures are not opened to tell a length
             length = len(self._text(seq))
         if self.runner.max_length <= length:
             return (DraftOptions(self.name, hint=-1),)
@@ -118,18 +121,18 @@ class DraftModel(Drafter):
         """Empty these slots."""
         for slot in slots:
             self.runner.cache.lengths[slot] = 0
-            self._readings.pop(slot, None)
+            self._prompts.pop(slot, None)
 
     def _text(self, seq: Sequence) -> list[int]:
         """The text as the draft reads it: its last token is the target's, unless the draft has no such token."""
-        if seq.slot not in self._readings:
-            self._readings[seq.slot] = self._sight.reading(seq, self.runner)
-        text, most = self._readings[seq.slot].text(seq.token_ids), self.runner.vocab_size
+        if seq.slot not in self._prompts:
+            self._prompts[seq.slot] = self._seeing.read(seq, self.runner)
+        text, most = self._prompts[seq.slot].text(seq.token_ids), self.runner.vocab_size
         return text if most >= self._vocab_size else [token if token < most else 0 for token in text]
 
     def _read(self, slot: int, text: list[int]) -> None:
         """Cache what is far behind; a prompt with pictures from its beginning on."""
-        runner, vision = self.runner, self._readings[slot].vision
+        runner, vision = self.runner, self._prompts[slot].vision
         cached = runner.cache.lengths[slot]
         if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
             runner.cache.lengths[slot] = 0
@@ -139,6 +142,51 @@ class DraftModel(Drafter):
                 return
         if len(text) - cached > _PENDING:
             runner.prefill(slot, text[cached:-1])
+
+
+@checked
+class DraftModelSpec(DrafterSpec):
+    """Options of `DraftModel`."""
+
+    model: Annotated[str, Field(min_length=1)]
+    dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] | None = None
+    weights: Literal["int8", "int4"] | None = None
+    vision: VisionMode | None = None
+    method = "draft_model"
+    drafter = DraftModel
+    needs: ClassVar[Mapping[str, str]] = {"model": "a folder, a hub id or a name of the zoo"}
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        weights = f"@{self.weights}" if self.weights else ""
+        return f"model:{self.model}{weights}" + (f",vision={self.vision}" if self.vision else "")
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The one model."""
+        return (self.model,)
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """VLLM's "draft_model", SGLang's STANDALONE, which counts the token that a draft hangs on, "draft-simple"."""
+        rounded = f"that is {self.weights.upper()} already" if self.weights else ""
+        sglang = (
+            f"--speculative-algorithm STANDALONE --speculative-draft-model-path {shlex.quote(self.model)} "
+            f"--speculative-num-steps {tokens} --speculative-eagle-topk 1 --speculative-num-draft-tokens {tokens + 1}"
+        )
+        file = f"draft.gguf: {self.model} converted" + {"int8": ", Q8_0", "int4": ", Q4_0", None: ""}[self.weights]
+        vllm = vllm_flag(method=self.method, num_speculative_tokens=tokens, model=self.model)
+        return {
+            "vLLM": (vllm, rounded and f"name a checkpoint of the draft {rounded}"),
+            "SGLang": (sglang, rounded and f"name a draft {rounded}"),
+            "llama.cpp": llama_cpp_draft("draft.gguf", tokens, file),
+        }
+
+
+def llama_cpp_draft(file: str, tokens: int, remark: str) -> tuple[str, str]:
+    """Flags of llama.cpp for a draft model in a file, and the remark with the flags of older builds."""
+    flags = f"--spec-type draft-simple -md {file} --spec-draft-n-max {tokens} --spec-draft-n-min 1"
+    return flags, f"{remark}; older builds: --draft-max, --draft-min"
 
 
 def check_same_tokenizer(target: ModelFacts, draft: ModelFacts) -> None:

@@ -35,10 +35,11 @@ from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import EagleHead, load_head
 from ..sampling.banned import columns_of
-from ..schema import checked_call
+from ..schema import checked, checked_call
 from .draft_layer import DraftLayer, Level
 from .eagle_native import NativeEagle
 from .eagle_pass import EaglePass
+from .registry import TREE_NODES, HeadSpec
 from .top_tokens import Best, top_tokens
 from .trees import MC_SIM_7B_63, Dynamic, Static, TreeBuilder, cut, stacked
 
@@ -188,6 +189,46 @@ class Eagle(Drafter):
         tokens, logps = top_tokens(flat, ids, rows, offset, most, shares, self._barred, found)
         begins = range(0, len(tokens), width)
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
+
+
+@checked
+class EagleSpec(HeadSpec):
+    """Options of `Eagle` with a head of EAGLE-1 or 2, whose weights have the same form."""
+
+    tree: Shape = "dynamic"
+    top_k: Annotated[int, Field(ge=1, le=64)] | None = None
+    method = "eagle"
+    drafter = Eagle
+    exported = ("vLLM", "SGLang")
+
+    def __post_init__(self) -> None:
+        if self.tree != "dynamic" and self.top_k is not None:
+            fix = 'leave it out, or say "tree": "dynamic"'
+            raise ConfigError(f'a "{self.tree}" tree does not take "top_k"', fix=fix)
+
+    def tree_nodes(self, depth: int) -> int | None:
+        """Those of EAGLE's trees."""
+        return None if self.tree == "chain" else max(TREE_NODES, depth)
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """SGLang re-ranks what its levels can have, k and then k * k each; it counts the root."""
+        wide, (folder, remark) = 1 if self.tree == "chain" else self.top_k or 8, self.export("SGLang")
+        nodes = tokens if wide == 1 else min(TREE_NODES, wide + (tokens - 1) * wide**2)
+        flags = (
+            f"--speculative-algorithm {self.method.upper()} --speculative-draft-model-path {folder} "
+            f"--speculative-num-steps {tokens} --speculative-eagle-topk {wide} "
+            f"--speculative-num-draft-tokens {nodes + 1}"
+        )
+        if self.method == "eagle":
+            flags += f" --speculative-token-map {folder}/hot_tokens.pt"
+        return {**super().elsewhere(tokens), "SGLang": (flags, remark)}
+
+
+@checked
+class Eagle3Spec(EagleSpec):
+    """Options of `Eagle` with a head of EAGLE-3."""
+
+    method = "eagle3"
 
 
 def _check_sizes(head: EagleHead, target: ModelFacts) -> None:

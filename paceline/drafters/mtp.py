@@ -33,9 +33,10 @@ from ..heads import MtpHead
 from ..quant import PackedLinear
 from ..runner import SlotCache
 from ..sampling.banned import columns_of
-from ..schema import checked_call
+from ..schema import checked, checked_call
 from .draft_layer import DraftLayer, Norms
 from .fitting import fitted, row_dtype
+from .registry import HeadSpec
 from .top_tokens import top_tokens
 from .trees import DraftTree, stacked
 
@@ -230,6 +231,15 @@ class Mtp(Drafter):
     def _zeros(self, rows: int) -> Tensor:
         loaded = self._target.loaded
         return torch.zeros(1, rows, loaded.hidden_size, dtype=self._dtype, device=loaded.device)
+
+
+@checked
+class MtpSpec(HeadSpec):
+    """Options of `Mtp`."""
+
+    method = "mtp"
+    drafter = Mtp
+    tokens = 3
 
 
 def _native_layers(head: MtpHead) -> list[DraftLayer]:

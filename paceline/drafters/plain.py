@@ -7,6 +7,8 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftOptions
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..schema import checked
+from .registry import DrafterSpec
 
 
 @final
@@ -22,3 +24,12 @@ class Plain(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """A tree of roots."""
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
+
+
+@checked
+class PlainSpec(DrafterSpec):
+    """No drafter."""
+
+    method = "none"
+    drafter = Plain
+    tokens = 0

@@ -16,7 +16,8 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
 from ..sampling.banned import before_banned
-from ..schema import checked_call
+from ..schema import checked, checked_call
+from .registry import DrafterSpec, vllm_flag
 
 LONGEST_HINT = 8
 """Matches are told apart up to this length: a copy that has gone on for longer is no surer to go on."""
@@ -132,3 +133,51 @@ def _up_to_end(seq: Sequence, tokens: list[int]) -> list[int]:
     """What is copied from beyond the end of an answer, as of an earlier turn, could not be emitted."""
     ends = (place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place))
     return tokens[: next(ends, len(tokens))]
+
+
+_Length = Annotated[int, Field(ge=1, le=32)]
+
+
+@checked
+class LookupSpec(DrafterSpec):
+    """Options of `PromptLookup`."""
+
+    prompt_lookup_max: _Length = 3
+    prompt_lookup_min: _Length = 1
+    match: Literal["recent", "first"] = "recent"
+    method = "ngram"
+    label = "lookup"
+    tokens = 8  # copying costs nothing, so a long guess is worth it
+
+    def __post_init__(self) -> None:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ConfigError(
+                "prompt_lookup_min is above prompt_lookup_max",
+                got=f"{self.prompt_lookup_min} and {self.prompt_lookup_max}",
+                expected="min <= max",
+            )
+
+    def build(self) -> PromptLookup:
+        """The drafter."""
+        return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """VLLM's "ngram", SGLang's NGRAM, which counts the token that a draft hangs on, and "ngram-simple"."""
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        return {
+            "vLLM": (
+                vllm_flag(
+                    method="ngram", num_speculative_tokens=tokens, prompt_lookup_max=most, prompt_lookup_min=least
+                ),
+                "",
+            ),
+            "SGLang": (
+                f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {tokens + 1} "
+                "--speculative-ngram-max-bfs-breadth 1",
+                "CUDA only; it has no limit on the length of a match, only on its trie (18)",
+            ),
+            "llama.cpp": (
+                f"--spec-type ngram-simple --spec-ngram-simple-size-n {most} --spec-ngram-simple-size-m {tokens}",
+                "older builds: --spec-ngram-size-n and -m",
+            ),
+        }

@@ -13,8 +13,9 @@ Its weights are the target's rounded to the nearest, or trained ones (`paceline 
 import os
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import ClassVar, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
+from pydantic import Field
 from transformers import PreTrainedModel
 
 from ..core.draft import Draft
@@ -26,8 +27,11 @@ from ..heads.int4_draft import Int4Draft
 from ..quant import QuantReport, quantize_head, quantize_linears
 from ..runner.adapters import put_int4
 from ..sampling import DraftSampler
-from ..schema import checked_call
+from ..schema import checked, checked_call
+from ..zoo.packaged import head_folder
 from .chain import draft_chains
+from .draft_model import llama_cpp_draft
+from .registry import DrafterSpec
 
 
 @final
@@ -98,3 +102,49 @@ class SelfQuantized(Drafter):
         made = put_int4(model, draft)
         report = QuantReport(len(made), 0, sum(layer.num_bytes for layer in made), "shared")
         return quantize_head(model, draft.config.group_size, self.lm_head, report)
+
+
+@checked
+class SelfInt4Spec(DrafterSpec):
+    """Options of `SelfQuantized`. model: a folder of trained weights, which have their own bits and group size."""
+
+    model: Annotated[str, Field(min_length=1)] | None = None
+    group_size: Literal[32, 64, 128, 256] | None = None
+    lm_head: Literal["auto", "int4", "shared"] = "auto"
+    bits: Literal[4, 3, 2] | None = None
+    method = "self_int4"
+    label = "self-int4"
+    tokens = 4
+
+    def __post_init__(self) -> None:
+        given = [key for key in ("group_size", "bits") if getattr(self, key) is not None]
+        if self.model is None:
+            object.__setattr__(self, "group_size", self.group_size or 32)
+            object.__setattr__(self, "bits", self.bits or 4)
+        elif given:
+            raise ConfigError(f"trained weights have their own {' and '.join(given)}", fix="leave it out, or the model")
+
+    @property
+    def name(self) -> str:
+        """As on the command line, where it has such a name."""
+        return f"self-int{self.bits}" if self.model is None else f"self-int4:{self.model}"
+
+    def as_dict(self) -> dict[str, object]:
+        """Without what trained weights say themselves."""
+        given = super().as_dict()
+        return given if self.model is None else {key: given[key] for key in ("model", "lm_head")}
+
+    def build(self) -> SelfQuantized:
+        """The drafter. Raises `ConfigError` for a folder that is not there."""
+        folder = None if self.model is None else str(head_folder(self.model))
+        return SelfQuantized(self.group_size or 32, self.lm_head, self.bits or 4, folder)
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """A second copy in llama.cpp."""
+        none = f"no INT{self.bits or 4} self-draft"
+        copy = f"{none}: this loads a second copy with a cache of its own"
+        return {
+            "vLLM": ("", f"{none}; an INT4 checkpoint as its draft is a second copy"),
+            "SGLang": ("", none),
+            "llama.cpp": llama_cpp_draft("model-Q4_0.gguf", tokens, copy),
+        }

@@ -37,8 +37,9 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..heads import SpaceAdapter
 from ..sampling.banned import columns_of
-from ..schema import checked_call
+from ..schema import checked, checked_call
 from .fitting import fitted_adapter
+from .registry import HeadSpec
 from .top_tokens import scored, top_tokens
 from .trees import DraftTree, Dynamic, best_of_marginals
 
@@ -263,6 +264,20 @@ class Space(Drafter):
         tree = TokenTree.from_lists(tokens, parents, probes=probes)
         padded = [row + [torch.nan] * (tree.num_nodes - len(row)) for row in sure]
         return Draft(tree, source=self.name, confidence=torch.tensor(padded, dtype=torch.float32))
+
+
+@checked
+class SpaceSpec(HeadSpec):
+    """Options of `Space`."""
+
+    top_k: Annotated[int, Field(ge=1, le=64)] | None = None
+    method = "space"
+    drafter = Space
+    tokens = 3
+
+    def tree_nodes(self, depth: int) -> int:
+        """As many as a chain has: each node brings mask tokens of its own."""
+        return depth
 
 
 def masks_below(node: int, tokens: Seq[int], parents: Seq[int], vocab_size: int) -> range:

@@ -34,7 +34,7 @@ from ..errors import ConfigError
 from ..llm import LLM, Prompt
 from ..outputs import Completion
 from ..policy import Fixed
-from ..spec_config import SpecConfig, parse
+from ..config import SpecConfig, parse
 from ..system.provenance import hash_prompts
 from .prompts import EXAMPLES, user_prompt
 
@@ -206,7 +206,7 @@ def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, toleranc
 
 @dataclass(frozen=True)
 class Trial:
-    """One recorded measurement. drafter: keys of `spec_config` beside method and model. setting: where it was made."""
+    """One recorded measurement. drafter: keys of JSON beside method and model. setting: where it was made."""
 
     name: str
     source: Source
@@ -276,7 +276,7 @@ def run_trial(
 ) -> Trial:
     """Measure the drafter of `llm` and describe how, for training.json.
 
-    drafter: its keys of `spec_config` beside method and model. texts: the prompts, unless they are the built-in ones.
+    drafter: its keys of JSON beside method and model. texts: the prompts, unless they are the built-in ones.
     """
     found = [example.prompt for example in EXAMPLES] if texts is None else list(texts)
     result = measure_acceptance(llm, [user_prompt(llm.loaded, text) for text in found], params, budget, progress)

@@ -101,7 +101,7 @@ class TrainConfig:
 class EvalSection:
     """Real decoding with the trained head. prompts: files, empty: the built-in prompts. limit: the first of each file.
 
-    depth, nodes: of a draft, None: the method's. drafter: other keys of its `spec_config`, as tree and top_k.
+    depth, nodes: of a draft, None: the method's. drafter: its other keys of JSON, as tree and top_k.
     """
 
     prompts: Several[Name] = ()

@@ -8,8 +8,8 @@ import torch
 from paceline import Plain, SamplingParams
 from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.core.outputs import TargetDistribution
-from paceline.drafters.heads import Blockwise, Medusa
 from paceline.drafters.mtp import Mtp
+from paceline.drafters.parallel_heads import Blockwise, Medusa
 from paceline.drafters.top_tokens import top_tokens
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import MedusaConfig, MedusaHead

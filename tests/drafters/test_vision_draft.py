@@ -9,12 +9,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, PromptLookup, SamplingParams, SelfQuantized
+from paceline.config import parse
 from paceline.decoding import SpeculativeDecoder, autoregressive
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.hf.prompts import read_prompt
 from paceline.hf.vision import SharedVisionTower
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
-from paceline.spec_config import parse
 from tests.attention.common import agree, held
 from tests.drafters.test_eagle import random_head
 from tests.helpers import sequence
@@ -112,7 +112,7 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
     try:
         for _ in range(rounds):
             decoder.step([seq])
-            runner, reading = drafter.runner, drafter._sight.reading(seq, drafter.runner)
+            runner, reading = drafter.runner, drafter._seeing.read(seq, drafter.runner)
             text, cached, last = reading.text(seq.token_ids), runner.cache.lengths[seq.slot], seq.rounds[-1]
             whole = last.num_drafted > 0 and last.num_accepted == last.num_drafted
             if cached != len(text) - (2 if whole else 1):
@@ -120,7 +120,7 @@ def in_step(drafter: DraftModel, chat, rounds: int = 6) -> bool:
             fresh = ModelRunner(runner.loaded, 1)
             slot = fresh.admit(text, reading.vision)
             if drafter._vision == "shared":
-                drafter._sight.reading(seq, fresh)
+                drafter._seeing.read(seq, fresh)
             fresh.read(slot, [*text[:cached], 0], reading.vision)
             if not agree(held(runner, seq.slot), held(fresh, slot)):
                 return False
@@ -171,7 +171,7 @@ def test_a_blind_draft_reads_the_text_between():
     drafter = DraftModel(blind())
     llm = opened(drafter)
     (seq,), _ = llm._sequences(CHATS[1], SamplingParams())
-    reading = drafter._sight.reading(seq, drafter.runner)
+    reading = drafter._seeing.read(seq, drafter.runner)
     assert reading.prompt == [t for t in seq.prompt_ids if t not in llm.runner.banned_token_ids]
     assert 0 < len(reading.prompt) < len(seq.prompt_ids)
     assert reading.vision is None
@@ -225,12 +225,12 @@ def test_a_draft_without_the_picture_is_told():
     (seq,), _ = llm._sequences(CHATS[0], SamplingParams())
     bare = replace(seq.vision, images=tuple(replace(image, source=None) for image in seq.vision.images))
     with pytest.raises(ConfigError, match="needs the pictures"):
-        drafter._sight.reading(replace(seq, vision=bare), drafter.runner)
+        drafter._seeing.read(replace(seq, vision=bare), drafter.runner)
 
 
 def test_words():
     config = parse("model:small@int4,vision=none")
-    assert (config.model, config.weights, config.vision) == ("small", "int4", "none")
+    assert (config.drafter.model, config.drafter.weights, config.drafter.vision) == ("small", "int4", "none")
     assert config.name == "model:small@int4,vision=none"
     for wrong in ("model:small,vision=some", "model:small,sight=none", "model:small,vision="):
         with pytest.raises(ConfigError):

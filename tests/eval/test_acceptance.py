@@ -6,7 +6,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.drafters.heads import Medusa
+from paceline.drafters.parallel_heads import Medusa
 from paceline.errors import ConfigError
 from paceline.eval.trials import (
     AcceptanceCounts,

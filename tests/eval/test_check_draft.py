@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
-from paceline.drafters.heads import Medusa
+from paceline.drafters.parallel_heads import Medusa
 from paceline.errors import ConfigError
 from paceline.eval.trials import run_trial
 from paceline.heads import save_head
-from paceline.spec_config import parse
 from paceline.zoo import packaged
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.heads.common import edit, even_tempered_target, fresh_medusa, saved
@@ -132,7 +132,7 @@ def test_the_demo_takes_the_head_of_this_very_model(head, target, tmp_path, monk
 def test_names_are_understood_wherever_a_drafter_is_named(head, monkeypatch):
     _install(monkeypatch, head.parent)
     config = parse("head:tiny-medusa")
-    assert (config.method, config.model, config.name) == ("medusa", "tiny-medusa", "head:tiny-medusa")
+    assert (config.method, config.drafter.model, config.name) == ("medusa", "tiny-medusa", "head:tiny-medusa")
     assert isinstance(config.build()[0], Medusa)
     assert parse(f"head:{head}").method == "medusa"
 

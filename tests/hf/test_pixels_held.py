@@ -8,7 +8,7 @@ import paceline.llm as front
 from paceline import LLM, DraftModel, SamplingParams
 from paceline.core.vision import PromptImage
 from paceline.decoding import SpeculativeDecoder
-from paceline.drafters import draft_sight
+from paceline.drafters import draft_vision
 from paceline.errors import CacheFull, ConfigError
 from paceline.hf import image_prompts
 from paceline.policy import Fixed
@@ -67,7 +67,7 @@ def answers(llm: LLM, chats=CHATS, params=GREEDY) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("drafter", [None, draft])
 def test_at_most_a_batch_has_pixels(alive, monkeypatch, drafter):
-    monkeypatch.setattr(draft_sight, "_KEPT", 0)  # the bounded cache of what the draft's own processor made
+    monkeypatch.setattr(draft_vision, "_KEPT", 0)  # the bounded cache of what the draft's own processor made
     most = 4 if drafter else 2  # two slots, for each of which the draft has pixels of its own
     llm = engine(drafter and drafter())
     alive.clear()

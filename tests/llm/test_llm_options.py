@@ -5,10 +5,10 @@ import warnings
 import pytest
 
 from paceline import LLM, CostModel, Fixed, PromptLookup, SamplingParams
+from paceline.config import parse
 from paceline.errors import ConfigError
 from paceline.policy import Profile
 from paceline.quant import Int4Linear, Int8Linear
-from paceline.spec_config import parse
 from paceline.tuned import Tuned, save_tuned
 from tests.tiny import tiny_model
 

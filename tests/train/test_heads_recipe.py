@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from paceline import SamplingParams
-from paceline.drafters.heads import Blockwise, Medusa
 from paceline.drafters.mtp import Mtp
+from paceline.drafters.parallel_heads import Blockwise, Medusa
 from paceline.errors import ConfigError
 from paceline.runner import ModelRunner
 from paceline.train.losses import loss_named

@@ -5,8 +5,7 @@ import shlex
 
 import pytest
 
-from paceline.engine_flags import engine_flags
-from paceline.spec_config import SpecConfig, parse
+from paceline.config import engine_flags, parse
 
 
 def flags(name: str, depths=None, *alone) -> dict[str, tuple[str, str]]:
@@ -86,7 +85,7 @@ def test_combined():
 
 
 def test_names_survive_a_shell():
-    config = SpecConfig("draft_model", "cost_model", 16, model="/my models/it's")
+    config = parse({"method": "draft_model", "model": "/my models/it's"})
     (vllm, sglang, _) = engine_flags(config, {"draft_model": 2})
     assert json.loads(shlex.split(vllm.flags)[1])["model"] == "/my models/it's"
     assert "/my models/it's" in shlex.split(sglang.flags)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.config import SpecConfig, parse
 from paceline.errors import ConfigError
 from paceline.policy import Profile
-from paceline.spec_config import SpecConfig, parse
 from paceline.tuned import Tuned, check_profile, default_file, dtype_label, load_tuned, save_tuned
 
 PROFILE = Profile(

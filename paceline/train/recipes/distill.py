@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
 from ...drafters.draft_model import check_same_tokenizer
-from ...drafters.draft_sight import Sight
+from ...drafters.draft_vision import VisionMode
 from ...errors import ConfigError, IncompatibleModels
 from ...hf.load import load_processor
 from ...hf.vision import text_half
@@ -181,7 +181,7 @@ def distill_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
         draft, whole = fewer_layers_of_whole(seeing, shape.num_layers, shape.layers)
         processor = None if target.vision is None else target.vision.processor
     if target.vision is not None:
-        kind: Sight | None = "shared" if begin is None else None
+        kind: VisionMode | None = "shared" if begin is None else None
         kind = kind if shape.vision == "auto" else shape.vision
         tokenizer = target.tokenizer if begin is None else _tokenizer(begin)
         loaded = wrap_model(whole or draft, tokenizer, processor=processor)

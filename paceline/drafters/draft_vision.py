@@ -22,7 +22,7 @@ from ..hf.image_prompts import read_chat, text_prompt, with_positions
 from ..hf.vision import BoundedCache, Features, Vision
 from ..runner import LoadedModel, ModelRunner
 
-Sight: TypeAlias = Literal["own", "shared", "none"]
+VisionMode: TypeAlias = Literal["own", "shared", "none"]
 _Own: TypeAlias = tuple[list[int], PromptImage]
 """What the draft's processor writes for an image, and the image at its place in that."""
 
@@ -31,7 +31,7 @@ _KEPT = 256 << 20  # bytes of what processors made
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class DraftPrompt:
     """What the draft reads in the place of the first `replaced` tokens, the prompt."""
 
     replaced: int
@@ -43,35 +43,35 @@ class Reading:
         return self.prompt + token_ids[self.replaced :]
 
 
-class DraftSight(ABC):
+class DraftVision(ABC):
     """How one draft reads prompts. loaded: the draft as it is to be run."""
 
     def __init__(self, target: TargetView, loaded: LoadedModel):
         self.target, self.loaded = target, loaded
 
     @abstractmethod
-    def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
+    def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
         """What `draft`, the runner of `loaded`, reads of this prompt."""
 
-    def text_alone(self, ids: list[int], replaced: int) -> Reading:
+    def text_only(self, ids: list[int], replaced: int) -> DraftPrompt:
         """A prompt without pictures."""
         half = self.loaded.vision
-        return Reading(replaced, ids, None if half is None else text_prompt(half, len(ids)))
+        return DraftPrompt(replaced, ids, None if half is None else text_prompt(half, len(ids)))
 
 
 @final
-class Blind(DraftSight):
+class TextOnly(DraftVision):
     """Placeholders are dropped from the prompt, save its last token."""
 
-    def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
+    def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
         """The text between the pictures."""
         *before, last = seq.prompt_ids
         kept = [token for token in before if token not in self.target.banned_token_ids]
-        return self.text_alone([*kept, last], len(seq.prompt_ids))
+        return self.text_only([*kept, last], len(seq.prompt_ids))
 
 
 @final
-class OwnTower(DraftSight):
+class OwnTower(DraftVision):
     """Every picture is processed again from its source, by the draft's own processor."""
 
     def __init__(self, target: TargetView, loaded: LoadedModel):
@@ -89,10 +89,10 @@ class OwnTower(DraftSight):
             _KEPT, lambda own: sum(t.nbytes for t in own[1].inputs.values())
         )
 
-    def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
+    def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
         """The target's text, with what the draft's processor writes for each picture."""
         if seq.vision is None or not seq.vision.images:
-            return self.text_alone(seq.prompt_ids, len(seq.prompt_ids))
+            return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         ids, images, end = list[int](), list[PromptImage](), 0
         for image in seq.vision.images:
             ids += seq.prompt_ids[end : image.start]
@@ -101,7 +101,7 @@ class OwnTower(DraftSight):
             ids += span
             end = image.stop
         ids += seq.prompt_ids[end:]
-        return Reading(len(seq.prompt_ids), ids, self._prompt(ids, images))
+        return DraftPrompt(len(seq.prompt_ids), ids, self._prompt(ids, images))
 
     def _processed(self, image: PromptImage) -> _Own:
         """Tokens from its first placeholder to its last, and the image with its places counted from the first."""
@@ -127,7 +127,7 @@ class OwnTower(DraftSight):
 
 
 @final
-class SharedTower(DraftSight):
+class SharedTower(DraftVision):
     """The target looks at each picture, once for both.
 
     Where both models have the same hidden size the draft gets the target's projected features; else what the target's
@@ -162,20 +162,20 @@ class SharedTower(DraftSight):
             )
         super().__init__(target, replace(loaded, vision=half, sight=None))
 
-    def reading(self, seq: Sequence, draft: ModelRunner) -> Reading:
+    def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
         """The target's prompt; its features are put where the draft looks for them."""
         if seq.vision is None or not seq.vision.images:
-            return self.text_alone(seq.prompt_ids, len(seq.prompt_ids))
+            return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         if self._projected:
             features = self.target.image_features(seq.vision.images)
             for image, seen in zip(seq.vision.images, features, strict=True):
                 draft.images.features.put(image.key, seen if self._deep else Features(seen.rows))
-        return Reading(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
+        return DraftPrompt(len(seq.prompt_ids), seq.prompt_ids, seq.vision)
 
 
-def sight_of(kind: Sight | None, target: TargetView, loaded: LoadedModel) -> DraftSight:
+def vision_of_draft(mode: VisionMode | None, target: TargetView, loaded: LoadedModel) -> DraftVision:
     """None: its own tower where both models have one, else nothing. Errors as the classes."""
-    if kind is None:
-        kind = "none" if loaded.vision is None or target.loaded.vision is None else "own"
-    classes: dict[Sight, type[DraftSight]] = {"own": OwnTower, "shared": SharedTower, "none": Blind}
-    return classes[kind](target, loaded)
+    if mode is None:
+        mode = "none" if loaded.vision is None or target.loaded.vision is None else "own"
+    classes: dict[VisionMode, type[DraftVision]] = {"own": OwnTower, "shared": SharedTower, "none": TextOnly}
+    return classes[mode](target, loaded)

@@ -28,8 +28,9 @@ from ..core.request import Sequence
 from ..heads import BlockwiseHead, MedusaHead
 from ..heads.parallel import ParallelHeads
 from ..sampling.banned import columns_of
-from ..schema import checked_call
+from ..schema import checked, checked_call
 from .fitting import fitted, row_dtype
+from .registry import TREE_NODES, HeadSpec
 from .top_tokens import top_tokens
 from .trees import DraftTree, best_of_marginals, stacked
 
@@ -138,3 +139,27 @@ class Blockwise(HeadsDrafter):
     @checked_call
     def __init__(self, head: str | PathLike[str] | BlockwiseHead):
         super().__init__(head, 1)
+
+
+@checked
+class MedusaSpec(HeadSpec):
+    """Options of `Medusa`."""
+
+    top_k: Annotated[int, Field(ge=1, le=64)] | None = None
+    method = "medusa"
+    drafter = Medusa
+    tokens = 4
+    exported = ("vLLM",)
+
+    def tree_nodes(self, depth: int) -> int:
+        """As of other trees."""
+        return max(TREE_NODES, depth)
+
+
+@checked
+class BlockwiseSpec(HeadSpec):
+    """Options of `Blockwise`."""
+
+    method = "blockwise"
+    drafter = Blockwise
+    tokens = 4

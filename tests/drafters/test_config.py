@@ -16,10 +16,10 @@ from paceline import (
     SelfQuantized,
     Typical,
 )
+from paceline.config import SpecConfig, parse
 from paceline.core.request import SamplingParams, Sequence
 from paceline.drafters import Space
 from paceline.errors import ConfigError, LossyNotAllowed
-from paceline.spec_config import SpecConfig, parse
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_the_method_of_a_head_is_read_from_its_folder(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(f'{{"paceline_head": 1, "method": "{method}"}}')
     config = parse(f"lookup+head:{tmp_path / 'a'}", 4)
-    assert [member.method for member in config.drafters] == ["ngram", "eagle3"]
+    assert [member.method for member in config.drafter.parts] == ["ngram", "eagle3"]
     assert config.num_draft_nodes == 24
     assert config.models == ()
     drafter, policy, _ = config.build()

@@ -1,0 +1,292 @@
+"""How to speculate: a drafter, the policy that says how much it drafts, and the rule that judges its drafts.
+
+`parse` reads a short name of the command line or keys of JSON, which are vLLM's where it has them. Each drafter's own
+keys are the fields of its `DrafterSpec`, see `drafters.registry`. Beside them every method takes
+
+policy                     "cost_model" drafts what pays on this machine for this text, up to num_speculative_tokens
+                           (16); "dynamic" and "gate" adapt by simpler rules; "fixed" always drafts as many. A number
+                           without a policy means "fixed".
+num_speculative_tokens     the depth of a draft, for trees too (SGLang: num_steps)
+rejection_sample_method    "exact" gives the tokens of plain decoding; "standard" (also "ratio") the same distribution,
+                           other tokens; "typical" changes the answers and needs consent
+num_draft_nodes            of drafters of trees, for policies that do not choose it: all nodes but the root (SGLang's
+                           num_draft_tokens and EAGLE's total_token count the root: theirs is one more)
+
+Where such a number is for several drafters or grows by itself ("choose", "dynamic"), SPACE drafts no more than fits
+with its masks into 64 rows of a pass.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+from pydantic import Field
+
+from .drafters.registry import DrafterSpec, from_short_name, keys_of, methods, one_of, spec_class
+from .errors import ConfigError, LossyNotAllowed
+from .schema import brief, checked, meant, validate
+from .system.files import parse_json
+
+if TYPE_CHECKING:
+    from .core.interfaces import Drafter, DraftPolicy, Verifier
+    from .policy import Profile
+
+SPACE_ROWS = 64
+"""Rows of a pass that SPACE may fill where nodes are counted without their masks."""
+MOST_TOKENS = 16
+
+
+@checked
+class _Common:
+    """Keys of every method."""
+
+    policy: Literal["cost_model", "dynamic", "gate", "fixed"] = "fixed"
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = 0
+    rejection_sample_method: Literal["exact", "standard", "ratio", "typical"] = "exact"
+    num_draft_nodes: Annotated[int, Field(ge=1, le=256)] | None = None
+
+
+_COMMON = ("policy", "num_speculative_tokens", "rejection_sample_method", "num_draft_nodes")
+
+
+@checked
+class SpecConfig(_Common):
+    """A drafter, its policy and its rule; made by `parse`. The default decodes plainly."""
+
+    drafter: DrafterSpec = field(default_factory=lambda: spec_class("none")())
+
+    @property
+    def method(self) -> str:
+        """The drafter's method."""
+        return self.drafter.method
+
+    @property
+    def name(self) -> str:
+        """The drafter in a few words, for people."""
+        return self.drafter.name
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that the drafters are made of; heads and trained weights are no models."""
+        return self.drafter.models
+
+    def as_dict(self) -> dict[str, object]:
+        """What was chosen, as `parse` reads it."""
+        common = {key: getattr(self, key) for key in _COMMON}
+        if self.drafter.tree_nodes(1) is None:
+            del common["num_draft_nodes"]
+        return {"method": self.method, **common, **self.drafter.as_dict()}
+
+    def build(
+        self, allow_lossy: bool = False, profile: "Profile | None" = None
+    ) -> "tuple[Drafter, DraftPolicy, Verifier]":
+        """The objects for `LLM(drafter=, policy=, verifier=)`. profile: what `paceline tune` measured.
+
+        Raises `LossyNotAllowed` for "typical" without `allow_lossy`.
+        """
+        from .policy import CostModel, Dynamic, Fixed, Gate
+        from .verify import Coupled, Ratio, Typical
+
+        if self.rejection_sample_method == "typical":
+            if not allow_lossy:
+                raise LossyNotAllowed(
+                    'rejection_sample_method "typical" changes what the model answers',
+                    fix='allow it (--allow-lossy), or use "exact" (same tokens) or "standard" (same distribution)',
+                )
+            verifier: Verifier = Typical(allow_lossy=True)
+        else:
+            verifier = Coupled() if self.rejection_sample_method == "exact" else Ratio()
+        most = self.num_speculative_tokens
+        if self.method == "none" or self.policy == "fixed":
+            policy: DraftPolicy = Fixed(most, self.num_draft_nodes)
+        elif self.policy == "cost_model":
+            policy = CostModel(most, profile)
+        elif self.policy == "gate":
+            policy = Gate(Fixed(most, self.num_draft_nodes))
+        else:
+            is_wide = (self.drafter.tree_nodes(1) or 0) > 1
+            policy = Dynamic(most, num_nodes=self.drafter.tree_nodes(most) if is_wide else None)
+        drafter = self.drafter.build()
+        if self.policy != "cost_model" and (self.method == "choose" or self.policy == "dynamic"):
+            from .drafters import Space
+
+            for member in getattr(drafter, "members", (drafter,)):
+                if isinstance(member, Space):
+                    member.max_rows = SPACE_ROWS
+        return drafter, policy, verifier
+
+
+def parse(
+    what: "str | Mapping[str, object] | None", num_speculative_tokens: int | None = None, policy: str | None = None
+) -> SpecConfig:
+    """Read a short name, a mapping of JSON's keys, or such a mapping as JSON.
+
+    Short names: none, lookup, self-int4, self-int4:FOLDER for one with trained weights, model:NAME, model:NAME@int4 for
+    a draft with rounded weights, model:NAME,vision=none (or own, shared) for what it sees of images, head:NAME for a
+    trained head, the method of an installed drafter (with options: METHOD:key=value,key=value), and several of them
+    joined by + where the policy is to take the best. num_speculative_tokens, policy: overrule the mapping's.
+
+    Raises `ConfigError` that lists what is known.
+    """
+    if isinstance(what, str):
+        given = _from_json(what) if what.lstrip()[:1] in ("{", "[", '"') else from_short_name(what)
+    elif isinstance(what, Mapping | None):
+        given = {str(key): value for key, value in (what or {}).items()}
+    else:
+        raise ConfigError("this names no drafter", got=brief(what), expected="a short name or a mapping of keys")
+    overruled = {"num_speculative_tokens": num_speculative_tokens, "policy": policy}
+    given |= {key: value for key, value in overruled.items() if value is not None}
+    kind = _kind(given)
+    method = kind.method
+    common = validate(_Common, {key: given[key] for key in _COMMON if key in given}, "speculative_config")
+    own = {key: given[key] for key in keys_of(kind) if key in given}
+    drafter = kind(drafters=_members(own.get("drafters"))) if method == "choose" else kind.read(own)  # type: ignore[call-arg]
+    numbered = "num_speculative_tokens" in given or method == "none"
+    chosen = common.policy if "policy" in given else "fixed" if numbered else "cost_model"
+    most = kind.tokens if chosen == "fixed" else MOST_TOKENS
+    most = common.num_speculative_tokens if "num_speculative_tokens" in given else most
+    if method != "none" and most == 0:
+        raise ConfigError(
+            "num_speculative_tokens is 0, which drafts nothing", expected="at least 1", fix='use method "none" for that'
+        )
+    nodes = _num_nodes(common.num_draft_nodes, drafter, chosen, most)
+    return SpecConfig(chosen, most, common.rejection_sample_method, nodes, drafter)
+
+
+def _from_json(text: str) -> dict[str, object]:
+    """A configuration written as JSON."""
+    try:
+        value = parse_json(text, "the speculative config")
+    except ConfigError as error:
+        example = """for example {"method": "ngram", "num_speculative_tokens": 8}"""
+        raise ConfigError(error.what, got=error.got, expected=example) from error
+    if not isinstance(value, dict):
+        raise ConfigError("the speculative config is not a JSON object", got=type(value).__name__)
+    return cast("dict[str, object]", value)
+
+
+def _kind(given: dict[str, object]) -> type[DrafterSpec]:
+    """The options of the method that is meant; keys without a value are taken out of `given`.
+
+    Raises `ConfigError` for a method or a key that is not known.
+    """
+    method = given.get("method")
+    if method is None:
+        method = "draft_model" if given.get("model") is not None else "none"
+    if not isinstance(method, str) or method not in methods():
+        fix = meant(method, methods()) if isinstance(method, str) else None
+        raise ConfigError(
+            "speculative_config: method has a wrong value", got=brief(method), expected=one_of(methods()), fix=fix
+        )
+    kind = spec_class(method)
+    known = takes = ("method", *_COMMON, *keys_of(kind))
+    if not given.keys() <= set(takes):
+        known = tuple(dict.fromkeys([*takes, *(key for one in methods() for key in keys_of(spec_class(one)))]))
+    for key in [key for key in given if given[key] is None and key in known]:
+        del given[key]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"speculative_config: unknown key {key!r}", expected=one_of(takes), fix=meant(key, known))
+        if key not in takes:
+            raise ConfigError(f"method {method!r} does not take {key!r}", expected=one_of(takes))
+    return kind
+
+
+def _members(given: object) -> tuple[DrafterSpec, ...]:
+    """The drafters to choose from; their policy and rule are those of the whole."""
+    if not isinstance(given, list | tuple) or len(cast("Seq[object]", given)) < 2:
+        raise ConfigError('method "choose" needs "drafters"', got=brief(given), expected="a list of two or more")
+    members = list[DrafterSpec]()
+    for one in cast("Seq[str | Mapping[str, object]]", given):
+        # A choice in a choice is not opened: it may be nested deeply.
+        chooses = isinstance(one, Mapping) and one.get("method") == "choose"
+        member = None if chooses else parse(one).drafter
+        if member is None or member.method in ("none", "choose"):
+            found = "choose" if member is None else member.method
+            expected = one_of([method for method in methods() if method not in ("none", "choose")])
+            raise ConfigError(f'"drafters" cannot hold {found!r}', expected=expected)
+        members.append(member)
+    return tuple(members)
+
+
+def _num_nodes(given: int | None, drafter: DrafterSpec, policy: str, depth: int) -> int | None:
+    """Nodes of a tree. Raises `ConfigError` for a number that would be of no effect."""
+    counts, usual = policy in ("fixed", "gate"), drafter.tree_nodes(depth)
+    if given is None:
+        return usual if counts else None
+    if not counts:
+        raise ConfigError(
+            f'the policy "{policy}" chooses the number of nodes itself',
+            fix='leave "num_draft_nodes" out, or say "fixed"',
+        )
+    if usual is None:
+        raise ConfigError("this drafts no tree, so that num_draft_nodes means nothing", fix="leave it out")
+    if given < depth:
+        raise ConfigError(
+            "num_draft_nodes is below num_speculative_tokens, the depth",
+            got=f"{given} and {depth}",
+            expected="at least one node a level",
+        )
+    return given
+
+
+# ------------------------------------------------------------------------------------------------------ other engines
+
+
+_ENGINES = ("vLLM", "SGLang", "llama.cpp")
+
+
+@dataclass(frozen=True)
+class EngineFlags:
+    """Options of one engine, ready to paste behind its start command; "" where it has no equivalent.
+
+    remark: what is different there, or missing; "" where nothing is.
+    """
+
+    engine: str
+    flags: str
+    remark: str = ""
+
+
+def engine_flags(config: SpecConfig, num_tokens: Mapping[str, int], alone: Seq[SpecConfig] = ()) -> list[EngineFlags]:
+    """The same drafter as options of vLLM 0.32, SGLang 0.5.23 and llama.cpp of 2026, which draft a fixed number.
+
+    num_tokens: how many to draft, by drafter as results name it (lookup, self-int4, draft_model). alone: single
+    drafters that pay by themselves, the best first, for engines that cannot combine several.
+    """
+    if config.method == "none":
+        remark = "no drafter pays here: start it without speculation"
+        return [EngineFlags(engine, "", remark) for engine in _ENGINES]
+
+    def found(drafter: DrafterSpec, engine: str) -> tuple[str, str]:
+        tokens = max(1, num_tokens.get(drafter.label or drafter.method, 5))
+        return drafter.elsewhere(tokens).get(engine, ("", f"has no {drafter.method}"))
+
+    parts = config.drafter.parts
+    if len(parts) == 1:
+        return [EngineFlags(engine, *found(parts[0], engine)) for engine in _ENGINES]
+    flags = list[EngineFlags]()
+    for engine in _ENGINES[:2]:
+        singles = [(one.name, *found(one.drafter, engine)) for one in alone]
+        name, its_flags, remark = next((one for one in singles if one[1]), ("", "", ""))
+        if its_flags:
+            remark = f"so {name} alone" + (f"; {remark}" if remark else "")
+        else:
+            remark = "and " + (singles[0][2] if singles else "none pays by itself")
+        flags.append(EngineFlags(engine, its_flags, f"one drafter at a time, {remark}"))
+    return [*flags, _mixed([found(part, _ENGINES[2]) for part in parts])]
+
+
+def _mixed(parts: Seq[tuple[str, str]]) -> EngineFlags:
+    """llama.cpp mixes n-grams and one draft model, and chooses by its own rule. parts: flags and remark of each."""
+    missing = next((remark for flags, remark in parts if not flags), None)
+    if missing is not None:
+        return EngineFlags("llama.cpp", "", missing)
+    split = [flags.split(" ", 2) for flags, _ in parts]  # --spec-type, its value, the rest
+    kinds = [kind for _, kind, _ in split]
+    if len(set(kinds)) < len(kinds):
+        return EngineFlags("llama.cpp", "", "takes one draft model at a time")
+    remarks = [remark for (_, remark), kind in zip(parts, kinds, strict=True) if kind == "draft-simple"]
+    flags = f"--spec-type {','.join(kinds)} {' '.join(rest for _, _, rest in split)}"
+    return EngineFlags("llama.cpp", flags, "; ".join(["mixes them by a rule of its own", *remarks]))

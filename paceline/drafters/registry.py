@@ -1,0 +1,285 @@
+"""The drafters by method, and the options of each: its keys in JSON, its name on the command line.
+
+A drafter is one file: a `Drafter`, and beside it the options that it can be given as words, a `DrafterSpec`:
+
+    class Repeat(Drafter):
+        name = "repeat"
+
+        def propose(self, seqs, budgets):                       # the last token again and again
+            rows = [[seq.token_ids[-1]] * (1 + budget.depth) for seq, budget in zip(seqs, budgets)]
+            return Draft(TokenTree.chain(rows), source=self.name)
+
+    @checked                                                    # of paceline.schema: a frozen dataclass that validates
+    class RepeatSpec(DrafterSpec):
+        method = "repeat"
+        drafter = Repeat
+
+In Python `LLM(model, drafter=Repeat())` is all it takes. One line makes it known by name, here in `REGISTRY` or, in a
+package of your own, as an entry point:
+
+    [project.entry-points."paceline.drafters"]
+    repeat = "my_package.repeat:RepeatSpec"
+
+From then on `--drafter repeat`, `--drafter lookup+repeat`, `--speculative-config '{"method": "repeat"}'`, `paceline
+tune`, `paceline models` and `config.engine_flags` know it. No module of a drafter is imported before it is asked for.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, cast
+
+from pydantic import Field
+
+from ..errors import ConfigError
+from ..schema import checked, meant, validate
+
+if TYPE_CHECKING:
+    from ..core.interfaces import Drafter
+
+
+@dataclass(frozen=True)
+class Registered:
+    """One row of the registry. home: module and class of the `DrafterSpec`. usage: what one types behind --drafter."""
+
+    home: str
+    usage: str
+    summary: str
+
+
+_HEAD = "head:PATH_OR_NAME"
+REGISTRY: dict[str, Registered] = {
+    "none": Registered(".plain:PlainSpec", "none", "plain decoding"),
+    "ngram": Registered(".prompt_lookup:LookupSpec", "lookup", "copies what followed when the text ended like this"),
+    "self_int4": Registered(".self_quantized:SelfInt4Spec", "self-int4[:FOLDER]", "the model's own layers in INT4"),
+    "draft_model": Registered(".draft_model:DraftModelSpec", "model:PATH_OR_ID[@int4]", "a smaller model"),
+    "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the model's last states"),
+    "eagle3": Registered(".eagle:Eagle3Spec", _HEAD, "EAGLE-3: one layer over the model's states of three depths"),
+    "medusa": Registered(".parallel_heads:MedusaSpec", _HEAD, "Medusa: a tree from parallel heads"),
+    "blockwise": Registered(".parallel_heads:BlockwiseSpec", _HEAD, "blockwise decoding: a chain from parallel heads"),
+    "mtp": Registered(".mtp:MtpSpec", _HEAD, "sequential modules in DeepSeek-V3's form"),
+    "space": Registered(".space:SpaceSpec", _HEAD, "SPACE: mask tokens in the model's own pass"),
+    "choose": Registered(".choose:ChooseSpec", "DRAFTER+DRAFTER", "the best of several, per request and round"),
+}
+_ALIASES = {"lookup": "ngram", "self-int4": "self_int4", "model": "draft_model"}
+_HEADS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "self_int4")
+"""Methods whose weights are a folder."""
+
+
+TREE_NODES = 24
+"""Nodes of a tree where no policy chooses their number."""
+
+
+class DrafterSpec:
+    """The options of a drafter: subclasses are checked dataclasses (`schema.checked`) whose fields are keys of JSON.
+
+    method: the name in JSON. label: the name in results, where it is another. drafter: made by `build` with the options
+    that are not None. tokens: how many the policy "fixed" drafts by default. needs: the content of required keys, for
+    messages.
+    """
+
+    method: ClassVar[str]
+    label: ClassVar[str] = ""
+    drafter: ClassVar[Any]
+    tokens: ClassVar[int] = 5
+    needs: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def read(cls, given: Mapping[str, object]) -> Self:
+        """From keys of JSON. Raises `ConfigError` for a value that is missing or wrong."""
+        for field in fields(cast("Any", cls)):
+            if field.default is MISSING and field.name not in given:
+                raise ConfigError(f'method "{cls.method}" needs "{field.name}"', expected=cls.needs.get(field.name))
+        return validate(cls, dict(given), "speculative_config")
+
+    @property
+    def name(self) -> str:
+        """The drafter in a few words, as it can be typed where that is possible."""
+        return self.label or self.method
+
+    @property
+    def parts(self) -> "tuple[DrafterSpec, ...]":
+        """The drafters that it combines; itself for all others."""
+        return (self,)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that it loads; heads and trained weights are no models."""
+        return ()
+
+    def tree_nodes(self, depth: int) -> int | None:
+        """Nodes of a tree so deep, the root not counted, where nothing else says how many; None: it drafts chains."""
+        return None
+
+    def as_dict(self) -> dict[str, object]:
+        """The keys, for JSON."""
+        return {key: getattr(self, key) for key in keys_of(type(self))}
+
+    def build(self) -> "Drafter":
+        """The drafter."""
+        return self.drafter(**{key: value for key, value in self.as_dict().items() if value is not None})
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """The same drafter in other engines: by "vLLM", "SGLang", "llama.cpp" flags ("" for none) and a remark."""
+        return {}
+
+
+@checked
+class HeadSpec(DrafterSpec):
+    """A drafter whose weights `paceline train` wrote or others published.
+
+    model: their folder or packaged name. exported: engines for which `paceline export` writes them.
+    """
+
+    model: Annotated[str, Field(min_length=1)]
+    needs: ClassVar[Mapping[str, str]] = {"model": "a folder or a packaged head"}
+    exported: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return f"head:{self.model}"
+
+    def build(self) -> "Drafter":
+        """The drafter. Raises `ConfigError` where there is no head, or one of another method."""
+        from ..zoo.packaged import head_folder
+
+        found = method_of_head(self.model)
+        if found != self.method:
+            raise ConfigError(
+                f"the head {self.model!r} is not of the method {self.method!r}", got=repr(found), fix=self.name
+            )
+        options = {key: value for key, value in self.as_dict().items() if value is not None and key != "model"}
+        return self.drafter(str(head_folder(self.model)), **options)
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """In vLLM as a chain, once it is exported."""
+        found = {
+            "SGLang": ("", f"runs no {self.method} heads"),
+            "llama.cpp": ("", f"runs no {self.method} heads of ours"),
+        }
+        if "vLLM" not in self.exported:
+            return {"vLLM": ("", f"{self.method} heads cannot be exported"), **found}
+        folder, export = self.export("vLLM")
+        flags = vllm_flag(method=self.method, model=folder, num_speculative_tokens=tokens)
+        return {"vLLM": (flags, f"a chain, no tree; {export}"), **found}
+
+    def export(self, engine: str) -> tuple[str, str]:
+        """The folder that the export for an engine goes to, and the command as a remark."""
+        folder, to = shlex.quote(f"{self.model.rstrip('/').rsplit('/', 1)[-1]}-{engine.lower()}"), engine.lower()
+        return folder, f"first: paceline export {shlex.quote(self.model)} {folder} --to {to} --model MODEL"
+
+
+def vllm_flag(**given: object) -> str:
+    """`--speculative-config` for vLLM."""
+    return "--speculative-config " + shlex.quote(json.dumps(given))
+
+
+def keys_of(kind: type[DrafterSpec]) -> tuple[str, ...]:
+    """The keys that a method takes."""
+    return tuple(field.name for field in fields(cast("Any", kind)))
+
+
+def methods() -> tuple[str, ...]:
+    """All methods: ours first, then those of installed packages."""
+    return tuple(dict.fromkeys([*REGISTRY, *_installed()]))
+
+
+def spec_class(method: str) -> type[DrafterSpec]:
+    """The options of a method. Raises `ConfigError` for an entry point that cannot be loaded."""
+    if method in REGISTRY:
+        module, name = REGISTRY[method].home.split(":")
+        return getattr(import_module(module, __package__), name)
+    entry = _installed()[method]
+    try:
+        kind = entry.load()
+    except Exception as error:
+        raise ConfigError(f"the drafter {method!r} cannot be loaded", got=repr(error), fix=entry.value) from error
+    if not (isinstance(kind, type) and issubclass(kind, DrafterSpec)):
+        raise ConfigError(f"the drafter {method!r} has no options", got=entry.value, expected="a DrafterSpec")
+    return kind
+
+
+def table() -> list[tuple[str, str, str]]:
+    """What one types, method and summary of every drafter."""
+    rows = [(one.usage, method, one.summary) for method, one in REGISTRY.items()]
+    extra = [method for method in methods() if method not in REGISTRY]
+    return rows + [(method, method, (spec_class(method).__doc__ or "").partition("\n")[0]) for method in extra]
+
+
+def usages() -> str:
+    """What one may type behind --drafter, for help and messages."""
+    typed = [REGISTRY[method].usage if method in REGISTRY else method for method in methods() if method != "choose"]
+    return ", ".join([*dict.fromkeys(typed), "several joined by +"])
+
+
+def from_short_name(name: str) -> dict[str, object]:
+    """Keys of JSON from a name as on the command line. Raises `ConfigError` that lists what is known."""
+    if "+" in name:
+        return {"method": "choose", "drafters": [part.strip() for part in name.split("+")]}
+    word, colon, rest = name.partition(":")
+    method = _ALIASES.get(word, word)
+    if (method not in methods() and not (word == "head" and colon)) or method == "choose":
+        known = [*_ALIASES, *methods(), "head:", "model:"]
+        raise ConfigError(f"unknown drafter {name!r}", expected=f"one of {usages()}", fix=meant(name, known))
+    if colon and not rest:
+        what, expected = "head", "a folder or a packaged head"
+        if method == "draft_model":
+            what, expected = "model", "a folder, hub id or zoo name"
+        raise ConfigError(f"the drafter names no {what}", got=repr(name), expected=f"{word}: and {expected}")
+    if colon and (word == "head" or method in _HEADS):
+        allowed = {"head": methods(), "eagle": ("eagle", "eagle3")}.get(word, (method,))
+        if (found := method_of_head(rest)) not in allowed:
+            raise ConfigError(
+                f"the head {rest!r} is not of such a method",
+                got=repr(found),
+                expected=one_of(allowed),
+                fix=f"head:{rest}",
+            )
+        return {"method": found, "model": rest}
+    return {"method": method, **(_options(spec_class(method), rest) if colon else {})}
+
+
+def _options(kind: type[DrafterSpec], text: str) -> dict[str, object]:
+    """Keys of JSON from what follows the colon: the first key's value, @weights, then key=value, joined by commas."""
+    keys, (first, *options) = keys_of(kind), text.split(",")
+    given: dict[str, object] = {}
+    if "=" in first or not keys:
+        options = [first, *options]
+    else:
+        value, _, weights = first.partition("@") if "weights" in keys else (first, "", "")
+        given = {keys[0]: value} | ({"weights": weights} if weights else {})
+    for option in options:
+        key, equals, value = option.partition("=")
+        if key not in keys or not equals:
+            expected = one_of([f"{key}=..." for key in keys]) if keys else "no options"
+            raise ConfigError(f"unknown option of the drafter {kind.method!r}", got=repr(option), expected=expected)
+        try:
+            given[key] = json.loads(value)
+        except ValueError:
+            given[key] = value
+    return given
+
+
+def method_of_head(name: str) -> str:
+    """The method of a folder or packaged head. Raises `ConfigError` where there is none, or of a method not known."""
+    from ..zoo.packaged import head_method
+
+    method = head_method(name)
+    if method not in _HEADS and not (method in _installed() and "model" in keys_of(spec_class(method))):
+        raise ConfigError(f"the head {name!r} is of an unknown method", got=repr(method), expected=one_of(_HEADS))
+    return method
+
+
+def one_of(names: Sequence[object]) -> str:
+    """The names, for a message."""
+    return "one of " + ", ".join(map(str, names))
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group="paceline.drafters") if entry.name not in REGISTRY}

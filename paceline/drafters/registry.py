@@ -252,11 +252,13 @@ def _options(kind: type[DrafterSpec], text: str) -> dict[str, object]:
         options = [first, *options]
     else:
         value, _, weights = first.partition("@") if "weights" in keys else (first, "", "")
-        given = {keys[0]: value} | ({"weights": weights} if weights else {})
+        given[keys[0]] = value
+        if weights:
+            given["weights"] = weights
     for option in options:
         key, equals, value = option.partition("=")
         if key not in keys or not equals:
-            expected = one_of([f"{key}=..." for key in keys]) if keys else "no options"
+            expected = one_of([f"{key}=" for key in keys]) if keys else "no options"
             raise ConfigError(f"unknown option of the drafter {kind.method!r}", got=repr(option), expected=expected)
         try:
             given[key] = json.loads(value)

@@ -102,7 +102,7 @@ def test_it_is_listed_where_ours_are(monkeypatch):
     assert rows["bigrams"]["description"] == "The token that followed the last one."
     with pytest.raises(ConfigError, match=r"longest has a wrong value"):
         parse("bigrams:longest=0")
-    with pytest.raises(ConfigError, match=r"one of longest=\.\.\."):
+    with pytest.raises(ConfigError, match="one of longest="):
         parse("bigrams:shortest=1")
     with pytest.raises(ConfigError, match=r"self_int4, draft_model.*bigrams.*did you mean 'bigrams'"):
         parse({"method": "bigram"})

@@ -66,7 +66,7 @@ def opener(given: argparse.Namespace) -> Any:
     def open_peers(
         configs: Seq[Any], llm: Any, model: str, screen: Any, missing: dict[str, str]
     ) -> Iterator[tuple[list[PeerSide], Mapping[str, dict[str, str]]]]:
-        draft = next((config.model for config in configs if config.model is not None), None)
+        draft = next((model for config in configs for model in config.models), None)
         common = PeerOptions(
             draft_model=None if draft is None else str(resolve(draft)),
             num_speculative_tokens=given.num_speculative_tokens,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..spec_config import parse
+from ..config import parse
 from .options import (
     Drafter,
     MaxTokens,

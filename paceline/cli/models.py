@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
+from ..drafters.registry import table as drafter_table
 from .options import Opt, command, quieten
 from .screen import Screen, table_of
 
@@ -44,7 +45,7 @@ def pull(
 
 @command
 def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
-    """List the models that Paceline can fetch by name, which of them are here, and the trained heads that come with it.
+    """List the models that Paceline can fetch by name, the trained heads that come with it, and the drafters.
 
     Example:  paceline models --json
     """
@@ -58,7 +59,9 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
             entry = zoo.ZOO[row.name]
             size = {"parameters": entry.parameters, "download_bytes": entry.download_bytes}
             listed.append({**asdict(row), **size, "folder": str(row.folder)})
-        screen.put_json({"models": listed, "heads": [{**asdict(one), "folder": str(one.folder)} for one in heads]})
+        known = [{"drafter": usage, "method": method, "description": what} for usage, method, what in drafter_table()]
+        listed_heads = [{**asdict(one), "folder": str(one.folder)} for one in heads]
+        screen.put_json({"models": listed, "heads": listed_heads, "drafters": known})
         return
     table = table_of("Name", "Here", "Size", "Licence", "What it is", text_columns=5)
     table.columns[0].no_wrap, table.columns[2].justify = True, "right"
@@ -69,6 +72,10 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
     screen.out.print(table)
     if heads:
         _print_heads(heads, screen)
+    known = table_of("Drafter", "Method", "What it is", text_columns=3)
+    for usage, method, what in drafter_table():
+        known.add_row(f"[bold]{escape(usage)}[/bold]", method, what)
+    screen.out.print(known)
     screen.say("Any other causal or vision-language model works too, by folder or hub id.")
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 import typer
 from rich.markup import escape
 
+from ..config import SpecConfig, parse
 from ..errors import ConfigError
-from ..spec_config import SpecConfig, parse
 from .screen import FLAGS, Screen, screen_of
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 SPECULATION, MODEL, PROMPTS, MEASURING = "Speculation", "Model", "Prompts", "Measuring"
-DRAFTER_NAMES = (
-    "none, lookup, self-int4, model:PATH_OR_ID (@int4 quantizes its weights), head:PATH_OR_NAME, or several joined by +"
-)
+DRAFTER_NAMES = f"{usages()}"
 PROMPT_FILE = (
     "JSON lines with question, turns or messages (chats) or prompt (text to continue), or plain lines (text to "
     "continue)."

@@ -29,11 +29,10 @@ from .options import (
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..engine_flags import EngineFlags
+    from ..config import EngineFlags, SpecConfig
     from ..eval.run import BenchOptions
     from ..eval.tune import Candidate
     from ..llm import LLM
-    from ..spec_config import SpecConfig
     from ..tuned import Tuned
 
 
@@ -101,7 +100,7 @@ def _open_candidates(
     """An engine for each candidate, all on the same weights; a default that this model cannot have is left out."""
     opened, llms, without = list["SpecConfig"](), list["LLM"](), list[str]()
     for config in configs:
-        if any(member.name in without for member in config.drafters):
+        if any(member.name in without for member in config.drafter.parts):
             continue
         try:
             llm = open_engine(plain.loaded, screen, loading, Speculation(config))
@@ -144,9 +143,9 @@ def _result(
     """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays."""
     import torch
 
+    from ..config import SpecConfig
     from ..eval.tune import best_of, tune_report
     from ..policy import CostModel, Profile
-    from ..spec_config import SpecConfig
     from ..system.provenance import provenance
     from ..tuned import Tuned, dtype_label
 
@@ -172,9 +171,8 @@ def _result(
 
 def flags_of(candidates: "Sequence[Candidate]", best: "Candidate | None") -> "list[EngineFlags]":
     """Options of other engines for the choice; models under the names that those engines can open."""
-    from ..engine_flags import engine_flags
+    from ..config import SpecConfig, engine_flags
     from ..eval.tune import best_of
-    from ..spec_config import SpecConfig
 
     if best is None:
         return engine_flags(SpecConfig(), {})
@@ -190,8 +188,12 @@ def _with_folders(config: "SpecConfig") -> "SpecConfig":
     """With folders instead of zoo names, which only Paceline knows."""
     from ..zoo import resolve
 
-    model = resolve(str(config.model)) if config.model is not None and config.method == "draft_model" else config.model
-    return replace(config, model=model, drafters=tuple(_with_folders(one) for one in config.drafters))
+    def opened(drafter: Any) -> Any:
+        if len(drafter.parts) > 1:
+            return replace(drafter, drafters=tuple(map(opened, drafter.parts)))
+        return replace(drafter, model=resolve(drafter.model)) if drafter.models else drafter
+
+    return replace(config, drafter=opened(config.drafter))
 
 
 def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: Path, screen: Screen) -> None:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..drafters import Choose, DraftModel
+from ..config import SpecConfig
+from ..drafters import Choose, DrafterSpec, DraftModel
 from ..llm import LLM
-from ..spec_config import SpecConfig
 from ..system.provenance import provenance, sha256_of
 from ..zoo.packaged import head_folder
 from .check import Verdict
@@ -177,18 +177,19 @@ def draft_fingerprints(llms: Seq[LLM], configs: Seq[SpecConfig]) -> dict[str, st
     for llm, config in zip(llms, configs, strict=True):
         drafter = llm.decoder.drafter
         members = drafter.members if isinstance(drafter, Choose) else [drafter]
-        for part, member in zip(config.drafters or (config,), members, strict=True):
+        for part, member in zip(config.drafter.parts, members, strict=True):
             known = member.runner.loaded.fingerprint if isinstance(member, DraftModel) else trained_hash(part)
             if known is not None:
                 found[part.name] = known
     return found
 
 
-def trained_hash(config: SpecConfig) -> str | None:
+def trained_hash(drafter: DrafterSpec) -> str | None:
     """sha256 over the files of a head, or of trained weights; None for drafters without."""
-    if config.model is None or config.method == "draft_model":
+    folder = getattr(drafter, "model", None)
+    if folder is None or drafter.models:
         return None
-    files = sorted(path for path in head_folder(config.model).iterdir() if path.suffix in _WEIGHTS)
+    files = sorted(path for path in head_folder(folder).iterdir() if path.suffix in _WEIGHTS)
     return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
 
 

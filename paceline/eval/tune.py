@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from ..config import SpecConfig, parse
 from ..core.outputs import Round
+from ..drafters.registry import REGISTRY, methods
 from ..errors import ConfigError
 from ..llm import LLM
 from ..policy import CostModel
 from ..policy.estimates import Estimates
-from ..spec_config import SpecConfig, parse
 from .machine import PassCosts, tokens_per_round
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide, Progress
 from .suites import BUILT_IN, Question, read_suite
@@ -110,12 +111,17 @@ def read_questions(path: str | None) -> list[Question]:
     return read_suite(path)
 
 
+def _by_default() -> list[str]:
+    """Drafters that need no model: lookup, self-int4 and those of installed packages."""
+    return ["lookup", "self-int4", *(method for method in methods() if method not in REGISTRY)]
+
+
 def candidates_of(given: Seq[str] | None) -> list[SpecConfig]:
-    """The drafters to try, each under the cost model: those given, else lookup and self-int4, and all combined.
+    """The drafters to try, each under the cost model: those given, else all that need no model, and all combined.
 
     Raises `ConfigError` for one that is not known, is "none", or is given twice.
     """
-    configs = [parse(one, policy="cost_model") for one in given or ("lookup", "self-int4")]
+    configs = [parse(one, policy="cost_model") for one in given or _by_default()]
     for config in configs:
         if config.method == "none":
             raise ConfigError("none is what every drafter is compared with", fix="leave it out")

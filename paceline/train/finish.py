@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel
 
+from ..config import SpecConfig, parse
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..errors import ConfigError
@@ -19,7 +20,6 @@ from ..heads import head_info, load_head, method_of, model_card, read_record, sa
 from ..llm import LLM
 from ..runner import LoadedModel
 from ..runner.adapters import share_copy
-from ..spec_config import SpecConfig, parse
 from ..system.files import write_text
 from ..system.provenance import hash_prompts, provenance
 from .config import EvalSection, RunConfig
@@ -107,8 +107,8 @@ def evaluate(
     drafter, policy, verifier = spec.build()
     own = target.with_model(share_copy(target.model))  # what a drafter puts into it goes when this is done
     llm = LLM(own, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_batch_size=1)
-    taken = (("tree", spec.tree), ("top_k", spec.top_k), ("dtype", spec.dtype))
-    keys = {key: value for key, value in taken if value is not None}
+    taken = {key: getattr(spec.drafter, key, None) for key in ("tree", "top_k", "dtype")}
+    keys = {key: value for key, value in taken.items() if value is not None}
     for name, texts in _suites(config):
         sha256 = hash_prompts(texts or [example.prompt for example in EXAMPLES])
         for temperature in config.temperatures:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from paceline.config import parse
 from paceline.core.outputs import Round
 from paceline.errors import ConfigError
 from paceline.eval.machine import PassCosts, tokens_per_round
@@ -21,7 +22,6 @@ from paceline.eval.tune import (
     tune_report,
     usual_depth,
 )
-from paceline.spec_config import parse
 
 FLAT = PassCosts(1, 1.0, {1: 0.010, 5: 0.012, 17: 0.018})  # 0.5 ms a row
 

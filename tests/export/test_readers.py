@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import load_head, read_published
-from paceline.spec_config import parse
 
 from .common import (
     DRAFT,

@@ -8,7 +8,7 @@ import pytest
 import paceline
 from paceline import drafters, policy
 from paceline.core.interfaces import Drafter, DraftPolicy
-from paceline.spec_words import KEYS
+from paceline.drafters.registry import REGISTRY, keys_of, spec_class
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -40,8 +40,8 @@ def test_every_drafter_and_policy_is_in_a_table(module, kind):
 
 def test_every_key_of_every_method_is_in_a_table():
     names = named_rows((DOCS / "drafters.md").read_text())
-    assert {key for keys in KEYS.values() for key in keys} <= names
-    assert {method for method in KEYS if method != "none"} <= names
+    assert {"num_draft_nodes", *(key for method in REGISTRY for key in keys_of(spec_class(method)))} <= names
+    assert {method for method in REGISTRY if method != "none"} <= names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

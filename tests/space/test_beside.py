@@ -5,6 +5,7 @@ import torch
 
 from paceline import Choose, SamplingParams, SelfQuantized
 from paceline.attention.states import StateStore
+from paceline.config import SPACE_ROWS, parse
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
@@ -14,7 +15,6 @@ from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import MedusaConfig, MedusaHead
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, make_runner, wrap_model
-from paceline.spec_config import SPACE_ROWS, parse
 from paceline.verify import Coupled
 from tests.heads.common import new_head, saved
 from tests.helpers import NO_EOS, REPEATING, SEED, VOCAB, assert_sound, loaded, oracle, prompt, result, sequence

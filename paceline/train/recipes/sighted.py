@@ -1,7 +1,7 @@
 """What models read of texts whose prompts may hold pictures: the runner's own reading, for many texts side by side.
 
     target    text  <i> <i> <i> <i>  text  answer          <i>: features of its tower
-    draft     text  text  answer                           what its `drafters.draft_sight` makes of the same prompt
+    draft     text  text  answer                           what its `drafters.draft_vision` makes of the same prompt
 
 Towers and projectors are frozen and each picture is looked at once; only language models are trained.
 """
@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 from ...attention.masks import PromptRows
 from ...core.request import SamplingParams, Sequence
 from ...core.vision import VisionPrompt
-from ...drafters.draft_sight import Sight, sight_of
+from ...drafters.draft_vision import VisionMode, vision_of_draft
 from ...errors import ConfigError
 from ...hf.vision import BoundedCache, Features, is_vlm, text_half
 from ...runner import LoadedModel, ModelRunner
@@ -84,13 +84,13 @@ class Read:
 
 @final
 class Reader:
-    """Reads batches as a target that sees does, and as its draft does. draft, sight: as `DraftModel`'s."""
+    """Reads batches as a target that sees does, and as its draft does. draft, vision: as `DraftModel`'s."""
 
-    def __init__(self, target: LoadedModel, draft: LoadedModel | None = None, sight: Sight | None = None):
+    def __init__(self, target: LoadedModel, draft: LoadedModel | None = None, vision: VisionMode | None = None):
         self._target = ModelRunner(target, 1)
         self._seen: BoundedCache[tuple[str, tuple[int, ...]], VisionPrompt] = BoundedCache(_KEPT, _bytes_of)
-        self._sight = None if draft is None else sight_of(sight, self._target, draft)
-        self._draft = None if self._sight is None else ModelRunner(self._sight.loaded, 1)
+        self._vision = None if draft is None else vision_of_draft(vision, self._target, draft)
+        self._draft = None if self._vision is None else ModelRunner(self._vision.loaded, 1)
 
     @property
     def banned_token_ids(self) -> list[int]:
@@ -106,9 +106,9 @@ class Reader:
 
     def draft(self, batch: Batch) -> Read:
         """What the draft reads: prompts may be of another length, answers are the same."""
-        assert self._sight is not None
+        assert self._vision is not None
         assert self._draft is not None
-        readings = [self._sight.reading(seq, self._draft) for seq in self._sequences(batch)]
+        readings = [self._vision.read(seq, self._draft) for seq in self._sequences(batch)]
         answers = [ids[mask].tolist() for ids, mask in zip(batch.token_ids, batch.is_answer, strict=True)]
         texts = [one.prompt + answer for one, answer in zip(readings, answers, strict=True)]
         ids = batch.token_ids.new_zeros(len(texts), max(map(len, texts)))

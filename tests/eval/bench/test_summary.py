@@ -5,9 +5,9 @@ import math
 import pytest
 
 from paceline import LLM
+from paceline.config import parse
 from paceline.eval.summary import Cost, acceptance_by_position, draft_fingerprints, pooled, speedup, trained_hash
 from paceline.runner import load_model
-from paceline.spec_config import parse
 from paceline.zoo.packaged import head_folder
 from tests.cli.helpers import save
 from tests.tiny import tiny_model
@@ -118,15 +118,15 @@ def test_every_draft_is_named_by_its_weights(tmp_path):
 
 def test_heads_are_named_by_their_files(tmp_path):
     name = "smollm2-135m-medusa"
-    own = trained_hash(parse(f"head:{name}"))
+    own = trained_hash(parse(f"head:{name}").drafter)
     other = tmp_path / "head"
     other.mkdir()
     for file in head_folder(name).iterdir():
         (other / file.name).write_bytes(file.read_bytes())
     assert own is not None
-    assert trained_hash(parse(f"head:{other}")) == own
+    assert trained_hash(parse(f"head:{other}").drafter) == own
     data = bytearray((other / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (other / "model.safetensors").write_bytes(bytes(data))
-    assert trained_hash(parse(f"head:{other}")) != own
-    assert trained_hash(parse("self-int4")) is None
+    assert trained_hash(parse(f"head:{other}").drafter) != own
+    assert trained_hash(parse("self-int4").drafter) is None

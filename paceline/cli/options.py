@@ -21,6 +21,7 @@ import typer
 from rich.markup import escape
 
 from ..config import SpecConfig, parse
+from ..drafters.registry import usages
 from ..errors import ConfigError
 from .screen import FLAGS, Screen, screen_of
 
@@ -99,7 +100,7 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 
 
 SPECULATION, MODEL, PROMPTS, MEASURING = "Speculation", "Model", "Prompts", "Measuring"
-DRAFTER_NAMES = f"{usages()}"
+DRAFTER_NAMES = usages()
 PROMPT_FILE = (
     "JSON lines with question, turns or messages (chats) or prompt (text to continue), or plain lines (text to "
     "continue)."

@@ -16,8 +16,8 @@ from paceline.drafters import DrafterSpec, registry
 from paceline.errors import ConfigError
 from paceline.eval.tune import candidates_of
 from paceline.schema import checked
+from tests.cli.helpers import answer
 from tests.helpers import loaded
-from tests.unit.cli_helpers import answer
 
 
 class Bigrams(Drafter):

@@ -28,13 +28,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
+from ..config import SpecConfig, parse
 from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..llm import LLM, Prompt
 from ..outputs import Completion
 from ..policy import Fixed
-from ..config import SpecConfig, parse
 from ..system.provenance import hash_prompts
 from .prompts import EXAMPLES, user_prompt
 

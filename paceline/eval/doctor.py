@@ -101,7 +101,15 @@ def examine_machine(device: torch.device | str | None = None) -> MachineReport:
     device: None takes CUDA where there is one. Raises `ConfigError` for a device that is not there. The load is
     judged first, while this process sleeps; then the kernels are compiled, where they have not been.
     """
-    place = _place(device)
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        known = place.type == "cpu" or (place.type == "cuda" and (place.index or 0) < torch.cuda.device_count())
+    except RuntimeError:
+        known, place = False, torch.device("cpu")
+    if not known:
+        raise ConfigError(
+            f"there is no device {str(device)!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
+        )
     load = watch_load()
     kernels = str(load_kernels())
     available = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory()
@@ -147,8 +155,32 @@ def examine_model(
 
 def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> list[str]:
     """What limits this machine, in sentences."""
-    lines = _about_machine(machine)
-    return lines if model is None else lines + _about_memory(model.memory) + _about_passes(model)
+    lines: list[str] = []
+    if machine.load.disturbs:
+        stolen = machine.load.stolen or 0
+        lines.append(
+            f"The machine is busy: others use {machine.load.busy_cores or 0:.1f} cores"
+            + (f" and {stolen:.0%} of the time is stolen" if stolen > 0.01 else "")
+            + ". Timings taken now are worth little; run this again when it is quiet."
+        )
+    capacity = replace(machine.processors, asked=None)
+    if machine.threads > capacity.threads:
+        lines.append(
+            f"{machine.threads} threads are in use where {capacity.reason}: "
+            f"--threads {capacity.threads} is likely faster."
+        )
+    if machine.threads < capacity.threads:
+        lines.append(f"{machine.threads} of {capacity.threads} possible threads are in use.")
+    if model is None:
+        return lines
+    memory = model.memory
+    if memory.available is not None and not memory.fits:
+        lines.append(
+            f"The plan needs {memory.total / 1e9:.1f} GB where {memory.available / 1e9:.1f} GB are available. The "
+            f"cache of {memory.slots} x {memory.length} tokens is {memory.kv_cache / 1e9:.1f} GB of it; it grows only "
+            "as texts do, and a smaller max_model_len or max_batch_size bounds it."
+        )
+    return lines + _about_passes(model)
 
 
 def held_bytes(model: nn.Module) -> int:
@@ -205,49 +237,6 @@ def _measure_passes(llm: LLM, progress: Callable[[str, int, int], None]) -> tupl
     return context, {count: min(each) for count, each in times.items()}
 
 
-def _place(device: torch.device | str | None) -> torch.device:
-    try:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        known = place.type == "cpu" or (place.type == "cuda" and (place.index or 0) < torch.cuda.device_count())
-    except RuntimeError:
-        known, place = False, torch.device("cpu")
-    if not known:
-        raise ConfigError(
-            f"there is no device {str(device)!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
-        )
-    return place
-
-
-def _about_machine(machine: MachineReport) -> list[str]:
-    lines: list[str] = []
-    if machine.load.disturbs:
-        lines.append(
-            f"The machine is busy: others use {machine.load.busy_cores or 0:.1f} cores"
-            + (f" and {machine.load.stolen:.0%} of the time is stolen" if (machine.load.stolen or 0) > 0.01 else "")
-            + ". Timings taken now are worth little; run this again when it is quiet."
-        )
-    capacity = replace(machine.processors, asked=None)
-    if machine.threads > capacity.threads:
-        lines.append(
-            f"{machine.threads} threads are in use where {capacity.reason}: "
-            f"--threads {capacity.threads} is likely faster."
-        )
-    if machine.threads < capacity.threads:
-        lines.append(f"{machine.threads} of {capacity.threads} possible threads are in use.")
-    return lines
-
-
-def _about_memory(memory: MemoryPlan) -> list[str]:
-    if memory.fits is not False:
-        return []
-    assert memory.available is not None
-    return [
-        f"The plan needs {memory.total / 1e9:.1f} GB where {memory.available / 1e9:.1f} GB are available. The cache of "
-        f"{memory.slots} x {memory.length} tokens is {memory.kv_cache / 1e9:.1f} GB of it; it grows only as texts do, "
-        "and a smaller max_model_len or max_batch_size bounds it."
-    ]
-
-
 def _about_passes(model: ModelReport) -> list[str]:
     costs = model.costs
     step, floor = costs.seconds[1], costs.floor
@@ -271,27 +260,22 @@ def _about_passes(model: ModelReport) -> list[str]:
             f"Up to {costs.flat_rows} rows a pass takes about as long as for one; {grown} rows take "
             f"{costs.seconds[grown] / step:.2f} times as long, {most} rows {costs.seconds[most] / step:.2f} times."
         )
-    return lines + [_about_draft(costs, *case) for case in ((5, 0.8), (3, 0.6))] + [_about_copying(costs, 8)]
-
-
-def _about_draft(costs: PassCosts, num_tokens: int, acceptance: float) -> str:
-    """What a drafted token may cost."""
-    case = f"A draft of {num_tokens} tokens, each accepted {acceptance:.0%} of the time,"
-    dearest = costs.dearest_draft(num_tokens, acceptance)
-    if dearest <= 0:
-        return f"{case} cannot pay here: checking it costs more than it brings."
-    return (
-        f"{case} pays if it costs less than {_ms(dearest)} a token ({dearest / costs.seconds[1]:.0%} of a step); "
-        f"for nothing it would give {costs.speedup(num_tokens, acceptance):.2f}x."
+    for num_tokens, acceptance in ((5, 0.8), (3, 0.6)):
+        case = f"A draft of {num_tokens} tokens, each accepted {acceptance:.0%} of the time,"
+        dearest = costs.dearest_draft(num_tokens, acceptance)
+        lines.append(
+            f"{case} cannot pay here: checking it costs more than it brings."
+            if dearest <= 0
+            else f"{case} pays if it costs less than {_ms(dearest)} a token ({dearest / step:.0%} of a step); "
+            f"for nothing it would give {costs.speedup(num_tokens, acceptance):.2f}x."
+        )
+    least = costs.least_acceptance(8)
+    lines.append(
+        "Copying 8 tokens from the prompt cannot pay here, even if all are accepted."
+        if least is None
+        else f"Copying 8 tokens from the prompt pays from {least:.0%} acceptance on."
     )
-
-
-def _about_copying(costs: PassCosts, num_tokens: int) -> str:
-    """When drafts that cost nothing pay."""
-    least = costs.least_acceptance(num_tokens)
-    if least is None:
-        return f"Copying {num_tokens} tokens from the prompt cannot pay here, even if all are accepted."
-    return f"Copying {num_tokens} tokens from the prompt pays from {least:.0%} acceptance on."
+    return lines
 
 
 def _ms(seconds: float) -> str:

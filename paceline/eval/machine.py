@@ -33,16 +33,23 @@ def read_bandwidth(device: torch.device | str = "cpu", seconds: float = _SECONDS
     copies, which read and write. On a busy machine it is the rate that is left.
     """
     place = torch.device(device)
-    buffer = _buffer(place)
-    timer = _cuda_timer(place) if place.type == "cuda" else _seconds
+    is_cuda = place.type == "cuda"
+    buffer, timer = _buffer(place), _cuda_timer(place) if is_cuda else _clock
+
+    def fastest(work: Callable[[], object]) -> float:
+        begin, times = time.perf_counter(), [timer(work)]
+        while len(times) < 3 or time.perf_counter() - begin < seconds:
+            times.append(timer(work))
+        return min(times)
+
     # Sums of int64 add once for eight bytes and never round: no other operation read faster. Products with a vector
     # reach a third of it, and the maximum of floats, which looks for NaN, three quarters.
-    best = _fastest(lambda: buffer.sum(), timer, seconds)
-    if place.type != "cuda":
-        return buffer.nbytes / best
+    best = buffer.nbytes / fastest(buffer.sum)
+    if not is_cuda:
+        return best
     half = buffer.numel() // 2
-    copied = _fastest(lambda: buffer[:half].copy_(buffer[half : 2 * half]), timer, seconds)
-    return max(buffer.nbytes / best, 2 * half * buffer.element_size() / copied)
+    copied = fastest(lambda: buffer[:half].copy_(buffer[half : 2 * half]))
+    return max(best, 2 * half * buffer.element_size() / copied)
 
 
 def weight_bytes(loaded: LoadedModel) -> int:
@@ -123,13 +130,8 @@ class PassCosts:
 
     def least_acceptance(self, num_tokens: int) -> float | None:
         """Acceptance from which a draft that costs nothing pays, to 0.001; None if even a perfect one does not."""
-        if self.dearest_draft(num_tokens, 1.0) < 0:
-            return None
-        low, high = 0.0, 1.0
-        while high - low > 1e-3:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.dearest_draft(num_tokens, middle) >= 0 else (middle, high)
-        return high
+        shares = (thousandth / 1000 for thousandth in range(1001))
+        return next((share for share in shares if self.dearest_draft(num_tokens, share) >= 0), None)
 
 
 def tokens_per_round(num_tokens: int, acceptance: float) -> float:
@@ -173,20 +175,6 @@ def _buffer(place: torch.device) -> Tensor:
     return torch.ones(size // 8, dtype=torch.int64, device=place)
 
 
-def _fastest(work: Callable[[], object], timer: Callable[[Callable[[], object]], float], seconds: float) -> float:
-    """Shortest time of `work`, repeated for about `seconds`, three times at least."""
-    begin, times = time.perf_counter(), [timer(work)]
-    while len(times) < 3 or time.perf_counter() - begin < seconds:
-        times.append(timer(work))
-    return min(times)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 def _cuda_timer(place: torch.device) -> Callable[[Callable[[], object]], float]:
     def timer(work: Callable[[], object]) -> float:
         with torch.cuda.device(place):
@@ -198,3 +186,9 @@ def _cuda_timer(place: torch.device) -> Callable[[Callable[[], object]], float]:
         return start.elapsed_time(end) / 1e3
 
     return timer
+
+
+def _clock(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin

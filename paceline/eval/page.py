@@ -262,9 +262,9 @@ def _run_figures(run: SavedRun) -> dict[str, str]:
     if run.batch > 1:
         told["batch"] = str(run.batch)
     if run.speedup is not None:
-        bounds = (run.speedup.low, run.speedup.high)
+        bounds = (run.speedup_low, run.speedup_high)
         between = "" if None in bounds else f" <small>{bounds[0]:.2f} to {bounds[1]:.2f}</small>"
-        told["speed-up"] = f"{run.speedup.value:.2f}x{between}"
+        told["speed-up"] = f"{run.speedup:.2f}x{between}"
     for key, name, digits in _NUMBERS:
         if _is_number(value := run.raw.get(key)):
             told[name] = f"{value:.{digits}f}"

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..system.files import check_out, write_bytes
-from .results import SavedResults, SavedRun, short_name
+from .results import SavedResults, SavedRun, SavedSpeedup, short_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,21 +129,22 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     series = [(label, run) for label, run in _runs(results) if run.categories or run.speedup]
     if not series:
         raise NoData("no run has a speed-up")
-    names = list(dict.fromkeys(name for _, run in series for name in run.categories))
+    names = list(
+        dict.fromkeys(name for _, run in series for name, one in run.categories.items() if one.speedup is not None)
+    )
     rows = [*names, "all"] if any(run.speedup for _, run in series) else names
     thick = 0.8 / len(series)
     figure, axes = new_figure(results, (8.0, 1.7 + max(0.42, 0.24 * len(series)) * len(rows)))
     for index, (label, run) in enumerate(series):
-        found = {**run.categories, **({"all": run.speedup} if run.speedup else {})}
+        found = {name: _bounds(one) for name, one in {**run.categories, "all": run}.items() if one.speedup is not None}
         at = [row + thick * (index - (len(series) - 1) / 2) for row, name in enumerate(rows) if name in found]
         shown = [found[name] for name in rows if name in found]
-        axes.barh(at, [one.value for one in shown], thick * 0.9, color=colour(index), label=label)
-        for y, one in zip(at, shown, strict=True):
-            low, high = (one.value if bound is None else bound for bound in (one.low, one.high))
+        axes.barh(at, [value for value, _, _ in shown], thick * 0.9, color=colour(index), label=label)
+        for y, (value, low, high) in zip(at, shown, strict=True):
             if high > low:
                 axes.plot([low, high], [y, y], color="black", linewidth=1.2, marker="|", markersize=5)
             axes.annotate(
-                f"{one.value:.2f}x", (high, y), (5, 0), textcoords="offset points", va="center", fontsize=8, bbox=_CLEAR
+                f"{value:.2f}x", (high, y), (5, 0), textcoords="offset points", va="center", fontsize=8, bbox=_CLEAR
             )
     axes.axvline(1.0, color="black", linewidth=1.2, linestyle="--")
     axes.annotate("plain", (1.0, 1.0), (3, 2), ("data", "axes fraction"), "offset points", fontsize=8)
@@ -239,14 +240,11 @@ def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
     for index, (label, found) in enumerate(points.items()):
         found.sort(key=lambda pair: pair[0])
         at = [batch for batch, _ in found]
-        speeds = [run.speedup for _, run in found if run.speedup is not None]
-        bounds = [(s.value if s.low is None else s.low, s.value if s.high is None else s.high) for s in speeds]
-        errors = [[max(0.0, s.value - b[0]) for s, b in zip(speeds, bounds, strict=True)]]
-        errors += [[max(0.0, b[1] - s.value) for s, b in zip(speeds, bounds, strict=True)]]
+        values, lows, highs = np.array([_bounds(run) for _, run in found]).T
         axes.errorbar(
             at,
-            [s.value for s in speeds],
-            errors,
+            values,
+            np.maximum(0.0, [values - lows, highs - values]),
             color=colour(index),
             marker=MARKERS[index % len(MARKERS)],
             capsize=3,
@@ -375,6 +373,13 @@ def _runs(results: Sequence[SavedResults]) -> list[tuple[str, SavedRun]]:
             told = f"{short_name(run.drafter)}, batch {run.batch}" if has_batches else short_name(run.drafter)
             labelled.append((f"{told} ({one.name})" if len(results) > 1 else told, run))
     return labelled
+
+
+def _bounds(one: SavedSpeedup) -> tuple[float, float, float]:
+    """A speed-up that is there, and its interval; without one, the speed-up itself."""
+    assert one.speedup is not None
+    low, high = (one.speedup if bound is None else bound for bound in (one.speedup_low, one.speedup_high))
+    return one.speedup, low, high
 
 
 def _power(length: int) -> int:

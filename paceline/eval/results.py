@@ -10,9 +10,8 @@ Imports no model library: reading results must not wait for one.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -285,30 +284,31 @@ class SavedAnswer(_Saved):
         return len(self.token_ids) / self.seconds if self.seconds > 0 else 0.0
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A speed-up and the bounds of its confidence interval; a bound is None where none was computed."""
+class SavedSpeedup(_Saved):
+    """A speed-up and the bounds of its confidence interval; None where none was computed."""
 
-    value: float
-    low: float | None = None
-    high: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = Field(None, validation_alias=AliasChoices("speedup_low", "low"))
+    speedup_high: float | None = Field(None, validation_alias=AliasChoices("speedup_high", "high"))
 
 
-@dataclass(frozen=True)
-class SavedRun:
-    """One drafter's aggregates. acceptance, conditional: by position, first drafted token first."""
+class SavedRun(SavedSpeedup):
+    """One drafter's aggregates. acceptance, conditional: by position, first drafted token first. raw: all keys."""
 
-    drafter: str
-    speedup: Interval | None = None
-    categories: Mapping[str, Interval] = field(default_factory=dict[str, Interval])
-    acceptance: tuple[float | None, ...] = ()
-    conditional: tuple[float | None, ...] = ()
+    drafter: str = "speculative"
+    categories: dict[str, SavedSpeedup] = {}
+    acceptance: tuple[float | None, ...] = Field((), validation_alias="acceptance_by_position")
+    conditional: tuple[float | None, ...] = Field((), validation_alias="acceptance_by_position_conditional")
     batch: int = 1
-    raw: Mapping[str, object] = field(default_factory=dict[str, object])
+    raw: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_all(cls, given: object) -> object:
+        return {**given, "raw": given} if isinstance(given, dict) else given
 
 
-@dataclass(frozen=True)
-class SavedResults:
+class SavedResults(_Saved):
     """A result folder, or a file of measurements such as `paceline doctor --json` prints.
 
     pass_times: seconds of a pass by its rows. floor_s: seconds that reading the weights once takes.
@@ -316,10 +316,10 @@ class SavedResults:
 
     name: str
     path: Path
-    summary: Mapping[str, object]
-    runs: tuple[SavedRun, ...]
-    pass_times: Mapping[int, float]
-    floor_s: float | None
+    summary: dict[str, Any]
+    runs: tuple[SavedRun, ...] = ()
+    pass_times: dict[int, float] = {}
+    floor_s: float | None = None
 
     @property
     def model(self) -> str:
@@ -365,31 +365,12 @@ def open_results(path: Path | str) -> SavedResults:
         summary = _KILLED if is_killed else read_json(file, "the results")
         if not isinstance(summary, dict):
             raise ValueError(f"a {type(summary).__name__}, not an object")
-        runs = tuple(_run(one, summary) for one in summary.get("runs") or ([summary] if "speedup" in summary else []))
-        times = {int(rows): float(seconds) for rows, seconds in (summary.get("pass_times") or {}).items()}
-        floor = summary.get("floor_s")
-        floor = None if floor is None else float(floor)
-    except (ValueError, TypeError, AttributeError) as error:
+        keys = ("pass_times", "floor_s")
+        found = SavedResults.model_validate(
+            {key: summary.get(key) for key in keys}
+            | {"name": path.resolve().name if path.is_dir() else path.stem, "path": path, "summary": summary}
+            | {"runs": summary.get("runs") or ([summary] if "speedup" in summary else [])}
+        )
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"{file} cannot be read as results", got=str(error), expected="one JSON object") from None
-    name = path.resolve().name if path.is_dir() else path.stem
-    return SavedResults(name, path, summary, runs, dict(sorted(times.items())), floor)
-
-
-def _run(one: Mapping[str, Any], summary: Mapping[str, Any]) -> SavedRun:
-    found = {name: _interval(value) for name, value in (one.get("categories") or {}).items()}
-    return SavedRun(
-        drafter=str(one.get("drafter") or "speculative"),
-        speedup=_interval(one),
-        categories={name: value for name, value in found.items() if value is not None},
-        acceptance=tuple(one.get("acceptance_by_position") or ()),
-        conditional=tuple(one.get("acceptance_by_position_conditional") or ()),
-        batch=int(one.get("batch") or summary.get("batch") or 1),
-        raw=one,
-    )
-
-
-def _interval(one: Mapping[str, Any]) -> Interval | None:
-    """`speedup` with `speedup_low` and `speedup_high`, or `low` and `high`."""
-    numbers = [one.get("speedup"), one.get("speedup_low", one.get("low")), one.get("speedup_high", one.get("high"))]
-    value, low, high = (None if x is None else float(x) for x in numbers)
-    return None if value is None else Interval(value, low, high)
+    return found.model_copy(update={"pass_times": dict(sorted(found.pass_times.items()))})

@@ -5,10 +5,10 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .results import SavedAnswer, SavedResults, SavedRound, SavedRun, token_texts, tree_texts
@@ -24,7 +24,6 @@ MEANINGS = {
     "plain": "plain step",
 }
 _VERDICTS = {"identical": "identical to plain", "near_tie": "near-tie with plain", "bug": "differs from plain: a bug"}
-_NUMBERS = (("mean_acceptance_length", "tokens a pass", 2), ("speculative_tokens_per_s", "tok/s", 1))
 _BLANKS = re.compile(r"\r|\n|\t|  +|^ +$")
 _TALL = 3.0  # bars above so many medians are cut, or one slow round would flatten the others
 
@@ -46,7 +45,8 @@ def tokenizer_for(results: SavedResults, answers: Sequence[SavedAnswer], given: 
     if given is not None:
         return load_tokenizer(given)
     model = str(results.summary.get("model_path") or results.summary.get("model") or "")
-    if all(has_texts(one) for one in answers) or not (Path(model) / "config.json").is_file():
+    has_texts = all(len(part.pieces) == len(part.token_ids) for one in answers for part in (one, *one.rounds))
+    if has_texts or not (Path(model) / "config.json").is_file():
         return None
     try:
         return load_tokenizer(model)
@@ -54,20 +54,19 @@ def tokenizer_for(results: SavedResults, answers: Sequence[SavedAnswer], given: 
         return None
 
 
-def has_texts(answer: SavedAnswer) -> bool:
-    """Whether the text of every token, of the answer and of its drafts, was written down."""
-    whole = len(answer.pieces) == len(answer.token_ids)
-    return whole and all(len(one.pieces) == len(one.token_ids) for one in answer.rounds)
-
-
 def with_texts(answer: SavedAnswer, tokenizer: "PreTrainedTokenizerBase | None") -> SavedAnswer:
     """The answer with the text of every token: the tokenizer's, else what was written down, else the ids."""
-    told = tuple(token_texts(tokenizer, answer.token_ids, False)) if tokenizer is not None else answer.pieces
-    if len(told) != len(answer.token_ids):
-        told = tuple(f"[{token}]" for token in answer.token_ids)
-    return answer.model_copy(
-        update={"pieces": told, "rounds": tuple(_round_texts(one, tokenizer) for one in answer.rounds)}
-    )
+
+    def texts(one: SavedAnswer | SavedRound) -> tuple[str, ...]:
+        found = one.pieces
+        if tokenizer is not None and isinstance(one, SavedAnswer):
+            found = tuple(token_texts(tokenizer, one.token_ids, False))
+        elif tokenizer is not None and isinstance(one, SavedRound) and len(one.token_ids) == len(one.parents):
+            found = tuple(tree_texts(tokenizer, one.token_ids, one.parents))
+        return found if len(found) == len(one.token_ids) else tuple(f"[{token}]" for token in one.token_ids)
+
+    rounds = tuple(one.model_copy(update={"pieces": texts(one)}) for one in answer.rounds)
+    return answer.model_copy(update={"pieces": texts(answer), "rounds": rounds})
 
 
 def chosen(answers: Sequence[SavedAnswer]) -> list[SavedAnswer]:
@@ -85,24 +84,23 @@ def page(results: SavedResults, tokenizer: "PreTrainedTokenizerBase | None" = No
     plain = {(one.id, one.turn): one for one in reversed(answers) if one.is_plain and one.repeat == 0}
     style, script = _part("page.css"), _part("page.js")
     names = " and ".join(dict.fromkeys(one.side for one in shown))
-    return _fill(
-        _part("page.html"),
-        {
-            "title": html.escape(f"{results.model} with {names}"),
-            "model": html.escape(results.model),
-            "drafters": html.escape(names),
-            "figures": figures(results),
-            "made_by": made_by(results),
-            "categories": _options(dict.fromkeys(one.category for one in shown)),
-            "sides": _options(dict.fromkeys(one.side for one in shown)),
-            "links": links(shown),
-            "answers": "\n".join(article(n, one, plain.get((one.id, one.turn))) for n, one in enumerate(shown)),
-            "data": as_script([_data(one) for one in shown]),
-            "style": style,
-            "script": script,
-            "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        },
-    )
+    parts = {
+        "title": html.escape(f"{results.model} with {names}"),
+        "model": html.escape(results.model),
+        "drafters": html.escape(names),
+        "figures": figures(results),
+        "made_by": made_by(results),
+        "categories": _options(one.category for one in shown),
+        "sides": _options(one.side for one in shown),
+        "links": links(shown),
+        "answers": "\n".join(article(n, one, plain.get((one.id, one.turn))) for n, one in enumerate(shown)),
+        "data": as_script([_data(one) for one in shown]),
+        "style": style,
+        "script": script,
+        "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+    # In one pass, so that what looks like a hole in an answer stays text.
+    return _HOLE.sub(lambda hole: parts[hole[1]], _part("page.html"))
 
 
 def is_page(head: str) -> bool:
@@ -118,10 +116,8 @@ def as_script(value: object) -> str:
 def figures(results: SavedResults) -> str:
     """The numbers of the header: a table with a row for each drafter, and the columns for which there is a number."""
     plain = results.summary.get("plain_tokens_per_s")
-    rows = [
-        {**_run_figures(run), **({"plain tok/s": f"{plain:.1f}"} if _is_number(plain) else {})} for run in results.runs
-    ]
-    rows += [_peer_figures(one) for one in cast("Sequence[Mapping[str, object]]", results.summary.get("peers") or ())]
+    rows = [{**_run_figures(run), **({} if plain is None else {"plain tok/s": f"{plain:.1f}"})} for run in results.runs]
+    rows += [_peer_figures(one) for one in results.summary.get("peers") or ()]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if not names:
         return ""
@@ -137,13 +133,13 @@ def figures(results: SavedResults) -> str:
 
 def made_by(results: SavedResults) -> str:
     """Where and when the results were measured, in one line."""
-    origin = cast("Mapping[str, object]", results.summary.get("provenance") or {})
+    origin = results.summary.get("provenance") or {}
     numerics, fraction = results.summary.get("numerics"), results.summary.get("floor_fraction")
     parts = [
         origin.get("gpu") or origin.get("cpu"),
         f"CPU threads: {origin['threads']}" if origin.get("threads") else None,
         f"numerics {numerics}" if numerics else None,
-        f"plain decoding at {100 * fraction:.0f}% of the floor" if _is_number(fraction) else None,
+        None if fraction is None else f"plain decoding at {100 * fraction:.0f}% of the floor",
         "interrupted before its end" if results.summary.get("complete") is False else None,
         f"paceline {origin['paceline']}" if origin.get("paceline") else None,
         f"commit {str(origin['git_commit'])[:7]}" if origin.get("git_commit") else None,
@@ -202,10 +198,10 @@ def timeline(rounds: Sequence[SavedRound]) -> str:
     given = [
         (float(min(one.num_accepted, one.num_emitted)), float(one.num_emitted > one.num_accepted)) for one in rounds
     ]
-    told = f"Milliseconds of each round, 0 to {top:.3g}" + (f"; {cut} taller cut off" if cut else "")
+    caption = f"Milliseconds of each round, 0 to {top:.3g}" + (f"; {cut} taller cut off" if cut else "")
     return (
-        f'<figure class="timeline"><figcaption>{told}: {_key("draft")} {_key("verify")} {_key("rest")}</figcaption>'
-        f"{_bars(times, ('draft', 'verify', 'rest'), top, told)}"
+        f'<figure class="timeline"><figcaption>{caption}: {_key("draft")} {_key("verify")} {_key("rest")}</figcaption>'
+        f"{_bars(times, ('draft', 'verify', 'rest'), top, caption)}"
         f"<figcaption>Tokens of each round, 0 to {most}: "
         f"{_key('accepted')} {_key('own', 'the target&#39;s own')}</figcaption>"
         f"{_bars(given, ('accepted', 'own'), float(most), 'Tokens of each round')}</figure>"
@@ -213,14 +209,6 @@ def timeline(rounds: Sequence[SavedRound]) -> str:
 
 
 # Helpers
-
-
-def _round_texts(one: SavedRound, tokenizer: "PreTrainedTokenizerBase | None") -> SavedRound:
-    if tokenizer is not None and len(one.token_ids) == len(one.parents):
-        return one.model_copy(update={"pieces": tuple(tree_texts(tokenizer, one.token_ids, one.parents))})
-    if len(one.pieces) != len(one.token_ids):
-        return one.model_copy(update={"pieces": tuple(f"[{token}]" for token in one.token_ids)})
-    return one
 
 
 def _data(answer: SavedAnswer) -> dict[str, object]:
@@ -244,50 +232,39 @@ def _data(answer: SavedAnswer) -> dict[str, object]:
     }
 
 
-def _options(names: "dict[str, None]") -> str:
-    return "".join(f"<option>{html.escape(name)}</option>" for name in names if name)
+def _options(names: Iterable[str]) -> str:
+    return "".join(f"<option>{html.escape(name)}</option>" for name in dict.fromkeys(names) if name)
 
 
 def _part(name: str) -> str:
     return (resources.files("paceline.eval") / name).read_text(encoding="utf-8")
 
 
-def _fill(template: str, parts: dict[str, str]) -> str:
-    """Fill the holes in one pass, so that what looks like a hole in an answer stays text."""
-    return _HOLE.sub(lambda hole: parts[hole[1]], template)
-
-
 def _run_figures(run: SavedRun) -> dict[str, str]:
-    told = {"drafter": html.escape(run.drafter)}
+    row = {"drafter": html.escape(run.drafter)}
     if run.batch > 1:
-        told["batch"] = str(run.batch)
+        row["batch"] = str(run.batch)
     if run.speedup is not None:
         bounds = (run.speedup_low, run.speedup_high)
         between = "" if None in bounds else f" <small>{bounds[0]:.2f} to {bounds[1]:.2f}</small>"
-        told["speed-up"] = f"{run.speedup:.2f}x{between}"
-    for key, name, digits in _NUMBERS:
-        if _is_number(value := run.raw.get(key)):
-            told[name] = f"{value:.{digits}f}"
-    verdicts = run.raw.get("verdicts")
-    if isinstance(verdicts, Mapping):
-        counts = [f"{count} {str(name).replace('_', '-')}" for name, count in verdicts.items() if count]
-        told["answers against plain"] = html.escape(", ".join(counts) or "none compared")
-    return told
+        row["speed-up"] = f"{run.speedup:.2f}x{between}"
+    row |= _numbers(run.raw, "speculative_tokens_per_s")
+    if verdicts := run.raw.get("verdicts"):
+        counts = [f"{count} {name.replace('_', '-')}" for name, count in verdicts.items() if count]
+        row["answers against plain"] = html.escape(", ".join(counts) or "none compared")
+    return row
 
 
-def _peer_figures(one: Mapping[str, object]) -> dict[str, str]:
-    told = {"drafter": html.escape(str(one.get("side") or one.get("peer") or "peer"))}
-    over = one.get("over_plain")
-    if isinstance(over, Mapping) and _is_number(value := over.get("speedup")):
-        told["speed-up"] = f"{value:.2f}x"
-    for key, name in (("mean_acceptance_length", "tokens a pass"), ("tokens_per_s", "tok/s")):
-        if _is_number(value := one.get(key)):
-            told[name] = f"{value:.{2 if name == 'tokens a pass' else 1}f}"
-    return told
+def _peer_figures(one: Mapping[str, Any]) -> dict[str, str]:
+    row = {"drafter": html.escape(str(one.get("side") or one.get("peer") or "peer"))}
+    if (value := (one.get("over_plain") or {}).get("speedup")) is not None:
+        row["speed-up"] = f"{value:.2f}x"
+    return row | _numbers(one, "tokens_per_s")
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float)
+def _numbers(one: Mapping[str, Any], speed: str) -> dict[str, str]:
+    columns = (("mean_acceptance_length", "tokens a pass", 2), (speed, "tok/s", 1))
+    return {name: f"{one[key]:.{digits}f}" for key, name, digits in columns if one.get(key) is not None}
 
 
 def _facts(answer: SavedAnswer, plain: SavedAnswer | None) -> str:

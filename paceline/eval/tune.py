@@ -226,7 +226,13 @@ def break_even(source: str, accepted: float, token_s: float, costs: PassCosts) -
 
 def tune_report(candidates: Seq[Candidate], best: Candidate | None, model: str, remarks: Seq[str] = ()) -> list[str]:
     """The choice, each candidate by category, what its tokens may cost, and what a draft model would have to."""
-    lines = [_choice(best, model), *remarks]
+    choice = f"Choice for {model}: none. No drafter is surely faster than plain decoding here."
+    if best is not None:
+        choice = (
+            f"Choice for {model}: {best.config.name}, {_times(best.overall)} as fast as plain decoding on these "
+            f"prompts ({best.tokens_per_s:.1f} against {best.plain_tokens_per_s:.1f} tokens/s)."
+        )
+    lines = [choice, *remarks]
     for one in candidates:
         lines.append(about_gains(one))
         lines += [
@@ -249,18 +255,18 @@ def tune_report(candidates: Seq[Candidate], best: Candidate | None, model: str, 
 
 def about_gains(one: Candidate) -> str:
     """What a drafter gains, overall and by category."""
-    name, gain = one.config.name, one.overall
+    gain = one.overall
     verb = "pays" if gain.pays else "may pay, not surely," if gain.is_unclear else "does not pay:"
-    text = f"{name} {verb} {_times(gain)}{_interval(gain)}"
+    text = f"{one.config.name} {verb} {_times(gain)}{_interval(gain)}"
     if len(one.categories) < 2:
         return text + "."
-    paying = [f"{_times(g)} on {name}" for name, g in _sorted(one.categories) if g.pays]
-    unclear = [f"{name} ({_times(g)}{_interval(g, ', ')})" for name, g in _sorted(one.categories) if g.is_unclear]
-    nothing = [f"{name} ({_times(g)})" for name, g in _sorted(one.categories) if not g.pays and not g.is_unclear]
-    parts = [", ".join(paying)] if paying else []
-    parts += ["unclear on " + ", ".join(unclear)] if unclear else []
-    parts += ["nothing on " + ", ".join(nothing)] if nothing else []
-    return f"{text}: {'; '.join(parts)}." if gain.pays or gain.is_unclear else f"{text}; {'; '.join(parts)}."
+    ordered = sorted(one.categories.items(), key=lambda pair: -pair[1].value)
+    paying = [f"{_times(g)} on {name}" for name, g in ordered if g.pays]
+    unclear = [f"{name} ({_times(g)}{_interval(g, ', ')})" for name, g in ordered if g.is_unclear]
+    nothing = [f"{name} ({_times(g)})" for name, g in ordered if not g.pays and not g.is_unclear]
+    kinds = (("", paying), ("unclear on ", unclear), ("nothing on ", nothing))
+    parts = [heading + ", ".join(found) for heading, found in kinds if found]
+    return f"{text}{':' if gain.pays or gain.is_unclear else ';'} {'; '.join(parts)}."
 
 
 def about_costs(name: str, even: BreakEven, share_drafted: float) -> str:
@@ -271,55 +277,32 @@ def about_costs(name: str, even: BreakEven, share_drafted: float) -> str:
             return f"{name}: even perfect copies would not pay ({case})."
         return (
             f"{name} drafted in {share_drafted:.0%} of the rounds: {even.acceptance:.0%} of what was copied is "
-            f"accepted, where drafts of {_tokens(even.num_tokens)} pay from {max(even.least_acceptance, 0.01):.0%} "
-            f"on ({case})."
+            f"accepted, where drafts of {even.num_tokens} tokens pay from {max(even.least_acceptance, 0.01):.0%} on "
+            f"({case})."
         )
     if even.dearest_s <= 0:
         return f"{name}: even a draft that costs nothing would not pay ({case})."
+    cost, most = _ms(even.token_s), _ms(even.dearest_s)
     if even.token_s > even.dearest_s:
-        return (
-            f"{name}: a drafted token costs {_ms(even.token_s)} where it may cost at most {_ms(even.dearest_s)} "
-            f"to pay ({case})."
-        )
-    return (
-        f"{name}: a drafted token costs {_ms(even.token_s)} and may cost {_ms(even.dearest_s)} ({case}); "
-        "reading the prompt for it and trying it take what that leaves."
-    )
+        return f"{name}: a drafted token costs {cost} where it may cost at most {most} to pay ({case})."
+    left = "reading the prompt for it and trying it take what that leaves"
+    return f"{name}: a drafted token costs {cost} and may cost {most} ({case}); {left}."
 
 
 def about_drafts(costs: PassCosts) -> str:
     """What a draft model would have to cost on this machine, plain rounds as they were."""
-    step = costs.seconds[1]
-    cases: list[str] = []
+    step, cases = costs.seconds[1], list[str]()
     for num_tokens, acceptance in ((5, 0.8), (3, 0.6)):
         dearest = costs.dearest_draft(num_tokens, acceptance)
-        case = f"{num_tokens} tokens at a time, each accepted {acceptance:.0%} of the time"
-        if dearest <= 0:
-            cases.append(f"not even for nothing with {case}")
-            continue
-        half_more = _dearest_for(costs, num_tokens, acceptance, 1.5)
-        more = f", and at most {_ms(half_more)} for 1.5x" if half_more > 0 else ""
-        cases.append(f"below {_ms(dearest)} a drafted token ({dearest / step:.0%} of a plain round) with {case}{more}")
+        # From the speed-up E * T(1) / (n * cost + T(n + 1)) = 1.5, solved for the cost.
+        plain = tokens_per_round(num_tokens, acceptance) * step
+        half_more = (plain / 1.5 - costs.at(num_tokens + 1)) / num_tokens
+        price = "not even for nothing"
+        if dearest > 0:
+            price = f"below {_ms(dearest)} a drafted token ({dearest / step:.0%} of a plain round)"
+        case = f"{price} with {num_tokens} tokens at a time, each accepted {acceptance:.0%} of the time"
+        cases.append(case + (f", and at most {_ms(half_more)} for 1.5x" if half_more > 0 else ""))
     return f"A draft model would pay here {'; '.join(cases)}."
-
-
-def _dearest_for(costs: PassCosts, num_tokens: int, acceptance: float, speedup: float) -> float:
-    """Seconds per drafted token at which a draft reaches this speed-up."""
-    plain = tokens_per_round(num_tokens, acceptance) * costs.seconds[1]
-    return (plain / speedup - costs.at(num_tokens + 1)) / num_tokens
-
-
-def _choice(best: Candidate | None, model: str) -> str:
-    if best is None:
-        return f"Choice for {model}: none. No drafter is surely faster than plain decoding here."
-    return (
-        f"Choice for {model}: {best.config.name}, {_times(best.overall)} as fast as plain decoding on these prompts "
-        f"({best.tokens_per_s:.1f} against {best.plain_tokens_per_s:.1f} tokens/s)."
-    )
-
-
-def _sorted(categories: dict[str, Gain]) -> list[tuple[str, Gain]]:
-    return sorted(categories.items(), key=lambda pair: -pair[1].value)
 
 
 def _interval(gain: Gain, before: str = " (") -> str:
@@ -331,10 +314,6 @@ def _interval(gain: Gain, before: str = " (") -> str:
 
 def _times(gain: Gain) -> str:
     return f"{gain.value:.2f}x"
-
-
-def _tokens(count: int) -> str:
-    return f"{count} token{'' if count == 1 else 's'}"
 
 
 def _ms(seconds: float) -> str:

@@ -1,27 +1,23 @@
 """`paceline bench`: what speculation gains, measured against plain decoding and other systems."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from ..errors import PacelineError
 from .options import (
-    DRAFTER_NAMES,
     MEASURING,
     PROMPT_FILE,
     PROMPTS,
-    SPECULATION,
-    MaxTokens,
+    AnswerOptions,
     ModelArgument,
     ModelOptions,
     Opt,
-    Seed,
     SpeculationOptions,
-    Temperature,
     choose_prompts,
     command,
     open_engine,
@@ -34,12 +30,9 @@ from .screen import Screen, mark, number, table_of
 def bench(
     model: ModelArgument,
     speculation: SpeculationOptions,
+    answers: AnswerOptions,
     loading: ModelOptions,
     screen: Screen,
-    drafter: Annotated[
-        list[str] | None,
-        Opt(f"{DRAFTER_NAMES}; repeat it to compare several. Default: lookup.", SPECULATION, "-d"),
-    ] = None,
     suite: Annotated[
         str, Opt(f"built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: {PROMPT_FILE}", PROMPTS, "-s")
     ] = "built-in",
@@ -47,9 +40,6 @@ def bench(
     num_prompts: Annotated[
         int | None, Opt("Use only this many, evenly from each category; always the same ones.", PROMPTS, min=1)
     ] = None,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
     batch: Annotated[int, Opt("Prompts decoded side by side.", MEASURING, min=1)] = 1,
     repeat: Annotated[int, Opt("How often each prompt is measured.", MEASURING, min=1)] = 1,
     out: Annotated[
@@ -59,12 +49,13 @@ def bench(
 ) -> None:
     """Measure what speculation gains: plain and speculative decoding of the same prompts, in turns.
 
-    Reports the speed-up with its 95% interval, acceptance, and whether the answers are the same.
+    Reports the speed-up with its 95% interval, acceptance, and whether the answers are the same; several --drafter are
+    compared, the default is lookup.
     All of it is kept in a result folder; Ctrl-C keeps what was measured so far.
 
     Example:  paceline bench smollm2-135m -d lookup -s spec_bench --data DIR --num-prompts 24
     """
-    chosen = [speculation.choose(one, "lookup") for one in drafter or [None]]
+    chosen = speculation.choose_each("lookup")
     configs = [one.config for one in chosen]
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
@@ -75,7 +66,6 @@ def bench(
             f"python -m bench.peers {model} --peer {peer[0]} ..."
         )
     with screen.spinner("starting"):
-        from ..core.request import SamplingParams
         from ..eval.results import claim
         from ..eval.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide, no_peers
         from ..eval.suites import read_suite
@@ -84,8 +74,8 @@ def bench(
     open_peers = OPEN_PEERS.get()
     if open_peers is not no_peers and batch > 1:
         raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
-    how = BenchOptions(max_tokens, temperature, seed, batch, repeat)
-    SamplingParams(temperature=temperature, max_tokens=max_tokens)  # refuse before minutes of loading
+    how = BenchOptions(**vars(answers), batch=batch, repeat=repeat)
+    answers.params()
     questions = read_suite(suite, data)
     with claim(None if out is None else Path(out), model, names) as results:
         llms = [open_engine(model, screen, loading, chosen[0], batch)]
@@ -154,32 +144,29 @@ def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
 
 
 def _table(run: dict[str, Any], model: str) -> Table:
-    title = f"{escape(_last(model))} with [bold]{escape(run['drafter'])}[/bold]"
-    table = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
-    table.add_column("Category", no_wrap=True, min_width=14)
-    for heading in ("Prompts", "Plain\ntok/s", "Spec.\ntok/s", "Speed-\nup", "95%\ninterval", "Tokens\na pass", "Same"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    compared = {name: sum(one["verdicts"].values()) for name, one in {**run["categories"], None: run}.items()}
+    columns: dict[str, Callable[[tuple[str | None, dict[str, Any]]], str]] = {
+        "Category": lambda row: escape(row[0] or "all"),
+        "Prompts": lambda row: str(row[1]["prompts"]),
+        "Plain\ntok/s": lambda row: number(row[1]["plain_tokens_per_s"], ".1f"),
+        "Spec.\ntok/s": lambda row: number(row[1]["speculative_tokens_per_s"], ".1f"),
+        "Speed-\nup": lambda row: _times(row[1]["speedup"]),
+        # One prompt has no spread.
+        "95%\ninterval": lambda row: "–" if row[1]["prompts"] < 2 else _interval(row[1]),
+        "Tokens\na pass": lambda row: number(row[1]["mean_acceptance_length"]),
+        "Same": lambda row: f"{row[1]['verdicts']['identical']} of {compared[row[0]]}" if compared[row[0]] else "–",
+    }
     rows = list(run["categories"].items())
-    for name, one in rows:
-        table.add_row(escape(name), *_cells(one))
+    table = table_of(columns, rows if len(rows) == 1 else [*rows, (None, run)])
+    table.title, table.title_justify = f"{escape(_last(model))} with [bold]{escape(run['drafter'])}[/bold]", "left"
+    table.title_style, table.padding = "", (0, 0, 0, 1)
+    for column in table.columns:
+        column.no_wrap = True
     if len(rows) != 1:
-        table.add_section()
-        table.add_row("[bold]all[/bold]", *_cells(run), style="bold")
+        table.rows[-1].style = "bold"
+        if rows:
+            table.rows[-2].end_section = True
     return table
-
-
-def _cells(one: dict[str, Any]) -> list[str]:
-    compared = sum(one["verdicts"].values())
-    return [
-        str(one["prompts"]),
-        number(one["plain_tokens_per_s"], ".1f"),
-        number(one["speculative_tokens_per_s"], ".1f"),
-        _times(one["speedup"]),
-        # One prompt has no spread to speak of.
-        "–" if one["prompts"] < 2 else _interval(one),
-        number(one["mean_acceptance_length"]),
-        f"{one['verdicts']['identical']} of {compared}" if compared else "–",
-    ]
 
 
 def _remarks(run: dict[str, Any]) -> list[str]:
@@ -233,18 +220,19 @@ def _machine(summary: dict[str, Any]) -> list[str]:
 
 
 def _peer_table(summary: dict[str, Any]) -> Table:
-    drafters = [run["drafter"] for run in summary["runs"]]
-    over = (f"over our\n{escape(name)}" for name in drafters)
-    table = table_of("Peer", "tok/s", "over our\nplain", *over, "same as\nour plain")
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "Peer": lambda one: escape(one["side"]),
+        "tok/s": lambda one: number(one["tokens_per_s"], ".1f"),
+        "over our\nplain": lambda one: _with_interval(one["over_plain"]),
+    }
+    for run in summary["runs"]:
+        name = run["drafter"]
+        columns[f"over our\n{escape(name)}"] = lambda one, name=name: _with_interval(one["over_speculative"][name])
+    columns["same as\nour plain"] = lambda one: (
+        _percent(one["identical_share"]) + "%" * (one["identical_share"] is not None)
+    )
+    table = table_of(columns, summary["peers"])
     table.columns[0].no_wrap = True
-    for one in summary["peers"]:
-        ratios = [one["over_plain"], *(one["over_speculative"][name] for name in drafters)]
-        table.add_row(
-            escape(one["side"]),
-            number(one["tokens_per_s"], ".1f"),
-            *(_with_interval(ratio) for ratio in ratios),
-            "–" if one["identical_share"] is None else _percent(one["identical_share"]) + "%",
-        )
     return table
 
 

@@ -15,7 +15,6 @@ from .options import (
     ModelOptions,
     Opt,
     Seed,
-    Temperature,
     Weights,
     command,
     open_engine,
@@ -60,7 +59,7 @@ def calibrate(
         ),
     ] = None,
     num_prompts: Annotated[int | None, Opt("Only the first of them.", PROMPTS, min=1)] = None,
-    temperature: Temperature = 0.0,
+    temperature: Annotated[float, Opt("0: greedy.", PROMPTS, "-t")] = 0.0,
     seed: Seed = 0,
     out: Annotated[Path, Opt("The calibration; a plot is written beside it.", short="-o", metavar="FILE")] = Path(
         "calib.json"

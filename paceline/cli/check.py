@@ -1,5 +1,6 @@
 """`paceline check` and `paceline check-draft`: is speculation exact, and does a head still draft as recorded?"""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,7 @@ from rich.markup import escape
 from ..errors import ConfigError
 from .options import (
     PROMPT_FILE,
-    Drafter,
     LoadOptions,
-    MaxTokens,
     ModelArgument,
     ModelOptions,
     Opt,
@@ -25,6 +24,7 @@ from .options import (
 from .screen import Screen, mark, table_of
 
 if TYPE_CHECKING:
+    from ..eval.acceptance import Difference
     from ..eval.check import CheckReport, Comparison
     from ..eval.trials import Trial, TrialCheck
     from ..heads import HeadInfo
@@ -37,10 +37,9 @@ def check(
     speculation: SpeculationOptions,
     loading: ModelOptions,
     screen: Screen,
-    drafter: Drafter = None,
     prompts: Annotated[str | None, Opt(f"{PROMPT_FILE} Default: 8 built in.", metavar="FILE")] = None,
     num_prompts: Annotated[int | None, Opt("Only the first of them.", min=1)] = None,
-    max_tokens: MaxTokens = 64,
+    max_tokens: Annotated[int, Opt("Length of an answer.", min=1)] = 64,
     temperature: Annotated[list[float] | None, Opt("Repeat it for several; default: 0 and 0.8.", short="-t")] = None,
     seed: Seed = 0,
     no_law_test: Annotated[bool, Opt("Leave out the test of the sampled distribution.")] = False,
@@ -55,7 +54,7 @@ def check(
     Example:  paceline check smollm2-135m --drafter lookup --num-prompts 4
     """
     # The default policy may draft nothing, which would prove nothing.
-    chosen = speculation.choose(drafter, "lookup", policy="fixed")
+    chosen = speculation.choose("lookup", policy="fixed")
     from ..core.request import SamplingParams
     from ..eval.prompts import EXAMPLES, read_prompts
 
@@ -86,9 +85,7 @@ def check(
         keys = ("passed", "verdicts", "mean_acceptance_length", "num_references", "numerics", "lossless", "exact")
         screen.put_json(
             {
-                "model": model,
-                "drafter": chosen.config.name,
-                "speculative_config": chosen.config.as_dict(),
+                **chosen.as_json(model),
                 **{key: getattr(report, key) for key in keys},
                 "law_test": None if report.law_test is None else asdict(report.law_test),
                 "skipped_temperatures": report.skipped,
@@ -259,12 +256,14 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
 
 def _print_trials(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], screen: Screen) -> None:
     for check in checks:
-        heading = f"{check.trial.name}, {len(check.measured.answers)} prompts"
-        table = table_of(escape(heading), "Now", "Recorded", "Allowed", "")
-        for one in check.differences:
-            numbers = (f"{one.measured:.3f}", f"{one.recorded:.3f}", f"±{one.allowed:.3f}")
-            table.add_row(one.what, *numbers, mark(one.holds))
-        screen.out.print(table)
+        columns: dict[str, Callable[[Difference], str]] = {
+            escape(f"{check.trial.name}, {len(check.measured.answers)} prompts"): lambda one: one.what,
+            "Now": lambda one: f"{one.measured:.3f}",
+            "Recorded": lambda one: f"{one.recorded:.3f}",
+            "Allowed": lambda one: f"±{one.allowed:.3f}",
+            "": lambda one: mark(one.holds),
+        }
+        screen.out.print(table_of(columns, check.differences))
         for what, now, then in check.changed:
             screen.out.print(f"[dim]{what}: {escape(now)}; recorded with {escape(then)}[/dim]")
     for name in left_out:

@@ -1,31 +1,20 @@
 """`paceline demo`: the same prompts decoded plainly and with speculation, side by side."""
 
 import io
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..config import parse
-from .options import (
-    Drafter,
-    MaxTokens,
-    ModelOptions,
-    Opt,
-    Seed,
-    Speculation,
-    SpeculationOptions,
-    Temperature,
-    command,
-    open_engine,
-)
-from .screen import Screen
+from .options import AnswerOptions, ModelOptions, Opt, Speculation, SpeculationOptions, command, open_engine
+from .screen import Screen, table_of
 from .tokens import Painter, legend
 
 if TYPE_CHECKING:
@@ -41,19 +30,14 @@ _SVG_COLUMNS = 100
 @command
 def demo(
     speculation: SpeculationOptions,
+    answers: AnswerOptions,
     loading: ModelOptions,
     screen: Screen,
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help="A folder, a hub id, or a name that `paceline models` lists.")
     ] = "smollm2-135m",
-    drafter: Drafter = None,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
     num_prompts: Annotated[int, Opt("How many of the prompts to show.", min=1)] = 4,
-    svg: Annotated[
-        Path | None, Opt("Keep a picture of the terminal with the answers and the table.", metavar="FILE")
-    ] = None,
+    svg: Annotated[Path | None, Opt("Keep the answers and the table as a picture.", metavar="FILE")] = None,
 ) -> None:
     """Watch the same prompts decoded plainly and with speculation, and compare the speed and the text.
 
@@ -62,14 +46,13 @@ def demo(
 
     Example:  paceline demo --drafter self-int4 --max-tokens 200
     """
-    chosen = speculation.choose(drafter, "lookup")
-    from ..core.request import SamplingParams
+    chosen = speculation.choose("lookup")
     from ..system.files import check_out, write_text
 
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    params = answers.params()
     if svg is not None:
         check_out(svg, lambda head: _SVG_ID in head)
-    if drafter is None and speculation.speculative_config is None and speculation.profile is None:
+    if speculation.is_default:
         chosen, llm = _open_with_head(model, chosen, speculation, loading, screen)
     else:
         llm = open_engine(model, screen, loading, chosen)
@@ -90,14 +73,10 @@ def demo(
 
     screen.put_json(
         {
-            "model": model,
-            "drafter": chosen.config.name,
-            "speculative_config": chosen.config.as_dict(),
+            **chosen.as_json(model),
             **asdict(total),
             "prompts": [_pair_as_json(pair) for pair in pairs],
-            "temperature": params.temperature,
-            "max_tokens": params.max_tokens,
-            "seed": params.seed,
+            **vars(answers),
             "numerics": llm.numerics,
             "lossless": llm.verifier.lossless,
             "exact": llm.verifier.exact,
@@ -165,22 +144,20 @@ def _svg(llm: "LLM", pairs: "list[Pair]", total: "Totals", sentence: str) -> str
 
 
 def _table(pairs: "list[Pair]", total: "Totals") -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_footer=True, pad_edge=False)
-    table.add_column("Prompt", footer="all")
-    table.add_column("Plain\ntok/s", footer=f"{total.plain_tokens_per_s:.1f}", justify="right")
-    table.add_column("Spec.\ntok/s", footer=f"{total.speculative_tokens_per_s:.1f}", justify="right")
-    table.add_column("Speed-\nup", footer=f"{total.speedup:.2f}x", justify="right")
-    table.add_column("Tokens\na pass", footer=f"{total.mean_acceptance_length:.2f}", justify="right")
-    table.add_column("Identical", footer=_yes(total.identical), justify="center")
-    for pair in pairs:
-        table.add_row(
-            escape(pair.name),
-            f"{pair.plain.tokens_per_s:.1f}",
-            f"{pair.speculative.tokens_per_s:.1f}",
-            f"{pair.speedup:.2f}x",
-            f"{pair.speculative.completion.mean_acceptance_length:.2f}",
-            _yes(pair.identical),
-        )
+    columns: dict[str, Callable[[Pair], str]] = {
+        "Prompt": lambda pair: escape(pair.name),
+        "Plain\ntok/s": lambda pair: f"{pair.plain.tokens_per_s:.1f}",
+        "Spec.\ntok/s": lambda pair: f"{pair.speculative.tokens_per_s:.1f}",
+        "Speed-\nup": lambda pair: f"{pair.speedup:.2f}x",
+        "Tokens\na pass": lambda pair: f"{pair.speculative.completion.mean_acceptance_length:.2f}",
+        "Identical": lambda pair: _yes(pair.identical),
+    }
+    table = table_of(columns, pairs)
+    numbers = (total.plain_tokens_per_s, total.speculative_tokens_per_s, total.speedup, total.mean_acceptance_length)
+    texts = [form.format(value) for value, form in zip(numbers, ("{:.1f}", "{:.1f}", "{:.2f}x", "{:.2f}"), strict=True)]
+    table.show_footer = True
+    for column, text in zip(table.columns, ("all", *texts, _yes(total.identical)), strict=True):
+        column.footer = text
     return table
 
 

@@ -1,5 +1,6 @@
 """`paceline doctor`: what this machine can do with a model, and what limits it."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,61 +68,54 @@ def doctor(
 def _print_machine(machine: "MachineReport", screen: Screen) -> None:
     """Hardware, versions, threads, load and bandwidth."""
     facts, found, load = machine.facts, machine.processors, machine.load
-    table = _table("Machine")
-    table.add_row("CPU", escape(f"{facts['cpu'] or 'unknown'}, {found.cores} cores, {found.cpus} logical"))
-    table.add_row("instructions", ", ".join(machine.flags) or "unknown")
-    table.add_row("kernels", escape(machine.kernels))
     memory = facts["memory_bytes"]
-    total = "unknown" if not isinstance(memory, int) else _size(memory)
-    table.add_row("memory", f"{total}, {_size(machine.available)} available")
-    table.add_row("GPU", escape(str(facts["gpu"] or "none")))
-    table.add_row(
-        "versions", f"paceline {facts['paceline']}, torch {facts['torch']}, transformers {facts['transformers']}"
-    )
-    table.add_row("threads", f"{machine.threads}, where {found.reason}; they {machine.waiting}")
     busy = "unknown" if load.busy_cores is None else f"others use {load.busy_cores:.1f} cores"
-    state = "[bold yellow]busy[/bold yellow]" if load.disturbs else "quiet" if load.busy_cores is not None else ""
+    state = "[bold yellow]busy[/bold yellow], " if load.disturbs else "quiet, " if load.busy_cores is not None else ""
     stolen = f", {load.stolen:.0%} stolen" if load.stolen else ""
     average = "" if load.average is None else f"; average of a minute {load.average:.1f}"
-    table.add_row("load", f"{state}{', ' if state else ''}{busy}{stolen}{average}")
-    table.add_row("reads", f"{machine.bandwidth / 1e9:.1f} GB/s")
-    screen.out.print(table)
+    rows = {
+        "CPU": escape(f"{facts['cpu'] or 'unknown'}, {found.cores} cores, {found.cpus} logical"),
+        "instructions": ", ".join(machine.flags) or "unknown",
+        "kernels": escape(machine.kernels),
+        "memory": f"{_size(memory if isinstance(memory, int) else None)}, {_size(machine.available)} available",
+        "GPU": escape(str(facts["gpu"] or "none")),
+        "versions": ", ".join(f"{name} {facts[name]}" for name in ("paceline", "torch", "transformers")),
+        "threads": f"{machine.threads}, where {found.reason}; they {machine.waiting}",
+        "load": f"{state}{busy}{stolen}{average}",
+        "reads": f"{machine.bandwidth / 1e9:.1f} GB/s",
+    }
+    screen.out.print(_table("Machine", rows))
 
 
 def _print_model(report: "ModelReport", screen: Screen) -> None:
     """Memory plan, kinds of layers and the times of passes."""
     memory, costs = report.memory, report.costs
-    table = _table(escape(f"{report.name}, {report.dtype} on {report.device}"))
-    table.add_row("weights", _size(memory.weights))
-    table.add_row(
-        "cache",
-        f"{_size(memory.kv_cache)} for {memory.slots} x {memory.length:,} tokens at most, "
-        f"{_size(memory.kv_per_token)} a token",
-    )
-    table.add_row("INT4 self-draft", _size(memory.draft) if memory.draft else "not planned for")
     verdict = {True: "[green]fits[/green]", False: "[bold red]does not fit[/bold red]", None: "unknown whether it fits"}
-    table.add_row("together", f"{_size(memory.total)} of {_size(memory.available)} available: {verdict[memory.fits]}")
     layers = (f"{count} {name} ({_size(size)})" for name, (count, size) in report.layers.items())
-    table.add_row("layers", escape(", ".join(layers)))
     padded = f", passes padded to a multiple of {report.row_multiple} rows" if report.row_multiple > 1 else ""
-    table.add_row("numerics", report.numerics + padded)
-    trees = "through our attention" if report.attends_trees else "through masks of its own attention"
+    trees = "through Paceline's attention" if report.attends_trees else "through masks of its own attention"
     trees = "in native passes" if report.native else trees
-    table.add_row("self-test", f"[green]passed[/green]: trees give the logits of plain transformers, {trees}")
-    table.add_row(
-        "floor", f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {_ms(costs.floor)} a pass"
-    )
-    screen.out.print(table)
-    passes = table_of("rows", "ms", "times one row", "of the floor", "tokens/s if all are accepted", text_columns=0)
+    rows = {
+        "weights": _size(memory.weights),
+        "cache": f"{_size(memory.kv_cache)} for {memory.slots} x {memory.length:,} tokens at most, "
+        f"{_size(memory.kv_per_token)} a token",
+        "INT4 self-draft": _size(memory.draft) if memory.draft else "not planned for",
+        "together": f"{_size(memory.total)} of {_size(memory.available)} available: {verdict[memory.fits]}",
+        "layers": escape(", ".join(layers)),
+        "numerics": report.numerics + padded,
+        "self-test": f"[green]passed[/green]: trees give the logits of plain transformers, {trees}",
+        "floor": f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {1e3 * costs.floor:.2f} ms a pass",
+    }
+    screen.out.print(_table(escape(f"{report.name}, {report.dtype} on {report.device}"), rows))
+    columns: dict[str, Callable[[tuple[int, float]], str]] = {
+        "rows": lambda cost: str(cost[0]),
+        "ms": lambda cost: f"{1e3 * cost[1]:.2f}",
+        "times one row": lambda cost: f"{cost[1] / costs.seconds[1]:.2f}",
+        "of the floor": lambda cost: f"{costs.floor / cost[1]:.0%}",
+        "tokens/s if all are accepted": lambda cost: f"{cost[0] / cost[1]:,.0f}",
+    }
+    passes = table_of(columns, sorted(costs.seconds.items()), text_columns=0)
     passes.title, passes.title_justify = f"Passes after {report.context} tokens of context", "left"
-    for rows, seconds in sorted(costs.seconds.items()):
-        passes.add_row(
-            str(rows),
-            f"{1e3 * seconds:.2f}",
-            f"{seconds / costs.seconds[1]:.2f}",
-            f"{costs.floor / seconds:.0%}",
-            f"{rows / seconds:,.0f}",
-        )
     screen.out.print(passes)
 
 
@@ -129,7 +123,7 @@ def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: 
     """Everything, in bytes, seconds and bytes per second; what is of the model is null without one."""
     shown: dict[str, object] = {
         "provenance": dict(machine.facts),
-        "cpu_flags": list(machine.flags),
+        "cpu_flags": machine.flags,
         "kernels": machine.kernels,
         "processors": {**asdict(machine.processors), "threads": machine.processors.threads},
         "reason": machine.processors.reason,
@@ -139,40 +133,30 @@ def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: 
         "available_bytes": machine.available,
         "bandwidth": machine.bandwidth,
         "findings": sentences,
-        "model": None,
-        "pass_times": None,
-        "floor_s": None,
     }
     if report is None:
-        return shown
+        return shown | {"model": None, "pass_times": None, "floor_s": None}
     memory, costs = report.memory, report.costs
-    extra = {"kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits}
+    keys = ("dtype", "device", "numerics", "row_multiple", "native", "attends_trees", "context")
     return shown | {
         "model": report.name,
-        "dtype": report.dtype,
-        "device": report.device,
-        "numerics": report.numerics,
-        "row_multiple": report.row_multiple,
-        "native": report.native,
+        **{key: getattr(report, key) for key in keys},
         "self_test": "passed",
-        "attends_trees": report.attends_trees,
-        "context": report.context,
         "layers": {name: {"count": count, "bytes": size} for name, (count, size) in report.layers.items()},
-        "memory": asdict(memory) | extra,
-        "weight_bytes": costs.weight_bytes,
-        "bandwidth": costs.bandwidth,
+        "memory": {**asdict(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
+        **{key: getattr(costs, key) for key in ("weight_bytes", "bandwidth", "floor_fraction", "flat_rows")},
         "floor_s": costs.floor,
-        "floor_fraction": costs.floor_fraction,
         "overhead_s": costs.overhead,
-        "flat_rows": costs.flat_rows,
-        "pass_times": {str(rows): seconds for rows, seconds in costs.seconds.items()},
+        "pass_times": costs.seconds,
     }
 
 
-def _table(title: str) -> Table:
+def _table(title: str, rows: dict[str, str]) -> Table:
     table = Table(box=None, show_header=False, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
+    for label, text in rows.items():
+        table.add_row(label, text)
     return table
 
 
@@ -184,7 +168,3 @@ def _size(size: int | None) -> str:
         if size >= factor:
             return f"{size / factor:.3g} {unit}" if size < 100 * factor else f"{size / factor:,.0f} {unit}"
     return f"{size} bytes"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f} ms"

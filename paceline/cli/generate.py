@@ -10,7 +10,7 @@ from rich.markup import escape
 from ..errors import ConfigError
 from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
-from .options import Drafter, ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
+from .options import ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
 from .screen import Screen
 from .tokens import Painter, legend
 
@@ -119,7 +119,6 @@ def generate(
     sampling: SamplingOptions,
     loading: ModelOptions,
     screen: Screen,
-    drafter: Drafter = None,
     stream: Annotated[bool, Opt("Show text as it comes.", _OUTPUT, name="--stream/--no-stream")] = True,
     color: Annotated[bool, Opt("Colour each token by its origin.", _OUTPUT)] = False,
 ) -> None:
@@ -129,7 +128,7 @@ def generate(
 
     Example:  paceline generate ./my-vlm --image cat.jpg --image https://example.org/dog.png --prompt "Who is larger?"
     """
-    chosen = speculation.choose(drafter, "none")
+    chosen = speculation.choose("none")
     params = sampling.params()
     prompt = source.read()
     llm = open_engine(model, screen, loading, chosen)
@@ -151,9 +150,7 @@ def generate(
     seconds, tokens = result.timings.decode, sum(answer.num_decoded for answer in result.outputs)
     screen.put_json(
         {
-            "model": model,
-            "drafter": chosen.config.name,
-            "speculative_config": chosen.config.as_dict(),
+            **chosen.as_json(model),
             **answers[0],
             "tokens_per_s": tokens / seconds if seconds else 0.0,
             "timings": {**asdict(result.timings), "decode": seconds},

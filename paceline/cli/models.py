@@ -1,5 +1,6 @@
 """`paceline models`, `paceline pull` and `paceline export`: what can be fetched, and heads for other engines."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,10 +10,11 @@ from rich.markup import escape
 
 from ..drafters.registry import table as drafter_table
 from .options import Opt, command, quieten
-from .screen import Screen, table_of
+from .screen import Screen, number, table_of
 
 if TYPE_CHECKING:
     from ..zoo import ZooEntry
+    from ..zoo.catalog import Installed
     from ..zoo.packaged import PackagedHead
 
 _CacheDir = Annotated[str | None, Opt("Where models are kept; default: your cache folder.")]
@@ -63,12 +65,15 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
         listed_heads = [{**asdict(one), "folder": str(one.folder)} for one in heads]
         screen.put_json({"models": listed, "heads": listed_heads, "drafters": known})
         return
-    table = table_of("Name", "Here", "Size", "Licence", "What it is", text_columns=5)
+    columns: dict[str, Callable[[Installed], str]] = {
+        "Name": lambda row: f"[bold]{row.name}[/bold]",
+        "Here": lambda row: "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no",
+        "Size": lambda row: _megabytes(row.size_bytes) if row.pulled else _to_fetch(zoo.ZOO[row.name]),
+        "Licence": lambda row: row.licence,
+        "What it is": lambda row: row.description,
+    }
+    table = table_of(columns, rows, text_columns=5)
     table.columns[0].no_wrap, table.columns[2].justify = True, "right"
-    for row in rows:
-        size = _megabytes(row.size_bytes) if row.pulled else _to_fetch(zoo.ZOO[row.name])
-        state = "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no"
-        table.add_row(f"[bold]{row.name}[/bold]", state, size, row.licence, row.description)
     screen.out.print(table)
     if heads:
         _print_heads(heads, screen)
@@ -81,11 +86,14 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
 
 def _print_heads(heads: "list[PackagedHead]", screen: Screen) -> None:
     """The heads, by what one types to draft with them."""
-    table = table_of("Drafter", "Method", "For", "Size", "Tokens a pass", text_columns=3)
-    for head in heads:
-        mean = "" if head.mean_acceptance_length is None else f"{head.mean_acceptance_length:.2f}"
-        name = f"[bold]head:{head.name}[/bold]" + (" (default)" if head.is_default else "")
-        table.add_row(name, head.method, head.target_name, _megabytes(head.size_bytes), mean)
+    columns: dict[str, Callable[[PackagedHead], str]] = {
+        "Drafter": lambda head: f"[bold]head:{head.name}[/bold]" + (" (default)" if head.is_default else ""),
+        "Method": lambda head: head.method,
+        "For": lambda head: head.target_name,
+        "Size": lambda head: _megabytes(head.size_bytes),
+        "Tokens a pass": lambda head: number(head.mean_acceptance_length) if head.mean_acceptance_length else "",
+    }
+    table = table_of(columns, heads, text_columns=3)
     for column in table.columns:
         column.no_wrap = True
     screen.out.print(table)

@@ -26,6 +26,7 @@ from ..errors import ConfigError
 from .screen import FLAGS, Screen, screen_of
 
 if TYPE_CHECKING:
+    from ..core.request import SamplingParams
     from ..eval.suites import Question
     from ..llm import LLM
     from ..policy import Profile
@@ -110,11 +111,23 @@ Weights = Literal["int8", "int4", "fp8"]
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a name that `paceline models` lists.")
 ]
-Drafter = Annotated[str | None, Opt(f"{DRAFTER_NAMES}.", SPECULATION, "-d")]
-MaxTokens = Annotated[int, Opt("Length of an answer.", PROMPTS, min=1)]
-Temperature = Annotated[float, Opt("0: greedy.", PROMPTS, "-t")]
-# Below the largest seed there is room for the index of a prompt to be added.
+# Above the largest seed there is room for the index of a prompt to be added.
 Seed = Annotated[int, Opt("For sampled answers and confidence intervals.", PROMPTS, min=0, max=2**32 - 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """What answers are measured."""
+
+    max_tokens: Annotated[int, Opt("Length of an answer.", PROMPTS, min=1)] = 128
+    temperature: Annotated[float, Opt("0: greedy.", PROMPTS, "-t")] = 0.0
+    seed: Seed = 0
+
+    def params(self) -> "SamplingParams":
+        """Raises `ConfigError` for wrong values: to be called before minutes of loading."""
+        from ..core.request import SamplingParams
+
+        return SamplingParams(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -125,22 +138,22 @@ class Speculation:
     allow_lossy: bool = False
     profile: "Profile | None" = None
 
+    def as_json(self, model: str) -> dict[str, object]:
+        """The first keys of --json."""
+        return {"model": model, "drafter": self.config.name, "speculative_config": self.config.as_dict()}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationOptions:
-    """What goes with --drafter."""
+    """The drafter, how much it drafts, and the verification of its drafts."""
 
+    drafter: Annotated[list[str] | None, Opt(f"{DRAFTER_NAMES}.", SPECULATION, "-d")] = None
     speculative_config: Annotated[
         str | None, Opt("The drafter as JSON with vLLM's keys, instead of --drafter.", SPECULATION, "-sc", "JSON")
     ] = None
     num_speculative_tokens: Annotated[
         int | None,
-        Opt(
-            "Draft this many tokens in every round; without it the policy decides, down to none.",
-            SPECULATION,
-            "-k",
-            min=1,
-        ),
+        Opt("Tokens to draft in every round; default: the policy decides, down to none.", SPECULATION, "-k", min=1),
     ] = None
     policy: Annotated[
         Policy | None,
@@ -148,19 +161,29 @@ class SpeculationOptions:
     ] = None
     profile: Annotated[
         Path | None,
-        Opt(
-            "A file of `paceline tune`: the policy starts from its measurements, and its drafter is the default.",
-            SPECULATION,
-            metavar="FILE",
-        ),
+        Opt("A file of `paceline tune`: measurements to start from, and a default drafter.", SPECULATION, None, "FILE"),
     ] = None
     allow_lossy: Annotated[bool, Opt("Permit verification that changes the answers (typical).", SPECULATION)] = False
 
-    def choose(self, drafter: str | None, default: str, policy: Policy | None = None) -> Speculation:
+    def choose(self, default: str, policy: Policy | None = None) -> Speculation:
         """What was asked for. default, policy: for what neither an option nor the profile decides.
 
         A drafter that is given replaces the profile's. Raises `ConfigError`, and usage errors for contradictions.
         """
+        if self.drafter is not None and len(self.drafter) > 1:
+            raise typer.BadParameter(f"give one --drafter; to combine several: --drafter {'+'.join(self.drafter)}")
+        return self.choose_each(default, policy)[0]
+
+    def choose_each(self, default: str, policy: Policy | None = None) -> list[Speculation]:
+        """As `choose`, for every --drafter."""
+        return [self._choose(drafter, default, policy) for drafter in self.drafter or [None]]
+
+    @property
+    def is_default(self) -> bool:
+        """Whether no drafter is given, nor a profile that has one."""
+        return self.drafter is None and self.speculative_config is None and self.profile is None
+
+    def _choose(self, drafter: str | None, default: str, policy: Policy | None) -> Speculation:
         config, profile = self.speculative_config, None
         if drafter is not None and config is not None:
             raise typer.BadParameter("give either --drafter or --speculative-config, not both")

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -136,12 +136,17 @@ def number(value: float | None, form: str = ".2f") -> str:
     return "–" if value is None or not math.isfinite(value) else format(value, form)
 
 
-def table_of(*headings: str, text_columns: int = 1) -> Table:
-    """A table whose first `text_columns` columns hold text and whose other columns hold numbers."""
+def table_of(columns: dict[str, Callable[[Any], str]], rows: Iterable[Any], text_columns: int = 1) -> Table:
+    """A table with a line for each row, and in each column what its function makes of the row.
+
+    The first `text_columns` columns hold text, the others numbers.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, heading in enumerate(headings):
+    for index, heading in enumerate(columns):
         is_text = index < text_columns
         table.add_column(heading, justify="left" if is_text else "right", overflow="fold" if is_text else "ellipsis")
+    for row in rows:
+        table.add_row(*[cell(row) for cell in columns.values()])
     return table
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
@@ -15,8 +15,6 @@ from .options import Opt, command, quieten
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..train.log import Event
     from ..train.stages import Done, Preparing, Stages
 
@@ -165,7 +163,13 @@ def _say_done(done: "Done", screen: Screen) -> None:
     if screen.json:
         return
     if done.stage == "eval":
-        screen.out.print(_table(done.result["trials"]))
+        columns: dict[str, Callable[[dict[str, Any]], str]] = {
+            "Prompts": lambda trial: escape(trial["name"]),
+            "Temperature": lambda trial: f"{trial['params']['temperature']:g}",
+            "Tokens a pass": lambda trial: f"{trial['result']['mean_acceptance_length']:.2f}",
+            "Acceptance by position": lambda trial: " ".join(f"{rate:.2f}" for rate in trial["result"]["per_position"]),
+        }
+        screen.out.print(table_of(columns, done.result["trials"]))
     what = {
         "prepare": f"{done.result.get('answers')} answers",
         "train": "the drafter",
@@ -185,16 +189,3 @@ def _kind(folder: Path) -> str:
     """How the command line calls a drafter that lies in this folder."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     return "model" if "paceline_head" not in config else "self-int4" if config["method"] == "self_int4" else "head"
-
-
-def _table(trials: list[dict[str, Any]]) -> "Table":
-    table = table_of("Prompts", "Temperature", "Tokens a pass", "Acceptance by position")
-    for trial in trials:
-        result = trial["result"]
-        table.add_row(
-            escape(trial["name"]),
-            f"{trial['params']['temperature']:g}",
-            f"{result['mean_acceptance_length']:.2f}",
-            " ".join(f"{rate:.2f}" for rate in result["per_position"]),
-        )
-    return table

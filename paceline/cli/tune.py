@@ -1,7 +1,7 @@
 """`paceline tune`: which drafter pays for a model on this machine and these prompts."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -15,13 +15,11 @@ from .options import (
     PROMPT_FILE,
     PROMPTS,
     SPECULATION,
-    MaxTokens,
+    AnswerOptions,
     ModelArgument,
     ModelOptions,
     Opt,
-    Seed,
     Speculation,
-    Temperature,
     choose_prompts,
     command,
     open_engine,
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
 @command
 def tune(
     model: ModelArgument,
+    answers: AnswerOptions,
     loading: ModelOptions,
     screen: Screen,
     prompts: Annotated[str | None, Opt(f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE")] = None,
@@ -47,9 +46,6 @@ def tune(
         Opt(f"{DRAFTER_NAMES}; repeat it. Default: lookup and self-int4.", SPECULATION, "-d"),
     ] = None,
     num_prompts: Annotated[int, Opt("At most this many, evenly from each category.", PROMPTS, min=1)] = 24,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
     out: Annotated[str | None, Opt("Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE")] = None,
 ) -> None:
     """Find out which drafter pays for a model on this machine and your prompts, and keep it in a file.
@@ -60,7 +56,6 @@ def tune(
     Example:  paceline tune smollm2-135m --prompts mine.jsonl -d lookup -d self-int4
     """
     with screen.spinner("starting"):
-        from ..core.request import SamplingParams
         from ..eval.run import BenchOptions
         from ..eval.suites import hash_questions
         from ..eval.tune import candidates_of, measure, read_questions
@@ -68,7 +63,7 @@ def tune(
         from ..tuned import default_file, is_tuned, save_tuned
 
     configs = candidates_of(drafter)
-    SamplingParams(temperature=temperature, max_tokens=max_tokens)  # refuse before minutes of loading
+    answers.params()
     questions = read_questions(prompts)
     path = Path(out) if out is not None else default_file(model)
     check_out(path, is_tuned)
@@ -79,7 +74,7 @@ def tune(
             if left_out:
                 screen.say(f"[yellow]{left_out} prompts left out:[/yellow] longer than the context")
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
-            how = BenchOptions(max_tokens, temperature, seed)
+            how = BenchOptions(**vars(answers))
             with screen.stages() as progress:
                 candidates = measure(configs, llms, chosen, how, progress)
         except KeyboardInterrupt:
@@ -198,21 +193,20 @@ def _with_folders(config: "SpecConfig") -> "SpecConfig":
 
 def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: Path, screen: Screen) -> None:
     """The table, what it means, the options of other engines, and how to use the file."""
-    headings = ("Plain\ntok/s", "Spec.\ntok/s", "Speed-\nup", "95%\ninterval", "Tokens\na pass", "Drafts\nat a time")
-    table = table_of("Drafter", *headings)
-    for one in candidates:
-        gain = one.overall
-        table.add_row(
-            escape(one.config.name),
-            f"{one.plain_tokens_per_s:.1f}",
-            f"{one.tokens_per_s:.1f}",
-            f"{gain.value:.2f}x",
-            "–" if gain.prompts < 2 else f"{gain.low:.2f}–{gain.high:.2f}",
-            f"{one.mean_acceptance_length:.2f}",
-            ", ".join(str(depth) for depth in one.depths.values()) or "–",
-            style="bold" if gain.pays else "",
-        )
-    screen.out.print(table)
+    columns: dict[str, Callable[[Candidate], str]] = {
+        "Drafter": lambda one: escape(one.config.name),
+        "Plain\ntok/s": lambda one: f"{one.plain_tokens_per_s:.1f}",
+        "Spec.\ntok/s": lambda one: f"{one.tokens_per_s:.1f}",
+        "Speed-\nup": lambda one: (
+            f"[bold]{one.overall.value:.2f}x[/bold]" if one.overall.pays else f"{one.overall.value:.2f}x"
+        ),
+        "95%\ninterval": lambda one: (
+            "–" if one.overall.prompts < 2 else f"{one.overall.low:.2f}–{one.overall.high:.2f}"
+        ),
+        "Tokens\na pass": lambda one: f"{one.mean_acceptance_length:.2f}",
+        "Drafts\nat a time": lambda one: ", ".join(map(str, one.depths.values())) or "–",
+    }
+    screen.out.print(table_of(columns, candidates))
     for index, line in enumerate(tuned.words):
         screen.print(f"[bold]{escape(line)}[/bold]" if index == 0 else escape(line))
     screen.out.print("\nThe same choice elsewhere:")

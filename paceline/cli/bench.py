@@ -228,9 +228,7 @@ def _peer_table(summary: dict[str, Any]) -> Table:
     for run in summary["runs"]:
         name = run["drafter"]
         columns[f"over our\n{escape(name)}"] = lambda one, name=name: _with_interval(one["over_speculative"][name])
-    columns["same as\nour plain"] = lambda one: (
-        _percent(one["identical_share"]) + "%" * (one["identical_share"] is not None)
-    )
+    columns["same as\nour plain"] = lambda one: _percent(one["identical_share"], "%")
     table = table_of(columns, summary["peers"])
     table.columns[0].no_wrap = True
     return table
@@ -251,8 +249,8 @@ def _interval(one: dict[str, Any], key: str = "speedup") -> str:
     return "–" if low is None or high is None else f"{number(low)}–{number(high)}"
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else number(100 * share, ".0f")
+def _percent(share: float | None, unit: str = "") -> str:
+    return "–" if share is None else number(100 * share, ".0f") + unit
 
 
 def _last(name: str) -> str:

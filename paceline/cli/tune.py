@@ -197,16 +197,17 @@ def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: P
         "Drafter": lambda one: escape(one.config.name),
         "Plain\ntok/s": lambda one: f"{one.plain_tokens_per_s:.1f}",
         "Spec.\ntok/s": lambda one: f"{one.tokens_per_s:.1f}",
-        "Speed-\nup": lambda one: (
-            f"[bold]{one.overall.value:.2f}x[/bold]" if one.overall.pays else f"{one.overall.value:.2f}x"
-        ),
+        "Speed-\nup": lambda one: f"{one.overall.value:.2f}x",
         "95%\ninterval": lambda one: (
             "–" if one.overall.prompts < 2 else f"{one.overall.low:.2f}–{one.overall.high:.2f}"
         ),
         "Tokens\na pass": lambda one: f"{one.mean_acceptance_length:.2f}",
         "Drafts\nat a time": lambda one: ", ".join(map(str, one.depths.values())) or "–",
     }
-    screen.out.print(table_of(columns, candidates))
+    table = table_of(columns, candidates)
+    for row, one in zip(table.rows, candidates, strict=True):
+        row.style = "bold" if one.overall.pays else None
+    screen.out.print(table)
     for index, line in enumerate(tuned.words):
         screen.print(f"[bold]{escape(line)}[/bold]" if index == 0 else escape(line))
     screen.out.print("\nThe same choice elsewhere:")

@@ -11,34 +11,18 @@ for _noisy in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 
 # Loaded on first use, so that `paceline --help` does not wait for torch.
-_HOME = {
-    "LLM": "llm",
-    "SamplingParams": "core.request",
-    "Origin": "core.outputs",
-    "Round": "core.outputs",
-    "Completion": "outputs",
-    "RequestOutput": "outputs",
-    "StreamChunk": "outputs",
-    "Blockwise": "drafters",
-    "Choose": "drafters",
-    "DraftModel": "drafters",
-    "Eagle": "drafters",
-    "Medusa": "drafters",
-    "Mtp": "drafters",
-    "Plain": "drafters",
-    "PromptLookup": "drafters",
-    "SelfQuantized": "drafters",
-    "Space": "drafters",
-    "CostModel": "policy",
-    "Dynamic": "policy",
-    "Fixed": "policy",
-    "Gate": "policy",
-    "Coupled": "verify",
-    "Ratio": "verify",
-    "Typical": "verify",
-    "Cascade": "cascade",
-    "PacelineError": "errors",
+_MODULES = {
+    "llm": "LLM",
+    "core.request": "SamplingParams",
+    "core.outputs": "Origin Round",
+    "outputs": "Completion RequestOutput StreamChunk",
+    "drafters": "Blockwise Choose DraftModel Eagle Medusa Mtp Plain PromptLookup SelfQuantized Space",
+    "policy": "CostModel Dynamic Fixed Gate",
+    "verify": "Coupled Ratio Typical",
+    "cascade": "Cascade",
+    "errors": "PacelineError",
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = [
     "LLM",
     "Blockwise",

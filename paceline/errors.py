@@ -1,4 +1,4 @@
-"""The errors a user can meet: each names what was got, what was expected, and how to fix it."""
+"""The errors that users meet: each says what was given, what was expected, and how to fix it."""
 
 
 class PacelineError(Exception):
@@ -33,16 +33,16 @@ class NumericsError(PacelineError):
 
 
 class DraftError(PacelineError):
-    """A drafter that broke the contract: a bad tree, a token outside the vocabulary, a law without its q."""
+    """A drafter that broke the contract: a bad tree, a token outside the vocabulary, missing draft probabilities."""
 
 
 class LossyNotAllowed(PacelineError):
-    """A rule that changes what the target would answer, without the user's consent."""
+    """A verification rule that changes the answers, without the user's consent."""
 
 
 class NotExportable(PacelineError):
-    """An artefact that the asked-for format cannot hold."""
+    """A head that the wanted format cannot hold."""
 
 
 class DownloadError(PacelineError):
-    """A model that could not be fetched whole."""
+    """A model that could not be downloaded completely."""

@@ -1,4 +1,8 @@
-"""The front door: load a model, answer prompts."""
+"""The entry point: load a model and answer prompts with speculative decoding.
+
+llm = LLM("smollm2-135m", drafter=PromptLookup())
+result = llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0]
+"""
 
 import copy
 import secrets
@@ -24,7 +28,7 @@ from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
 from .hf.image_prompts import pixel_bytes
 from .hf.prompts import Prompt, as_list, read_prompt, tokenizer_of
-from .outputs import RequestOutput, StreamChunk, completion_of
+from .outputs import Completion, RequestOutput, StreamChunk, completion_of
 from .policy import CostModel, Fixed
 from .quant import QuantReport, Weights, check_weights
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
@@ -37,38 +41,47 @@ from .zoo import resolve
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
 MAX_BATCH_SIZE = 4096
-"""Each slot has memory of its own from the start."""
-PIXEL_BYTES = 1 << 30
-"""Of pictures that wait for a slot; those of further prompts are opened once more when their turn comes."""
+"""Every slot has cache memory of its own from the start."""
+MAX_WAITING_PIXEL_BYTES = 1 << 30
+"""Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""
 
 
 @dataclass
 class _Request:
-    """One prompt and its answers in the making. dropped: its pixels, until a slot is free."""
+    """One prompt and its answers in progress. pixels_dropped: its images must be read again before prefill."""
 
     prompt: Prompt
     seqs: list[Sequence]
-    texts: list[Detokenizer | None]
-    dropped: bool = False
+    detokenizers: list[Detokenizer | None]
+    pixels_dropped: bool = False
+
+    def set_vision(self, vision: VisionPrompt) -> None:
+        """Give all answers the images of the prompt."""
+        for seq in self.seqs:
+            seq.vision = vision
 
 
 class LLM:
-    """A causal or vision-language model that decodes speculatively and answers exactly as it would without.
+    """A causal or vision-language model that decodes speculatively and gives the answers of plain decoding.
 
     model: a folder, a hub id, a name that `paceline models` lists, or a loaded model.
-    tokenizer, processor: of a model that is passed loaded; a vision-language model takes a processor.
-    drafter: None decodes plainly. policy: how much to draft; by default `CostModel()`: what pays on this machine, down
-        to nothing.
-    verifier: `Coupled()` by default: token-identical to plain decoding, greedy and sampled.
-    numerics: "invariant" makes that identity hold bit for bit, "fast" up to rounding ties; None takes "invariant"
-        where this device can give it. Native passes always do. `llm.numerics` tells which it became.
-    weights: "int8", "int4" or, on CUDA, "fp8" rounds the model's own weights when it is loaded: smaller and faster,
-        and its answers are those of the rounded model. `llm.quantized` tells what became of the layers.
-    profile: a file of `paceline tune`: its drafter is used unless one is given, and `CostModel` starts from it.
-    max_batch_size: sequences decoded side by side. max_model_len: prompt and answer together; None: the context.
-    allow_lossy: permit verifiers that change the answers.
+    drafter: proposes tokens; None decodes plainly.
+    policy: decides how many tokens to draft. Default: `CostModel()`, which drafts as many as pay on this machine.
+    verifier: accepts or rejects drafts. Default: `Coupled()`, token-identical to plain decoding, greedy and sampled.
+    numerics: "invariant" makes answers bit-identical to plain decoding, "fast" identical up to rounding ties. None
+        takes "invariant" where the device and dtype allow it; native passes always are. `llm.numerics` has the result.
+    weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded; the answers are
+        those of the quantized model. `llm.quantized` reports on the layers.
+    profile: a file of `paceline tune`: `CostModel` starts from it, and its drafter is used unless one is given.
+    dtype, device: as in torch; None takes the checkpoint's dtype and a GPU if there is one.
+    tokenizer, processor: for a model that is passed loaded; a vision-language model needs a processor.
+    max_batch_size: sequences decoded side by side, 1 to 4096.
+    max_model_len: tokens of prompt and answer together; None: the model's context.
+    allow_lossy: permit verifiers that change the distribution of the answers.
+    trust_remote_code: run Python code that comes with the model.
 
-    Raises `ConfigError`, `IncompatibleModels`, `NumericsError` or `LossyNotAllowed`.
+    Raises `ConfigError` for wrong arguments, `IncompatibleModels` where the draft does not fit the model or the model
+    cannot verify trees, `NumericsError` where "invariant" is impossible, and `LossyNotAllowed`.
     """
 
     @checked_call
@@ -107,24 +120,23 @@ class LLM:
             self.loaded, self.quantized = with_weights(self.loaded, kind)
         invariant = {"fast": False, "invariant": True, None: None}[numerics]
         self.runner = make_runner(self.loaded, max_batch_size, max_model_len, invariant)
-        learnt = None
+        measured = None
         if profile is not None:
             tuned = load_tuned(str(profile))
-            where = dtype_label(self.loaded.dtype, self.loaded.device)
-            for remark in check_profile(tuned.profile, self.loaded.name, where, torch.get_num_threads()):
-                warnings.warn(remark, stacklevel=2)
-            learnt = tuned.profile
+            measured, made_for = tuned.profile, dtype_label(self.loaded.dtype, self.loaded.device)
+            for warning in check_profile(measured, self.loaded.name, made_for, torch.get_num_threads()):
+                warnings.warn(warning, stacklevel=2)
             if drafter is None:
-                drafter, tuned_policy, _ = tuned.config.build(allow_lossy, learnt)
+                drafter, tuned_policy, _ = tuned.config.build(allow_lossy, measured)
                 policy = policy or tuned_policy
         if policy is None:
-            policy = Fixed(0) if drafter is None else CostModel(profile=learnt)
+            policy = Fixed(0) if drafter is None else CostModel(profile=measured)
         self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy)
         if isinstance(policy, CostModel) and drafter is not None:
             policy.measure(self.runner.max_length)
 
     def plain(self) -> "LLM":
-        """The same model and cache, decoding without speculation: the baseline of `check`, `demo` and `bench`."""
+        """An `LLM` on the same weights and cache that decodes without speculation: the baseline for comparisons."""
         other = copy.copy(self)
         other.verifier = self.verifier if self.verifier.exact else Coupled()
         other.decoder = SpeculativeDecoder(self.runner, Plain(), other.verifier, Fixed(0))
@@ -132,7 +144,7 @@ class LLM:
 
     @property
     def numerics(self) -> str:
-        """ "invariant" or "fast"."""
+        """What the numerics became: "invariant" or "fast"."""
         return self.runner.numerics
 
     @property
@@ -143,39 +155,44 @@ class LLM:
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Answer one prompt or many; each is a string, a chat or a list of token ids. Results keep the order.
+        """Answer one prompt or many; results are in the order of the prompts.
 
-        Token ids may be an array, and what a tokenizer returns is taken too, see `hf.prompts.as_prompt`.
-        A chat's contents are texts, or lists of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
-        Every prompt is read, and refused if it must be, before any is answered. Where pictures of many chats take more
-        than `PIXEL_BYTES`, the rest are read again in their turn, and must not have changed. Calls from several threads
-        are answered one after the other.
+        prompts: each a string to continue, a chat, or a list or array of token ids. A chat is a list of messages whose
+            content is text, or a list of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
+        params: one for all, or one for each prompt. Default: `SamplingParams()`.
+
+        Every prompt is read before any is answered. Where images take more than `MAX_WAITING_PIXEL_BYTES`, those of
+        later prompts are read again when it is their turn, and must not have changed. Calls from several threads are
+        answered one after the other. Raises `ConfigError` for a prompt or parameters that cannot be used, and
+        `CacheFull` where a prompt does not fit.
         """
         many = as_list(prompts)
         each = params_of(params, len(many))
         with self.runner.lock:
             requests = list(self._requests(many, each))
             self.decoder.timings = timings = Timings()
-            for took_part in generate(self.decoder, self._in_turn(requests)):
-                for seq in took_part:
+            for stepped in generate(self.decoder, self._with_pixels(requests)):
+                for seq in stepped:
                     if seq.is_finished and seq.vision is not None:
                         seq.vision = seq.vision.without_pixels()
             results = []
             for one in requests:
-                outputs = [self._completion(seq, text) for seq, text in zip(one.seqs, one.texts, strict=True)]
+                pairs = zip(one.seqs, one.detokenizers, strict=True)
+                outputs = [self._completion(seq, detokenizer) for seq, detokenizer in pairs]
                 results.append(RequestOutput(list(one.seqs[0].prompt_ids), outputs, timings))
             return results
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
-        """Answer one prompt round by round. Abandoning the iterator leaves the engine usable.
+        """Answer one prompt and yield a chunk after every round; the last one has the `Completion`.
 
-        It holds one of `max_batch_size` slots until it ends; other calls, from any thread, may come between its rounds.
+        It holds one of the `max_batch_size` slots until it ends or is closed; other calls, from any thread, may come
+        between its rounds. Raises what `generate` raises, and `ConfigError` for `n` > 1.
         """
         (params,) = params_of(params, 1)
         if params.n != 1:
             raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
         with self.runner.lock:
-            (seq,), (text,) = self._sequences(prompt, params)
+            (seq,), (detokenizer,) = self._sequences(prompt, params)
         rounds, sent = generate(self.decoder, [seq]), 0
         self.decoder.timings = Timings()
         try:
@@ -183,12 +200,14 @@ class LLM:
                 with self.runner.lock:
                     next(rounds)
                     new = seq.output_ids[sent:]
-                    if text is not None and seq.stops is None:
+                    if detokenizer is not None and seq.stops is None:
                         for token in new:
-                            text.feed(token)
-                    done = self._completion(seq, text) if seq.is_finished else None
-                    piece = "" if text is None else text.take() + (text.finish() if seq.is_finished else "")
-                yield StreamChunk(piece, new, seq.origins[sent:], seq.finish_reason, done)
+                            detokenizer.feed(token)
+                    completion = self._completion(seq, detokenizer) if seq.is_finished else None
+                    text = "" if detokenizer is None else detokenizer.take()
+                    if detokenizer is not None and seq.is_finished:
+                        text += detokenizer.finish()
+                yield StreamChunk(text, new, seq.origins[sent:], seq.finish_reason, completion)
                 sent += len(new)
         finally:
             with self.runner.lock:
@@ -199,41 +218,37 @@ class LLM:
         with self.runner.lock:
             return read_prompt(self.loaded, prompt, self.runner.max_length)[0]
 
-    # Helpers
-
     def _requests(self, prompts: Seq[Prompt], params: Seq[SamplingParams]) -> Iterator[_Request]:
-        """Read every prompt; the pixels of those are dropped that wait while `PIXEL_BYTES` are held already."""
+        """Read every prompt. Pixels beyond `MAX_WAITING_PIXEL_BYTES` are dropped where their prompt must wait."""
         held = waiting = 0
         for prompt, one in zip(prompts, params, strict=True):
-            seqs, texts = self._sequences(prompt, one)
-            vision, dropped = seqs[0].vision, False
+            request = _Request(prompt, *self._sequences(prompt, one))
+            vision = request.seqs[0].vision
             if vision is not None:
                 held += (size := pixel_bytes(vision))
-                dropped = size > 0 and held > PIXEL_BYTES and waiting >= self.runner.cache.num_slots
-                _see(seqs, vision.without_pixels() if dropped else vision)
-            waiting += len(seqs)
-            yield _Request(prompt, seqs, texts, dropped)
+                if size > 0 and held > MAX_WAITING_PIXEL_BYTES and waiting >= self.runner.cache.num_slots:
+                    request.pixels_dropped = True
+                    request.set_vision(vision.without_pixels())
+            waiting += len(request.seqs)
+            yield request
 
-    def _in_turn(self, requests: Seq[_Request]) -> Iterator[Sequence]:
-        """The sequences, each asked for when there is a slot; pixels that were dropped are there again."""
+    def _with_pixels(self, requests: Seq[_Request]) -> Iterator[Sequence]:
+        """The sequences, each taken when a slot is free; dropped pixels are read again. Raises `ConfigError`."""
         for request in requests:
-            if request.dropped:
-                _see(request.seqs, self._seen_again(request))
+            if request.pixels_dropped:
+                before = request.seqs[0]
+                ids, vision = read_prompt(self.runner, request.prompt)
+                before_keys = None if before.vision is None else before.vision.keys
+                if vision is None or (ids, vision.keys) != (before.prompt_ids, before_keys):
+                    raise ConfigError(
+                        "an image changed while its prompt waited for a slot",
+                        fix="pass opened images, or leave the files as they are until generate returns",
+                    )
+                request.set_vision(vision)
             yield from request.seqs
 
-    def _seen_again(self, request: _Request) -> VisionPrompt:
-        """What the pictures of a prompt are to the engine, read once more. Raises `ConfigError` where they differ."""
-        before = request.seqs[0]
-        ids, vision = read_prompt(self.loaded, request.prompt, self.runner.max_length)
-        if vision is None or before.vision is None or (ids, vision.keys) != (before.prompt_ids, before.vision.keys):
-            raise ConfigError(
-                "a picture changed while its prompt waited for a slot",
-                fix="pass opened images, or leave the files as they are until generate returns",
-            )
-        return vision
-
     def _sequences(self, prompt: Prompt, params: SamplingParams) -> tuple[list[Sequence], list[Detokenizer | None]]:
-        """`n` sequences of one prompt, each with a seed of its own, and what turns their tokens into text."""
+        """`params.n` sequences of one prompt, each with its own seed, and their detokenizers."""
         ids, vision = read_prompt(self.loaded, prompt, self.runner.max_length)
         for token in (*(params.logit_bias or {}), *params.stop_token_ids):
             if not 0 <= token < self.runner.vocab_size:
@@ -243,25 +258,26 @@ class LLM:
                     expected=f"0 to {self.runner.vocab_size - 1}",
                 )
         base = params.seed if params.seed is not None else secrets.randbits(62)
-        seqs, texts = [], []
+        tokenizer, bad_word_ids = self.loaded.tokenizer, self._bad_word_ids(params)
+        if params.stop and tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer", fix="use stop_token_ids, or pass tokenizer=...")
+        seqs, detokenizers = [], []
         for index in range(params.n):
-            text = Detokenizer(self.loaded.tokenizer, tuple(params.stop)) if self.loaded.tokenizer is not None else None
-            if params.stop and text is None:
-                raise ConfigError("stop strings need a tokenizer", fix="use stop_token_ids, or pass tokenizer=...")
+            detokenizer = None if tokenizer is None else Detokenizer(tokenizer, tuple(params.stop))
             seqs.append(
                 Sequence(
                     ids,
                     params,
-                    _signed(base + index * 0x9E3779B97F4A7C15),
+                    (base + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63,  # a signed 64-bit integer
                     self.loaded.eos_ids,
                     self.runner.max_length,
-                    self._bad_word_ids(params),
-                    text if params.stop else None,
+                    bad_word_ids,
+                    detokenizer if params.stop else None,
                     vision,
                 )
             )
-            texts.append(text)
-        return seqs, texts
+            detokenizers.append(detokenizer)
+        return seqs, detokenizers
 
     def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Token sequences of the bad words, at the start of a text and after a space."""
@@ -273,24 +289,14 @@ class LLM:
             found |= {tuple(form): None for form in forms if form}
         return tuple(found)
 
-    def _completion(self, seq: Sequence, text: Detokenizer | None):
-        if text is None:
-            string = ""
+    def _completion(self, seq: Sequence, detokenizer: Detokenizer | None) -> Completion:
+        if detokenizer is None:
+            text = ""
         elif seq.stops is not None:
             if seq.finish_reason != "stop":
-                text.decline()  # min_tokens, or the context, had the last word
-            seq.stop_reason = seq.stop_reason if text.stop_hit is None else text.stop_hit
-            string = text.text
+                detokenizer.decline()  # min_tokens or the context overruled the stop string
+            seq.stop_reason = seq.stop_reason if detokenizer.stop_hit is None else detokenizer.stop_hit
+            text = detokenizer.text
         else:
-            string = str(self.tokenizer.decode(seq.output_ids, skip_special_tokens=True))
-        return completion_of(seq, string, self.verifier.lossless, self.verifier.exact, self.numerics)
-
-
-def _see(seqs: Seq[Sequence], vision: VisionPrompt) -> None:
-    for seq in seqs:
-        seq.vision = vision
-
-
-def _signed(value: int) -> int:
-    """Wrap to a signed 64-bit integer."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+            text = str(self.tokenizer.decode(seq.output_ids, skip_special_tokens=True))
+        return completion_of(seq, text, self.verifier.lossless, self.verifier.exact, self.numerics)

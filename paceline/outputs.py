@@ -11,11 +11,14 @@ from .core.request import Sequence, TokenLogprob
 class Completion:
     """One answer.
 
-    origins, sources: for each token where it came from, and which drafter proposed it ("" for the target's own).
-    rounds: one record per target pass. lossless: the text follows the target's law. exact: it is the very text that
-    plain decoding with the same seed gives; `numerics` tells how strictly (bit for bit, or up to rounding ties).
-    seed: reproduces a sampled answer. stop_reason: the stop string or token id that ended it. num_images,
-    num_image_tokens: of the prompt.
+    token_ids, origins, sources: the tokens, where each came from, and which drafter proposed it ("" for the target's
+        own).
+    logprobs: of each token, where asked for. rounds: one record per pass of the target model.
+    finish_reason: "stop" or "length". stop_reason: the stop string or token id that ended the answer.
+    seed: reproduces a sampled answer.
+    lossless: the answer follows the target model's distribution. exact: it is the very answer that plain decoding with
+        the same seed gives. numerics: how strictly, "invariant" (bit for bit) or "fast" (up to rounding ties).
+    num_images, num_image_tokens: of the prompt.
     """
 
     text: str
@@ -35,33 +38,33 @@ class Completion:
 
     @property
     def num_drafted(self) -> int:
-        """Candidates that were verified."""
+        """Drafted tokens that were verified, all nodes of trees."""
         return sum(r.num_nodes for r in self.rounds)
 
     @property
     def num_accepted(self) -> int:
-        """Drafted tokens in the answer."""
+        """Drafted tokens that were accepted."""
         return sum(origin is Origin.DRAFTED for origin in self.origins)
 
     @cached_property
     def decoding(self) -> list[Round]:
-        """The rounds after the pass that read the prompt."""
+        """The rounds after prefill."""
         return [r for r in self.rounds if not r.with_prompt]
 
     @property
     def num_decoded(self) -> int:
-        """Tokens of these rounds: all but the first, and what was drafted and verified while the prompt was read."""
+        """Tokens of these rounds: all but those that the prefill pass gave."""
         return sum(r.num_emitted for r in self.decoding)
 
     @cached_property
     def mean_acceptance_length(self) -> float:
-        """Tokens per target pass after the prompt was read, the target's own included (vLLM's meaning); 0 without."""
+        """Tokens per pass of the target model after prefill, its own token included, as in vLLM; 0 without passes."""
         return self.num_decoded / len(self.decoding) if self.decoding else 0.0
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The answers to one prompt: `n` of them; the shorthands speak of the first."""
+    """The `n` answers to one prompt; the properties are those of the first answer."""
 
     prompt_token_ids: list[int]
     outputs: list[Completion]
@@ -69,37 +72,37 @@ class RequestOutput:
 
     @property
     def text(self) -> str:
-        """Text of the first answer."""
+        """Its text."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Tokens of the first answer."""
+        """Its tokens."""
         return self.outputs[0].token_ids
 
     @property
     def origins(self) -> list[Origin]:
-        """Origins of the first answer's tokens."""
+        """Where its tokens came from."""
         return self.outputs[0].origins
 
     @property
     def logprobs(self) -> list[TokenLogprob] | None:
-        """Logprobs of the first answer's tokens, where asked for."""
+        """Log-probabilities of its tokens, where asked for."""
         return self.outputs[0].logprobs
 
     @property
     def rounds(self) -> list[Round]:
-        """Rounds of the first answer."""
+        """Its rounds."""
         return self.outputs[0].rounds
 
     @property
     def lossless(self) -> bool:
-        """Whether the answers follow the target's law."""
+        """Whether it follows the target model's distribution."""
         return self.outputs[0].lossless
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first answer ended: "stop" or "length"."""
+        """Why it ended: "stop" or "length"."""
         return self.outputs[0].finish_reason
 
 

@@ -75,7 +75,7 @@ def test_at_most_a_batch_has_pixels(alive, monkeypatch, drafter):
     assert alive.counts[0] == len(CHATS)  # they are few: all are opened before the first is answered
     assert alive.counts[-1] <= most  # what was answered is gone
     assert answers(llm) == expected
-    monkeypatch.setattr(front, "PIXEL_BYTES", 0)
+    monkeypatch.setattr(front, "MAX_WAITING_PIXEL_BYTES", 0)
     llm = engine(drafter and drafter())
     alive.clear()
     assert answers(llm) == expected
@@ -86,7 +86,7 @@ def test_at_most_a_batch_has_pixels(alive, monkeypatch, drafter):
 def test_several_answers_share_one_opening(alive, monkeypatch):
     params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=4, ignore_eos=True)
     expected = answers(engine(), CHATS[:3], params)
-    monkeypatch.setattr(front, "PIXEL_BYTES", 0)
+    monkeypatch.setattr(front, "MAX_WAITING_PIXEL_BYTES", 0)
     llm = engine()
     alive.clear()
     assert answers(llm, CHATS[:3], params) == expected
@@ -94,7 +94,7 @@ def test_several_answers_share_one_opening(alive, monkeypatch):
 
 
 def test_prompts_are_judged_before_any_is_answered(alive, monkeypatch):
-    monkeypatch.setattr(front, "PIXEL_BYTES", 0)
+    monkeypatch.setattr(front, "MAX_WAITING_PIXEL_BYTES", 0)
     llm = engine(max_model_len=60)
     alive.clear()
     for bad, error in (([user(picture(1), "x" * 60)], CacheFull), ([user("<image>", picture(1))], ConfigError)):
@@ -108,7 +108,7 @@ def test_picture_that_changes_while_it_waits_is_refused(monkeypatch, tmp_path):
     path = tmp_path / "picture.png"
     picture(1).save(path)
     chat = [{"role": "user", "content": [{"type": "image", "image": str(path)}, {"type": "text", "text": "what"}]}]
-    monkeypatch.setattr(front, "PIXEL_BYTES", 0)
+    monkeypatch.setattr(front, "MAX_WAITING_PIXEL_BYTES", 0)
     real = SpeculativeDecoder.admit
 
     def admitting(self, seq, *rest):

@@ -1,4 +1,4 @@
-"""The commands and what they share: how they end, and errors told in one line."""
+"""The commands, and what they share: exit codes, and errors in one line."""
 
 import os
 import sys
@@ -25,9 +25,9 @@ from .tune import tune
 
 
 class _Commands(TyperGroup):
-    """Runs a command, and is the one place that turns what it raises into a message and an exit code.
+    """Runs a command, and turns what it raises into a message and an exit code.
 
-    Under --json the message is one line of JSON on stdout as well. --debug lets the stack trace out.
+    With --json the message is also one line of JSON on stdout. --debug shows the stack trace instead.
     """
 
     def main(self, args: Sequence[str] | None = None, **_: object) -> Never:  # type: ignore[override]
@@ -40,26 +40,26 @@ class _Commands(TyperGroup):
                 with self.make_context("paceline", [*given], obj=screen) as ctx:
                     self.invoke(ctx)
             finally:
-                sys.stdout.flush()  # a full disk is told now, not while Python exits
+                sys.stdout.flush()  # so that a full disk is an error here, not while Python exits
         except BaseException as error:
             if screen.debug and not isinstance(error, typer.Exit | KeyboardInterrupt) and not _is_usage(error):
                 raise
-            screen.json |= _is_usage(error) and "--json" in given  # its option was perhaps not reached
-            code = _tell(error, screen)
+            screen.json |= _is_usage(error) and "--json" in given  # which was perhaps not parsed
+            code = _report(error, screen)
         finally:
             ctrl_c.stage = "ending"
         sys.exit(code)
 
 
-def _tell(error: BaseException, screen: Screen) -> int:
-    """Say what ended a command; returns the exit code."""
+def _report(error: BaseException, screen: Screen) -> int:
+    """Print why a command ended; returns the exit code."""
     if isinstance(error, typer.Exit):
         return error.exit_code
     if isinstance(error, KeyboardInterrupt) or ctrl_c.pressed:
         screen.put_error("KeyboardInterrupt", "Stopped.")
         return ctrl_c.end()
-    if isinstance(error, BrokenPipeError):  # the reader of a pipe went away: nobody is left to tell
-        # Python flushes stdout once more at exit, and would complain there.
+    if isinstance(error, BrokenPipeError):  # the reader of a pipe is gone
+        # Python flushes stdout once more at exit, and would fail there.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if _is_usage(error):
@@ -69,25 +69,25 @@ def _tell(error: BaseException, screen: Screen) -> int:
         rich_utils.rich_format_error(error)  # type: ignore[arg-type]
         return error.exit_code  # type: ignore[attr-defined]
     if isinstance(error, PacelineError):
-        told = str(error)
+        message = str(error)
         screen.put_error(type(error).__name__, error.what, error.got, error.expected, error.fix)
     elif isinstance(error, OSError):
-        told = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}."
-        screen.put_error(type(error).__name__, told)
-    elif isinstance(error, Exception):  # the libraries below raise kinds of their own
+        message = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}."
+        screen.put_error(type(error).__name__, message)
+    elif isinstance(error, Exception):  # libraries raise errors of their own
         lines = str(error).strip().splitlines()
-        told = f"Unexpected {type(error).__name__}{': ' + lines[0] if lines else ''}."
+        message = f"Unexpected {type(error).__name__}{': ' + lines[0] if lines else ''}."
         fix = "run again with --debug for the stack trace"
-        screen.put_error(type(error).__name__, told, fix=fix)
-        told += f" This is a fault in Paceline or in a library; {fix}."
+        screen.put_error(type(error).__name__, message, fix=fix)
+        message += f" This is a fault in Paceline or in a library; {fix}."
     else:
         raise error
-    screen.say_error(told)
+    screen.say_error(message)
     return 1
 
 
 def _is_usage(error: BaseException) -> bool:
-    """Whether typer raised it at wrong arguments; which of its classes that is depends on its version."""
+    """Whether typer raised it for wrong arguments; its class depends on the version of typer."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")
 
 

@@ -2,9 +2,10 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich import box
@@ -25,10 +26,14 @@ from rich.progress import (
 from rich.table import Table
 
 
-class Screen:
-    """The two consoles of a run, and what the user wants to see.
+class _Report(Protocol):
+    def __call__(self, label: str, done: int, total: int | None, text: str = "", /) -> None: ...
 
-    json: human output is left out, and stdout carries one line of JSON. progress: bars, where stderr is a terminal.
+
+class Screen:
+    """The two consoles of a run.
+
+    json: print one line of JSON on stdout instead of text. progress: draw bars where stderr is a terminal.
     """
 
     def __init__(self) -> None:
@@ -59,7 +64,7 @@ class Screen:
         self.err.print(f"[bold red]Error:[/bold red] {escape(text)}", soft_wrap=not self.err.is_terminal)
 
     def put_json(self, value: dict[str, object], is_whole: bool = True) -> None:
-        """The one line of --json. What is not whole waits for the error that the command is about to end with."""
+        """Print the one line of --json. An incomplete value is kept for the line of the error that follows."""
         if not is_whole:
             self._part = value
             return
@@ -73,10 +78,10 @@ class Screen:
     def put_error(
         self, kind: str, message: str, got: object = None, expected: object = None, fix: str | None = None
     ) -> None:
-        """The one line of --json where a command failed; nothing where its result is out already."""
+        """Print the one line of --json for a failed command, unless its result is out already."""
         if self.json and not self._has_put:
-            told = {"got": got, "expected": expected, "fix": fix}
-            parts = {key: None if value is None else str(value) for key, value in told.items()}
+            parts = {"got": got, "expected": expected, "fix": fix}
+            parts = {key: None if value is None else str(value) for key, value in parts.items()}
             self.put_json({**self._part, "error": {"type": kind, "message": message, **parts}})
 
     @property
@@ -86,7 +91,7 @@ class Screen:
 
     @contextmanager
     def spinner(self, text: str) -> Iterator[None]:
-        """Something is going on whose length nobody knows."""
+        """For work of unknown length."""
         if not self.shows_progress:
             yield
             return
@@ -94,14 +99,15 @@ class Screen:
             yield
 
     @contextmanager
-    def stages(self) -> Iterator[Callable[[str, int, int], None]]:
-        """A bar that is fed by report(stage, done, total), one line for each stage."""
-        with self._bars("{task.description}", MofNCompleteColumn(), TimeRemainingColumn()) as report:
+    def stages(self, line_every_s: float = math.inf) -> "Iterator[_Report]":
+        """A bar for each stage, fed by report(stage, done, total, text). Without a terminal: a line now and then."""
+        columns = (MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+        with self._bars("{task.description}", *columns, line_every_s=line_every_s) as report:
             yield report
 
     @contextmanager
     def pulling(self) -> Iterator[Callable[[str, int, int | None], None]]:
-        """A bar that is fed by the progress of `zoo.pull`: some stages count bytes, the others files."""
+        """Bars fed by the progress of `zoo.pull`: some stages count bytes, the others files."""
         labels = {"wait": "waiting for another pull", "hash": "checking", "convert": "converting"}
         labels |= {"download": "downloading", "extract": "unpacking"}
         label = "{task.description:<12}"
@@ -115,20 +121,28 @@ class Screen:
             yield report
 
     @contextmanager
-    def _bars(self, label: str, *columns: ProgressColumn) -> Iterator[Callable[[str, int, int | None], None]]:
+    def _bars(self, label: str, *columns: ProgressColumn, line_every_s: float = math.inf) -> "Iterator[_Report]":
         if not self.shows_progress:
-            yield lambda label, done, total: None
+            said = time.monotonic()
+
+            def say(label: str, done: int, total: int | None, text: str = "") -> None:
+                nonlocal said
+                if time.monotonic() - said >= line_every_s:
+                    said = time.monotonic()
+                    self.say(escape(f"{label}: {done} of {total}, {text}"))
+
+            yield say
             return
         tasks: dict[str, TaskID] = {}
         shown = (SpinnerColumn(), TextColumn(label), BarColumn(), *columns)
         with Progress(*shown, console=self.err, transient=True) as bars:
 
-            def report(label: str, done: int, total: int | None) -> None:
+            def draw(label: str, done: int, total: int | None, text: str = "") -> None:
                 if label not in tasks:
-                    tasks[label] = bars.add_task(label, total=total)
-                bars.update(tasks[label], completed=done, total=total)
+                    tasks[label] = bars.add_task(label, total=total, text=text)
+                bars.update(tasks[label], completed=done, total=total, text=text)
 
-            yield report
+            yield draw
 
 
 def number(value: float | None, form: str = ".2f") -> str:

@@ -2,25 +2,23 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .options import Opt, command, quieten
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
     from ..train.log import Event
-    from ..train.stages import Done, Preparing, Stages
+    from ..train.stages import Done, Stages
 
 Method = Literal["eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
 _STAGES = ("prepare", "train", "eval")
-_EVERY = 30.0  # seconds between two lines
+_LINE_EVERY_S = 30.0
 
 
 @command
@@ -75,84 +73,50 @@ def train(
         screen.put_json(results)
 
 
-@final
-class _Bar:
-    """Shows how far a stage is."""
-
-    def __init__(self, screen: Screen, label: str, bars: Progress | None):
-        self._screen, self._label, self._bars, self._said = screen, label, bars, time.monotonic()
-        self._task = None if bars is None else bars.add_task(label, total=None, text="")
-
-    def at(self, done: int, total: int, text: str, label: str | None = None) -> None:
-        """How much is done, and a few words."""
-        label = label or self._label
-        if self._bars is not None and self._task is not None:
-            text = f"{done}/{total} {text}"
-            self._bars.update(self._task, description=label, completed=done, total=total, text=text)
-        elif time.monotonic() - self._said >= _EVERY:
-            self._said = time.monotonic()
-            self._screen.say(escape(f"{label}: {done} of {total}, {text}"))
-
-
-@contextmanager
-def _bar_of(screen: Screen, label: str) -> Iterator[_Bar]:
-    """A bar for one stage."""
-    if not screen.shows_progress or screen.json:
-        yield _Bar(screen, label, None)
-        return
-    text = (TextColumn("{task.fields[text]}"), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *text)
-    with Progress(*columns, console=screen.err, transient=True) as bars:
-        yield _Bar(screen, label, bars)
-
-
-def _follow(stages: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
+def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     """Run one stage to its end; returns its last result, or those of several fractions of the data together."""
+    from ..train.log import Stepped
     from ..train.stages import Done, Preparing
 
     results: list[dict[str, Any]] = []
-    with screen.spinner(f"loading {stages.config.model}"):
-        stages.check()
+    with screen.spinner(f"loading {run.config.model}"):
+        run.check()
     begin = time.monotonic()
-    with _bar_of(screen, stage) as bar:
+    with screen.stages(_LINE_EVERY_S) as report:
 
-        def report(what: str, done: int, total: int) -> None:
-            bar.at(done, total, "prompts", label=f"eval: {what}")
+        def report_eval(what: str, done: int, total: int) -> None:
+            report(f"eval: {what}", done, total, "prompts")
 
-        events = stages.eval(report) if stage == "eval" else stages.prepare() if stage == "prepare" else stages.train()
-        for event in events:
+        runs = {"prepare": run.prepare, "train": run.train, "eval": lambda: run.eval(report_eval)}
+        for event in runs[stage]():
             if isinstance(event, Done):
                 results.append({"path": str(event.path), **event.result})
                 _say_done(event, screen)
             elif isinstance(event, Preparing):
-                _prepared(event, time.monotonic() - begin, bar)
+                skipped = f", {event.skipped} prompts too long" if event.skipped else ""
+                pace = event.tokens / max(time.monotonic() - begin, 1e-9)
+                report(stage, event.done, event.total, f"answers, {pace:.0f} tok/s{skipped}")
+            elif isinstance(event.event, Stepped):
+                step = event.event
+                agreement = " ".join(f"{share:.2f}" for share in step.agreement)
+                skipped = f", {step.skipped} steps skipped" if step.skipped else ""
+                text = f"loss {step.loss:.3f}, agreement {agreement}, {step.tokens_per_s:.0f} tok/s{skipped}"
+                report(stage, step.step, step.steps, text)
             else:
-                _trained(event.event, event.fraction, bar, screen)
+                _say_event(event.event, event.fraction, screen)
     return results[0] if len(results) == 1 else {"runs": results}
 
 
-def _prepared(event: "Preparing", seconds: float, bar: _Bar) -> None:
-    skipped = f", {event.skipped} prompts too long" if event.skipped else ""
-    bar.at(event.done, event.total, f"answers, {event.tokens / max(seconds, 1e-9):.0f} tok/s{skipped}")
-
-
-def _trained(event: "Event", fraction: float, bar: _Bar, screen: Screen) -> None:
-    from ..train.log import Evaluated, Started, Stepped
+def _say_event(event: "Event", fraction: float, screen: Screen) -> None:
+    from ..train.log import Evaluated, Started
 
     if isinstance(event, Started):
         of = "" if fraction == 1.0 else f" ({fraction:.0%} of the data)"
         how = "resuming with" if event.resumed else "training on"
-        text = (
-            f"{how} {event.answers} answers, {event.tokens} tokens{of}; {event.held_out} held out; {event.steps} steps"
-        )
-        screen.say(escape(text))
+        data = f"{event.answers} answers, {event.tokens} tokens{of}; {event.held_out} held out; {event.steps} steps"
+        screen.say(escape(f"{how} {data}"))
         if event.cost is not None:
             screen.say(escape(f"the whole run: {event.cost}"))
-    elif isinstance(event, Stepped):
-        agreement = " ".join(f"{share:.2f}" for share in event.agreement)
-        skipped = f", {event.skipped} steps skipped" if event.skipped else ""
-        text = f"loss {event.loss:.3f}, agreement {agreement}, {event.tokens_per_s:.0f} tok/s{skipped}"
-        bar.at(event.step, event.steps, text)
     elif isinstance(event, Evaluated):
         agreement = " ".join(f"{share:.3f}" for share in event.agreement)
         text = f"step {event.step}, {event.tokens} tokens: loss {event.loss:.3f}, agreement {agreement}"
@@ -170,11 +134,8 @@ def _say_done(done: "Done", screen: Screen) -> None:
             "Acceptance by position": lambda trial: " ".join(f"{rate:.2f}" for rate in trial["result"]["per_position"]),
         }
         screen.out.print(table_of(columns, done.result["trials"]))
-    what = {
-        "prepare": f"{done.result.get('answers')} answers",
-        "train": "the drafter",
-        "eval": "the measurements",
-    }[done.stage]
+    answers = f"{done.result.get('answers')} answers"
+    what = {"prepare": answers, "train": "the drafter", "eval": "the measurements"}[done.stage]
     screen.say(f"{what} in {escape(str(done.path))}" + (" (was there already)" if done.was_there else ""))
     if done.stage == "train":
         from ..train.finish import model_beside

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline import zoo
-from tests.cli.helpers import GENERATE, answer, paceline
+from tests.cli.helpers import GENERATE, answer, paceline, refusal
 
 
 @pytest.mark.parametrize("command", ["demo", "generate", "check", "models", "pull"])
@@ -81,9 +81,15 @@ def test_demo_json(model):
     assert got["speedup"] == pytest.approx(got["speculative_tokens_per_s"] / got["plain_tokens_per_s"])
 
 
-def test_demo_for_people(model):
-    result = paceline("demo", model, "--max-tokens", "8", "--num-prompts", "1")
+def test_demo_for_people(model, tmp_path):
+    svg = tmp_path / "demo.svg"
+    for _ in range(2):  # its own file may be replaced
+        result = paceline("demo", model, "--max-tokens", "8", "--num-prompts", "1", "--svg", str(svg))
     assert result.exit_code == 0
+    assert svg.read_text().startswith("<svg")
+    assert "token-identical" in svg.read_text().replace("&#160;", " ")
+    svg.write_text("<svg>mine</svg>")
+    assert "did not write it" in refusal("demo", model, "--svg", str(svg))
     assert "with speculation" in result.stdout
     assert "token-identical" in result.stdout.replace("\n", " ")
 

@@ -1,4 +1,4 @@
-"""Values that come from outside, checked once where they enter, by pydantic: types, ranges, unknown and missing keys.
+"""Checks of values from outside, by pydantic: types, ranges, unknown and missing keys.
 
     @checked                                        construct it in Python: wrong values raise `ConfigError`
     class Options:
@@ -31,7 +31,7 @@ _P = ParamSpec("_P")
 
 
 def check_text(value: str) -> str:
-    """The text itself. Raises ValueError where no encoding can write it, since it holds half a character."""
+    """The text itself. Raises ValueError for a lone surrogate, which no encoding can write."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -48,7 +48,7 @@ Integer = Annotated[int, BeforeValidator(scalar)]
 Number = Annotated[float, BeforeValidator(scalar)]
 """Numbers, also those of numpy and torch."""
 Text = Annotated[str, AfterValidator(check_text)]
-"""Text that UTF-8 can write."""
+"""Text that UTF-8 can encode."""
 Many = Annotated[tuple[_T, ...], Strict(False)]
 """A tuple, which may be given as a list."""
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -92,13 +92,13 @@ def validate(kind: type[_T], value: object, what: str) -> _T:
     try:
         return cast("TypeAdapter[_T]", _adapter(kind)).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        raise _told(error, what, kind) from None
+        raise _config_error(error, what, kind) from None
     except (RecursionError, ValueError, TypeError) as error:
         raise ConfigError(f"{what} cannot be read", got=str(error)) from error
 
 
 def meant(word: str, known: Sequence[str]) -> str | None:
-    """The known word most like this one, as a question; None where none is alike."""
+    """A question with the known word that is most similar; None where none is."""
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else None
 
@@ -122,7 +122,7 @@ def _checked(adapter: TypeAdapter[Any], value: object, what: str) -> Any:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        raise _told(error, what, None) from None
+        raise _config_error(error, what, None) from None
 
 
 @cache
@@ -142,14 +142,14 @@ def _argument_adapters(function: Callable[..., Any]) -> Mapping[str, TypeAdapter
     return {name: _adapter(hint) for name, hint in hints.items() if name != "return"}
 
 
-def _told(error: ValidationError, what: str, kind: Any) -> PacelineError:
-    """One thing that is wrong, in our words: of a union what is nearest to one of its members."""
+def _config_error(error: ValidationError, what: str, kind: Any) -> PacelineError:
+    """The first fault as a `ConfigError`; for a union, the fault in the member that matches best."""
     errors = error.errors(include_url=False)
     first = max(errors, key=lambda one: len(one["loc"]))
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, PacelineError):
         return cause
-    if first["type"] == "json_invalid":  # our own JSON: it was the value
+    if first["type"] == "json_invalid":  # the JSON is made here, so the value is at fault
         expected = "text without lone surrogates, in at most 200 levels"
         return ConfigError(f"{what} cannot be read", got=brief(first["input"]), expected=expected)
     path, known = _place(kind, first)
@@ -159,7 +159,7 @@ def _told(error: ValidationError, what: str, kind: Any) -> PacelineError:
         return ConfigError(f"{what}: unknown key {name!r}", expected=expected, fix=meant(path[-1], known))
     if first["type"] in ("missing", "missing_argument"):
         return ConfigError(f"{what}: there is no {name!r}", fix=f"add {path[-1]!r}")
-    same = [one for one in errors if _place(kind, one)[0] == path]  # of a union, every member tells what it takes
+    same = [one for one in errors if _place(kind, one)[0] == path]  # each member of a union has its own
     expected = dict.fromkeys(re.sub(r"^(Value error, |\w+ should (be )?)", "", one["msg"]) for one in same)
     where = f"{what}: {name}" if name else what
     words = re.findall(r"'([^']+)'", str(first.get("ctx", {}).get("expected", "")))  # of a Literal

@@ -13,7 +13,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     try:
         app(args=arguments)
-    except KeyboardInterrupt:  # pressed again, while the first was being told
+    except KeyboardInterrupt:  # pressed again, while the first was being handled
         raise SystemExit(ctrl_c.end()) from None
 
 

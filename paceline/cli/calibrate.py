@@ -126,7 +126,7 @@ def calibrate(
             screen.err.print("What was measured is kept; the same command resumes there.")
             raise
         draw(made, plot)
-    _tell(made, out, plot, screen)
+    _show(made, out, plot, screen)
 
 
 def _open(model: str, weights: Weights | None, loading: LoadOptions, screen: Screen) -> "LLM":
@@ -141,7 +141,7 @@ def _checked(names: list[str], known: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _tell(made: "Calibration", out: Path, plot: Path, screen: Screen) -> None:
+def _show(made: "Calibration", out: Path, plot: Path, screen: Screen) -> None:
     choice = made.choose()
     rate, bound = choice.wrong_alone
     if screen.json:

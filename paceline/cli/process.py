@@ -1,6 +1,6 @@
-"""The process that a command runs in: Ctrl-C at any moment, closed streams, poor encodings, narrow screens.
+"""The process that a command runs in: Ctrl-C at any moment, closed streams, encodings without Unicode, narrow terminals.
 
-It imports almost nothing, since it has to be in place before the command line is.
+It imports almost nothing, so that it is in place before everything else.
 """
 
 import _thread
@@ -19,31 +19,31 @@ INTERRUPTED = 130
 _STOPPED_AS_JSON = (
     '{"error": {"type": "KeyboardInterrupt", "message": "Stopped.", "got": null, "expected": null, "fix": null}}\n'
 )
-_NARROWEST = 40  # columns; tables show nothing in fewer
+_MIN_COLUMNS = 40  # tables are empty in fewer
 
 
 class CtrlC:
-    """What Ctrl-C does: while a command runs it raises KeyboardInterrupt; before and after, the process just ends.
+    """Ctrl-C raises KeyboardInterrupt while a command runs, and ends the process before and after.
 
-    pressed: whether it was; libraries turn the exception into others.
+    pressed: whether it was, since libraries may turn the exception into another.
     """
 
     def __init__(self) -> None:
         self.stage: Literal["starting", "running", "ending"] = "starting"
-        self.pressed = self._told = False
+        self.pressed = self._said = False
 
     def watch(self) -> None:
         """Take over from Python, which would print stack traces; an ignored Ctrl-C stays ignored."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_signal)
             sys.unraisablehook = _raise_again
-            # The last of these functions to be called: what Python still does then is short, and would forget ours.
+            # Registered first, so called last: what follows at exit is short, and Python would drop our handler in it.
             atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
     def end(self) -> int:
         """Say that the command was stopped, once; returns the exit code."""
-        if not self._told:
-            self._told = True
+        if not self._said:
+            self._said = True
             os.write(2, b"Stopped.\n")
         return INTERRUPTED
 
@@ -60,12 +60,12 @@ ctrl_c = CtrlC()
 
 
 def prepare() -> None:
-    """Make the process fit for a command: to be called first."""
+    """Prepare the process for a command; call it first."""
     ctrl_c.watch()
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
-        except OSError:  # closed: the next file to be opened would take its number, and be printed into
+        except OSError:  # closed: the next file that is opened would get this number, and be written to
             os.open(os.devnull, os.O_RDWR)
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115
@@ -73,16 +73,16 @@ def prepare() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) < _NARROWEST:
+    if columns.isdigit() and int(columns) < _MIN_COLUMNS:
         del os.environ["COLUMNS"]
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, which must not take long, and is raised there."""
+    """Postpone Ctrl-C to the end of the block, which must not take long."""
     before, pressed = signal.getsignal(signal.SIGINT), list[int]()
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or not callable(before):  # ignored, or not Python's
+    if not in_main or not callable(before):  # Ctrl-C is ignored, or not handled by Python
         yield
         return
     signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
@@ -95,8 +95,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """A Ctrl-C that came while Python could not raise it, as in a weak reference's callback, is raised later."""
+    """Raise a Ctrl-C later that came where Python cannot raise it, such as in a weak reference's callback."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
-        threading.Timer(0.01, _thread.interrupt_main).start()  # at once would be in here, where it is lost again
+        threading.Timer(0.01, _thread.interrupt_main).start()  # raised at once, it would be lost again
     else:
         sys.__unraisablehook__(lost)

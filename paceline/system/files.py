@@ -23,12 +23,12 @@ from pydantic_core import from_json
 from ..errors import ConfigError
 
 MAX_BYTES = 1 << 30
-"""The largest text file that is read; more is a mistake, as an endless device is."""
-_HEAD = 1 << 16  # characters that tell who wrote a file
+"""The largest file that is read; more is a mistake, such as an endless device."""
+_HEAD = 1 << 16  # characters, enough to see which command wrote a file
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder; False also for a name that none can have."""
+    """Whether there is such a file or folder; False also for an impossible name."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -38,11 +38,11 @@ def exists(path: Path) -> bool:
 def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file. Raises `ConfigError`, also for pipes and devices, which may never end."""
     try:
-        # O_NONBLOCK: opening a pipe that nobody writes to returns at once
+        # O_NONBLOCK: opening a pipe without a writer returns at once
         with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
             about = os.fstat(file.fileno())
-            is_file, size = stat.S_ISREG(about.st_mode), about.st_size or MAX_BYTES  # the kernel's own tell no size
-            content = file.read(min(size, max_bytes) + 1) if is_file else b""  # which takes that memory at once
+            is_file, size = stat.S_ISREG(about.st_mode), about.st_size or MAX_BYTES  # 0 for files of the kernel
+            content = file.read(min(size, max_bytes) + 1) if is_file else b""  # allocates that much at once
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         raise ConfigError(
             f"{what} {str(path)!r} cannot be read", got=getattr(error, "strerror", None) or error
@@ -61,7 +61,7 @@ def read_text(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYT
 
 def read_stdin(what: str, max_bytes: int = MAX_BYTES) -> str:
     """The UTF-8 text of the standard input. Raises `ConfigError`."""
-    if sys.stdin is None:  # closed by who started this process
+    if sys.stdin is None:  # closed by the parent process
         raise ConfigError(f"{what} cannot be read", got="no standard input")
     content = sys.stdin.buffer.read(max_bytes + 1)
     if len(content) > max_bytes:
@@ -101,9 +101,9 @@ def is_kind(kind: str) -> Callable[[str], bool]:
 
 
 def check_out(path: Path | str, is_ours: Callable[[str], bool] | None = None) -> None:
-    """Raise `ConfigError` where `write_text` would: asked before minutes of work.
+    """Raise `ConfigError` where `write_text` could not write; to be called before minutes of work.
 
-    is_ours: told the first characters of a file that is there, whether this command wrote it; None: never replace.
+    is_ours: decides from the first characters of an existing file whether this command wrote it; None: never replace.
     """
     place, fix = Path(os.path.realpath(path)), "give another --out"
     if place.is_dir() or (place.exists() and not place.is_file()):
@@ -121,7 +121,7 @@ def check_out(path: Path | str, is_ours: Callable[[str], bool] | None = None) ->
 
 @contextmanager
 def claimed(path: Path | str) -> Iterator[None]:
-    """Nobody else writes to this file or folder meanwhile. Raises `ConfigError` where another run does."""
+    """Lock this file or folder against other runs. Raises `ConfigError` where another run holds it."""
     place = Path(os.path.realpath(path))
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -111,7 +111,7 @@ def usable_cpus() -> set[int]:
 
 
 def count_cores(cpus: set[int], root: Path = _ROOT) -> int:
-    """Physical cores among these logical CPUs; as many as CPUs where the system does not tell them apart."""
+    """Physical cores among these logical CPUs; all of them where the system does not say which share a core."""
     topology = root / "sys/devices/system/cpu"
     return len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or f"cpu {cpu}" for cpu in cpus})
 

@@ -121,7 +121,7 @@ class _Visit:
                 f"{short(self.url)} leads to a private address",
                 got=private[0] if host in private else f"{host} at {private[0]}",
                 expected="a public address, since URLs may be those of strangers",
-                fix="if you trust it, give the chat the picture: open_image(url, ImageLimits(allow_private=True)) "
+                fix="if you trust it, put the image into the chat yourself: open_image(url, ImageLimits(allow_private=True)) "
                 "of paceline.hf.images",
             )
 
@@ -142,7 +142,7 @@ class _Visit:
         raise failed
 
     def is_proxied(self, request: Request) -> bool:
-        """Whether a proxy of this machine's settings stands between, and then check what resolves here."""
+        """Whether the request goes through a proxy; its target is then checked as far as it resolves here."""
         asked = urlsplit(request.full_url)
         if request.host == asked.netloc:
             return False

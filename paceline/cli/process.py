@@ -1,4 +1,4 @@
-"""The process that a command runs in: Ctrl-C at any moment, closed streams, encodings without Unicode, narrow terminals.
+"""The process that a command runs in: Ctrl-C at any moment, closed streams, poor encodings, narrow terminals.
 
 It imports almost nothing, so that it is in place before everything else.
 """

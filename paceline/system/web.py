@@ -121,8 +121,8 @@ class _Visit:
                 f"{short(self.url)} leads to a private address",
                 got=private[0] if host in private else f"{host} at {private[0]}",
                 expected="a public address, since URLs may be those of strangers",
-                fix="if you trust it, put the image into the chat yourself: open_image(url, ImageLimits(allow_private=True)) "
-                "of paceline.hf.images",
+                fix="if you trust it, pass the opened image: open_image(url, ImageLimits(allow_private=True)) of "
+                "paceline.hf.images",
             )
 
     def dial(self, host: str, port: int) -> socket.socket:

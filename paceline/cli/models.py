@@ -77,10 +77,12 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
     screen.out.print(table)
     if heads:
         _print_heads(heads, screen)
-    known = table_of("Drafter", "Method", "What it is", text_columns=3)
-    for usage, method, what in drafter_table():
-        known.add_row(f"[bold]{escape(usage)}[/bold]", method, what)
-    screen.out.print(known)
+    drafters: dict[str, Callable[[tuple[str, str, str]], str]] = {
+        "Drafter": lambda row: f"[bold]{escape(row[0])}[/bold]",
+        "Method": lambda row: row[1],
+        "What it is": lambda row: row[2],
+    }
+    screen.out.print(table_of(drafters, drafter_table(), text_columns=3))
     screen.say("Any other causal or vision-language model works too, by folder or hub id.")
 
 

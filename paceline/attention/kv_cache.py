@@ -42,7 +42,7 @@ class SlotCache(Cache):
         self.capacity = min(round_up(256), round_up(max_length))
         self._require(2 * num_layers * num_slots * self.capacity)  # a byte each: the lists below are made at once
         self.lengths = [0] * num_slots  # committed tokens of each slot
-        self.offsets = [0] * num_slots  # position of a token less its column; pictures shift what follows them
+        self.offsets = [0] * num_slots  # position of a token less its column; images shift what follows them
         self.keys: list[Tensor] = []  # per layer [slots, H, capacity, dim]
         self.values: list[Tensor] = []
         self._slots: list[int] = []  # of the pass in progress
@@ -59,7 +59,7 @@ class SlotCache(Cache):
     def allocate(self, is_used: Callable[[], bool] | None = None) -> int:
         """Take the lowest free slot, empty. Raises `CacheFull` when none is left.
 
-        is_used: tells `reclaim` whether whoever took it still runs; None: it is kept until `release`.
+        is_used: says for `reclaim` whether the slot's user still runs; None: it is kept until `release`.
         """
         if not self._free:
             raise CacheFull(

@@ -55,7 +55,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class PromptRows:
-    """What a pass over a prompt with pictures reads in the place of token embeddings.
+    """What a pass over a prompt with images reads in the place of token embeddings.
 
     embeds: [1, N, E]. position_ids: [A, 1, N] where positions have axes. is_image: [1, N], rows that hold features.
     deep: features of the rows that are, [M, E], to be added behind each of the first layers (DeepStack). blocks:
@@ -75,7 +75,7 @@ class PassLayout:
     """Where the nodes of one pass lie: row b has `starts[b]` committed columns, then its N nodes.
 
     tree is None for a prefill chunk: a plain causal chain of `num_nodes` nodes. offsets: of each row, what is added to
-    a column to get a position. rows: of a chunk of a prompt with pictures.
+    a column to get a position. rows: of a chunk of a prompt with images.
     """
 
     starts: list[int]
@@ -110,7 +110,7 @@ class PassLayout:
 
     @cached_property
     def position_ids(self) -> Tensor:
-        """Column + offset of the row, the same on every axis. [B, N]; or what the prompt's pictures say, [A, B, N]."""
+        """Column + offset of the row, the same on every axis. [B, N]; or what the prompt's images say, [A, B, N]."""
         if self.rows is not None and self.rows.position_ids is not None:
             return self.rows.position_ids
         if not any(self.offsets or ()):

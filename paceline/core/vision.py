@@ -1,9 +1,9 @@
-"""What the pictures of one prompt are to the engine: where their features go, and how positions and sight change.
+"""What the images of one prompt are to the engine: where their features go, and how positions and sight change.
 
     columns     0 .. 3 | 4 ....... 67 | 68 .. 71 | 72 ...... 135 | 136 .. 143
     holds       text   | image 0      | text     | image 1       | text           edge = 136
 
-Whoever makes a `Sequence` with pictures puts it there; the runner, and drafters that look at pictures, read it.
+Whoever makes a `Sequence` with images puts it there; the runner, and drafters that look at images, read it.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class PromptImage:
 
 @dataclass(frozen=True, eq=False)
 class VisionPrompt:
-    """The pictures of one prompt.
+    """The images of one prompt.
 
     position_ids: of every prompt token on each axis, where positions are not columns (M-RoPE). position_delta: a text
     token behind `edge` has position column + delta, on every axis. blocks: columns [start, stop) that see one another

@@ -160,7 +160,7 @@ class SharedTower(DraftVision):
                 expected=f"{target.loaded.hidden_size}, the target's, or a vision-language model with the same tower",
                 fix='vision="none"',
             )
-        super().__init__(target, replace(loaded, vision=half, sight=None))
+        super().__init__(target, replace(loaded, vision=half, image_reference=None))
 
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
         """The target's prompt; its features are put where the draft looks for them."""

@@ -1,4 +1,4 @@
-"""Takes chats apart: what the chat template is given, and the pictures in their order."""
+"""Takes chats apart: what the chat template is given, and the images in their order."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -20,12 +20,12 @@ _KINDS = 'a part is {"type": "text", "text": ...}, {"type": "image", "image": ..
 
 
 def has_images(chat: Seq[Message]) -> bool:
-    """Whether a chat holds a picture; the pictures are not opened."""
+    """Whether a chat holds an image; the images are not opened."""
     return any(_kind(part) in ("image", "image_url") for message in chat for part in _parts(message))
 
 
 def split_chat(chat: Seq[Message], limits: ImageLimits = LIMITS) -> tuple[list[dict[str, object]], list[Image.Image]]:
-    """The messages as a processor's chat template takes them, each content a list of parts, and the opened pictures.
+    """The messages as a processor's chat template takes them, each content a list of parts, and the opened images.
 
     Parts may have the form of transformers or of the OpenAI API. Raises `ConfigError` for any other kind of part.
     """
@@ -45,7 +45,7 @@ def split_chat(chat: Seq[Message], limits: ImageLimits = LIMITS) -> tuple[list[d
 def text_chat(chat: Seq[Message]) -> list[dict[str, object]]:
     """The messages as the template of a text model takes them, each content one string.
 
-    Raises `ConfigError` where there is a picture.
+    Raises `ConfigError` where there is an image.
     """
     if has_images(chat):
         raise ConfigError(

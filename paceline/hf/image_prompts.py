@@ -1,10 +1,10 @@
-"""From a chat with pictures to token ids and a `VisionPrompt`, by the model's own processor.
+"""From a chat with images to token ids and a `VisionPrompt`, by the model's own processor.
 
     tensors of the processor      divided           each image alone: hashed, and given to the tower
     pixel_values [T, ...]         0 0 | 1 1 1 | 2   rows or tiles by how many placeholders an image has
     image_grid_thw [n, 3]         0   | 1     | 2   a row for each image
 
-So the same image has the same tensors, and the same hash, whatever stands beside it.
+So the same image has the same tensors, and the same hash, whatever images it comes with.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ Message = Mapping[str, object]
 def read_chat(
     vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]
 ) -> tuple[list[int], VisionPrompt | None]:
-    """Token ids of a chat whose contents are lists of parts, and what its pictures are; None without pictures.
+    """Token ids of a chat whose contents are lists of parts, and what its images are; None without images.
 
     images: of the parts of type "image", in their order. Raises `ConfigError` where the processor cannot read it.
     """
@@ -38,7 +38,7 @@ def read_chat(
 
 
 def process(vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]) -> Mapping[str, Any]:
-    """What the processor makes of a chat: tensors of a batch of one where it has pictures, else a list of ids."""
+    """What the processor makes of a chat: tensors of a batch of one where it has images, else a list of ids."""
     processor: Any = vision.processor
     if processor is None:
         raise ConfigError("this vision-language model has no processor", fix="pass processor=..., or token ids")
@@ -59,7 +59,7 @@ def process(vision: Vision, messages: Sequence[Message], images: Sequence[Image.
 
 
 def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
-    """What a prompt without pictures is to the model: nothing but text, save where any prompt sees both ways."""
+    """What a prompt without images is to the model: nothing but text, save where any prompt sees both ways."""
     if vision.family.blocks != "prompt":
         return None
     return VisionPrompt((), None, vision.family.text_offset, ((0, length),), True)
@@ -114,15 +114,15 @@ def _untemplated(processor: Any, messages: Sequence[Message]) -> str:
     if len(messages) != 1:
         raise ConfigError("this model has no chat template", got=f"{len(messages)} messages", expected="one message")
     parts: Any = messages[0]["content"]
-    token = getattr(processor, "image_token", "")
     count = sum(part["type"] == "image" for part in parts)
-    return writable(token * count + "".join(part["text"] for part in parts if part["type"] == "text"))
+    text = "".join(part["text"] for part in parts if part["type"] == "text")
+    return writable(getattr(processor, "image_token", "") * count + text)
 
 
 def prompt_of(
     vision: Vision, inputs: Mapping[str, Any], images: Sequence[Image.Image]
 ) -> tuple[list[int], VisionPrompt]:
-    """Token ids and pictures of what `process` made of a chat with pictures."""
+    """Token ids and images of what `process` made of a chat with images."""
     token_ids: Tensor = inputs["input_ids"]
     ids = token_ids[0].tolist()
     placeholder = vision.processor.tokenizer.convert_ids_to_tokens(vision.image_token)  # type: ignore[union-attr]
@@ -130,8 +130,8 @@ def prompt_of(
     places = [place for place, token in enumerate(ids) if token == vision.image_token]
     if len(counts) != len(images) or sum(counts) != len(places) or not all(counts):
         raise ConfigError(
-            "pictures and placeholders of the prompt differ in number",
-            got=f"{len(images)} pictures, {len(counts)} places for one, {len(places)} placeholders",
+            "images and placeholders of the prompt differ in number",
+            got=f"{len(images)} images, {len(counts)} places for one, {len(places)} placeholders",
             fix="leave the model's special tokens out of the text",
         )
     if places[-1] == len(ids) - 1:
@@ -144,7 +144,7 @@ def prompt_of(
 
 
 def pixel_bytes(prompt: VisionPrompt) -> int:
-    """What the pictures of a prompt hold in memory: tensors of the processor, and opened images of 3 bytes a pixel."""
+    """What the images of a prompt hold in memory: tensors of the processor, and opened images of 3 bytes a pixel."""
     sources = (image.source for image in prompt.images)
     opened = sum(3 * source.width * source.height for source in sources if isinstance(source, Image.Image))
     return opened + sum(tensor.nbytes for image in prompt.images for tensor in image.inputs.values())
@@ -158,7 +158,7 @@ def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> li
         rows = pixels.split(grid.prod(-1).tolist())
         return [{"pixel_values": part, "image_grid_thw": grid[i : i + 1]} for i, part in enumerate(rows)]
     if vision.family.pixels == "anyres":
-        # One picture is cut into tiles; of several LLaVA-OneVision takes each whole, and asks how many there are.
+        # One image is cut into tiles; of several LLaVA-OneVision takes each whole, and asks how many there are.
         many = {"batch_num_images": torch.tensor([min(len(counts), 2)])} if "batch_num_images" in inputs else {}
         sizes: Tensor = inputs["image_sizes"]
         each = range(len(counts))
@@ -202,7 +202,7 @@ def with_positions(
 
 
 def _runs(images: Sequence[PromptImage]) -> list[tuple[int, int]]:
-    """Stretches of placeholders without a text between them; two pictures side by side are one."""
+    """Stretches of placeholders without a text between them; two images side by side are one."""
     runs = list[tuple[int, int]]()
     for place in (place for image in images for place in image.places):
         if runs and runs[-1][1] == place:

@@ -1,4 +1,4 @@
-"""Opens pictures from wherever they are: files, URLs, bytes, Pillow's own."""
+"""Opens images from wherever they are: files, URLs, bytes, Pillow's own."""
 
 import base64
 import binascii
@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from ..system.web import fetch, short, too_many_bytes
 
 ImageSource: TypeAlias = str | PathLike[str] | bytes | Image.Image
-"""A path, a data URL, an http(s) URL, the bytes of a file, or an opened picture."""
+"""A path, a data URL, an http(s) URL, the bytes of a file, or an opened image."""
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF")  # EPS would run another program
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
@@ -29,7 +29,7 @@ _FORMS = "a path, an http(s) URL, a data URL, bytes or a PIL image"
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """What a picture may cost: bytes of its file, pixels once decoded, seconds to fetch it.
+    """What an image may cost: bytes of its file, pixels once decoded, seconds to fetch it.
 
     allow_private: whether URLs may lead to this machine and its own network, which only who runs it should ask for.
     """
@@ -47,10 +47,10 @@ OWN_CHOICE = ImageLimits(allow_private=True)
 
 
 def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image:
-    """The picture as RGB, upright by its EXIF orientation, what is transparent on white.
+    """The image as RGB, upright by its EXIF orientation, what is transparent on white.
 
     16-bit greys are scaled to 8 bits. Raises `ConfigError` for what is missing, too large, broken, animated or no
-    picture.
+    image.
     """
     if isinstance(source, Image.Image):
         return _given(source, limits)
@@ -91,7 +91,7 @@ def _from_data_url(url: str, limits: ImageLimits) -> bytes:
     head, comma, body = url.partition(",")
     if not comma or not body:
         raise ConfigError(
-            f"the data URL {short(url)} holds nothing", expected="data:image/png;base64, and the picture in base64"
+            f"the data URL {short(url)} holds nothing", expected="data:image/png;base64, and the image in base64"
         )
     if len(body) > 4 * limits.max_bytes:  # base64 takes 4/3, percent signs three times the bytes
         raise too_many_bytes(f"the data URL {short(url)}", len(body), limits.max_bytes)
@@ -108,11 +108,11 @@ def _fetched(url: str, limits: ImageLimits) -> bytes:
     return fetch(url, limits.max_bytes, limits.timeout_s, limits.allow_private)
 
 
-# From bytes to a picture
+# From bytes to an image
 
 
 def _given(image: Image.Image, limits: ImageLimits) -> Image.Image:
-    """Of a picture that was opened by the caller, whose file may be broken or closed."""
+    """Of an image that was opened by the caller, whose file may be broken or closed."""
     name = "the given PIL image"
     try:
         return _upright_rgb(image, name, limits)
@@ -159,8 +159,8 @@ def _upright_rgb(image: Image.Image, name: str, limits: ImageLimits) -> Image.Im
     if min(width, height) < limits.min_side:
         raise ConfigError(f"{name} is too small", got=f"{width}x{height}", expected=f"{limits.min_side} or more a side")
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":  # MPO: a photograph with a preview behind it
-        frames = f"{getattr(image, 'n_frames', 1)} pictures"
-        raise ConfigError(f"{name} is not one picture", got=frames, expected="one", fix="save the one you mean")
+        frames = f"{getattr(image, 'n_frames', 1)} images"
+        raise ConfigError(f"{name} is not one image", got=frames, expected="one", fix="save the one you mean")
     image.load()
     upright = ImageOps.exif_transpose(image)
     if upright.mode in ("I", "I;16", "I;16L", "I;16B", "I;16N"):

@@ -42,6 +42,7 @@ from .checkpoint import (
 from .describe import FORMS
 from .vision import family_of, is_vlm
 
+_VIDEO = "video_processor"
 _LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
@@ -59,10 +60,9 @@ def device_of(device: str | torch.device | None) -> torch.device:
             f"there is no device {device!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
         )
     try:
-        torch.zeros(1, device=place).item()  # also tells the devices that hold shapes and no numbers
+        torch.zeros(1, device=place).item()  # fails on devices that hold shapes and no numbers
     except Exception as error:  # every kind of device raises its own
-        told = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"the device {device!r} cannot be used here", got=told, fix="use cpu") from error
+        raise ConfigError(f"the device {device!r} cannot be used here", got=one_line(error), fix="use cpu") from error
     return place
 
 
@@ -77,7 +77,7 @@ def multiplies(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def usual_dtype(config: PretrainedConfig, device: torch.device) -> torch.dtype | None:
-    """What a model is loaded in when nobody says: None, the checkpoint's, or float32 where the CPU lacks that.
+    """What a model is loaded in by default: None, the checkpoint's dtype, or float32 where the CPU lacks that.
 
     Native passes widen 16 bits in registers, so that text models keep theirs. Others: on two AVX2 cores `generate` with
     SmolLM2-135M took 55 s in the bfloat16 it is stored in, and 21 s in float32, both in torch.
@@ -92,13 +92,10 @@ def dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """None for None and "auto": see `usual_dtype`. Raises `ConfigError` for an unknown name."""
     if dtype is None or dtype == "auto":
         return None
-    for name, known in _DTYPES.items():
-        if dtype in (name, known):
-            return known
-    raise ConfigError(f"unknown dtype {dtype!r}", expected="auto, " + ", ".join(_DTYPES))
-
-
-_VIDEO = "video_processor"
+    known = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if known not in _DTYPES.values():
+        raise ConfigError(f"unknown dtype {dtype!r}", expected="auto, " + ", ".join(_DTYPES))
+    return known
 
 
 class _NoVideo:
@@ -110,7 +107,7 @@ class _NoVideo:
 
 @cache
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """The same class for pictures alone: `transformers` makes no part for videos where torchvision is missing."""
+    """The same class for images alone: `transformers` makes no part for videos where torchvision is missing."""
     parts: list[str] = kind.get_attributes()
     if _VIDEO not in parts:
         return kind
@@ -120,8 +117,7 @@ def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_code: bool = False) -> ProcessorMixin:
-    """The processor of a checkpoint, for pictures. Raises `ConfigError` for files that are missing or
-    broken, and for packages that it needs."""
+    """The processor of a checkpoint. Raises `ConfigError` for missing or broken files, and for missing packages."""
     own = {"trust_remote_code": trust_remote_code}
     with refused(
         f"{str(folder)!r} has no usable processor for images",
@@ -139,8 +135,8 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
             parts = [AutoImageProcessor.from_pretrained(folder, **own), AutoTokenizer.from_pretrained(folder, **own)]
             return cast(ProcessorMixin, without_video(kind).from_args_and_dict([*parts, None], options))
         except ImportError as error:  # SmolVLM's asks for num2words, though it is for videos alone
-            told = re.search(r"pip install (?:-U |--upgrade )?[`'\"]?([\w.-]+)", str(error))
-            package = told[1].rstrip(".") if told else (error.name or "").partition(".")[0]
+            named = re.search(r"pip install (?:-U |--upgrade )?[`'\"]?([\w.-]+)", str(error))
+            package = named[1].rstrip(".") if named else (error.name or "").partition(".")[0]
             raise ConfigError(
                 f"the processor of {str(folder)!r} needs a package that is not here", got=one_line(error),
                 fix=f"pip install {package}" if package else "install what it names",
@@ -171,9 +167,8 @@ def open_checkpoint(
         # A checkpoint may name kernels of a hub, which are code; passes are routed through ours anyway.
         config._attn_implementation = config._experts_implementation = None
         sees, is_pair = is_vlm(config), bool(config.is_encoder_decoder)
-    known = sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if is_pair or not known:
-        raise not_causal(name_or_path, config)
+    if is_pair or not (sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
+        raise _not_causal(name_or_path, config)
     check_config(name_or_path, config)
     if sees:
         family_of(config)
@@ -212,12 +207,27 @@ def open_checkpoint(
         return Opened(model, AutoTokenizer.from_pretrained(folder, **own), None)
 
 
+def check_architecture(name: str, model: PreTrainedModel) -> None:
+    """Raise `IncompatibleModels` for a model that cannot be decoded in trees by its kind."""
+    if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
+        raise _not_causal(name, model.config)
+    config = model.config.get_text_config()
+    check_layer_types(config)
+    if getattr(model, "_is_stateful", False):
+        raise _cannot_roll_back(config.model_type, "recurrent state")
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        raise IncompatibleModels(
+            f"{config.model_type} uses ALiBi, whose biases follow columns and not tree positions",
+            expected="a model with rotary or learned positions",
+        )
+
+
 def check_layer_types(config: Any) -> None:
     """Raise `IncompatibleModels` for layers whose cache cannot be cut back to the accepted tokens."""
     text = config.get_text_config()
     for kind in getattr(text, "layer_types", None) or []:
         if any(word in kind for word in _LINEAR_KINDS):
-            raise cannot_roll_back(text.model_type, f"{kind} layers")
+            raise _cannot_roll_back(text.model_type, f"{kind} layers")
         if kind not in ("full_attention", "sliding_attention"):
             raise IncompatibleModels(
                 f"{text.model_type} has layers of kind {kind!r}",
@@ -226,8 +236,7 @@ def check_layer_types(config: Any) -> None:
             )
 
 
-def not_causal(name: str, config: Any) -> IncompatibleModels:
-    """The error for a model of another kind."""
+def _not_causal(name: str, config: Any) -> IncompatibleModels:
     return IncompatibleModels(
         f"{name!r} is not a causal language model",
         got=f"model type {config.model_type!r}",
@@ -235,8 +244,7 @@ def not_causal(name: str, config: Any) -> IncompatibleModels:
     )
 
 
-def cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
-    """The error for a model with a recurrent state."""
+def _cannot_roll_back(model_type: str, what: str) -> IncompatibleModels:
     return IncompatibleModels(
         f"{model_type} keeps a running state that cannot forget rejected tokens",
         got=what,

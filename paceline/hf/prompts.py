@@ -1,4 +1,4 @@
-"""From what a user asks, a string, a chat or token ids, to token ids and what its pictures are to the engine."""
+"""From what a user asks, a string, a chat or token ids, to token ids and what its images are to the engine."""
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
@@ -88,7 +88,7 @@ def _held(given: Mapping[str, Any]) -> str | list[Any]:
             "a prompt has keys that are not read" if name else "this is no prompt",
             got=", ".join(unknown) or brief(given),
             expected='{"prompt": ...}, {"prompt_token_ids": ...} or {"input_ids": ..., "attention_mask": ...}',
-            fix='put pictures into a chat: {"type": "image", "image": ...}' if name else None,
+            fix='put images into a chat: {"type": "image", "image": ...}' if name else None,
         )
     ids = _taken(given[name])
     return ids if given.get("attention_mask") is None else _unpadded(ids, _taken(given["attention_mask"]))
@@ -142,7 +142,7 @@ def read_prompt(loaded: PromptModel, given: object, max_length: int) -> tuple[li
     if not ids:
         raise ConfigError("the prompt is empty", expected="at least one token")
     if loaded.vision is not None and not (vision and vision.images):
-        _check_pictures(ids, loaded.vision.placeholder_ids)
+        _check_placeholders(ids, loaded.vision.placeholder_ids)
     if vision is None and loaded.vision is not None:
         vision = text_prompt(loaded.vision, len(ids))
     check_length(len(ids), vision, max_length)
@@ -182,13 +182,13 @@ def _ids(prompt: Seq[object], vocab_size: int) -> list[int]:
     return ids
 
 
-def _check_pictures(ids: list[int], placeholder_ids: Collection[int]) -> None:
-    """A placeholder without a picture would be read as whatever its own embedding says."""
+def _check_placeholders(ids: list[int], placeholder_ids: Collection[int]) -> None:
+    """A placeholder without an image would be read as whatever its own embedding says."""
     bad = next((i for i in ids if i in placeholder_ids), None)
     if bad is not None:
         raise ConfigError(
-            "a prompt without pictures holds a token that stands for one",
+            "a prompt without images holds a token that stands for one",
             got=f"token {bad}",
-            expected="a chat with the picture",
-            fix='put the picture in a chat part: {"type": "image", "image": ...}',
+            expected="a chat with the image",
+            fix='put the image in a chat part: {"type": "image", "image": ...}',
         )

@@ -13,7 +13,7 @@ from ..attention.masks import PassLayout
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.fingerprint import fingerprint, remember
-from ..hf.load import cannot_roll_back, check_layer_types, context_of, eos_ids_of, not_causal, open_checkpoint
+from ..hf.load import check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.vision import family_of, is_vlm, text_half, vision_half
 from ..quant import PackedLinear, QuantReport, Weights, pack_linears, quantize_target
 from .adapters import share_copy
@@ -93,21 +93,12 @@ def _prepare(
 
 def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LoadedModel:
     """Refuse what cannot be decoded in trees; route the attention through ours and pack the linear layers."""
-    if model.config.is_encoder_decoder or model.get_output_embeddings() is None:
-        raise not_causal(name or type(model).__name__, model.config)
+    check_architecture(name or type(model).__name__, model)
     config = model.config.get_text_config()
     name = name or config.model_type
     check_config(name, config, getattr(model, "generation_config", None))
-    check_layer_types(config)
     if model.config._attn_implementation == NAME:  # wrapped before: the reference needs an attention of its own again
         model.set_attn_implementation("eager")
-    if getattr(model, "_is_stateful", False):
-        raise cannot_roll_back(config.model_type, "recurrent state")
-    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        raise IncompatibleModels(
-            f"{config.model_type} uses ALiBi, whose biases follow columns and not tree positions",
-            expected="a model with rotary or learned positions",
-        )
     model.eval()
     which = fingerprint(model)
     remember(model, which)

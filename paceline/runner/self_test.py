@@ -103,7 +103,7 @@ def plain_image_reference(model: PreTrainedModel, vision: Vision) -> ImageRefere
     try:
         inputs = process(vision, _CHAT, [image])
         ids, prompt = prompt_of(vision, inputs, [image])
-    except ConfigError:  # no template, or one that takes no images: nobody can ask it anything
+    except ConfigError:  # no template, or one that takes no images: it cannot be asked
         return None
     weights = sum(p.numel() for p in language_model(model).parameters())
     if 2 * weights * len(ids) > _OPERATIONS.get(model.device.type, 0.0):

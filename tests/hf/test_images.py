@@ -155,7 +155,7 @@ def test_an_animation_is_refused():
     for kind in ("GIF", "WEBP", "PNG", "TIFF"):
         data = saved(frames[0], kind, save_all=True, append_images=frames[1:])
         assert len(list(ImageSequence.Iterator(Image.open(io.BytesIO(data))))) == 3
-        with pytest.raises(ConfigError, match="3 pictures"):
+        with pytest.raises(ConfigError, match="3 images"):
             open_image(data)
     assert same(open_image(saved(frames[0], "GIF")), frames[0])
     twice = saved(frames[0], "MPO", save_all=True, append_images=frames[1:2])  # what some cameras write

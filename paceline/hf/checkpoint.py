@@ -289,8 +289,8 @@ def check_sizes(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping
 def check_weights(name: str, model: PreTrainedModel, loaded: Mapping[str, Any], stored: Mapping[str, Stored]) -> None:
     """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
 
-    loaded: what transformers reports of loading, without the keys that it knows to be harmless. It fills what is missing with
-    random numbers, drops what is left over (the layers of a deeper model), and goes on.
+    loaded: what transformers reports of loading, without the keys that it knows to be harmless. It fills what is
+    missing with random numbers, drops what is left over (the layers of a deeper model), and goes on.
     """
     unexpected = [str(key) for key in loaded["unexpected_keys"]]
     # Layers for multi-token prediction, in checkpoints of DeepSeek-V3's form, come behind the model's own.

@@ -1,7 +1,7 @@
 """Which columns the nodes of a pass may see, where they lie, and how attention is cut into calls of the kernel."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -38,6 +38,21 @@ def visible(
 def additive(mask: Tensor, dtype: torch.dtype, hidden: float = -torch.inf) -> Tensor:
     """0 where `mask` is True, `hidden` elsewhere."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, hidden)
+
+
+def layer_masks(
+    seen: Tensor, back: Tensor, windows: Mapping[str, int | None], dtype: torch.dtype, always: Tensor | None = None
+) -> Tensor | dict[str, Tensor]:
+    """Additive masks [B, 1, N, S] as transformers takes them: one, or one for each kind of layer.
+
+    seen: [B, N, S]. back: how many positions a seen column lies behind, [B, N, S]. windows: by kind of layer; the only
+    kind is "". always: what is seen whatever the window, [B, N, S].
+    """
+    masks = dict[str, Tensor]()
+    for kind, window in windows.items():
+        near = seen if window is None else seen & (back < window)
+        masks[kind] = additive(near if always is None else near | always, dtype, torch.finfo(dtype).min)[:, None]
+    return masks.get("", masks)
 
 
 @dataclass(frozen=True)

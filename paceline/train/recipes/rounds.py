@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from ...attention.masks import layer_masks
 from .shared import shifted
 from .sighted import Rows
 
@@ -114,7 +115,9 @@ def read_text(
     seen = (back >= 0).expand(len(ids), -1, -1)
     if not rows.cross_window:
         seen = seen | both
-    masks = _masks(model, seen, back.expand_as(seen), windows, both if rows.cross_window else None)
+    masks = layer_masks(
+        seen, back.expand_as(seen), windows, cast("Any", model).dtype, both if rows.cross_window else None
+    )
     return cast("Any", model)(attention_mask=masks, **rows.inputs(model, ids), **options).logits, cache
 
 
@@ -129,25 +132,9 @@ def read_rounds(
     width, places = int(cache.get_seq_length()), rounds.column.clamp_min(0)
     text = torch.arange(width, device=places.device).expand(len(places), -1)
     back = places[:, :, None] - torch.cat([text, places], -1)[:, None]  # [B, R, width + R]
-    masks = _masks(model, rounds.visible(width), back, windows)
+    masks = layer_masks(rounds.visible(width), back, windows, cast("Any", model).dtype)
     positions = places if offsets is None else places + offsets[:, None]
     out = cast("Any", model)(
         input_ids=ids, attention_mask=masks, position_ids=positions, past_key_values=cache, use_cache=True
     )
     return out.logits
-
-
-def _masks(
-    model: nn.Module, seen: Tensor, back: Tensor, windows: Windows, always: Tensor | None = None
-) -> Tensor | dict[str, Tensor]:
-    """Additive masks [B, 1, N, S] as transformers takes them: one, or one for each kind of layer.
-
-    back: how many columns a seen one lies behind. always: what is seen whatever the window.
-    """
-    dtype = cast("Any", model).dtype
-    zero, least = torch.zeros((), dtype=dtype, device=seen.device), torch.finfo(dtype).min
-    masks = dict[str, Tensor]()
-    for kind, window in windows.items():
-        open_ = seen if window is None else seen & (back < window)
-        masks[kind] = torch.where(open_ if always is None else open_ | always, zero, least)[:, None]
-    return masks.get("", masks)

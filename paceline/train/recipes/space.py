@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
+from ...attention.masks import layer_masks
 from ...errors import ConfigError
 from ...heads.parts import draft_index
 from ...runner import LoadedModel
@@ -177,12 +178,7 @@ class SpaceRecipe(Recipe):
         seen, places = layout.visible(width), layout.column + 1 + layout.mask
         text = torch.arange(width, device=places.device).expand(len(places), -1)
         back = places[:, :, None] - torch.cat([text, places], -1)[:, None]  # [B, R, width + R]
-        zero, least = torch.zeros((), dtype=dtype, device=seen.device), torch.finfo(dtype).min
-        masks = {
-            kind: torch.where(seen if window is None else seen & (back < window), zero, least)[:, None]
-            for kind, window in self._windows.items()
-        }
-        return masks.get("", masks)
+        return layer_masks(seen, back, self._windows, dtype)
 
     def _rows(self) -> Tensor:
         """Output rows of the tokens whose logits are compared, as they are now: a full run may train them. [Vd, E]."""

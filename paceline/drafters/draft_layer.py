@@ -1,6 +1,6 @@
-"""A draft head's decoder layer, its final norm and its output layer as one pass of the native library (CPU).
+"""A draft head's decoder layer, its final norm and its output layer over a cache of its own: native, or in torch.
 
-A level of a tree is a pass: its rows are the nodes of the level, and `old` nodes of the levels above lie in the cache
+A level of a tree is a pass: its rows are the nodes of the level, and `old` nodes of the levels above are in the cache
 already, behind the columns that are kept.
 
     columns   0 .. s - 1 | s .. s + old - 1 | s + old .. s + old + N - 1       s: `starts` of the row
@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,15 @@ from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, address, addres
 from ..quant import PackedLinear, pack_linears
 from .top_tokens import Best
 
+BLOCK = 64
+"""Columns are added to a cache in multiples of this many."""
+
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """What rows leave behind. hidden: [B, N, E]. logits: over the draft vocabulary [B, M, Vd], of the last M of them.
+    """What a pass computes. hidden: [B, N, E]. logits: over the draft vocabulary [B, M, Vd], of the last M rows.
 
-    best: the largest of these logits, where they were asked for.
+    best: the largest of these logits, where they were asked for and the native library found them.
     """
 
     hidden: Tensor
@@ -34,9 +37,43 @@ class Level:
     best: Best | None = None
 
 
+@final
+class DraftCache:
+    """Keys and values of a head, a tensor [slots, H, capacity, d] for each of its layers, grown as needed.
+
+    lengths: the columns of each slot that are kept. What lies behind them is overwritten by the next pass.
+    """
+
+    def __init__(
+        self, num_slots: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, layers: int = 1
+    ):
+        # Zeros, not uninitialised memory: a column that is masked weighs 0, and 0 * NaN is NaN.
+        size = num_slots, heads, 4 * BLOCK, head_dim
+        self.keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        self.lengths = [0] * num_slots
+
+    def ensure(self, columns: int) -> None:
+        """Make room for this many columns."""
+        capacity = self.keys[0].shape[2]
+        if columns > capacity:
+            more = max(2 * capacity, -(-columns // BLOCK) * BLOCK) - capacity
+            for tensors in (self.keys, self.values):
+                tensors[:] = [nn.functional.pad(held, (0, 0, 0, more)) for held in tensors]
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Forget these slots."""
+        for slot in slots:
+            self.lengths[slot] = 0
+
+
 @dataclass(frozen=True)
 class Norms:
-    """Of a layer; None where there is none. beside, beside_stays: as in `Layer` of the kernels."""
+    """The norms of a layer; None where there is none.
+
+    beside: of the rows, where the layer reads their tokens' embeddings, normed by `input`, beside them. beside_stays:
+    the residual stream begins with the normed rows.
+    """
 
     input: nn.RMSNorm | None
     mlp: nn.RMSNorm
@@ -45,7 +82,12 @@ class Norms:
     beside_stays: bool = False
 
 
-class DraftLayer:
+def runs_natively(weight: Tensor) -> bool:
+    """Whether layers with weights like this one run in the native library."""
+    return weight.device.type == "cpu" and weight.dtype in FORMATS and library() is not None
+
+
+class NativeLayer:
     """A layer whose linear layers are packed, over keys and values [slots, H, capacity, d] in the type of the weights.
 
     embeddings: [V, E], for layers that read a token's embedding beside each row.
@@ -85,11 +127,6 @@ class DraftLayer:
         self._tables, self._rotations = torch.empty(2, 0, d), (c_void_p(), c_void_p())
         self._cached: tuple[Tensor, Tensor, Any, Any] | None = None  # keys and values of the last pass, and where
 
-    @staticmethod
-    def fits(weight: Tensor) -> bool:
-        """Whether layers with weights like this one run here."""
-        return weight.device.type == "cpu" and weight.dtype in FORMATS and library() is not None
-
     def __call__(
         self,
         keys: Tensor,
@@ -104,10 +141,10 @@ class DraftLayer:
         top: int = 0,
         ends: bool = True,
     ) -> Level:
-        """One pass over rows [B, N, E] of these slots; with `ends` False it only leaves keys and values.
+        """One pass over rows [B, N, E] of these slots; with `ends` False it only writes keys and values.
 
-        ids: tokens that stand beside the rows [B, N]. parents: of all nodes of the trees [B, old + N], -1 the last kept
-        column; None: chains. top: so many of the largest logits are found. Raises `MemoryError`.
+        ids: tokens whose embeddings are read beside the rows [B, N]. parents: of all nodes of the trees [B, old + N],
+        -1 the last kept column; None: chains. top: how many of the largest logits to find. Raises `MemoryError`.
         """
         batch, nodes, _ = rows.shape
         where = torch.tensor([starts, slots])
@@ -156,8 +193,94 @@ class DraftLayer:
         return Norm(weight=address(weight), eps=norm.eps, kind=1)
 
 
+class TorchLayer:
+    """The same layer in torch, for other devices and dtypes."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        mlp: Mlp,
+        norms: Norms,
+        head: nn.Module,
+        theta: float,
+        embeddings: Tensor | None = None,
+    ):
+        self._attention, self._mlp, self._norms, self._head = attention, mlp, norms, head
+        self._theta, self._embeddings = theta, embeddings
+
+    def __call__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        rows: Tensor,
+        ids: Tensor | None = None,
+        parents: Tensor | None = None,
+        old: int = 0,
+        head_rows: int = 0,
+        top: int = 0,
+        ends: bool = True,
+    ) -> Level:
+        """As `NativeLayer`, but the best logits are not looked for. parents: on the CPU."""
+        norms, attention, device = self._norms, self._attention, rows.device
+        x = residual = rows
+        if norms.beside is not None and norms.input is not None:
+            assert ids is not None
+            assert self._embeddings is not None
+            normed = norms.beside(rows)
+            x = torch.cat([norms.input(nn.functional.embedding(ids, self._embeddings)), normed], -1)
+            residual = normed if norms.beside_stays else rows
+        elif norms.input is not None:
+            x = norms.input(rows)
+        begin, count = torch.tensor(starts), rows.shape[1]
+        positions, seen = _places(begin, parents, old, count)
+        cos, sin = rotation(positions.to(device), attention.head_dim, self._theta)
+        where = torch.tensor(slots, device=device)
+        columns = (begin[:, None] + old + torch.arange(count)).to(device)
+
+        def write(key: Tensor, value: Tensor) -> None:
+            # Finite: an overflow in a row that is forgotten must not outlive it.
+            keys[where[:, None], :, columns] = torch.nan_to_num(key).transpose(1, 2)
+            values[where[:, None], :, columns] = torch.nan_to_num(value).transpose(1, 2)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            write(key, value)
+            known = [held[where, :, : seen.shape[-1]] for held in (keys, values)]
+            mask = seen.to(device)[:, None]
+            return nn.functional.scaled_dot_product_attention(query, *known, attn_mask=mask, enable_gqa=True)
+
+        if not ends:
+            write(*attention.keys_values(x, cos, sin))
+            return Level(rows.new_empty(0), rows.new_empty(0))
+        hidden = residual + attention(x, cos, sin, attend)
+        hidden = hidden + self._mlp(norms.mlp(hidden))
+        last = hidden[:, hidden.shape[1] - head_rows :]
+        if not head_rows:
+            return Level(hidden, hidden.new_empty(0))
+        return Level(hidden, self._head(last if norms.final is None else norms.final(last)))
+
+
+def _places(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:
+    """Positions [B, N] of the `count` newest nodes, and the columns [B, N, S] that each of them sees."""
+    total = old + count
+    columns = torch.arange(int(starts.max()) + total)
+    if parents is None:  # chains
+        positions = starts[:, None] + old + torch.arange(count)
+        return positions, columns <= positions[..., None]
+    above, depth = parents, torch.zeros_like(parents)
+    sees = torch.eye(total, dtype=torch.bool).repeat(len(starts), 1, 1)  # of the nodes, itself and its ancestors
+    while bool((has := above >= 0).any()):
+        depth += has
+        sees |= nn.functional.one_hot(above.clamp(min=0), total).bool() & has[..., None]
+        above = torch.where(has, parents.gather(1, above.clamp(min=0)), -1)
+    seen = (columns < starts[:, None, None]).repeat(1, count, 1)
+    index = starts[:, None, None] + torch.arange(total)
+    return starts[:, None] + depth[:, old:], seen.scatter(2, index.expand(-1, count, -1), sees[:, old:])
+
+
 def native_form(head: nn.Module) -> None:
-    """Pack the linear layers of an attached head, lent output rows included; its norms become float32."""
+    """Pack the linear layers of an attached head, the target's output rows included; its norms become float32."""
     lent = getattr(head, "output", None)
     if isinstance(lent, Output) and len(lent.rows):
         head.set_submodule("output", linear_of(lent.rows))

@@ -36,12 +36,11 @@ from ..errors import ConfigError, IncompatibleModels
 from ..heads import EagleHead, load_head
 from ..sampling.banned import columns_of
 from ..schema import checked, checked_call
-from .draft_layer import DraftLayer, Level
-from .eagle_native import NativeEagle
+from .draft_layer import Level
 from .eagle_pass import EaglePass
 from .registry import TREE_NODES, HeadSpec
 from .top_tokens import Best, top_tokens
-from .trees import MC_SIM_7B_63, Dynamic, Static, TreeBuilder, cut, stacked
+from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, TreeBuilder, cut, stacked
 
 Shape = Literal["dynamic", "static", "chain"]
 _FEW = 8  # pairs that are pending in any round: those are part of what a draft takes
@@ -68,7 +67,7 @@ class Eagle(Drafter):
         self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]
         self.source = self.name
         self.info = DrafterInfo(branches=self.top_k, reads_states=True)
-        self._pass: EaglePass | NativeEagle | None = None
+        self._pass: EaglePass | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
@@ -78,15 +77,14 @@ class Eagle(Drafter):
         _check_sizes(head, target.loaded)
         embeddings = target.loaded.embeddings
         rows = embeddings if head.config.own_lm_head else target.loaded.output_rows()
-        kind = NativeEagle if DraftLayer.fits(embeddings) else EaglePass
-        self._pass = kind(head, embeddings, rows, target.num_slots)
+        self._pass = EaglePass(head, embeddings, rows, target.num_slots)
         self._target, self._shares_noise = target, verifier.exact
         self._barred = columns_of(target.banned_token_ids, self._pass.draft_ids)
         self.source = "eagle3" if head.config.version == 3 else "eagle"
         target.watch_states(head.config.states)
 
     @property
-    def layer(self) -> EaglePass | NativeEagle:
+    def layer(self) -> EaglePass:
         """The head as it drafts, once bound."""
         assert self._pass is not None, "bind() comes first"
         return self._pass
@@ -103,7 +101,7 @@ class Eagle(Drafter):
         layer, length = self.layer, self.layer.cache.lengths[0]
         config = layer.config
         states = torch.zeros(64, len(config.states) * config.target_hidden_size, device=self._target.loaded.device)
-        wide = torch.zeros(1, self.top_k, dtype=torch.long, device=states.device)
+        wide = torch.zeros(1, self.top_k, dtype=torch.long)
         token, reading = list[float](), list[float]()
         for _ in range(4):  # the first warms up
             begin = time.perf_counter()
@@ -130,32 +128,26 @@ class Eagle(Drafter):
     def release(self, slots: Seq[int]) -> None:
         """Forget what these slots digested."""
         if self._pass is not None:
-            for slot in slots:
-                self._pass.cache.release(slot)
+            self._pass.cache.release(slots)
 
     def _growing(self, seq: Sequence, budget: DraftBudget) -> TreeBuilder:
         depth = min(budget.depth, budget.nodes) if len(seq.token_ids) > 1 else 0
         if self.tree == "static":
-            return Static(depth, cut(MC_SIM_7B_63, depth, budget.nodes), budget.min_prob)
-        return Dynamic(depth, budget.nodes, self.top_k, budget.min_prob)
+            table = cut(MC_SIM_7B_63, depth, budget.nodes)
+            return StaticTree(depth, table, budget.min_prob, budget.should_continue)
+        return DynamicTree(depth, budget.nodes, self.top_k, budget.min_prob, budget.should_continue)
 
     @torch.inference_mode()
     def _grow(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], growing: Seq[TreeBuilder]) -> None:
-        layer, device = self.layer, self._target.loaded.device
+        layer = self.layer
         most = min(self.top_k, max(budget.nodes for budget in budgets))
         level = self._catch_up(seqs, most)
         while True:
             tokens, logps = self._children(level, seqs, max(tree.level for tree in growing), most)
             fed = [{node: place for place, node in enumerate(tree.frontier)} for tree in growing]
-            for row, (tree, budget) in enumerate(zip(growing, budgets, strict=True)):
+            for row, tree in enumerate(growing):
                 if tree.frontier:
                     tree.add(tokens[row], logps[row])
-                    if (
-                        tree.frontier
-                        and budget.should_continue is not None
-                        and not budget.should_continue(tree.best_path())
-                    ):
-                        tree.frontier = []
             width = max(len(tree.frontier) for tree in growing)
             if width == 0:
                 return
@@ -163,7 +155,7 @@ class Eagle(Drafter):
             fill = list(zip(growing, fed, pad, strict=True))
             ids = [[tree.tokens[node] for node in tree.frontier] + rest for tree, _, rest in fill]
             ups = [[places[tree.parents[node]] for node in tree.frontier] + rest for tree, places, rest in fill]
-            packed = torch.tensor([ids, ups], device=device)  # [2, B, F]
+            packed = torch.tensor([ids, ups])  # [2, B, F]
             level = layer.step(packed[0], level.hidden, packed[1], most)
 
     def _catch_up(self, seqs: Seq[Sequence], most: int) -> Level:

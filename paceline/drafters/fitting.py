@@ -10,7 +10,7 @@ from torch import nn
 from ..core.interfaces import TargetView
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import SpaceAdapter, load_head
-from .draft_layer import DraftLayer, native_form
+from .draft_layer import native_form, runs_natively
 
 _H = TypeVar("_H", bound=nn.Module)
 
@@ -37,7 +37,7 @@ def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Target
     made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
     embeddings, own = loaded.embeddings, getattr(config, "own_lm_head", False)
     cast("Any", made).attach(embeddings, embeddings if own else loaded.output_rows())
-    if DraftLayer.fits(embeddings):
+    if runs_natively(embeddings):
         native_form(made)
     return made
 
@@ -45,7 +45,7 @@ def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Target
 def row_dtype(target: TargetView) -> torch.dtype:
     """Of what enters a fitted head."""
     loaded = target.loaded
-    return torch.float32 if DraftLayer.fits(loaded.embeddings) else loaded.dtype
+    return torch.float32 if runs_natively(loaded.embeddings) else loaded.dtype
 
 
 def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView) -> SpaceAdapter:

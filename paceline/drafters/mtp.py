@@ -14,12 +14,10 @@ Every step runs over the same window of rows, from the first that is not known t
 they are computed again next round, once their tokens are emitted. So a round leaves nothing to take back.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from os import PathLike
 from typing import ClassVar, final
 
@@ -31,42 +29,19 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..heads import MtpHead
 from ..quant import PackedLinear
-from ..runner import SlotCache
 from ..sampling.banned import columns_of
 from ..schema import checked, checked_call
-from .draft_layer import DraftLayer, Norms
+from .draft_layer import DraftCache, NativeLayer, Norms, TorchLayer
 from .fitting import fitted, row_dtype
 from .registry import HeadSpec
 from .top_tokens import top_tokens
-from .trees import DraftTree, stacked
+from .trees import DraftTree, DynamicTree, stacked
 
 _CHUNK = 256
 """Rows read at once."""
 
 _LAG = 16
 """So many rows later modules may fall behind, while drafts end before their turn."""
-
-
-@dataclass
-class _Chain:
-    """The draft of one row. is_open: another token is wanted."""
-
-    budget: DraftBudget
-    limit: int
-    tokens: list[int] = field(default_factory=list[int])
-    sure: list[float] = field(default_factory=list[float])
-    is_open: bool = True
-
-    def take(self, token: int, probability: float) -> None:
-        """Keep the token, unless it stands too seldom, and ask whether to go on."""
-        stands = math.prod(self.sure) * probability
-        if not (stands > 0 and stands >= self.budget.min_prob):  # NaN included
-            self.is_open = False
-            return
-        self.tokens.append(token)
-        self.sure.append(probability)
-        should_continue = self.budget.should_continue
-        self.is_open = len(self.tokens) < self.limit and (should_continue is None or should_continue(self.sure))
 
 
 @final
@@ -88,8 +63,11 @@ class Mtp(Drafter):
         """Fit the modules to the target, have it keep its last states, and make room for keys and values."""
         self._head, self._target, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
         self._barred = columns_of(target.banned_token_ids, self._head.draft_ids)
-        self._cache, self._dtype = SlotCache(target.num_slots, target.max_length), row_dtype(target)
-        self._native = _native_layers(self._head) if isinstance(self._head.output, PackedLinear) else None
+        self._dtype, config = row_dtype(target), self._head.config
+        sizes = config.num_key_value_heads, config.head_dim
+        loaded = target.loaded
+        self._cache = DraftCache(target.num_slots, *sizes, loaded.dtype, loaded.device, config.num_modules)
+        self._layers = _layers(self._head)
         target.watch_states([target.loaded.num_layers])
 
     @property
@@ -123,8 +101,7 @@ class Mtp(Drafter):
 
     def release(self, slots: Seq[int]) -> None:
         """Forget these slots."""
-        for slot in slots:
-            self._cache.lengths[slot] = 0
+        self._cache.release(slots)
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
@@ -138,10 +115,13 @@ class Mtp(Drafter):
             chosen = [seqs[row] for row in rows]
             for seq in chosen:
                 self._catch_up(seq)
-            chains = [_Chain(budgets[row], limits[row]) for row in rows]
+            chains = [
+                DynamicTree(limits[row], limits[row], 1, budgets[row].min_prob, budgets[row].should_continue)
+                for row in rows
+            ]
             self._draft(chosen, chains)
             for row, chain in zip(rows, chains, strict=True):
-                made[row] = DraftTree(chain.tokens, list(range(len(chain.tokens))), chain.sure)
+                made[row] = chain.finish()
         tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], made)
         return Draft(tree, source=self.name, confidence=confidence)
 
@@ -156,7 +136,7 @@ class Mtp(Drafter):
                 hidden = self._step(module, [seq.slot], [tokens], hidden, [begin])
             lengths[seq.slot] = begin + _CHUNK
 
-    def _draft(self, seqs: Seq[Sequence], chains: Seq[_Chain]) -> None:
+    def _draft(self, seqs: Seq[Sequence], chains: Seq[DynamicTree]) -> None:
         """Fill in the chains, all of them a step at a time."""
         cache, count = self._cache, self.head.config.num_modules
         slots = [seq.slot for seq in seqs]
@@ -168,7 +148,7 @@ class Mtp(Drafter):
         every = torch.arange(len(seqs), device=hidden.device)
         last = hidden[every, ends]
         for step in range(count):
-            if step and max(widths) <= count + _LAG and not any(chain.is_open for chain in chains):
+            if step and max(widths) <= count + _LAG and not any(chain.frontier for chain in chains):
                 break
             tokens = []
             for seq, chain, start, width in zip(seqs, chains, starts, widths, strict=True):
@@ -181,7 +161,7 @@ class Mtp(Drafter):
             for seq in seqs:
                 cache.lengths[seq.slot] = max(0, len(seq.token_ids) - count)
         step = count
-        while rows := [row for row, chain in enumerate(chains) if chain.is_open]:
+        while rows := [row for row, chain in enumerate(chains) if chain.frontier]:
             places = [seqs[row].num_cached + step - count for row in rows]
             tokens = [chains[row].tokens[-1:] for row in rows]
             went_on = self._step(step, [slots[row] for row in rows], tokens, last[rows].unsqueeze(1), places)
@@ -189,41 +169,23 @@ class Mtp(Drafter):
             self._take(step, last, seqs, chains)
             step += 1
 
-    def _take(self, step: int, last: Tensor, seqs: Seq[Sequence], chains: Seq[_Chain]) -> None:
+    def _take(self, step: int, last: Tensor, seqs: Seq[Sequence], chains: Seq[DynamicTree]) -> None:
         """One token more for each open chain, from the hidden states [R, E] of a step."""
-        rows = [row for row, chain in enumerate(chains) if chain.is_open]
+        rows = [row for row, chain in enumerate(chains) if chain.frontier]
         if not rows:
             return
         logits = self.head.logits(last[rows], step)
         chosen = [seqs[row] for row in rows]
         tokens, logps = top_tokens(logits, self.head.draft_ids, chosen, step, 1, self._coupled, self._barred)
-        for row, (token,), (logp,) in zip(rows, tokens, logps, strict=True):
-            chains[row].take(token, math.exp(logp))
+        for row, token, logp in zip(rows, tokens, logps, strict=True):
+            chains[row].add([token], [logp])
 
     def _step(self, step: int, slots: list[int], tokens: list[list[int]], hidden: Tensor, starts: list[int]) -> Tensor:
         """One step over rows that begin at `starts`, keys and values written there. [R, N], [R, N, E] -> [R, N, E]."""
-        cache, module, device = self._cache, self.head.module_of(step), hidden.device
-        known = [cache.lengths[slot] for slot in slots]
-        for slot, start in zip(slots, starts, strict=True):
-            cache.lengths[slot] = start
-        cache.begin(slots, hidden.shape[1], drafts=True, whole=False)
-        for slot, length in zip(slots, known, strict=True):
-            cache.lengths[slot] = length
-        ids = torch.tensor(tokens, device=device)
-        if self._native is not None:
-            config = self.head.config
-            heads, sizes = ([n] * config.num_modules for n in (config.num_key_value_heads, config.head_dim))
-            keys, values = cache.tensors(heads, sizes, self._target.loaded.dtype)
-            rows = self.head.module(step).begin(self.head.embed(ids, hidden), hidden)
-            return self._native[module](keys[module], values[module], slots, starts, rows).hidden
-        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(hidden.shape[1], device=device)
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = cache.update(key, value, module)
-            seen = torch.arange(keys.shape[2], device=device) <= positions[:, None, :, None]  # [R, 1, N, S]
-            return nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, enable_gqa=True)
-
-        return self.head(step, ids, hidden, positions, attend)
+        cache, module, ids = self._cache, self.head.module(step), torch.tensor(tokens, device=hidden.device)
+        cache.ensure(max(starts) + hidden.shape[1])
+        rows, index = module.begin(self.head.embed(ids, hidden), hidden), self.head.module_of(step)
+        return self._layers[index](cache.keys[index], cache.values[index], slots, starts, rows).hidden
 
     def _states(self, seq: Sequence, begin: int, end: int) -> Tensor:
         return self._target.read_states(seq.slot, begin, end, [self._target.loaded.num_layers]).to(self._dtype)
@@ -242,15 +204,14 @@ class MtpSpec(HeadSpec):
     tokens = 3
 
 
-def _native_layers(head: MtpHead) -> list[DraftLayer]:
+def _layers(head: MtpHead) -> list[NativeLayer] | list[TorchLayer]:
     """The decoder layers of a fitted head; its projections, norms and output rows stay in Python."""
-    made = list[DraftLayer]()
-    for step in range(head.config.num_modules):
-        module = head.module(step)
-        norms = Norms(module.input_layernorm, module.post_attention_layernorm, module.norm)
-        assert isinstance(head.output, PackedLinear)
-        made.append(DraftLayer(module.self_attn, module.mlp, norms, head.output, head.config.rope_theta))
-    return made
+    modules = [head.module(step) for step in range(head.config.num_modules)]
+    norms = [Norms(one.input_layernorm, one.post_attention_layernorm, one.norm) for one in modules]
+    output, theta = head.output, head.config.rope_theta
+    if isinstance(output, PackedLinear):
+        return [NativeLayer(m.self_attn, m.mlp, n, output, theta) for m, n in zip(modules, norms, strict=True)]
+    return [TorchLayer(m.self_attn, m.mlp, n, output, theta) for m, n in zip(modules, norms, strict=True)]
 
 
 def _median(once: Callable[[], None]) -> float:

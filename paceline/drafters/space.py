@@ -41,7 +41,7 @@ from ..schema import checked, checked_call
 from .fitting import fitted_adapter
 from .registry import HeadSpec
 from .top_tokens import scored, top_tokens
-from .trees import DraftTree, Dynamic, best_of_marginals
+from .trees import DraftTree, DynamicTree, best_of_marginals
 
 SHORTLIST = 64
 """Of a mask's tokens so many are ranked again by the token before them; others can hardly win by that."""
@@ -51,7 +51,7 @@ _Ranked = tuple[list[list[list[int]]], list[list[list[float]]]]
 
 
 @dataclass(frozen=True)
-class _Foreseen:
+class _Predicted:
     """What the masks below the last token but one said of a sequence of `length` tokens. logits: [d, V]."""
 
     seq: Sequence  # slots tell apart the sequences of one target only
@@ -95,7 +95,7 @@ class Space(Drafter):
     ):
         self.top_k, self.max_rows, self._given = top_k, max_rows, adapter
         self.info = DrafterInfo(branches=top_k)  # masks are known when it is bound
-        self._foreseen: dict[int, _Foreseen] = {}  # by slot
+        self._predicted: dict[int, _Predicted] = {}  # by slot
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Have the target wear the adapter. Bound to another target of its sizes, it drafts for both from then on.
@@ -111,7 +111,7 @@ class Space(Drafter):
         self._ids = torch.arange(target.vocab_size, device=target.loaded.device)
         self._barred = columns_of(target.banned_token_ids, self._ids)
         self._coupled = verifier.exact
-        self._foreseen.clear()
+        self._predicted.clear()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Ready for as many tokens as masks foresaw; a round without their laws is what gives the next one its own."""
@@ -151,19 +151,19 @@ class Space(Drafter):
         tokens, parents = draft.tree.token_ids.tolist(), draft.tree.parents.tolist()
         counts, paths = verdict.num_accepted.tolist(), verdict.path.tolist()
         for row, seq in enumerate(seqs):
-            self._foreseen.pop(seq.slot, None)
+            self._predicted.pop(seq.slot, None)
             last = paths[row][counts[row] - 1] if counts[row] else 0
             group = masks_below(last, tokens[row], parents[row], self._target.vocab_size)
             if group and not seq.is_finished:
                 said = out.logits[row, group.start : group.stop]
                 sound = said.amax(-1).isfinite().cumprod(0).sum()  # those before the first that overflowed
                 # A copy, since a view would keep the whole pass alive.
-                self._foreseen[seq.slot] = _Foreseen(seq, len(seq.token_ids), said[:sound].clone())
+                self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), said[:sound].clone())
 
     def release(self, slots: Seq[int]) -> None:
         """Forget what was foreseen in these slots."""
         for slot in slots:
-            self._foreseen.pop(slot, None)
+            self._predicted.pop(slot, None)
 
     def _fitting(self, budget: DraftBudget) -> DraftBudget:
         """The budget with no more nodes than `max_rows` has room for; the depth, thus the masks, stays."""
@@ -180,7 +180,7 @@ class Space(Drafter):
 
     def _known(self, seq: Sequence) -> Tensor | None:
         """Logits [d, V] of the tokens that follow this very text; None where the last masks were of an older one."""
-        known = self._foreseen.get(seq.slot)
+        known = self._predicted.get(seq.slot)
         if known is None or known.seq is not seq or known.length != len(seq.token_ids):
             return None
         return known.logits
@@ -204,7 +204,10 @@ class Space(Drafter):
 
     def _corrected(self, asked: Seq[_Asked]) -> list[DraftTree]:
         """Trees grown level by level, each token ranked by its mask and by the token before it."""
-        growing = [Dynamic(one.depth, one.budget.nodes, self.top_k, one.budget.min_prob) for one in asked]
+        growing = [
+            DynamicTree(one.depth, one.budget.nodes, self.top_k, one.budget.min_prob, one.budget.should_continue)
+            for one in asked
+        ]
         while rows := [row for row, tree in enumerate(growing) if tree.frontier]:
             level = growing[rows[0]].level  # of every row that still grows
             before = list[list[int]]()
@@ -213,10 +216,7 @@ class Space(Drafter):
                 before.append([tree.tokens[node] if node >= 0 else root for node in tree.frontier])
             logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
             for row, tokens, logps in zip(rows, *self._children(logits, seqs, level, before), strict=True):
-                tree, should_continue = growing[row], asked[row].budget.should_continue
-                tree.add(tokens, logps)
-                if tree.frontier and should_continue is not None and not should_continue(tree.best_path()):
-                    tree.frontier = []
+                growing[row].add(tokens, logps)
         return [tree.finish() for tree in growing]
 
     def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> _Ranked:
@@ -230,20 +230,21 @@ class Space(Drafter):
         shift = self._adapter.shift(nn.functional.embedding(parents.flatten(), self._embeddings))  # [R F, E]
         assert shift is not None
         moved = shift.unflatten(0, parents.shape) @ self._rows[short.indices].mT  # [R, F, K]
-        ranked = short.values.unsqueeze(1) + moved.float() / self._heat(seqs, len(logits)).to(logits.device)
+        ranked = short.values.unsqueeze(1) + moved.float() / self._temperatures(seqs, len(logits)).to(logits.device)
         logps = ranked.log_softmax(-1) + share[:, None, None]
         best = logps.topk(min(self.top_k, logps.shape[-1]))
         tokens = short.indices.unsqueeze(1).expand_as(logps).gather(-1, best.indices)
         return tokens.tolist(), best.values.tolist()
 
-    def _heat(self, seqs: Seq[Sequence], rows: int) -> Tensor:
+    def _temperatures(self, seqs: Seq[Sequence], rows: int) -> Tensor:
         """By what `scored` divided the logits of each row. [R, 1, 1]."""
-        heat = [1.0 if self._coupled else max(1.0, seq.params.temperature) for seq in seqs] or [1.0] * rows
-        return torch.tensor(heat)[:, None, None]
+        divisors = [1.0 if self._coupled else max(1.0, seq.params.temperature) for seq in seqs] or [1.0] * rows
+        return torch.tensor(divisors)[:, None, None]
 
     def _hung(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
         """The draft: root, candidates, then the masks of each; no mask whose token could not be drafted any more."""
-        tokens, parents, probes, sure = list[list[int]](), list[list[int]](), list[list[bool]](), list[list[float]]()
+        tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
+        confidences = list[list[float]]()
         for seq, budget, made in zip(seqs, budgets, grown, strict=True):
             ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
             # After `depth` accepted tokens and the target's own, a last one is the target's in any case.
@@ -260,9 +261,9 @@ class Space(Drafter):
             tokens.append(ids)
             parents.append(ups)
             probes.append([False] * (1 + candidates) + [True] * (len(ids) - 1 - candidates))
-            sure.append([torch.nan, *made.confidences])
+            confidences.append([torch.nan, *made.confidences])
         tree = TokenTree.from_lists(tokens, parents, probes=probes)
-        padded = [row + [torch.nan] * (tree.num_nodes - len(row)) for row in sure]
+        padded = [row + [torch.nan] * (tree.num_nodes - len(row)) for row in confidences]
         return Draft(tree, source=self.name, confidence=torch.tensor(padded, dtype=torch.float32))
 
 

@@ -12,15 +12,17 @@ A child scores no higher than its parent, and a tie goes to the shallower, then 
 import heapq
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from ..core.interfaces import DraftBudget
 from ..core.tree import TokenTree
+
+Continue: TypeAlias = Callable[[Sequence[float]], bool]
 
 MC_SIM_7B_63: tuple[tuple[int, ...], ...] = (
     (0,), (1,), (2,), (3,),
@@ -58,17 +60,19 @@ def stacked(
     tokens = [[root, *row.tokens] for root, row in zip(roots, grown, strict=True)]
     tree = TokenTree.from_lists(tokens, [[-1, *row.parents] for row in grown], device)
     width = tree.num_nodes
-    sure = [[math.nan, *row.confidences] + [math.nan] * (width - 1 - len(row.tokens)) for row in grown]
-    return tree, torch.tensor(sure, dtype=torch.float32, device=device)
+    confidences = [[math.nan, *row.confidences] + [math.nan] * (width - 1 - len(row.tokens)) for row in grown]
+    return tree, torch.tensor(confidences, dtype=torch.float32, device=device)
 
 
 class TreeBuilder(ABC):
     """A tree in the making. Nodes are numbered from 0 in the order they came; -1 is the root.
 
     frontier: nodes whose children are wanted next. min_prob: nodes of a smaller probability are not kept.
+    should_continue: as in `DraftBudget`; called with the probabilities along the likeliest path after each level.
     """
 
-    def __init__(self, depth: int, min_prob: float):
+    def __init__(self, depth: int, min_prob: float, should_continue: Continue | None = None):
+        self.should_continue = should_continue
         self.depth, self.level, self.frontier = depth, 0, [-1] if depth > 0 else list[int]()
         self.tokens, self.parents = list[int](), list[int]()
         self.logps, self.scores, self.depths = list[float](), list[float](), list[int]()
@@ -95,6 +99,8 @@ class TreeBuilder(ABC):
                 self.scores.append(score)
                 self.depths.append(self.level)
         self.frontier = self.next_frontier(self._newest) if self.level < self.depth else []
+        if self.frontier and self.should_continue is not None and not self.should_continue(self.best_path()):
+            self.frontier = []
 
     @abstractmethod
     def takes(self, parent: int, rank: int, score: float) -> bool:
@@ -129,15 +135,17 @@ class TreeBuilder(ABC):
 
 
 @final
-class Dynamic(TreeBuilder):
+class DynamicTree(TreeBuilder):
     """The tree of EAGLE-2 (Li et al. 2024, arXiv 2406.16858): expand the best `top_k` of a level, keep the best nodes.
 
     What cannot be among the best `nodes` any more is neither kept nor expanded: a node's children score no higher than
     itself, so a small budget feeds few rows. top_k 1: a chain.
     """
 
-    def __init__(self, depth: int, nodes: int, top_k: int, min_prob: float = 0.0):
-        super().__init__(depth if nodes > 0 else 0, min_prob)
+    def __init__(
+        self, depth: int, nodes: int, top_k: int, min_prob: float = 0.0, should_continue: Continue | None = None
+    ):
+        super().__init__(depth if nodes > 0 else 0, min_prob, should_continue)
         self.nodes, self.top_k = nodes, top_k
         self._best: list[float] = []  # heap of the best `nodes` scores so far
 
@@ -165,11 +173,17 @@ class Dynamic(TreeBuilder):
 
 
 @final
-class Static(TreeBuilder):
+class StaticTree(TreeBuilder):
     """A tree of fixed shape, as EAGLE-1 has it: `table` says which ranks below which (see `cut`)."""
 
-    def __init__(self, depth: int, table: Sequence[tuple[int, ...]], min_prob: float = 0.0):
-        super().__init__(depth if table else 0, min_prob)
+    def __init__(
+        self,
+        depth: int,
+        table: Sequence[tuple[int, ...]],
+        min_prob: float = 0.0,
+        should_continue: Continue | None = None,
+    ):
+        super().__init__(depth if table else 0, min_prob, should_continue)
         self._table, self._inner = set(table), {path[:-1] for path in table}
         self._paths: list[tuple[int, ...]] = []
 

@@ -72,11 +72,16 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """[B, N, width] -> [B, N, E]."""
-        split = (*x.shape[:2], -1, self.head_dim)
-        query = rotated(self.q_proj(x).view(split).transpose(1, 2), cos, sin)
-        key = rotated(self.k_proj(x).view(split).transpose(1, 2), cos, sin)
-        value = self.v_proj(x).view(split).transpose(1, 2)
-        return self.o_proj(attend(query, key, value).transpose(1, 2).reshape(*x.shape[:2], -1))
+        query = rotated(self._split(self.q_proj(x)), cos, sin)
+        attended = attend(query, *self.keys_values(x, cos, sin))
+        return self.o_proj(attended.transpose(1, 2).reshape(*x.shape[:2], -1))
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys, and values, [B, H, N, d] each."""
+        return rotated(self._split(self.k_proj(x)), cos, sin), self._split(self.v_proj(x))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class Mlp(nn.Module):

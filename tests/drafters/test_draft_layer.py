@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.drafters.draft_layer import DraftLayer, Norms, linear_of, native_form
+from paceline.drafters.draft_layer import NativeLayer, Norms, linear_of, native_form
 from paceline.drafters.top_tokens import top_tokens
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
@@ -29,7 +29,7 @@ def isa(request):
     library().paceline_select(load().isa.encode())
 
 
-def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, DraftLayer, Tensor]:
+def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, NativeLayer, Tensor]:
     """A head with random weights, its layer for the kernels, and embeddings."""
     torch.manual_seed(version)
     config = EagleConfig(version, E, E, 80, 2 * H, H, D, (0,), V, V, own_lm_head=True, **options)
@@ -48,7 +48,7 @@ def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, DraftL
         )
         beside = embeddings
     norms = norms or Norms(None, one.post_attention_layernorm, None)
-    layer = DraftLayer(one.self_attn, one.mlp, norms, copied.lm_head, config.rope_theta, beside)
+    layer = NativeLayer(one.self_attn, one.mlp, norms, copied.lm_head, config.rope_theta, beside)
     return head, layer, embeddings
 
 
@@ -133,7 +133,7 @@ def test_the_best_tokens_are_those_of_torch(size, isa):
     head.lm_head = linear_of(weight)
     native_form(head)
     norms = Norms(one.input_layernorm, one.post_attention_layernorm, head.norm, one.hidden_norm)
-    layer = DraftLayer(one.self_attn, one.mlp, norms, head.lm_head, 1e4, embeddings)
+    layer = NativeLayer(one.self_attn, one.mlp, norms, head.lm_head, 1e4, embeddings)
     keys, values = cache(1, torch.float32)
     level = layer(keys, values, [0], [0], torch.randn(1, 6, E), torch.zeros(1, 6, dtype=torch.long), None, 0, 6, 8)
     logits, best = level.logits[0], level.best

@@ -1,6 +1,7 @@
 """What EAGLE drafts, level by level from its cache, against the whole head over the whole path."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,7 @@ from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
 from paceline.decoding import SpeculativeDecoder
-from paceline.drafters import Eagle
-from paceline.drafters.eagle_native import NativeEagle
-from paceline.drafters.eagle_pass import EaglePass
+from paceline.drafters import Eagle, draft_layer
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
@@ -36,7 +35,7 @@ def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE,
     dtype = head.fc.weight.dtype
     model, on = tiny_model(TARGET, dtype), target(dtype)
     decoder = SpeculativeDecoder(reading_apart(ModelRunner(on, 3)), drafter, verifier or Coupled(), Fixed(4, 14))
-    assert isinstance(drafter.layer, NativeEagle) == (dtype is torch.float32)
+    assert drafter.layer.is_native == (dtype is torch.float32)
     exact = {"rel_tol": 1e-4, "abs_tol": 1e-7} if dtype is torch.float64 else {"rel_tol": 5e-3, "abs_tol": 1e-5}
     head.attach(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
     params = SamplingParams(temperature=temperature, max_tokens=60)
@@ -114,8 +113,7 @@ def test_temperature(temperature, verifier, dtype):
 @DTYPES
 def test_long_texts_and_growing_caches(monkeypatch, dtype):
     monkeypatch.setattr("paceline.drafters.eagle_pass.CHUNK", 32)
-    monkeypatch.setattr("paceline.drafters.eagle_native.CHUNK", 32)
-    monkeypatch.setattr("paceline.drafters.draft_cache.BLOCK", 8)
+    monkeypatch.setattr("paceline.drafters.draft_layer.BLOCK", 8)
     head = random_head(target(dtype), 3)
     assert is_right(Eagle(head, top_k=2), head, lengths=(150, 33), rounds=3, budget=DraftBudget(3, 5))
 
@@ -160,20 +158,14 @@ class TokenNotShifted(Eagle):
             self.layer.extend_cache = extend_cache
 
 
-class PositionOff(EaglePass):
-    """Trees stand one too far to the right."""
-
-    def _round(self, slots):
-        super()._round(slots)
-        self._level = 1
+def tree_too_far_right(places, starts, parents, *rest):
+    positions, seen = places(starts, parents, *rest)
+    return (positions if parents is None else positions + 1), seen
 
 
-class SeesSiblings(EaglePass):
-    """No mask."""
-
-    def _finish(self, query, residual, positions, columns):
-        self._sees = None
-        return super()._finish(query, residual, positions, columns)
+def tree_without_mask(places, starts, parents, *rest):
+    positions, seen = places(starts, parents, *rest)
+    return positions, (seen if parents is None else torch.ones_like(seen))
 
 
 @DTYPES
@@ -183,9 +175,9 @@ def test_mutants_of_the_bookkeeping_are_caught(mutant, dtype):
     assert not is_right(mutant(head), head)
 
 
-@pytest.mark.parametrize("mutant", [PositionOff, SeesSiblings])
+@pytest.mark.parametrize("mutant", [tree_too_far_right, tree_without_mask])
 def test_mutants_of_the_pass_are_caught(mutant, monkeypatch):
-    monkeypatch.setattr("paceline.drafters.eagle.EaglePass", mutant)
+    monkeypatch.setattr(draft_layer, "_places", partial(mutant, draft_layer._places))
     head = random_head(target(), 3)
     assert not is_right(Eagle(head), head)
     assert not is_right(Eagle(head), head, lengths=(9,), rounds=2)

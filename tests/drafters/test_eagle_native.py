@@ -5,14 +5,14 @@ import torch
 
 from paceline.core.interfaces import DraftBudget
 from paceline.drafters import Eagle
-from paceline.drafters.eagle_native import NativeEagle
+from paceline.drafters.eagle_pass import EaglePass
 from tests.drafters import test_eagle
 from tests.eagle_heads import random_head
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 
 
-class UnderOthers(NativeEagle):
+class UnderOthers(EaglePass):
     """Nodes hang under the first of the level before."""
 
     def step(self, tokens, hidden, parents, most=0):
@@ -21,7 +21,7 @@ class UnderOthers(NativeEagle):
         return level
 
 
-class ForgetsLevels(NativeEagle):
+class ForgetsLevels(EaglePass):
     """Every level lies where the first one lay."""
 
     def step(self, tokens, hidden, parents, most=0):
@@ -29,7 +29,7 @@ class ForgetsLevels(NativeEagle):
         return super().step(tokens, hidden, parents, most)
 
 
-class PairsUnread(NativeEagle):
+class PairsUnread(EaglePass):
     """Only the last pair is digested."""
 
     def extend_cache(self, slots, tokens, states, *rest):
@@ -43,7 +43,6 @@ def test_all_of_a_tree_is_right():
 
 @pytest.mark.parametrize("mutant", [UnderOthers, ForgetsLevels, PairsUnread])
 def test_mutants_of_native_passes_are_caught(mutant, monkeypatch):
-    monkeypatch.setattr("paceline.drafters.eagle.NativeEagle", mutant)
-    monkeypatch.setattr(test_eagle, "NativeEagle", mutant)
+    monkeypatch.setattr("paceline.drafters.eagle.EaglePass", mutant)
     head = random_head(test_eagle.target(torch.float32), 3)
     assert not test_eagle.is_right(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)

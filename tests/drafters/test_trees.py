@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from paceline.drafters.trees import MC_SIM_7B_63, DraftTree, Dynamic, Static, TreeBuilder, cut, from_marginals, stacked
+from paceline.drafters.trees import (
+    MC_SIM_7B_63,
+    DraftTree,
+    DynamicTree,
+    StaticTree,
+    TreeBuilder,
+    cut,
+    from_marginals,
+    stacked,
+)
 
 Path = tuple[int, ...]
 
@@ -69,7 +78,7 @@ def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, min_prob: float = 0.0
 def test_dynamic_tree_is_eagle_2(nodes, top_k, exact):
     for seed, depth in itertools.product(range(12), (1, 2, 5)):
         laws = Laws(seed, exact=exact)
-        made = grow(Dynamic(depth, nodes, top_k), laws)
+        made = grow(DynamicTree(depth, nodes, top_k), laws)
         assert set(paths_of(made)) == eagle2(laws, depth, nodes, top_k), (seed, depth)
         assert len(set(paths_of(made))) == len(made.tokens), "two siblings are the same token"
 
@@ -77,26 +86,26 @@ def test_dynamic_tree_is_eagle_2(nodes, top_k, exact):
 def test_least_prunes_and_may_leave_nothing():
     for seed in range(10):
         laws = Laws(seed)
-        assert set(paths_of(grow(Dynamic(5, 30, 4, 0.1), laws))) == eagle2(laws, 5, 30, 4, 0.1)
-    assert grow(Dynamic(5, 30, 4, 0.999), Laws(0)).tokens == []
-    assert grow(Static(5, MC_SIM_7B_63, 0.999), Laws(0)).tokens == []
+        assert set(paths_of(grow(DynamicTree(5, 30, 4, 0.1), laws))) == eagle2(laws, 5, 30, 4, 0.1)
+    assert grow(DynamicTree(5, 30, 4, 0.999), Laws(0)).tokens == []
+    assert grow(StaticTree(5, MC_SIM_7B_63, 0.999), Laws(0)).tokens == []
 
 
-class KeepsTheDeeper(Dynamic):
+class KeepsTheDeeper(DynamicTree):
     """On a tie the later node wins: a child may lose its parent."""
 
     def kept(self):
         return sorted(sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], -node))[: self.nodes])
 
 
-class ForgetsTheScoreAbove(Dynamic):
+class ForgetsTheScoreAbove(DynamicTree):
     """Ranks by the last step alone."""
 
     def kept(self):
         return sorted(sorted(range(len(self.tokens)), key=lambda node: -self.logps[node])[: self.nodes])
 
 
-class ExpandsTooLittle(Dynamic):
+class ExpandsTooLittle(DynamicTree):
     """Only the best node of a level."""
 
     def next_frontier(self, newest):
@@ -118,7 +127,7 @@ def test_mutants_are_caught(mutant):
 def test_small_budgets_feed_few_rows():
     """No row is fed whose children could not be kept: a certain chain of 4 nodes never feeds a sibling."""
     for seed, nodes in itertools.product(range(20), (1, 2, 4, 8)):
-        tree, fed, laws = Dynamic(6, nodes, 4), 0, Laws(seed)
+        tree, fed, laws = DynamicTree(6, nodes, 4), 0, Laws(seed)
         paths: dict[int, Path] = {-1: ()}
         while tree.frontier:
             given = [laws(paths[node]) for node in tree.frontier]
@@ -131,7 +140,7 @@ def test_small_budgets_feed_few_rows():
 
 
 def test_goes_on_is_asked_about_the_best_path():
-    tree, laws = Dynamic(3, 50, 3), Laws(3)
+    tree, laws = DynamicTree(3, 50, 3), Laws(3)
     tree.add(*([part] for part in laws(())))
     assert tree.best_path() == [pytest.approx(math.exp(laws(())[1][0]))]
     tree.add(*map(list, zip(*(laws((tree.tokens[node],)) for node in tree.frontier), strict=True)))
@@ -141,7 +150,7 @@ def test_goes_on_is_asked_about_the_best_path():
 
 def test_static_tree_is_the_table():
     laws = Laws(1, width=6)
-    made = grow(Static(9, MC_SIM_7B_63), laws)
+    made = grow(StaticTree(9, MC_SIM_7B_63), laws)
     expected = set()
     for ranks in MC_SIM_7B_63:
         path: Path = ()
@@ -161,7 +170,7 @@ def test_a_cut_table_is_closed(nodes):
         for path in rows:
             assert len(path) == 1 or path[:-1] in rows
             assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in rows
-        assert grow(Static(depth, rows), Laws(2, width=6)).depth <= depth
+        assert grow(StaticTree(depth, rows), Laws(2, width=6)).depth <= depth
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -251,15 +251,15 @@ def test_nothing_is_left_behind():
     decoder.admit(seq)
     for _ in range(2):  # the first token comes with the prompt, without masks
         decoder.step([seq])
-    kept = drafter._foreseen[seq.slot].logits
+    kept = drafter._predicted[seq.slot].logits
     assert kept.shape == (2, V)
     assert kept.untyped_storage().nbytes() == kept.nbytes  # no view of the whole pass
     while not seq.is_finished:
         decoder.step([seq])
-    assert not drafter._foreseen
+    assert not drafter._predicted
     decoder.release(seq)
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=6))
     decoder.admit(seq)
     decoder.step([seq])
     decoder.release(seq)
-    assert not drafter._foreseen
+    assert not drafter._predicted

@@ -254,6 +254,6 @@ def test_interrupted_answers():
     ):
         assert turn < 3
     assert all_free(on)
-    assert not drafter._foreseen
+    assert not drafter._predicted
     (seq,) = decode(on, drafter, [sequence(on.loaded, REPEATING, SAMPLED)], Fixed(3))
     assert seq.token_ids == future()

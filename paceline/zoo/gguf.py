@@ -30,6 +30,14 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_EXPECTED: dict[str, tuple[object, ...]] = {
+    "general.architecture": ("llama",),
+    "llama.rope.scaling.type": (None, "none"),
+    "tokenizer.ggml.model": ("gpt2",),
+    "tokenizer.ggml.pre": ("smollm",),
+    "tokenizer.ggml.add_bos_token": (None, False),
+}
+"""The kinds of model and tokenizer that are converted, as the metadata tells them."""
 _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF that are matched whole, before BPE
 _ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id"}
 
@@ -68,15 +76,6 @@ class Metadata:
             raise ConfigError("the GGUF file lacks a value", got=f"no {key}", fix="use a complete GGUF file")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """The value as one number. Raises ConfigError for a list, for example a head count for each layer."""
-        value = self.require(key) if default is None else self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise unsupported(key, repr(value), "one number")
-        return value
-
 
 def unsupported(what: str, got: object, expected: str) -> ConfigError:
     """The error for a GGUF file that is sound, but not one we can convert."""
@@ -96,9 +95,9 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress = silent) -> None:
     """
     reader = open_gguf(gguf)
     metadata = Metadata(reader)
-    architecture = metadata.require("general.architecture")
-    if architecture != "llama":
-        raise unsupported("its architecture is not known here", repr(architecture), "'llama'")
+    for key, known in _EXPECTED.items():
+        if (value := metadata.get(key)) not in known:
+            raise unsupported(f"{key} is not known here", repr(value), " or ".join(map(repr, known)))
     config = _config(metadata, reader)
     _write_tokenizer(metadata, folder, max_length=config["max_position_embeddings"])
     weights = _weights(reader, config, progress)
@@ -111,24 +110,24 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress = silent) -> None:
 def _config(metadata: Metadata, reader: "GGUFReader") -> dict[str, Any]:
     import numpy as np
 
-    if metadata.get("llama.rope.scaling.type") not in (None, "none"):
-        raise unsupported("it scales its rotary positions", metadata.get("llama.rope.scaling.type"), "no scaling")
-    hidden = int(metadata.number("llama.embedding_length"))
-    heads = int(metadata.number("llama.attention.head_count"))
-    epsilon = metadata.number("llama.attention.layer_norm_rms_epsilon")
-    theta = metadata.number("llama.rope.freq_base", 10_000.0)
+    def number(key: str, default: float | None = None) -> float:
+        value = metadata.get(f"llama.{key}")
+        return metadata.require(f"llama.{key}") if value is None and default is None else value or default
+
+    hidden, heads = int(number("embedding_length")), int(number("attention.head_count"))
+    theta = number("rope.freq_base", 10_000.0)
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": hidden,
-        "intermediate_size": int(metadata.number("llama.feed_forward_length")),
-        "num_hidden_layers": int(metadata.number("llama.block_count")),
+        "intermediate_size": int(number("feed_forward_length")),
+        "num_hidden_layers": int(number("block_count")),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(metadata.number("llama.attention.head_count_kv", heads)),
-        "head_dim": int(metadata.number("llama.attention.key_length", hidden // heads)),
-        "max_position_embeddings": int(metadata.number("llama.context_length")),
+        "num_key_value_heads": int(number("attention.head_count_kv", heads)),
+        "head_dim": int(number("attention.key_length", hidden // heads)),
+        "max_position_embeddings": int(number("context_length")),
         # Kept in 32 bits, 1e-5 reads back as 9.9999997e-06: the shortest decimal is the one that was meant.
-        "rms_norm_eps": float(str(np.float32(epsilon))),
+        "rms_norm_eps": float(str(np.float32(number("attention.layer_norm_rms_epsilon")))),
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "rope_theta": theta,  # where readers older than rope_parameters look; without it they assume 10000
         "hidden_act": "silu",
@@ -159,13 +158,8 @@ def _weights(reader: "GGUFReader", config: dict[str, Any], progress: Progress) -
     weights: dict[str, Tensor] = {}
     for done, tensor in enumerate(reader.tensors, start=1):
         name = names[tensor.name]
-        try:
-            # astype copies: what needed no dequantising is a view of the file.
-            values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        except NotImplementedError as error:
-            raise unsupported(
-                f"the number format of {tensor.name}", tensor.tensor_type.name, "another format"
-            ) from error
+        # astype copies: a tensor that needed no dequantising is a view of the file.
+        values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         weight = torch.from_numpy(values.reshape(tensor.shape[::-1].tolist()))  # GGUF lists the fastest axis first
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             # GGUF interleaves rotary pairs. Of one head with head_dim 6, the rows hold dimensions
@@ -196,23 +190,14 @@ def save_weights(weights: dict[str, "Tensor"], path: Path) -> None:
 def _write_tokenizer(metadata: Metadata, folder: Path, max_length: int) -> None:
     """Write tokenizer.json, its config and the chat template into `folder`; `max_length` is in tokens.
 
-    It is a byte-level BPE tokenizer, made of the file's vocabulary and merges. Raises ConfigError for a tokenizer whose
-    way of splitting text into words is not known here.
+    It is a byte-level BPE tokenizer, made of the file's vocabulary and merges.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    splitter = (metadata.require("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
-    if splitter != ("gpt2", "smollm"):
-        raise unsupported("its tokenizer is not known here", splitter, "('gpt2', 'smollm')")
-    if metadata.get("tokenizer.ggml.add_bos_token"):
-        raise unsupported("its tokenizer starts every text with a special token", "add_bos_token", "none")
     tokens = metadata.require("tokenizer.ggml.tokens")
     types = metadata.require("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ")) for merge in metadata.require("tokenizer.ggml.merges")]
-    vocab = {token: index for index, token in enumerate(tokens)}
-    if len(vocab) != len(tokens):
-        raise unsupported("its vocabulary repeats a token", f"{len(tokens) - len(vocab)} repeats", "none")
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     # Digits first: the merges were learnt with every digit apart, which shows where spaces meet a number.
     split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(split)

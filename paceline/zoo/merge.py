@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..hf.fingerprint import hash_checkpoint
 from ..system.provenance import sha256_of
 from .download import Progress, silent
 from .gguf import save_weights
@@ -119,6 +118,8 @@ def base_fingerprint(base: Path) -> str:
 def _fingerprint(base: Path, weights: "dict[str, Tensor]") -> str:
     """`hash_checkpoint` of a causal language model that is not loaded."""
     from transformers import AutoConfig
+
+    from ..hf.fingerprint import hash_checkpoint
 
     try:
         config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)

@@ -21,7 +21,8 @@ def test_usage_errors_have_status_2(model):
     both = ("-d", "lookup", "--speculative-config", "{}")
     assert "not both" in refusal("generate", model, "-p", "a", *both, code=2)
     assert "needs a drafter" in refusal("generate", model, "-p", "a", "-k", "3", code=2)
-    assert "--drafter lookup+self-int4" in refusal("generate", model, "-p", "a", "-d", "lookup", "-d", "self-int4", code=2)
+    twice = ("-d", "lookup", "-d", "self-int4")
+    assert "--drafter lookup+self-int4" in refusal("generate", model, "-p", "a", *twice, code=2)
     assert "integer" in refusal("generate", model, "-p", "a", "--top-k", "many", code=2)
 
 

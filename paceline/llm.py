@@ -237,7 +237,7 @@ class LLM:
         for request in requests:
             if request.pixels_dropped:
                 before = request.seqs[0]
-                ids, vision = read_prompt(self.runner, request.prompt)
+                ids, vision = read_prompt(self.loaded, request.prompt, self.runner.max_length)
                 before_keys = None if before.vision is None else before.vision.keys
                 if vision is None or (ids, vision.keys) != (before.prompt_ids, before_keys):
                     raise ConfigError(

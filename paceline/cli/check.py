@@ -24,9 +24,8 @@ from .options import (
 from .screen import Screen, mark, table_of
 
 if TYPE_CHECKING:
-    from ..eval.acceptance import Difference
     from ..eval.check import CheckReport, Comparison
-    from ..eval.trials import Trial, TrialCheck
+    from ..eval.trials import Difference, Trial, TrialCheck
     from ..heads import HeadInfo
     from ..llm import LLM
 

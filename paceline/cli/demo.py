@@ -1,7 +1,7 @@
 """`paceline demo`: the same prompts decoded plainly and with speculation, side by side."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -100,7 +100,7 @@ def _open_with_head(
     return chosen, open_engine(plain.loaded, screen, loading, chosen)
 
 
-def _show(llm: "LLM", examples: "list[Example]", params: "SamplingParams", screen: Screen) -> "list[Pair]":
+def _show(llm: "LLM", examples: "Sequence[Example]", params: "SamplingParams", screen: Screen) -> "list[Pair]":
     """Run the demo, streaming it to the screen unless JSON is wanted."""
     from ..eval.demo import Begin, Pair, demo
 

@@ -14,7 +14,7 @@ from .screen import Screen, number, table_of
 
 if TYPE_CHECKING:
     from ..zoo import ZooEntry
-    from ..zoo.catalog import Installed
+    from ..zoo.cache import Installed
     from ..zoo.packaged import PackagedHead
 
 _CacheDir = Annotated[str | None, Opt("Where models are kept; default: your cache folder.")]

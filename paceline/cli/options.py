@@ -68,9 +68,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(ctx: typer.Context, **given: Any) -> None:
         arguments: dict[str, Any] = {}
         for name, parameter in wanted.items():
-            kind: Any = parameter.annotation
+            kind = parameter.annotation
             if is_dataclass(kind):
-                arguments[name] = kind(**{one.name: given[one.name] for one in fields(kind)})
+                arguments[name] = parameter.annotation(**{one.name: given[one.name] for one in fields(kind)})
             else:
                 arguments[name] = screen_of(ctx) if kind is Screen else given[name]
         function(**arguments)

@@ -69,7 +69,7 @@ def classify(
             return Verdict.BUG, f"the {side} scores are further from the reference than rounding can move them"
     if divergence is None:
         return Verdict.IDENTICAL, "the same tokens"
-    if divergence.plain_token is None or divergence.speculative_token is None or measured is None:
+    if None in divergence[1:] or measured is None:
         return Verdict.BUG, "one answer ended where the other went on"
     if measured.gap is None or not (math.isfinite(measured.gap) and math.isfinite(measured.noise)):
         return Verdict.BUG, "a token was emitted that the target forbids"
@@ -102,11 +102,8 @@ def judge(
     A difference is held against the reference; with_reference: so are answers without one.
     """
     divergence = first_difference(plain.token_ids, speculative.token_ids)
-    if divergence is None:
-        count = len(plain.token_ids)
-    else:  # what both sides took from the same past
-        ended = None in (divergence.plain_token, divergence.speculative_token)
-        count = divergence.position + (not ended)
+    # The tokens that both sides took from the same past.
+    count = len(plain.token_ids) if divergence is None else divergence.position + (None not in divergence[1:])
     measured = None
     if count and (divergence is not None or with_reference):
         ids, vision = read_prompt(llm.loaded, prompt, llm.runner.max_length)
@@ -153,8 +150,8 @@ class Comparison:
 class CheckReport:
     """Everything a check found.
 
-    skipped: temperatures that were not compared, because the verifier promises the law of the answers and not their
-    tokens; the law test is what speaks about them.
+    skipped: temperatures that were not compared, because the verifier promises the distribution of the answers and not
+    their tokens; the law test covers them.
     """
 
     comparisons: list[Comparison]
@@ -208,10 +205,8 @@ def check(
 
     Raises `ConfigError` where there is nothing to compare.
     """
-    if not prompts:
-        raise ConfigError("there is nothing to check", got="no prompts")
-    if not temperatures:
-        raise ConfigError("there is nothing to check", got="no temperatures")
+    if not (prompts and temperatures):
+        raise ConfigError("there is nothing to check", got="no temperatures" if prompts else "no prompts")
     compared = [t for t in temperatures if llm.verifier.exact or t == 0]
     comparisons: list[Comparison] = []
     plain = llm.plain()

@@ -1,5 +1,6 @@
-"""Is a verifier lossless? Sampled on a tiny random model, whose law of three tokens can be computed outright."""
+"""Is a verifier lossless? Sampled on a tiny random model, whose distribution of three tokens can be computed outright."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ _VOCAB, _LENGTH, _PROMPT, _BATCH = 11, 3, [3, 1, 4], 64
 
 @dataclass(frozen=True)
 class LawTest:
-    """passed: neither the law nor, for an exact verifier, any token differs from plain decoding.
+    """passed: neither the distribution nor, for an exact verifier, any token differs from plain decoding.
 
     p_value: of the chi-square test; None where the verifier is exact and a token differed.
     num_different: samples that are not plain decoding's with the same seed; None where that is not promised.
@@ -43,7 +44,7 @@ def law_test(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LawTest:
-    """Sample the first three tokens through the real loop, with a random draft, and hold them against the exact law."""
+    """Sample three tokens through the real loop, with a random draft, and hold them against the exact distribution."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a model this small only loses time to a second thread
     try:
@@ -55,7 +56,7 @@ def law_test(
 def _law_test(verifier: Verifier, samples: int, seed: int, progress: Callable[[int, int], None]) -> LawTest:
     target = _tiny(seed, spread=0.0)
     draft = _tiny(seed, spread=0.12)  # near the target, so that tokens are accepted and rejected about equally
-    expected = _joint_law(target)  # before the engine routes its attention
+    expected = _joint_distribution(target)  # before the engine routes its attention
     llm = LLM(
         target,
         drafter=DraftModel(wrap_model(draft, name="tiny draft")),
@@ -80,8 +81,8 @@ def _law_test(verifier: Verifier, samples: int, seed: int, progress: Callable[[i
         progress(min(start + _BATCH, samples), samples)
     p_value = chi_square(seen, expected.tolist())
     passed = p_value > FALSE_ALARM and not different
-    told = different if verifier.exact else None
-    return LawTest(passed, p_value, samples, _LENGTH, FALSE_ALARM, told, tokens / rounds)
+    num_different = different if verifier.exact else None
+    return LawTest(passed, p_value, samples, _LENGTH, FALSE_ALARM, num_different, tokens / rounds)
 
 
 def _answers(llm: LLM, seeds: range):
@@ -90,7 +91,7 @@ def _answers(llm: LLM, seeds: range):
 
 
 def _tiny(seed: int, spread: float) -> LlamaForCausalLM:
-    """A model whose laws are uneven, so that a wrong rule shows; `spread` moves it away from the others of its seed."""
+    """A model whose distributions are uneven, so that a wrong rule shows; `spread` moves it away from the others of its seed."""
     config = LlamaConfig(
         vocab_size=_VOCAB,
         hidden_size=16,
@@ -116,34 +117,31 @@ def _tiny(seed: int, spread: float) -> LlamaForCausalLM:
 
 
 @torch.inference_mode()
-def _joint_law(model: LlamaForCausalLM) -> Tensor:
+def _joint_distribution(model: LlamaForCausalLM) -> Tensor:
     """Probabilities of every three tokens after the prompt, by plain transformers, in the order of `_cell`."""
-    texts, law = torch.tensor([_PROMPT]), torch.ones(1, dtype=torch.float64)
+    texts, probs = torch.tensor([_PROMPT]), torch.ones(1, dtype=torch.float64)
     for _ in range(_LENGTH):
         step = torch.softmax(model(texts, use_cache=False).logits[:, -1], dim=-1)
-        law = (law[:, None] * step).flatten()
+        probs = (probs[:, None] * step).flatten()
         following = torch.arange(_VOCAB).repeat(len(texts))[:, None]
         texts = torch.cat([texts.repeat_interleave(_VOCAB, 0), following], dim=1)
-    return law
+    return probs
 
 
 def _cell(token_ids: list[int]) -> int:
     """Three tokens as one number, the first the most significant digit."""
-    number = 0
-    for token in token_ids:
-        number = number * _VOCAB + token
-    return number
+    return functools.reduce(lambda number, token: number * _VOCAB + token, token_ids, 0)
 
 
-def chi_square(seen: Counter[int], law: list[float]) -> float:
-    """p-value of counts against a law, after merging the rarest cells until each expects at least five."""
+def chi_square(seen: Counter[int], probs: list[float]) -> float:
+    """p-value of counts against a distribution, after merging the rarest cells until each expects at least five."""
     total = sum(seen.values())
     statistic, cells, count, due = 0.0, 0, 0, 0.0
-    order = sorted(range(len(law)), key=lambda cell: law[cell])
-    left = total * sum(law)
+    order = sorted(range(len(probs)), key=lambda cell: probs[cell])
+    left = total * sum(probs)
     for cell in order:
-        count, due = count + seen[cell], due + total * law[cell]
-        left -= total * law[cell]
+        count, due = count + seen[cell], due + total * probs[cell]
+        left -= total * probs[cell]
         if due >= 5 and (left >= 5 or cell == order[-1]):
             statistic += (count - due) ** 2 / due
             cells, count, due = cells + 1, 0, 0.0

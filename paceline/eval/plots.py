@@ -1,4 +1,4 @@
-"""Plots of benchmark results: each takes results and returns a figure, or says why it cannot.
+"""Plots of benchmark results: each function takes results and returns a figure, or says why it cannot.
 
 Colours are Okabe and Ito's, told apart by colour-blind readers; the backend is Agg, so no screen is needed. At the foot
 of a figure stands what was measured where and when.
@@ -44,15 +44,15 @@ STYLE: dict[Any, Any] = {
 }
 _CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # behind figures that a line would cross
 _COMMAND = "paceline plot"
-PictureFormat: TypeAlias = Literal["png", "svg"]
+PlotFormat: TypeAlias = Literal["png", "svg"]
 
 
 class NoData(Exception):
-    """A picture that these results cannot give; the message is the reason."""
+    """A plot that these results cannot give; the message is the reason."""
 
 
 def styled(draw: Callable[[Sequence[SavedResults]], "Figure"]) -> Callable[[Sequence[SavedResults]], "Figure"]:
-    """A picture drawn in our style, whatever the caller's is."""
+    """A plot drawn in our style, whatever the caller's is."""
 
     @functools.wraps(draw)
     def in_style(results: Sequence[SavedResults]) -> "Figure":
@@ -67,19 +67,19 @@ def load_matplotlib():
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("pictures need matplotlib", fix="pip install 'paceline[viz]'") from None
+        raise ConfigError("plots need matplotlib", fix="pip install 'paceline[viz]'") from None
     return matplotlib
 
 
 def drawn_by(command: str) -> Callable[[str], bool]:
-    """For `files.check_out`: whether a picture is of this command."""
+    """For `files.check_out`: whether a plot is of this command."""
     return lambda head: command in head
 
 
 def save_figure(figure: "Figure", path: Path, command: str) -> None:
-    """Write a picture, whole or not at all, in the format that its name ends with; it says which command drew it."""
+    """Write a plot, whole or not at all, in the format that its name ends with; it says which command drew it."""
     form, held = path.suffix[1:], io.BytesIO()
-    # A date in the file would make every copy of the same picture differ.
+    # A date in the file would make every copy of the same plot differ.
     metadata = {"Date": None, "Creator": command} if form == "svg" else {"Software": command}
     figure.savefig(held, format=form, dpi=150, metadata=metadata)
     write_bytes(path, held.getvalue())
@@ -100,17 +100,17 @@ def new_figures(results: Sequence[SavedResults], size: tuple[float, float], pane
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
-    feet = _feet(results)
+    feet = list(dict.fromkeys(_foot(one) for one in results))
     _leave_below(figure, _FOOT * (len(feet) + 0.5))
     figure.text(0.992, 0.05 / size[1], "\n".join(feet), fontsize=7, color=GREY, ha="right", va="bottom")
     return figure, list(axes)
 
 
 def add_legend(figure: "Figure", axes: "Axes", results: Sequence[SavedResults]) -> None:
-    """What the lines mean, between the picture and its foot; the figure grows by what that takes."""
+    """What the lines mean, between the plot and its foot; the figure grows by what that takes."""
     handles, labels = axes.get_legend_handles_labels()
     columns = max(1, min(len(labels), 3, _ROW_OF_LETTERS // (8 + max(map(len, labels)))))
-    foot, legend = _FOOT * (len(_feet(results)) + 0.5), _LEGEND_ROW * -(-len(labels) // columns) + 0.15
+    foot, legend = _FOOT * (len({_foot(one) for one in results}) + 0.5), _LEGEND_ROW * -(-len(labels) // columns) + 0.15
     width, height = figure.get_size_inches()
     height += legend
     figure.set_size_inches(width, height)
@@ -152,26 +152,24 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.margins(x=0.12)
     axes.grid(False, axis="y")
-    axes.set_xlabel("speed-up over plain decoding (times), with confidence interval")
-    axes.set_title("Speed-up by category")
-    add_legend(figure, axes, results)
-    return figure
+    return _labelled(
+        figure, axes, results, "Speed-up by category", "speed-up over plain decoding (times), with confidence interval"
+    )
 
 
 @styled
 def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
-    """How often the token of each position stands: of rounds that drafted so far, and given that those before stood."""
+    """How often the token of each position is accepted: of rounds that drafted so far, and given those before."""
     series = [(label, run) for label, run in _runs(results) if run.acceptance or run.conditional]
     if not series:
         raise NoData("no run has an acceptance by position")
     figure, axes = new_figure(results, (8.0, 4.6))
-    kinds = (("-", "of rounds that drafted so far"), ("--", "given that those before stood"))
+    kinds = (("-", "of rounds that drafted so far"), ("--", "given that those before were accepted"))
     for index, (label, run) in enumerate(series):
         for (line, _), values in zip(kinds, (run.acceptance, run.conditional), strict=True):
             heights = [float("nan") if value is None else value for value in values]
-            face, told = (colour(index), label) if line == "-" else ("white", "")
-            at, marker = range(1, len(heights) + 1), MARKERS[index % len(MARKERS)]
-            axes.plot(at, heights, line, color=colour(index), marker=marker, markerfacecolor=face, label=told)
+            face, name = (colour(index), label) if line == "-" else ("white", "")
+            axes.plot(range(1, len(heights) + 1), heights, line, **_style(index), markerfacecolor=face, label=name)
     for line, meaning in kinds:
         face = "black" if line == "-" else "white"
         axes.plot([], [], line, color="black", marker="o", markerfacecolor=face, label=meaning)
@@ -179,11 +177,8 @@ def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
     axes.set_ylim(0, 1.03)
     axes.set_xlim(0.7, longest + 0.3)
     axes.set_xticks(range(1, longest + 1))
-    axes.set_xlabel("position in the draft (tokens)")
-    axes.set_ylabel("accepted (share of rounds)")
-    axes.set_title("Acceptance by position")
-    add_legend(figure, axes, results)
-    return figure
+    title, position = "Acceptance by position", "position in the draft (tokens)"
+    return _labelled(figure, axes, results, title, position, "accepted (share of rounds)")
 
 
 @styled
@@ -195,72 +190,45 @@ def pass_times(results: Sequence[SavedResults]) -> "Figure":
     used = [one for one, _ in series]
     figure, axes = new_figure(used, (8.0, 4.6))
     for index, (one, times) in enumerate(series):
-        label = f"{one.model}, T(1) = {1e3 * times[1]:.3g} ms"
-        axes.plot(
-            list(times),
-            [t / times[1] for t in times.values()],
-            color=colour(index),
-            marker=MARKERS[index % len(MARKERS)],
-            label=label,
-        )
+        label, style = f"{one.model}, T(1) = {1e3 * times[1]:.3g} ms", _style(index)
+        axes.plot(list(times), [t / times[1] for t in times.values()], **style, label=label)
         if one.floor_s:
-            floor = one.floor_s / times[1]
-            axes.axhline(
-                floor,
-                color=colour(index),
-                linestyle=":",
-                label=f"floor: weights read once, {1e3 * one.floor_s:.3g} ms",
-            )
+            label = f"floor: weights read once, {1e3 * one.floor_s:.3g} ms"
+            axes.axhline(one.floor_s / times[1], color=style["color"], linestyle=":", label=label)
     rows = sorted({n for _, times in series for n in times})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(rows, [str(n) for n in rows])
-    axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("rows of a pass (tokens)")
-    axes.set_ylabel("time of a pass, T(n)/T(1)")
-    axes.set_title("Cost of verifying n tokens in one pass")
-    add_legend(figure, axes, used)
-    return figure
+    _count_powers(axes, rows)
+    title = "Cost of verifying n tokens in one pass"
+    return _labelled(figure, axes, used, title, "rows of a pass (tokens)", "time of a pass, T(n)/T(1)")
 
 
 @styled
 def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
     """Speed-up over the number of sequences decoded side by side, one line for each model and drafter."""
-    points: dict[str, list[tuple[int, SavedRun]]] = defaultdict(list)
+    points: dict[str, list[SavedRun]] = defaultdict(list)
     several = len({one.model for one in results}) > 1
     for one in results:
         for run in one.runs:
             if run.speedup is not None:
-                points[f"{one.model}, {short_name(run.drafter)}" if several else short_name(run.drafter)].append(
-                    (run.batch, run)
-                )
-    if len({batch for found in points.values() for batch, _ in found}) < 2:
+                points[f"{one.model}, " * several + short_name(run.drafter)].append(run)
+    sizes = sorted({run.batch for runs in points.values() for run in runs})
+    if len(sizes) < 2:
         raise NoData("fewer than two batch sizes; give results of several")
     figure, axes = new_figure(results, (8.0, 4.6))
-    for index, (label, found) in enumerate(points.items()):
-        found.sort(key=lambda pair: pair[0])
-        at = [batch for batch, _ in found]
-        values, lows, highs = np.array([_bounds(run) for _, run in found]).T
+    for index, (label, runs) in enumerate(points.items()):
+        runs.sort(key=lambda run: run.batch)
+        values, lows, highs = np.array([_bounds(run) for run in runs]).T
         axes.errorbar(
-            at,
+            [run.batch for run in runs],
             values,
             np.maximum(0.0, [values - lows, highs - values]),
-            color=colour(index),
-            marker=MARKERS[index % len(MARKERS)],
+            **_style(index),
             capsize=3,
             label=label,
         )
-    sizes = sorted({batch for found in points.values() for batch, _ in found})
     axes.axhline(1.0, color="black", linewidth=1.2, linestyle="--", label="plain decoding")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [str(n) for n in sizes])
-    axes.minorticks_off()
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("batch size (sequences)")
-    axes.set_ylabel("speed-up over plain decoding (times)")
-    axes.set_title("Speed-up over batch size")
-    add_legend(figure, axes, results)
-    return figure
+    _count_powers(axes, sizes)
+    title, height = "Speed-up over batch size", "speed-up over plain decoding (times)"
+    return _labelled(figure, axes, results, title, "batch size (sequences)", height)
 
 
 @styled
@@ -286,9 +254,9 @@ def window_by_length(results: Sequence[SavedResults]) -> "Figure":
         image = axes.pcolormesh(cells_of, cmap="cividis", vmin=0, vmax=top, edgecolors="white", linewidth=2)
         for (row, column), value in np.ndenumerate(grid):
             if not np.isnan(value):
-                told = f"{value:.1f}\nn={len(cells[heights[row], widths[column]])}"
+                text = f"{value:.1f}\nn={len(cells[heights[row], widths[column]])}"
                 ink = "black" if value > 0.55 * top else "white"
-                axes.text(column + 0.5, row + 0.5, told, ha="center", va="center", fontsize=7, color=ink)
+                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=ink)
         axes.set_xticks([x + 0.5 for x in range(len(widths))], [str(x) for x in widths])
         ranges = [f"{y // 2 + 1}–{y}" if y > 1 else "1" for y in heights]
         axes.set_yticks([y + 0.5 for y in range(len(heights))], ranges)
@@ -310,11 +278,11 @@ FIGURES: dict[str, Callable[[Sequence[SavedResults]], "Figure"]] = {
 
 
 def draw(
-    results: Sequence[SavedResults], folder: Path | str, formats: Sequence[PictureFormat] = ("png", "svg")
+    results: Sequence[SavedResults], folder: Path | str, formats: Sequence[PlotFormat] = ("png", "svg")
 ) -> tuple[list[Path], dict[str, str]]:
-    """Write every picture that the results can give into `folder`; returns the files, and why others were left out.
+    """Write every plot that the results can give into `folder`; returns the files, and why others were left out.
 
-    Raises `ConfigError` where matplotlib is missing, the results give no picture at all, or files of others are there.
+    Raises `ConfigError` where matplotlib is missing, the results give no plot at all, or files of others are there.
     """
     figures, left_out = dict[Path, "Figure"](), dict[str, str]()
     matplotlib = load_matplotlib()
@@ -332,7 +300,7 @@ def draw(
             save_figure(figure, path, _COMMAND)
     if not figures:
         raise ConfigError(
-            "these results give no picture", got="; ".join(left_out.values()), fix="run `paceline bench` first"
+            "these results give no plot", got="; ".join(left_out.values()), fix="run `paceline bench` first"
         )
     return list(figures), left_out
 
@@ -342,20 +310,34 @@ def draw(
 
 def _leave_below(figure: "Figure", inches: float) -> None:
     """Keep the layout out of a strip at the bottom."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     share = inches / figure.get_size_inches()[1]
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)  # as `new_figures` made it
-    engine.set(rect=(0.0, share, 1.0, 1.0 - share))
+    cast("Any", figure.get_layout_engine()).set(rect=(0.0, share, 1.0, 1.0 - share))
 
 
-def _feet(results: Sequence[SavedResults]) -> list[str]:
-    return list(dict.fromkeys(_foot(one) for one in results))
+def _labelled(
+    figure: "Figure", axes: "Axes", results: Sequence[SavedResults], title: str, xlabel: str, ylabel: str = ""
+) -> "Figure":
+    axes.set_title(title)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    add_legend(figure, axes, results)
+    return figure
+
+
+def _count_powers(axes: "Axes", counts: Sequence[int]) -> None:
+    """An x axis of these counts, doubling from tick to tick; y from 0."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts, [str(n) for n in counts])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)]}
 
 
 def _foot(one: SavedResults) -> str:
-    origin = cast("dict[str, object]", one.summary.get("provenance") or {})
+    origin = one.summary.get("provenance") or {}
     machine = str(origin.get("gpu") or origin.get("cpu") or "unknown hardware")
     count = origin.get("threads")
     threads = f", {count} thread{'' if count == 1 else 's'}" if count and not origin.get("gpu") else ""
@@ -370,8 +352,8 @@ def _runs(results: Sequence[SavedResults]) -> list[tuple[str, SavedRun]]:
     has_batches = len({run.batch for one in results for run in one.runs}) > 1
     for one in results:
         for run in one.runs:
-            told = f"{short_name(run.drafter)}, batch {run.batch}" if has_batches else short_name(run.drafter)
-            labelled.append((f"{told} ({one.name})" if len(results) > 1 else told, run))
+            name = f"{short_name(run.drafter)}, batch {run.batch}" if has_batches else short_name(run.drafter)
+            labelled.append((f"{name} ({one.name})" if len(results) > 1 else name, run))
     return labelled
 
 

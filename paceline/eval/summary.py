@@ -131,12 +131,9 @@ def peak_memory() -> dict[str, int | None]:
         import resource
     except ImportError:  # Windows
         return {"peak_memory_bytes": None, "peak_gpu_memory_bytes": None}
-    unit = 1 if sys.platform == "darwin" else 1024  # kilobytes, but on macOS
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    return {
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
-        "peak_gpu_memory_bytes": gpu,
-    }
+    return {"peak_memory_bytes": peak, "peak_gpu_memory_bytes": gpu}
 
 
 def about_run(

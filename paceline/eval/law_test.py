@@ -1,4 +1,4 @@
-"""Is a verifier lossless? Sampled on a tiny random model, whose distribution of three tokens can be computed outright."""
+"""Is a verifier lossless? Sampled on a tiny random model, whose distribution of three tokens is computed outright."""
 
 import functools
 from collections import Counter
@@ -91,7 +91,7 @@ def _answers(llm: LLM, seeds: range):
 
 
 def _tiny(seed: int, spread: float) -> LlamaForCausalLM:
-    """A model whose distributions are uneven, so that a wrong rule shows; `spread` moves it away from the others of its seed."""
+    """A model of uneven distributions, so that a wrong rule shows; `spread` moves it from the others of its seed."""
     config = LlamaConfig(
         vocab_size=_VOCAB,
         hidden_size=16,

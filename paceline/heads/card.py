@@ -91,11 +91,11 @@ def acceptance_table(rows: object) -> str:
         budget, result = row["budget"], row["result"]
         positions = ", ".join(f"{rate:.2f}" for rate in cast("list[float]", result["per_position"]))
         mean = cast("float", result["mean_acceptance_length"])
-        told = f"{budget['nodes']} nodes, depth {budget['depth']}"
+        size = f"{budget['nodes']} nodes, depth {budget['depth']}"
         what = f"{row['name']} ({len(cast('list[object]', result['answers']))} prompts)"
-        table.append(f"| {what} | {row['params']['temperature']:g} | {told} | {mean:.2f} | {positions} |")
-    told = "Tokens emitted per target pass, the target's own token counted, and how often each position was accepted."
-    return f"## Acceptance\n\n{told}\n\n" + "\n".join(table)
+        table.append(f"| {what} | {row['params']['temperature']:g} | {size} | {mean:.2f} | {positions} |")
+    note = "Tokens emitted per target pass, the target's own token counted, and how often each position was accepted."
+    return f"## Acceptance\n\n{note}\n\n" + "\n".join(table)
 
 
 def _made(provenance: object) -> str:

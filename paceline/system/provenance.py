@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 
 def _git(*arguments: str) -> str | None:
     """What git answers about the checkout this file lies in; None outside one."""
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     # Installed in an environment inside another project's checkout, git would answer with that project's commit.
     if not (root / ".git").exists():
         return None

@@ -93,11 +93,10 @@ def _print_heads(heads: "list[PackagedHead]", screen: Screen) -> None:
         "Method": lambda head: head.method,
         "For": lambda head: head.target_name,
         "Size": lambda head: _megabytes(head.size_bytes),
-        "Tokens a pass": lambda head: number(head.mean_acceptance_length) if head.mean_acceptance_length else "",
+        "Tokens\na pass": lambda head: number(head.mean_acceptance_length) if head.mean_acceptance_length else "",
     }
     table = table_of(columns, heads, text_columns=3)
-    for column in table.columns:
-        column.no_wrap = True
+    table.columns[0].no_wrap = True
     screen.out.print(table)
 
 

@@ -112,7 +112,7 @@ ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a name that `paceline models` lists.")
 ]
 # Above the largest seed there is room for the index of a prompt to be added.
-Seed = Annotated[int, Opt("For sampled answers and confidence intervals.", PROMPTS, min=0, max=2**32 - 1)]
+Seed = Annotated[int, Opt("For sampled answers and confidence intervals.", PROMPTS, None, "INT", 0, 2**32 - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ class Speculation:
 class SpeculationOptions:
     """The drafter, how much it drafts, and the verification of its drafts."""
 
-    drafter: Annotated[list[str] | None, Opt(f"{DRAFTER_NAMES}.", SPECULATION, "-d")] = None
+    drafter: Annotated[list[str] | None, Opt(f"{DRAFTER_NAMES}.", SPECULATION, "-d", "DRAFTER")] = None
     speculative_config: Annotated[
         str | None, Opt("The drafter as JSON with vLLM's keys, instead of --drafter.", SPECULATION, "-sc", "JSON")
     ] = None

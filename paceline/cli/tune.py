@@ -43,7 +43,7 @@ def tune(
     prompts: Annotated[str | None, Opt(f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE")] = None,
     drafter: Annotated[
         list[str] | None,
-        Opt(f"{DRAFTER_NAMES}; repeat it. Default: lookup and self-int4.", SPECULATION, "-d"),
+        Opt(f"{DRAFTER_NAMES}; repeat it. Default: lookup and self-int4.", SPECULATION, "-d", "DRAFTER"),
     ] = None,
     num_prompts: Annotated[int, Opt("At most this many, evenly from each category.", PROMPTS, min=1)] = 24,
     out: Annotated[str | None, Opt("Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE")] = None,

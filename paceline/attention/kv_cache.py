@@ -122,12 +122,11 @@ class SlotCache(Cache):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of every layer, `[slots, H, capacity, dim]` each, for native passes."""
         if len(self.keys) < len(kv_heads) or len(self.values) < len(kv_heads):
-            like = torch.empty(0, dtype=dtype)
-            numbers = 2 * self.num_slots * self.capacity * sum(h * d for h, d in zip(kv_heads, head_dims, strict=True))
-            self._require(numbers * like.element_size())
+            like, shapes = torch.empty(0, dtype=dtype), list(zip(kv_heads, head_dims, strict=True))
+            self._require(2 * like.element_size() * self.num_slots * self.capacity * sum(h * d for h, d in shapes))
             for layers in (self.keys, self.values):
-                for heads, dim in list(zip(kv_heads, head_dims, strict=True))[len(layers) :]:
-                    layers.append(like.new_zeros(self.num_slots, heads, self.capacity, dim))
+                while len(layers) < len(shapes):
+                    layers.append(self._zeros(like, *shapes[len(layers)]))
         return self.keys, self.values
 
     def update(  # type: ignore[override]
@@ -139,19 +138,17 @@ class SlotCache(Cache):
             self._require(per_token * self.num_slots * self.capacity, key_states.device)
         for layers, states in ((self.keys, key_states), (self.values, value_states)):
             while len(layers) <= layer_idx:  # each by itself: an interrupt may have come between the two
-                layers.append(self._empty(states))
+                layers.append(self._zeros(states, states.shape[1], states.shape[3]))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]
+        text = self._text if self._drafts else num_nodes
         for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True)):
             for cached, states in ((keys, key_states), (values, value_states)):
-                if self._drafts:
+                cached[slot, :, start : start + text] = states[row, :, :text]
+                if text < num_nodes:
                     # Guesses are written finite: an overflow in one that will be rejected must not reach the others
                     # as 0 * NaN. Nothing is hidden: accepting it reads its logits, which stay NaN.
-                    first = start + self._text
-                    cached[slot, :, start:first] = states[row, :, : self._text]
-                    torch.nan_to_num(states[row, :, self._text :], out=cached[slot, :, first : start + num_nodes])
-                else:
-                    cached[slot, :, start : start + num_nodes] = states[row]
+                    torch.nan_to_num(states[row, :, text:], out=cached[slot, :, start + text : start + num_nodes])
         if self._whole:
             return keys, values
         end = round_up(max(self._starts) + num_nodes)
@@ -193,9 +190,9 @@ class SlotCache(Cache):
 
     # Storage
 
-    def _empty(self, like: Tensor) -> Tensor:
-        # Zeros, not uninitialised memory: a masked column is multiplied by 0, and 0 * NaN would be NaN.
-        return like.new_zeros(self.num_slots, like.shape[1], self.capacity, like.shape[3])
+    def _zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
+        # Not uninitialised memory: a masked column is multiplied by 0, and 0 * NaN would be NaN.
+        return like.new_zeros(self.num_slots, heads, self.capacity, dim)
 
     def _ensure(self, length: int) -> None:
         if length <= self.capacity and not self._growing:

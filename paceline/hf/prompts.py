@@ -1,45 +1,24 @@
-"""From what a user asks, a string, a chat or token ids, to token ids and what its images are to the engine."""
+"""From the prompt of a user (a string, a chat or token ids) to token ids and the images as the engine takes them."""
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from ..core.interfaces import ModelFacts
 from ..core.vision import VisionPrompt
 from ..errors import CacheFull, ConfigError
 from ..schema import brief, scalar
 from .chats import has_images, split_chat, text_chat
 from .image_prompts import read_chat, render, text_prompt, writable
-from .vision import Vision
 
 Chat: TypeAlias = Seq[Mapping[str, object]]
 """Messages with "role" and "content": a text, or a list of parts, each a text or an image."""
 Prompt: TypeAlias = str | Chat | Seq[int]
-
-
-class PromptModel(Protocol):
-    """What is asked of a model to read prompts for it; `LoadedModel` is one."""
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """Its tokenizer."""
-        ...
-
-    @property
-    def vision(self) -> Vision | None:
-        """Its vision half."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens there are."""
-        ...
-
-
 _KINDS = "a text, a chat (a list of messages) or a list of token ids"
 _KEYS = {"prompt": (), "prompt_token_ids": (), "input_ids": ("attention_mask", "token_type_ids")}
-"""Of vLLM's prompts and of what tokenizers return, with the keys that may stand beside."""
+"""The keys of vLLM's prompts and of tokenizers' results, with those that may come with them."""
 
 
 def as_list(prompts: object) -> list[Prompt]:
@@ -114,20 +93,20 @@ def _is_part(value: object) -> bool:
     return isinstance(scalar(value), int | float)
 
 
-def tokenizer_of(loaded: PromptModel) -> PreTrainedTokenizerBase:
+def tokenizer_of(loaded: ModelFacts) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises `ConfigError` where it has none."""
     if loaded.tokenizer is None:
         raise ConfigError("this model has no tokenizer", fix="pass tokenizer=..., or prompts as token ids")
     return loaded.tokenizer
 
 
-def has_chat_template(loaded: PromptModel) -> bool:
+def has_chat_template(loaded: ModelFacts) -> bool:
     """Whether the model was made for chats."""
     processor = None if loaded.vision is None else loaded.vision.processor
     return any(getattr(one, "chat_template", None) for one in (loaded.tokenizer, processor))
 
 
-def read_prompt(loaded: PromptModel, given: object, max_length: int) -> tuple[list[int], VisionPrompt | None]:
+def read_prompt(loaded: ModelFacts, given: object, max_length: int) -> tuple[list[int], VisionPrompt | None]:
     """Token ids of a prompt as `as_prompt` takes it, and its images; a chat goes through the model's template.
 
     Raises `ConfigError` for a prompt that is empty or cannot be read, `CacheFull` for one that fills the context.
@@ -162,7 +141,7 @@ def check_length(num_tokens: int, vision: VisionPrompt | None, max_length: int) 
         )
 
 
-def _chat(loaded: PromptModel, chat: Chat) -> tuple[list[int], VisionPrompt | None]:
+def _chat(loaded: ModelFacts, chat: Chat) -> tuple[list[int], VisionPrompt | None]:
     if loaded.vision is not None and loaded.vision.processor is not None:
         return read_chat(loaded.vision, *split_chat(chat))
     if loaded.vision is not None and has_images(chat):

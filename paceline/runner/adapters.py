@@ -103,25 +103,12 @@ class Gated(nn.Module):
         gain = float(a.abs().sum(1, dtype=torch.float32).max() * b.abs().sum(1, dtype=torch.float32).max())
         self._is_bounded = a.dtype == torch.float16 or gain > _MAX_GAIN
 
-    @property
-    def in_features(self) -> int:
-        """Inputs of the layer below."""
-        return int(self.a.shape[1])
-
-    @property
-    def out_features(self) -> int:
-        """Outputs of the layer below."""
-        return int(self.b.shape[0])
-
-    @property
-    def weight(self) -> Any:
-        """Weight of the layer below: some architectures ask for its dtype."""
-        return self.base.weight
-
-    @property
-    def bias(self) -> Any:
-        """Bias of the layer below."""
-        return self.base.bias
+    def __getattr__(self, name: str) -> Any:
+        """What else is asked of a linear layer, such as its sizes or the dtype of its weight."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("base"), name)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""

@@ -47,7 +47,8 @@ class SlotCache(Cache):
         self.values: list[Tensor] = []
         self._slots: list[int] = []  # of the pass in progress
         self._starts: list[int] = []
-        self._drafts, self._text, self._whole = False, 0, True
+        self._text: int | None = None
+        self._whole = True
         self._growing = False
         self._written = [0] * num_slots  # columns that may hold something
         self._free = list(range(num_slots))
@@ -101,16 +102,14 @@ class SlotCache(Cache):
 
     # A pass: begin, update (called by every attention layer), commit
 
-    def begin(
-        self, slots: Sequence[int], num_nodes: int, drafts: bool = False, whole: bool = True, text: int = 0
-    ) -> list[int]:
+    def begin(self, slots: Sequence[int], num_nodes: int, text: int | None = None, whole: bool = True) -> list[int]:
         """Announce a pass of `num_nodes` nodes per row; returns the committed length of each row.
 
-        drafts: the nodes are a tree, a root and guesses, behind `text` nodes of text; otherwise all of them are text.
+        text: so many nodes are text, and behind them is a tree, a root and guesses; None: all of them are text.
         whole: `update` returns the tensors of all slots `[slots, H, capacity, dim]`; otherwise a copy of this pass's
         rows `[B, H, S, dim]`.
         """
-        self._drafts, self._text, self._whole = drafts, text, whole
+        self._text, self._whole = text, whole
         self._slots, self._starts = list(slots), [self.lengths[s] for s in slots]
         self._ensure(max(self._starts) + num_nodes)
         for slot, start in zip(self._slots, self._starts, strict=True):
@@ -141,7 +140,7 @@ class SlotCache(Cache):
                 layers.append(self._zeros(states, states.shape[1], states.shape[3]))
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         num_nodes = key_states.shape[2]
-        text = self._text if self._drafts else num_nodes
+        text = num_nodes if self._text is None else self._text
         for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True)):
             for cached, states in ((keys, key_states), (values, value_states)):
                 cached[slot, :, start : start + text] = states[row, :, :text]

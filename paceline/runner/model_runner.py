@@ -234,7 +234,7 @@ class ModelRunner:
             starts, count, None, self.invariant, self.row_multiple, self.max_length, [slot], device=self.loaded.device,
             offsets=[self.cache.offsets[slot]], rows=rows,
         )  # fmt: skip
-        self.cache.begin([slot], count, drafts=True, whole=self.loaded.attends_trees, text=count)
+        self.cache.begin([slot], count, whole=self.loaded.attends_trees)
         states = self.requested_states()
         self.loaded.prefill(torch.tensor([[*token_ids]], device=self.loaded.device), layout, self.cache, states)
         if states is not None:
@@ -258,7 +258,7 @@ class ModelRunner:
         else:
             tree = tree.behind(text) if count else tree
             padded = tree.padded(round_up(tree.num_nodes, self.row_multiple))
-            self.cache.begin(slots, padded.num_nodes, drafts=True, whole=self.loaded.attends_trees, text=count)
+            self.cache.begin(slots, padded.num_nodes, count, self.loaded.attends_trees)
             layout = PassLayout(
                 starts,
                 padded.num_nodes,

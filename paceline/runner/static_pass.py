@@ -195,7 +195,7 @@ class StaticPasses:
         nodes = next(n for n in NODES if n >= max(tree.num_nodes, row_multiple))
         window = window_of(slots, self._cache.num_slots)
         scratch = nodes if window[1] > len(slots) else 0
-        starts = self._cache.begin(slots, nodes + scratch, drafts=True)
+        starts = self._cache.begin(slots, nodes + scratch, text=0)
         self._forget_if_moved()
         watched = tuple(states or ())
         bucket = Bucket.of(window, nodes, max(starts) + nodes, self._cache.capacity)

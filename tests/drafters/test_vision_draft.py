@@ -157,8 +157,8 @@ class ForgetsPictures(DraftModel):
     """Reads placeholders as tokens."""
 
     def _read(self, slot, text):
-        if self._readings[slot].vision is not None:
-            self._readings[slot] = replace(self._readings[slot], vision=None)
+        if self._prompts[slot].vision is not None:
+            self._prompts[slot] = replace(self._prompts[slot], vision=None)
         super()._read(slot, text)
 
 

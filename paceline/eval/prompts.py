@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
+from ..core.interfaces import ModelFacts
 from ..errors import ConfigError
-from ..hf.prompts import PromptModel, has_chat_template
+from ..hf.prompts import has_chat_template
 from ..system.files import MAX_BYTES, parse_json, read_bytes
 
 Prompt: TypeAlias = str | list[Mapping[str, Any]]
@@ -120,7 +121,7 @@ class PromptLine:
         return list[Mapping[str, Any]](messages)
 
 
-def user_prompt(model: PromptModel, text: str) -> Prompt:
+def user_prompt(model: ModelFacts, text: str) -> Prompt:
     """A user's message where the model has a chat template, else the bare text."""
     return [{"role": "user", "content": text}] if has_chat_template(model) else text
 

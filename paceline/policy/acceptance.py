@@ -1,26 +1,32 @@
-"""How likely drafted tokens are to stand, learnt from the nodes that verification visited and from no others.
+"""How likely drafted tokens are to be accepted, and how much of a budget a drafter uses.
 
-A token behind a rejected one was never judged: counting it as wrong would teach that late tokens are bad, counting it
-as right that they are good. Every estimate below is a Beta posterior mean (hits + w m) / (tries + w) with fading
-counts, where the prior mean m comes from the next wider level:
+Chains are trees in which every node has one child, so everything is counted by depth:
 
-    all rounds of a drafter  ->  its rounds with this hint  ->  those of this very request
+    a_i       chance that some token of depth i is accepted, given that one of depth i - 1 was
+    nodes     drafted nodes at each depth (1 for a chain), after the drafter left out what was not worth verifying
+    levels    share of the rounds in which the drafter went on to this depth
 
-Each level leaves out what the next one counts itself: evidence must not be its own prior.
+A round counts at depth i if its budget reached it and its tokens before i were accepted. What lies behind a rejected
+token is not counted at all: neither as wrong, which would teach that late tokens are bad, nor as right.
+
+Every a_i is a Beta posterior mean (hits + w m) / (tries + w) with fading counts. The prior mean m comes from the next
+wider level, without what the narrower level counts itself:
+
+    all rounds of a drafter  ->  its rounds with this hint  ->  those of this request
 """
 
-import math
-from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from typing import final
 
 from ..core.outputs import Round
 
 PRIOR = 0.7
-"""Acceptance of a drafter nobody has seen yet: hopeful enough to be tried."""
+"""Assumed acceptance of a new drafter: high enough for it to be tried."""
 WEIGHT = 3.0
 """Rounds that a prior counts for."""
 HALF_LIFE, REQUEST_HALF_LIFE = 64.0, 16.0  # rounds of the drafter
+NODES_PER_LEVEL = 3.0
+"""Assumed nodes at each depth of a drafter of trees that has not drafted yet."""
 
 
 @final
@@ -34,18 +40,18 @@ class Counts:
         self._fade = 0.5 ** (1 / half_life)
 
     def add(self, accepted: int, rejected: bool) -> None:
-        """`accepted` positions stood; then one more was tried and failed, if `rejected`."""
+        """Count `accepted` positions as hits and, if `rejected`, the next one as a miss."""
         fade, missing = self._fade, accepted + 1 - len(self.tries)
         if missing > 0:
             self.hits += [0.0] * missing
             self.tries += [0.0] * missing
         for i in range(len(self.tries)):
-            stood = i < accepted
-            self.hits[i] = self.hits[i] * fade + stood
-            self.tries[i] = self.tries[i] * fade + (stood or (rejected and i == accepted))
+            is_hit = i < accepted
+            self.hits[i] = self.hits[i] * fade + is_hit
+            self.tries[i] = self.tries[i] * fade + (is_hit or (rejected and i == accepted))
 
     def refine(self, prior: list[float], less: "Counts | None" = None) -> list[float]:
-        """The posterior of each position given the prior of each; what one position shows shifts those behind it.
+        """The posterior mean of each position from its prior mean; a change at one position also shifts those behind it.
 
         less: a part of these counts that is left out.
         """
@@ -65,33 +71,28 @@ class Counts:
 
 @final
 class Acceptance:
-    """a_i, the chance that the i-th drafted token stands given that those before it did."""
+    """a_i of every drafter, by hint and by request."""
 
     def __init__(self, depth: int):
         self._flat = [PRIOR] * depth
         self.sources: dict[str, Counts] = {}
         self.classes: dict[tuple[str, int], Counts] = {}  # by (source, hint)
-        # by slot: what the request has lately shown, and its part in the counts of the class
+        # by slot: recent counts of the request, and its part in the counts of the class
         self._requests: dict[int, dict[tuple[str, int], tuple[Counts, Counts]]] = {}
 
     def expected(self, slot: int, source: str, hint: int) -> list[float]:
         """a_1, a_2, ... for this request now."""
         own_class = self.classes.get((source, hint))
-        lately, part = self._requests.get(slot, {}).get((source, hint), (None, None))
+        recent, part = self._requests.get(slot, {}).get((source, hint), (None, None))
         means = self._flat
         if source in self.sources:
             means = self.sources[source].refine(means, less=own_class)
         if own_class is not None:
             means = own_class.refine(means, less=part)
-        return means if lately is None else lately.refine(means)
+        return means if recent is None else recent.refine(means)
 
-    def of_source(self, source: str) -> list[float]:
-        """a_1, a_2, ... over all requests."""
-        return self.sources[source].refine(self._flat) if source in self.sources else self._flat
-
-    def observe(self, slot: int, record: Round) -> None:
-        """Count the nodes on the walk of one round."""
-        accepted, rejected = judged(record)
+    def observe(self, slot: int, record: Round, depth: int) -> None:
+        """Count a round that had a budget of `depth`."""
         key = (record.source, record.hint)
         mine = self._requests.setdefault(slot, {})
         if key not in mine:
@@ -101,7 +102,7 @@ class Acceptance:
             self.classes.setdefault(key, Counts(HALF_LIFE)),
             *mine[key],
         ):
-            counts.add(accepted, rejected)
+            counts.add(record.num_accepted, record.num_accepted < depth)
 
     def tries(self, source: str) -> float:
         """Rounds of this drafter that are remembered."""
@@ -113,37 +114,46 @@ class Acceptance:
         self._requests.pop(slot, None)
 
 
-def judged(record: Round) -> tuple[int, bool]:
-    """(positions that stood, whether the walk then met candidates and refused them)."""
-    last = record.path[-1] if record.path else 0
-    return record.num_accepted, last in record.parents
-
-
 @final
-class Calibration:
-    """What a drafter's confidence is worth: acceptance by bucket of confidence; before evidence, the confidence."""
+class DraftSize:
+    """Nodes and levels that one drafter uses of a budget, by depth, fading."""
 
-    EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-
-    def __init__(self, hits: Seq[float] = (), tries: Seq[float] = ()):
-        size = len(self.EDGES) + 1
-        self.hits, self.tries = list(hits) or [0.0] * size, list(tries) or [0.0] * size
+    def __init__(self, nodes_per_level: float, columns: Seq[Seq[float]] = ()):
+        self._first = nodes_per_level
         self._fade = 0.5 ** (1 / HALF_LIFE)
+        self.rounds, self.nodes, self.levels = [list(column) for column in columns] or [[], [], []]
+        self._totals: tuple[list[float], list[float]] | None = None
 
-    def chance(self, confidence: float) -> float:
-        """That a token stands, its predecessors standing."""
-        bucket = bisect_right(self.EDGES, confidence)
-        return (self.hits[bucket] + WEIGHT * confidence) / (self.tries[bucket] + WEIGHT)
+    def observe(self, record: Round, depth: int, levels: int) -> None:
+        """Count a round that had a budget of `depth` and took `levels` drafting steps."""
+        for column in (self.rounds, self.nodes, self.levels):
+            column[:] = [value * self._fade for value in column] + [0.0] * (depth - len(column))
+        depths = depths_of(record)
+        for i in range(depth):
+            self.rounds[i] += 1
+            self.levels[i] += i < levels
+        for at in depths[1:]:
+            self.nodes[min(at, depth) - 1] += 1
+        self._totals = None
 
-    def chance_of_all(self, confidences: Seq[float]) -> float:
-        """That a whole chain stands."""
-        return math.prod(self.chance(c) for c in confidences)
+    def totals(self, depth: int) -> tuple[list[float], list[float]]:
+        """Expected nodes and levels of budgets of depth 0, 1, ... `depth`; what was never drafted is as the level before."""
+        if self._totals is None or len(self._totals[0]) <= depth:
+            nodes, levels = [0.0], [0.0]
+            at, share = self._first, 1.0
+            for i in range(depth):
+                if i < len(self.rounds):
+                    at = (self.nodes[i] + at) / (self.rounds[i] + 1)
+                    share = (self.levels[i] + share) / (self.rounds[i] + 1)
+                nodes.append(nodes[-1] + at)
+                levels.append(levels[-1] + share)
+            self._totals = nodes, levels
+        return self._totals
 
-    def observe(self, record: Round) -> None:
-        """Every candidate under the root or an accepted node was judged, up to the one that stood."""
-        walk = {0, *record.path}
-        for node, (parent, confidence) in enumerate(zip(record.parents[1:], record.confidences, strict=True), start=1):
-            if parent in walk:
-                bucket = bisect_right(self.EDGES, confidence)
-                self.hits[bucket] = self.hits[bucket] * self._fade + (node in walk)
-                self.tries[bucket] = self.tries[bucket] * self._fade + 1
+
+def depths_of(record: Round) -> list[int]:
+    """Edges between the root and each node."""
+    depths = [0]
+    for parent in record.parents[1:]:
+        depths.append(depths[parent] + 1)
+    return depths

@@ -1,31 +1,141 @@
-"""Which drafter and how many tokens: the most expected tokens per second.
+"""Which drafter drafts, how deep, and how many nodes: the most expected tokens per second.
 
-    rate(d) = (B + sum over rows of gain(d)) / (R(d) + draft(d) + reading)      gain(d) = sum_{i<=d} prod_{j<=i} a_j
+    rate(d) = (B + sum over rows of gain(d)) / (R(nodes(d)) + levels(d) c + reading)      gain(d) = sum_{i<=d} prod_{j<=i} a_j
 
-d = 0 is plain decoding, B / R(0). Reading what a draft model has missed is spread over the tokens it is read for.
-Where a drafter of trees is among them, `tree_choice` looks for the best depth and number of nodes instead.
+d = 0 is plain decoding, B / R(0). A chain is a tree in which every node has one child; nodes(d) and levels(d) are what
+the drafter uses of a budget of depth d (`acceptance`). Given the best rate, one more node pays if its chance of being
+accepted, in all rows together, is worth the seconds that its row of the pass takes, and one more level if its chance is
+also worth the drafting. Drafters with confidences apply both bounds themselves while they draft (`draft_budget`).
+
+Drafters with masks (SPACE) put d masks below the root and below each candidate:
+
+    depth d, n candidates    1 + n groups of 1 + min(d, m) rows: a node and the masks below it
+    restart                  1 group: where the last round left no masks, they are added, and the next round drafts
 """
 
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
+from typing import final
 
 from ..core.interfaces import DraftBudget
-from .acceptance import Calibration
-from .costs import DraftSeconds, TurnSeconds
-from .option import MARGIN, Choice, Option, is_affordable
-from .tree_choice import best_shape
+from .confidence import Confidence
+from .lengths import Ends
+from .seconds import DraftSeconds, RoundSeconds
 
+MARGIN = 1.05
+"""Speculation must promise this much more than plain decoding: the estimates are no better than that."""
+COUNTED_GAIN = 0.5
+"""The share of the expected gain that counts when a round is checked against the ledger."""
 PATIENCE = 3
 """Depths without improvement before the search ends; the pass curve has steps, so one is not enough."""
+MAX_PRICE_RISE = 1.3
+"""A tree may grow beyond its expected size while its rows get dearer by no more than this factor."""
+DRAFTING_SHARE = 8 / 9
+"""The share of a drafter's rounds with masks that draft; the others are restarts, which only add masks.
+
+A restart earns nothing by itself, so it is rated as the cycle that it begins: one restart, then eight rounds that draft
+until a plain round or another drafter loses the masks. Tokens and seconds are those of the mean round of the cycle.
+"""
+LOST_MASKS = 0.5
+"""Plain rounds that it costs to lose masks: the one that adds new ones gives one token instead of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One drafter for one row, and what it is expected to give.
+
+    gains, nodes, levels: expected accepted tokens, drafted nodes and drafting steps, by depth, from depth 0.
+    horizon: tokens that the answer is expected to have still; over these an investment must pay.
+    is_tree: whether nodes may have several children. masks, ready: see `DraftOptions`.
+    """
+
+    drafter_index: int
+    source: str
+    hint: int
+    uncached_tokens: int
+    reading: float  # seconds to read the uncached tokens
+    emitted: int  # tokens of the answer so far
+    ends: Ends  # where it may end
+    horizon: float
+    gains: Seq[float]
+    nodes: Seq[float]
+    levels: Seq[float]
+    is_tree: bool = False
+    masks: int = 0
+    ready: int = 1 << 30
+
+    @property
+    def depth(self) -> int:
+        """The longest draft."""
+        return len(self.gains) - 1
+
+    @property
+    def restarts(self) -> bool:
+        """Whether this round could only add masks, for the next one to draft from."""
+        return self.masks > 0 and self.ready == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A depth for the pass, one option or none for each row, and the expected tokens per second.
+
+    deepest: the depth that could still be paid for if every token were rejected. nodes: the most candidates of a tree.
+    row_seconds: what one more node of each row takes. tokens: expected of all rows.
+    """
+
+    rate: float
+    depth: int
+    options: Seq[Option | None]
+    deepest: int = 0
+    nodes: int = 0
+    row_seconds: float = 0.0
+    tokens: float = 0.0
+
+    def worth(self, rows: Seq[Seq[Option]], plain: float) -> float:
+        """The rate, less the cost of masks that are lost because somebody else drafts for their rows.
+
+        rows: all options of each row. plain: seconds of a plain round.
+        """
+        lost = sum(
+            any(o.masks and o.ready for o in row) and not (mine and mine.masks)
+            for row, mine in zip(rows, self.options, strict=True)
+        )
+        if not lost or not self.tokens:
+            return self.rate
+        return self.tokens / (self.tokens / self.rate + LOST_MASKS * plain * lost / len(rows))
+
+
+def gains_of(accept: Seq[float]) -> list[float]:
+    """Expected accepted tokens by depth, from depth 0, of the chances a_1, a_2, ..."""
+    return [0.0, *accumulate(accumulate(accept, mul))]
+
+
+def width(depth: int, nodes: int, masks: int) -> int:
+    """Rows of a pass behind the root's: `nodes` candidates, and the masks below the root and below each of them.
+
+    A pass with masks takes as many rows as one over this many candidates without; 0 masks: the candidates alone.
+    """
+    return (1 + nodes) * (1 + min(depth, masks)) - 1
+
+
+def is_affordable(seconds: float, tokens: float, credit: float, plain: float) -> bool:
+    """Whether `credit` passes can pay for a round that takes `seconds`, if `COUNTED_GAIN` of its gain comes true.
+
+    tokens: expected per row. plain: seconds of a plain round.
+    """
+    return seconds <= (credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens) * plain
 
 
 def choose(
-    rows: Seq[Seq[Option]], turn: TurnSeconds, costs: Mapping[str, DraftSeconds], credit: float, max_nodes: int = 0
+    rows: Seq[Seq[Option]], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], credit: float, max_nodes: int
 ) -> Choice:
     """The best depth for the best team: one drafter for all rows or, in a batch, each row's most promising one.
 
-    credit: passes that the round may lose if half of what is expected comes true. max_nodes: of a tree.
+    credit: passes that the round may lose if `COUNTED_GAIN` of what is expected comes true. max_nodes: of a tree.
     """
     batch = len(rows)
     plain = turn.seconds(0)
@@ -39,61 +149,124 @@ def choose(
         options = [
             max((o for o in row if o.source in team), key=lambda o: o.gains[-1], default=None) for row in rows
         ]  # fmt: skip
-        if any(o and o.tree for o in options):
-            found = best_shape(options, turn, costs, credit, max_nodes)
-        else:
-            found = _best_depth(options, turn, costs, credit)
-        if (worth := found.worth(rows, plain)) > most:
-            best, most = found, worth
+        if any(options):
+            found = _Team(options, turn, costs, credit, max_nodes).best()
+            if (worth := found.worth(rows, plain)) > most:
+                best, most = found, worth
     return best
 
 
-def _best_depth(
-    options: Seq[Option | None], turn: TurnSeconds, costs: Mapping[str, DraftSeconds], credit: float
-) -> Choice:
-    drafting = [o for o in options if o]
-    token = sum(costs[source].token.value for source in {o.source for o in drafting})
-    reading = [(o.gains, o.reading / o.horizon) for o in drafting]
-    plain = turn.seconds(0)
-    best_rate, best_tokens, best_depth, deepest = 0.0, 0.0, 0, 0
-    for depth in range(1, max((len(o.gains) for o in drafting), default=1)):
-        seconds = turn.seconds(depth) + depth * token
-        tokens, read = float(len(options)), 0.0
-        for gains, per_token in reading:
-            gain = gains[depth] if depth < len(gains) else gains[-1]
-            tokens += gain
-            read += per_token * (1 + gain)
-        if not is_affordable(seconds, tokens / len(options), credit, plain):
-            break
-        deepest = depth
-        if depth > best_depth + PATIENCE:
-            continue
-        seconds += read
-        if tokens > best_rate * seconds:
-            best_rate, best_tokens, best_depth = tokens / seconds, tokens, depth
-    return Choice(best_rate, best_depth, options, deepest, tokens=best_tokens)
+@final
+class _Team:
+    """The drafters of a round, one or none for each row."""
+
+    def __init__(
+        self,
+        options: Seq[Option | None],
+        turn: RoundSeconds,
+        costs: Mapping[str, DraftSeconds],
+        credit: float,
+        max_nodes: int,
+    ):
+        self.options, self.turn, self.credit, self.max_nodes = options, turn, credit, max_nodes
+        self.drafting = [o for o in options if o]
+        self.is_tree = any(o.is_tree for o in self.drafting)
+        self.masks = max(o.masks for o in self.drafting)
+        self.restarts = all(o.restarts for o in self.drafting)
+        self.level = sum(costs[source].token.value for source in {o.source for o in self.drafting})
+        self.plain = turn.seconds(0)
+
+    def best(self) -> Choice:
+        """The depth with the highest rate."""
+        batch, drafting = len(self.options), self.drafting
+        reading = [o.reading / o.horizon for o in drafting]
+        share = DRAFTING_SHARE if self.restarts else 1.0
+        rate, depth, expected, kept, deepest = 0.0, 0, 0.0, 0, 0
+        for d in range(1, max(o.depth for o in drafting) + 1):
+            tokens, read, levels, nodes, longest = float(batch), 0.0, 0.0, 0.0, 0.0
+            for o, per_token in zip(drafting, reading, strict=True):
+                own = d if d < o.depth else o.depth
+                tokens += share * o.gains[own]
+                read += per_token * (1 + o.gains[own])
+                levels, nodes, longest = max(levels, o.levels[own]), nodes + o.nodes[own], max(longest, o.nodes[own])
+            size = max(1, math.ceil((nodes / len(drafting) + longest) / 2 - 0.05))
+            if d > self.max_nodes and self.is_tree:
+                break
+            if not self.can_pay(d, min(max(size, d), self.max_nodes) if self.is_tree else d, tokens / batch):
+                break
+            deepest = d
+            if d > depth + PATIENCE:
+                continue
+            if self.is_tree:
+                size = min(size, self.max_nodes)
+            found = tokens / (self.seconds(d, size) + levels * self.level + read)
+            if found > rate:
+                rate, depth, expected, kept = found, d, tokens, size
+        if not depth:
+            return Choice(0.0, 0, self.options)
+        row_seconds = self.row_seconds(depth, kept)
+        nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
+        if self.is_tree:
+            while deepest > depth and not self.can_pay(deepest, max(nodes, deepest), expected / batch):
+                deepest -= 1
+        return Choice(rate, depth, self.options, deepest, nodes, row_seconds, expected)
+
+    def pass_seconds(self, depth: int, nodes: int) -> float:
+        """Seconds of a round without the drafting."""
+        return self.turn.seconds(width(depth, nodes, self.masks))
+
+    def seconds(self, depth: int, nodes: int) -> float:
+        """The same, as the mean of the cycle that a restart begins (`DRAFTING_SHARE`)."""
+        drafts = self.pass_seconds(depth, nodes)
+        if not self.restarts:
+            return drafts
+        return DRAFTING_SHARE * drafts + (1 - DRAFTING_SHARE) * self.pass_seconds(depth, 0)
+
+    def can_pay(self, depth: int, nodes: int, tokens: float) -> bool:
+        """Whether the ledger can pay for a round with all of these nodes and, if masks must be added first, for that."""
+        restart = self.pass_seconds(depth, 0) - self.plain if self.restarts else 0.0
+        seconds = self.pass_seconds(depth, nodes) + depth * self.level + restart
+        return is_affordable(seconds, tokens, self.credit, self.plain)
+
+    def row_seconds(self, depth: int, nodes: int) -> float:
+        """Seconds of one more node around this size, from half of it to twice: clocks are no better than that."""
+        low, high = nodes // 2, max(2 * nodes, 2)
+        return (self.pass_seconds(depth, high) - self.pass_seconds(depth, low)) / (high - low)
+
+    def largest(self, depth: int, kept: int, row_seconds: float, tokens: float) -> int:
+        """The most nodes of a tree that usually has `kept`: as many as can be paid for and cost about the same."""
+        nodes, usual = max(kept, depth), self.pass_seconds(depth, kept)
+        for n in range(nodes + 1, self.max_nodes + 1):
+            if not self.can_pay(depth, n, tokens):
+                break
+            if self.pass_seconds(depth, n) - usual <= MAX_PRICE_RISE * row_seconds * (n - kept):
+                nodes = n
+        return nodes
 
 
-def chain_budget(
+def draft_budget(
     wish: DraftBudget,
-    option: Option,
-    calibration: Calibration,
-    rate: float,
-    token: float,
-    turn: TurnSeconds,
+    confidence: Confidence | None,
+    choice: Choice,
+    level_seconds: float,
     sharing: int,
+    passed: list[float],
+    is_tree: bool,
 ) -> DraftBudget:
-    """`wish`, ended early by a drafter that tells its confidence.
+    """`wish` with the bounds that the drafter applies while it drafts; no bounds where `confidence` is None.
 
-    rate: expected tokens per second. token: seconds of drafting one. sharing: rows that pay for a longer pass together.
+    level_seconds: of drafting. sharing: rows that pay for a longer pass together. passed: takes the products of the
+    best paths from which drafting went on.
     """
+    node, level = choice.rate * choice.row_seconds, choice.rate * (level_seconds + choice.row_seconds)
 
     def should_continue(confidences: Seq[float]) -> bool:
-        """One more token must be worth its seconds: P(it stands) >= tokens per second * seconds it adds."""
-        depth = len(confidences)
-        if depth >= len(option.accept):
+        """One more level must be worth its seconds and those of a row."""
+        best = math.prod(confidences)
+        if confidence is not None and confidence.deeper.chance(best) * sharing < level:
             return False
-        stands = calibration.chance_of_all(confidences) * option.accept[depth]
-        return stands * sharing >= rate * (token + turn.step(depth))
+        passed.append(best)
+        return True
 
-    return replace(wish, should_continue=should_continue)
+    min_prob = confidence.accepted.min_prob(node / sharing) if confidence is not None and is_tree else 0.0
+    return replace(wish, should_continue=should_continue, min_prob=min_prob)

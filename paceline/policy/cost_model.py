@@ -21,24 +21,23 @@ from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..schema import checked_call
-from .acceptance import Calibration
-from .choice import chain_budget, choose
-from .costs import TurnSeconds
+from .choice import Choice, Option, choose, draft_budget, width
+from .confidence import Confidence
 from .estimates import FEW, Estimates
 from .ledger import Ledger
-from .option import Choice, Option, width
 from .probing import Probing, largest_probe
 from .profile import Profile
 from .reading import could_pay, may_join, owner
-from .tree_choice import tree_budget
-from .tree_gains import NODES
+from .seconds import RoundSeconds
 
+MAX_NODES = 63
+"""Of a tree: with the root they fill the passes that are padded to 4, 8 or 16 rows."""
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
 REST = 2  # rounds for which a plan to draft nothing stands, while the same is on offer: planning takes a third of a ms
 UNKNOWN = 1.5  # how far the guessed cost of reading may be off
 OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
-NEW = 2.0  # the same of trees of a new size, but only once: see `TurnSeconds.believed`
+NEW, SLOW_AGAIN = 2.0, 3.0  # the same of trees of a new size; three times that for the second slow one in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class CostModel(DraftPolicy):
         max_depth: Annotated[int, Field(ge=1, le=64)] = 16,
         profile: Profile | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        max_nodes: Annotated[int, Field(ge=1, le=NODES[-1])] = NODES[-1],
+        max_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = MAX_NODES,
     ):
         self.max_depth, self.max_nodes, self._given, self._clock = max_depth, max_nodes, profile or Profile(), clock
         self._drafter: Drafter | None = None
@@ -118,12 +117,12 @@ class CostModel(DraftPolicy):
         allowed = [
             [o for o in row if may_join(o, own, turn, self.estimates)] for row, own in zip(rows, credit, strict=True)
         ]
-        max_nodes = 1 if turn.tries_trees else self.max_nodes
+        max_nodes = 1 if turn.needs_small_tree else self.max_nodes
         choice = choose(allowed, turn, self.estimates.costs, max(credit), max_nodes)
         for row, option in enumerate(choice.options):
             if option is not None:
-                depth = min(self._reach(choice, option), len(option.accept))
-                self._plan[row] = _Row(option, depth, depth if option.tree is None else max(depth, choice.widest))
+                depth = min(self._reach(choice, option), option.depth)
+                self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
         self._probe(seqs, rows, credit, turn, max_nodes)
         self._rest = 0 if any(row.option for row in self._plan) else REST
         return [self._budget(row, choice, turn) for row in self._plan]
@@ -196,11 +195,10 @@ class CostModel(DraftPolicy):
         """
         if option.masks:
             return choice.depth
-        told = self.estimates.calibration if option.tree is None else self.estimates.odds
-        return max(choice.depth, choice.deepest) if option.source in told else choice.depth
+        return max(choice.depth, choice.deepest) if option.source in self.estimates.confidence else choice.depth
 
     def _probe(
-        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credit: Seq[float], turn: TurnSeconds, max_nodes: int
+        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credit: Seq[float], turn: RoundSeconds, max_nodes: int
     ) -> None:
         """Let a drafter that was not chosen show itself in the rows where it is due, if its failure can be paid for.
 
@@ -229,20 +227,17 @@ class CostModel(DraftPolicy):
                 self._plan[row] = _Row(option, *probe, is_probe=True)
                 read_by_others = reading
 
-    def _budget(self, row: _Row, choice: Choice, turn: TurnSeconds) -> DraftBudget:
+    def _budget(self, row: _Row, choice: Choice, turn: RoundSeconds) -> DraftBudget:
         option = row.option
         if option is None:
             return DraftBudget(0, 0)
         sharing = sum(other.option is not None for other in self._plan)  # rows that pay for a further pass together
-        token, wish = (
-            self.estimates.cost(option.source).token.value,
-            DraftBudget(row.depth, row.nodes, option.drafter_index),
-        )
-        if option.tree is not None:
-            odds = None if row.is_probe else self.estimates.odds.get(option.source)
-            return tree_budget(wish, odds, choice, token, sharing, row.passed)
-        calibration = self.estimates.calibration.get(option.source) or Calibration()
-        return chain_budget(wish, option, calibration, choice.rate, token, turn, sharing)
+        wish = DraftBudget(row.depth, row.nodes, option.drafter_index)
+        confidence = None
+        if not row.is_probe and (option.is_tree or option.source in self.estimates.confidence):
+            confidence = self.estimates.confidence.get(option.source) or Confidence()
+        token = self.estimates.cost(option.source).token.value
+        return draft_budget(wish, confidence, choice, token, sharing, row.passed, option.is_tree)
 
     # Learning from a round
 
@@ -270,36 +265,32 @@ class CostModel(DraftPolicy):
                 uncached_tokens[source] = uncached_tokens.get(source, 0) + row.option.uncached_tokens
         nodes = max(max(record.num_nodes, record.num_rows - 1) for _, record in seen)
         drafting = max(0.0, first.draft_s - self._measuring)
-        masks = any(row.option and row.option.masks for row in self._plan)
-        # One node is both a chain and the smallest tree: counted as what it was planned as.
-        tree = masks or any(
-            record.num_nodes > record.num_drafted or (record.num_nodes == 1 and row.option and row.option.tree)
-            for row, (_, record) in zip(self._plan, seen, strict=True)
-        )
-        should = turn.seconds(nodes, tree) + sum(
-            self.estimates.cost(s).of(depths[s], uncached_tokens[s]) for s in depths
-        )
+        should = turn.seconds(nodes) + sum(self.estimates.cost(s).of(depths[s], uncached_tokens[s]) for s in depths)
         reading = sum(row.option.reading for row in self._plan if row.option)
-        target_s = turn.seconds(nodes, tree) if reads else target_s
-        took, is_new = drafting + target_s, tree and not turn.knows_tree(nodes)
-        most = (NEW if is_new else OUTLIER) * should + reading
-        self._settle(seen, turn.believed(nodes, took, most) if tree and not reads else min(took, most), turn)
+        target_s = turn.seconds(nodes) if reads else target_s
+        took = drafting + target_s
+        is_tree = any(row.option and row.option.is_tree for row in self._plan)
+        limit = (NEW if is_tree and turn.is_new(nodes) else OUTLIER) * should + reading
+        if is_tree and not reads and turn.is_slow_again(nodes, target_s):
+            limit *= SLOW_AGAIN
+        self._settle(seen, min(took, limit), turn)
         if not reads:
-            turn.observe(nodes, target_s, tree)
+            turn.observe(nodes, target_s)
         self.estimates.learn_drafting(depths, uncached_tokens, batch, drafting)
         for (seq, record), row in zip(seen, self._plan, strict=True):
-            # Asking `option.restarts`, to learn from drafts pruned to nothing, was no better in 24 simulated cases.
-            if row.option is not None and row.option.masks and not record.num_drafted:
+            if row.option is None:
+                continue
+            if row.option.masks and not record.num_drafted:
                 self._hung.add(seq.slot)
-            elif row.option is not None and row.option.tree is not None:
-                made, depth = row.levels(record), min(row.depth, row.option.ready)
-                self.estimates.learn_tree(row.option.source, record, depth, row.nodes, made, row.passed)
-            if row.option is not None and record.num_drafted:
-                self.estimates.learn_acceptance(seq.slot, record)
+                continue
+            if levels := row.levels(record):
+                depth = min(row.depth, row.option.ready)
+                self.estimates.learn_draft(seq.slot, record, depth, levels, row.passed)
+            if record.num_drafted:
                 key = (row.option.source, row.option.hint)
                 self._probing.used(owner(seq, row.option), key, self._round, row.is_probe, record.num_accepted > 0)
 
-    def _settle(self, seen: Seq[tuple[Sequence, Round]], seconds: float, turn: TurnSeconds) -> None:
+    def _settle(self, seen: Seq[tuple[Sequence, Round]], seconds: float, turn: RoundSeconds) -> None:
         """Book the passes beyond one that the round took; known reading is a loan, paid off as tokens come."""
         batch = len(seen)
         extra = max(0.0, seconds / turn.seconds(0) - 1)

@@ -2,20 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
-from functools import partial
 from typing import final
 
 from ..core.interfaces import DraftOptions
 from ..core.outputs import Round
 from ..core.request import Sequence
-from .acceptance import HALF_LIFE, Acceptance, Calibration, Counts
-from .costs import DraftSeconds, Level, PassCurve, TurnSeconds
+from .acceptance import HALF_LIFE, NODES_PER_LEVEL, Acceptance, Counts, DraftSize
+from .choice import Option, gains_of
+from .confidence import Confidence, PathOdds
 from .lengths import Lengths
-from .option import Option
-from .profile import Columns, Profile, Table
-from .tree_gains import TreeGains, path_products
-from .tree_odds import PathOdds, TreeOdds
+from .profile import Profile, Table
+from .seconds import DraftSeconds, Level, PassCurve, RoundSeconds
 
 MEASURE_SECONDS = 1.2
 """No new point of the pass curve is begun after this long."""
@@ -39,13 +36,12 @@ class Estimates:
         self.costs: dict[str, DraftSeconds] = {}
         self._timed: dict[str, tuple[float, float]] = dict(given.draft_seconds)
         self.acceptance, self.lengths = Acceptance(max_depth), Lengths()
-        self.calibration = {source: Calibration(*table) for source, table in given.calibration.items()}
-        self._turns: dict[int, TurnSeconds] = {}  # by batch size
+        self._turns: dict[int, RoundSeconds] = {}  # by batch size
         self._most_rows = 0  # of passes, as far as they were measured or not worth it
-        self.gains = {source: TreeGains(tables["gains"]) for source, tables in given.trees.items()}
-        self.odds = {
-            source: TreeOdds(PathOdds(*tables["paths"]), PathOdds(*tables["ahead"]))
-            for source, tables in given.trees.items()
+        self.sizes = {source: DraftSize(NODES_PER_LEVEL, columns) for source, columns in given.sizes.items()}
+        self.confidence = {
+            source: Confidence(PathOdds(*tables["accepted"]), PathOdds(*tables["deeper"]))
+            for source, tables in given.confidence.items()
         }
         for source, tables in given.acceptance.items():
             for hint, table in tables.items():
@@ -90,12 +86,12 @@ class Estimates:
         """What drafters measured of themselves; a profile and what was seen since say more."""
         self._timed = {**timed, **self._timed}
 
-    def turn(self, batch: int) -> TurnSeconds:
+    def turn(self, batch: int) -> RoundSeconds:
         """R(d) for this many rows; a new batch size starts with the drift of another."""
         assert self.curve is not None, "measure() comes first"
         if batch not in self._turns:
             drift = next((other.drift.value for other in self._turns.values()), 1.0)
-            self._turns[batch] = TurnSeconds(self.curve, batch, drift)
+            self._turns[batch] = RoundSeconds(self.curve, batch, drift)
         return self._turns[batch]
 
     def cost(self, source: str) -> DraftSeconds:
@@ -105,7 +101,7 @@ class Estimates:
             token = Level(self.curve.seconds(1) / 4)
             uncached_tokens = Level(max(self.curve.seconds_per_row / 5, self.curve.seconds(1) / 200))
             if source in self._timed:
-                token, uncached_tokens = (Level(max(seconds, 1e-9)) for seconds in self._timed[source])
+                token, uncached_tokens = (Level(max(seconds, 1e-9), votes=2) for seconds in self._timed[source])
                 uncached_tokens.count = 1  # not a guess
             self.costs[source] = DraftSeconds(token, uncached_tokens)
         return self.costs[source]
@@ -114,22 +110,27 @@ class Estimates:
         """What may be expected of one drafter for one row, up to `limit` tokens deep."""
         limit = min(limit, look.masks or limit)
         accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
-        emitted = seq.num_output
         ends = self.lengths.of(seq)
-        accept = [a * goes_on for a, goes_on in zip(accept, ends.continue_probs(emitted, len(accept)), strict=True)]
-        reading = self.cost(look.source).uncached_tokens.value * look.uncached_tokens
-        gains = Option.gains_of(accept)
-        left = ends.left(emitted, seq.remaining)
-        option = Option(
-            drafter_index, look.source, look.hint, look.uncached_tokens, reading, emitted, ends, left, accept, gains
+        accept = [a * goes_on for a, goes_on in zip(accept, ends.continue_probs(seq.num_output, limit), strict=False)]
+        is_tree = look.branches > 1 or look.masks > 0
+        size = self.sizes.setdefault(look.source, DraftSize(NODES_PER_LEVEL if look.branches > 1 else 1.0))
+        nodes, levels = size.totals(self._max_depth)
+        return Option(
+            drafter_index=drafter_index,
+            source=look.source,
+            hint=look.hint,
+            uncached_tokens=look.uncached_tokens,
+            reading=self.cost(look.source).uncached_tokens.value * look.uncached_tokens,
+            emitted=seq.num_output,
+            ends=ends,
+            horizon=ends.left(seq.num_output, seq.remaining),
+            gains=gains_of(accept),
+            nodes=nodes,
+            levels=levels,
+            is_tree=is_tree,
+            masks=look.masks,
+            ready=look.ready,
         )
-        if look.branches == 1 and not look.masks:
-            return option
-        usual = Option.gains_of(self.acceptance.of_source(look.source))
-        learnt = self.gains.setdefault(look.source, TreeGains())
-        scale = [1.0, *(own / max(all_of_them, 1e-9) for own, all_of_them in zip(gains[1:], usual[1:], strict=False))]
-        tree = partial(learnt.row, gains=usual)
-        return replace(option, tree=tree, scale=scale, masks=look.masks, ready=look.ready)
 
     def learn_drafting(
         self, depths: Mapping[str, int], uncached_tokens: Mapping[str, int], batch: int, seconds: float
@@ -151,18 +152,15 @@ class Estimates:
             elif depth:
                 cost.token.add(cost.token.value * share)
 
-    def learn_acceptance(self, slot: int, record: Round) -> None:
-        """Count what was judged."""
-        self.acceptance.observe(slot, record)
-        if record.confidences:
-            self.calibration.setdefault(record.source, Calibration()).observe(record)
+    def learn_draft(self, slot: int, record: Round, depth: int, levels: int, passed: Seq[float]) -> None:
+        """Learn from a round that had a budget of `depth` and took `levels` drafting steps.
 
-    def learn_tree(self, source: str, record: Round, depth: int, nodes: int, drafted: int, passed: Seq[float]) -> None:
-        """Replay a round that had this budget and took `drafted` levels, also one that left nothing worth verifying."""
-        products = path_products(record)
-        self.gains.setdefault(source, TreeGains()).observe(record, products, depth, nodes, drafted)
-        if record.confidences or source in self.odds:
-            self.odds.setdefault(source, TreeOdds()).observe(record, products, passed)
+        passed: products of confidences of the best paths from which drafting went on.
+        """
+        self.acceptance.observe(slot, record, depth)
+        self.sizes[record.source].observe(record, depth, levels)
+        if record.confidences or record.source in self.confidence:
+            self.confidence.setdefault(record.source, Confidence()).observe(record, passed)
 
     def release(self, slot: int) -> None:
         """Forget the request in this slot; what it taught stays."""
@@ -182,14 +180,15 @@ class Estimates:
                 source: (cost.token.value, cost.uncached_tokens.value) for source, cost in self.costs.items()
             },
             acceptance=tables,
-            calibration={source: (tuple(c.hits), tuple(c.tries)) for source, c in self.calibration.items()},
-            trees={source: self._tables_of_trees(source, gains) for source, gains in self.gains.items()},
+            sizes={source: (tuple(s.rounds), tuple(s.nodes), tuple(s.levels)) for source, s in self.sizes.items()},
+            confidence={
+                source: {
+                    "accepted": (tuple(one.accepted.hits), tuple(one.accepted.expected)),
+                    "deeper": (tuple(one.deeper.hits), tuple(one.deeper.expected)),
+                }
+                for source, one in self.confidence.items()
+            },
             model=model,
             dtype=dtype,
             threads=threads,
         )
-
-    def _tables_of_trees(self, source: str, gains: TreeGains) -> dict[str, Columns]:
-        odds = self.odds.get(source) or TreeOdds()
-        paths, ahead = ((tuple(one.hits), tuple(one.expected)) for one in (odds.paths, odds.ahead))
-        return {"gains": tuple(gains.sums()), "paths": paths, "ahead": ahead}

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
-from .costs import TurnSeconds
-from .option import Option, width
+from .choice import Option, width
+from .seconds import RoundSeconds
 
 PROBE_DEPTH = 2
 PROBE_NODES, FREE = (7, 3), 1.1  # a probe of a tree is as large as it gets for nearly the price of PROBE_DEPTH nodes
@@ -46,7 +46,7 @@ class Probing:
 
 
 def largest_probe(
-    option: Option, seconds: float, token: float, turn: TurnSeconds, credit: float, max_nodes: int
+    option: Option, seconds: float, token: float, turn: RoundSeconds, credit: float, max_nodes: int
 ) -> tuple[int, int] | None:
     """(depth, nodes) of the largest probe whose failure can be paid for with `credit` passes.
 
@@ -55,13 +55,13 @@ def largest_probe(
     """
 
     def pass_of(depth: int, nodes: int) -> float:
-        return turn.seconds(width(depth, nodes, option.masks), option.tree is not None)
+        return turn.seconds(width(depth, nodes, option.masks))
 
     plain = turn.seconds(0)
-    deepest = min(PROBE_DEPTH, len(option.accept), PROBE_DEPTH if option.tree is None else max_nodes)
+    deepest = min(PROBE_DEPTH, option.depth, PROBE_DEPTH if not option.is_tree else max_nodes)
     for depth in range(deepest, 0, -1):
         nodes, min_prob = depth, pass_of(depth, depth)
-        if option.tree is not None and depth == PROBE_DEPTH:
+        if option.is_tree and depth == PROBE_DEPTH:
             nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= FREE * min_prob), depth)
         first = pass_of(depth, 0) - plain if option.restarts else 0.0
         if (pass_of(depth, nodes) + depth * token + seconds + first) / plain - 1 <= credit:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence as Seq
 
 from ..core.request import Sequence
-from .costs import TurnSeconds
+from .choice import Option, gains_of
 from .estimates import FEW, Estimates
-from .option import Option
+from .seconds import RoundSeconds
 
 PROVEN = 3.0
 """Rounds of a drafter after which it is known."""
@@ -19,7 +19,7 @@ def owner(seq: Sequence, option: Option) -> int:
     return seq.slot if option.uncached_tokens <= FEW else EVERYBODY
 
 
-def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates) -> bool:
+def may_join(option: Option, credit: float, turn: RoundSeconds, known: Estimates) -> bool:
     """Rows in debt stay out; so do drafters with much to read that nobody knows: they have to pass a probe.
 
     So do those that had better read later, when more answers have ended. credit: passes that this row may lose.
@@ -36,19 +36,19 @@ def may_join(option: Option, credit: float, turn: TurnSeconds, known: Estimates)
     return option.reading <= (credit + LOAN * option.horizon) * turn.seconds(0)
 
 
-def could_pay(option: Option, turn: TurnSeconds, known: Estimates) -> bool:
+def could_pay(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
     """Whether drafting would pay before the answer ends, reading included, and now rather than later, if all stood.
 
     Of what reading took the first few times, which may disagree, it is nearer to the most.
     """
     reading = known.cost(option.source).uncached_tokens.cautious * option.uncached_tokens
-    saved = _saved(option, turn, known, Option.gains_of(option.ends.continue_probs(option.emitted, len(option.accept))))
+    saved = _saved(option, turn, known, gains_of(option.ends.continue_probs(option.emitted, option.depth)))
     if option.ends.had_better_wait(option.emitted, saved, reading):
         return False
     return saved * option.horizon > reading
 
 
-def _saved(option: Option, turn: TurnSeconds, known: Estimates, gains: Seq[float]) -> float:
+def _saved(option: Option, turn: RoundSeconds, known: Estimates, gains: Seq[float]) -> float:
     """Seconds that a token of this drafter takes less than a plain one, at its best depth; gains: by depth."""
     token = known.cost(option.source).token.value
     best = min((turn.seconds(d) + d * token) / (1 + gain) for d, gain in enumerate(gains))

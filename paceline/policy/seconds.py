@@ -1,0 +1,154 @@
+"""How long passes, rounds and drafts take, estimated on machines where one step in twenty takes ten times too long.
+
+No single measurement is trusted: estimates start as medians and later move by bounded steps.
+"""
+
+from bisect import insort
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import final
+
+STEP = 1.5
+"""An observation that is further off than this factor counts as if it were off by this factor."""
+
+IMPOSSIBLE = 0.85
+"""A round with drafts cannot take less than this share of a plain one, the clock's noise included."""
+
+
+@final
+class Level:
+    """A positive number that follows its observations and is robust to outliers."""
+
+    __slots__ = ("_first", "count", "value")
+
+    def __init__(self, value: float, votes: int = 1):
+        """votes: observations that the first value counts for."""
+        self.value, self.count = value, 0
+        self._first = [value] * votes
+
+    @property
+    def cautious(self) -> float:
+        """The geometric mean of value and maximum while there are few observations, then the value."""
+        return self.value if self.count > 3 else (self.value * max(self._first)) ** 0.5
+
+    def guess(self, value: float) -> None:
+        """Replace the first guess, before any observation."""
+        self.value, self._first = value, [value]
+
+    def add(self, seen: float, gain: float = 0.15) -> None:
+        """Add an observation: the value is the lower median of the first four, then value *= clipped ratio ** gain."""
+        seen = max(seen, 1e-9)
+        self.count += 1
+        if self.count <= 4:
+            insort(self._first, seen)
+            self.value = self._first[(len(self._first) - 1) // 2]
+        else:
+            self.value *= min(max(seen / self.value, 1 / STEP), STEP) ** gain
+
+
+@final
+class PassCurve:
+    """T(n): the seconds of a target pass over n rows, linear between the measured points.
+
+    A larger pass is never faster, and clocks err upwards: a point that is above a later one is lowered to it.
+    """
+
+    def __init__(self, points: Mapping[int, float]):
+        rows = sorted(points)
+        seconds = [max(least, 1e-9) for least in accumulate((points[n] for n in reversed(rows)), min)][::-1]
+        self.points = dict(zip(rows, seconds, strict=True))
+        steps = list(zip(rows, rows[1:], seconds, seconds[1:], strict=False))
+        self._slope = (seconds[-1] - seconds[0]) / max(1, rows[-1] - rows[0])  # beyond the last point
+        self._table = [seconds[0]] * (rows[0] + 1)
+        for low, high, at_low, at_high in steps:
+            self._table += [at_low + (at_high - at_low) * (n - low) / (high - low) for n in range(low + 1, high + 1)]
+
+    def seconds(self, rows: int) -> float:
+        """T(rows)."""
+        beyond = rows - len(self._table) + 1
+        return self._table[rows] if beyond <= 0 else self._table[-1] + beyond * self._slope
+
+    @property
+    def seconds_per_row(self) -> float:
+        """What one more row adds on average."""
+        return self._slope
+
+
+@final
+class RoundSeconds:
+    """R(n): the seconds of a round of `batch` rows that verifies up to n tokens a row, without the drafting.
+
+    R(n) = T(batch * (1 + n)) * drift * overhead(n). The drift is what the machine does to all rounds alike. The
+    overhead is what the loop around the pass adds to drafts of about this size; overhead(0) = 1. A deviation is booked
+    as overhead while the size is new, and on both later; plain rounds tell the two apart.
+    """
+
+    NEW_SIZE = 3
+    """A size is new until this many rounds had it."""
+
+    def __init__(self, curve: PassCurve, batch: int, drift: float = 1.0):
+        self.curve, self.batch = curve, batch
+        self.drift = Level(drift)
+        self.num_plain = 0
+        self._overheads = [Level(1.0) for _ in range(8)]  # by the bit length of n
+        self._was_slow = False  # the last round with drafts took far longer than expected
+
+    @staticmethod
+    def _size(nodes: int) -> int:
+        return min(nodes.bit_length(), 7)
+
+    def seconds(self, nodes: int) -> float:
+        """R(nodes), never below R(0)."""
+        plain = self.curve.seconds(self.batch) * self.drift.value
+        if nodes == 0:
+            return plain
+        overhead = self._overheads[self._size(nodes)].value
+        return max(plain, self.curve.seconds(self.batch * (1 + nodes)) * self.drift.value * overhead)
+
+    def is_new(self, nodes: int) -> bool:
+        """Whether few drafts of about this size were verified so far."""
+        return self._overheads[self._size(nodes)].count < self.NEW_SIZE
+
+    @property
+    def needs_small_tree(self) -> bool:
+        """Whether the next tree should have one node: the first tree, and the second if the first was too slow."""
+        return sum(overhead.count for overhead in self._overheads) < 1 + self._was_slow
+
+    def is_slow_again(self, nodes: int, seconds: float) -> bool:
+        """Whether this round took twice its time or more although its size is new, and so did the last one.
+
+        A single slow round is taken for an outlier of the clock; the second in a row shows that such drafts cost more
+        than was measured.
+        """
+        was_slow, self._was_slow = self._was_slow, self.is_new(nodes) and seconds > 2 * self.seconds(nodes)
+        return was_slow and self._was_slow
+
+    def observe(self, nodes: int, seconds: float) -> None:
+        """Learn from a round that took this long."""
+        ratio = seconds / self.seconds(nodes)
+        if nodes == 0:
+            self.num_plain += 1
+            self.drift.add(ratio * self.drift.value)
+            return
+        overhead = self._overheads[self._size(nodes)]
+        to_plain = seconds / self.seconds(0)
+        if to_plain < IMPOSSIBLE:  # then R(0) was estimated too high
+            self.drift.add(to_plain * self.drift.value)
+        elif overhead.count >= 6:
+            self.drift.add(ratio * self.drift.value, gain=0.06)
+        overhead.add(ratio * overhead.value, gain=0.15 if overhead.count < 6 else 0.08)
+        for larger in self._overheads[self._size(nodes) + 1 :]:  # larger drafts have at least as much, until seen
+            if not larger.count:
+                larger.guess(overhead.value)
+
+
+@final
+class DraftSeconds:
+    """What a drafter takes: seconds per drafted token (of a tree: per level), and per token it has to read first."""
+
+    def __init__(self, token: Level, uncached_tokens: Level):
+        self.token, self.uncached_tokens = token, uncached_tokens
+
+    def of(self, depth: int, uncached_tokens: int) -> float:
+        """Seconds of one draft."""
+        return depth * self.token.value + uncached_tokens * self.uncached_tokens.value

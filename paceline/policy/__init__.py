@@ -7,9 +7,7 @@ Gate        another policy, switched off while it does not pay
 """
 
 from .cost_model import CostModel
-from .dynamic import Dynamic
-from .fixed import Fixed
-from .gate import Gate
 from .profile import Profile
+from .simple import Dynamic, Fixed, Gate
 
 __all__ = ["CostModel", "Dynamic", "Fixed", "Gate", "Profile"]

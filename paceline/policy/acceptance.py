@@ -51,7 +51,7 @@ class Counts:
             self.tries[i] = self.tries[i] * fade + (is_hit or (rejected and i == accepted))
 
     def refine(self, prior: list[float], less: "Counts | None" = None) -> list[float]:
-        """The posterior mean of each position from its prior mean; a change at one position also shifts those behind it.
+        """The posterior mean of each position from its prior mean; a change at one also shifts those behind it.
 
         less: a part of these counts that is left out.
         """
@@ -137,7 +137,7 @@ class DraftSize:
         self._totals = None
 
     def totals(self, depth: int) -> tuple[list[float], list[float]]:
-        """Expected nodes and levels of budgets of depth 0, 1, ... `depth`; what was never drafted is as the level before."""
+        """Expected nodes and levels of budgets of depth 0 to `depth`; a depth never drafted is as the one before."""
         if self._totals is None or len(self._totals[0]) <= depth:
             nodes, levels = [0.0], [0.0]
             at, share = self._first, 1.0

@@ -1,6 +1,7 @@
 """Which drafter drafts, how deep, and how many nodes: the most expected tokens per second.
 
-    rate(d) = (B + sum over rows of gain(d)) / (R(nodes(d)) + levels(d) c + reading)      gain(d) = sum_{i<=d} prod_{j<=i} a_j
+    rate(d) = (B + sum over rows of gain(d)) / (R(nodes(d)) + levels(d) c + reading)
+    gain(d) = sum_{i<=d} prod_{j<=i} a_j
 
 d = 0 is plain decoding, B / R(0). A chain is a tree in which every node has one child; nodes(d) and levels(d) are what
 the drafter uses of a budget of depth d (`acceptance`). Given the best rate, one more node pays if its chance of being
@@ -223,7 +224,7 @@ class _Team:
         return DRAFTING_SHARE * drafts + (1 - DRAFTING_SHARE) * self.pass_seconds(depth, 0)
 
     def can_pay(self, depth: int, nodes: int, tokens: float) -> bool:
-        """Whether the ledger can pay for a round with all of these nodes and, if masks must be added first, for that."""
+        """Whether the ledger can pay for a round with all these nodes, and for adding masks first where none hang."""
         restart = self.pass_seconds(depth, 0) - self.plain if self.restarts else 0.0
         seconds = self.pass_seconds(depth, nodes) + depth * self.level + restart
         return is_affordable(seconds, tokens, self.credit, self.plain)

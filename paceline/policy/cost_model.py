@@ -23,11 +23,10 @@ from ..core.request import Sequence
 from ..schema import checked_call
 from .choice import Choice, Option, choose, draft_budget, width
 from .confidence import Confidence
-from .estimates import FEW, Estimates
+from .estimates import FEW_TOKENS, Estimates
 from .ledger import Ledger
-from .probing import Probing, largest_probe
+from .probing import Probing, could_pay, largest_probe, may_join, owner
 from .profile import Profile
-from .reading import could_pay, may_join, owner
 from .seconds import RoundSeconds
 
 MAX_NODES = 63
@@ -161,7 +160,10 @@ class CostModel(DraftPolicy):
             for seq, row in zip(seqs, looks, strict=True)
         ]
         told = [
-            [(drafter_index, look.hint, look.uncached_tokens > FEW, look.ready > 0) for drafter_index, look in row]
+            [
+                (drafter_index, look.hint, look.uncached_tokens > FEW_TOKENS, look.ready > 0)
+                for drafter_index, look in row
+            ]
             for row in ready
         ]
         offers = [[seq.slot for seq in seqs], told]
@@ -204,21 +206,21 @@ class CostModel(DraftPolicy):
 
         Reading is dear: one row at a time, and a drafter that has caught up in one has to show itself there first.
         """
-        reader = {o.source for row in rows for o in row if o.uncached_tokens <= FEW}
+        reader = {o.source for row in rows for o in row if o.uncached_tokens <= FEW_TOKENS}
         due = [
             (row, option)
             for row, (seq, options) in enumerate(zip(seqs, rows, strict=True))
             for option in options
             if option is not self._plan[row].option
             and (option.masks or seq.slot not in self._hung)  # what masks were hung for comes first
-            and (option.uncached_tokens <= FEW or option.source not in reader)
+            and (option.uncached_tokens <= FEW_TOKENS or option.source not in reader)
             and could_pay(option, turn, self.estimates)
             and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
         ]
         read_by_others = 0.0
         for row, option in due:
             cost = self.estimates.cost(option.source)
-            if option.source != due[0][1].source or (option.uncached_tokens > FEW and read_by_others > 0):
+            if option.source != due[0][1].source or (option.uncached_tokens > FEW_TOKENS and read_by_others > 0):
                 continue
             guessed = 1.0 if cost.uncached_tokens.count else UNKNOWN
             reading = option.uncached_tokens * cost.uncached_tokens.cautious * guessed + read_by_others
@@ -254,7 +256,7 @@ class CostModel(DraftPolicy):
                 self._since_plain = 0
                 turn.observe(0, target_s)
             for seq, _ in seen:
-                self.ledger.settle(seq.slot, 1, 0.0, batch, drafted=False)
+                self.ledger.book(seq.slot, 1, 0.0, batch, drafted=False)
             return
         self._since_plain += 1
         depths, uncached_tokens = dict[str, int](), dict[str, int]()
@@ -295,9 +297,9 @@ class CostModel(DraftPolicy):
         batch = len(seen)
         extra = max(0.0, seconds / turn.seconds(0) - 1)
         for (seq, _), row in zip(seen, self._plan, strict=True):
-            if row.option is not None and row.option.uncached_tokens > FEW and not row.is_probe:
+            if row.option is not None and row.option.uncached_tokens > FEW_TOKENS and not row.is_probe:
                 lent = min(row.option.reading / turn.seconds(0), max(0.0, extra))
-                self.ledger.lend(seq.slot, lent, row.option.horizon)
+                self.ledger.add_loan(seq.slot, lent, row.option.horizon)
                 extra -= lent
         for (seq, record), row in zip(seen, self._plan, strict=True):
-            self.ledger.settle(seq.slot, record.num_emitted, extra, batch, drafted=row.option is not None)
+            self.ledger.book(seq.slot, record.num_emitted, extra, batch, drafted=row.option is not None)

@@ -16,14 +16,14 @@ from .seconds import DraftSeconds, Level, PassCurve, RoundSeconds
 
 MEASURE_SECONDS = 1.2
 """No new point of the pass curve is begun after this long."""
-FEW = 8
-"""Pending tokens that ride along with the first drafting pass."""
+FEW_TOKENS = 8
+"""So many uncached tokens are read in the first drafting pass at no cost."""
 TREE_ROWS = (16, 32, 64, 8, 17, 9, 33, 4, 5)
 """Where T(n) is measured for trees: each way of padding shows between two of them; the most telling first."""
 MASK_ROWS = (16, 32, 64, 128, 256, 8, 4, 17, 9, 33)
 """The same with masks, which multiply the rows."""
-HOPELESS = 5.0
-"""No tree brings as many tokens as to make up for a pass this many times as long, so larger ones are not measured."""
+MAX_PASS_RATIO = 5.0
+"""No tree makes up for a pass that is this many times as long as a plain one, so larger passes are not measured."""
 
 
 @final
@@ -75,8 +75,8 @@ class Estimates:
             return
         for n in sizes:
             slowest = max((seconds for rows, seconds in points.items() if rows <= n), default=0.0)
-            hopeless = n > max(points) and slowest > HOPELESS * min(points.values())
-            if n not in points and n <= room and not hopeless and clock() - begin < MEASURE_SECONDS:
+            too_slow = n > max(points) and slowest > MAX_PASS_RATIO * min(points.values())
+            if n not in points and n <= room and not too_slow and clock() - begin < MEASURE_SECONDS:
                 points[n] = pass_seconds(n)
         self.curve = PassCurve(points)
         for turn in self._turns.values():
@@ -144,7 +144,7 @@ class Estimates:
         share = seconds / max(sum(expected.values()), 1e-9)
         for source, depth in depths.items():
             cost = self.costs[source]
-            if uncached_tokens[source] > FEW * batch:
+            if uncached_tokens[source] > FEW_TOKENS * batch:
                 believed, drafting = uncached_tokens[source] * cost.uncached_tokens.value, depth * cost.token.value
                 reading = expected[source] * share - drafting
                 if max(believed, reading) >= drafting or not cost.uncached_tokens.count:

@@ -7,12 +7,12 @@ a model of costs believes, the total loss is bounded by INITIAL + ALLOWANCE per 
 
 from typing import final
 
-INITIAL = 4.0
-ALLOWANCE = 0.008
+INITIAL = 4.0  # passes
+ALLOWANCE = 0.008  # passes per emitted token
 REQUEST_INITIAL = 4.0
 """A single request may lose this much of what others won."""
 MOST = 24.0
-"""Old gains are not a licence to lose for long."""
+"""The highest credit in passes, so that old gains do not allow long losses."""
 
 
 @final
@@ -28,10 +28,10 @@ class Ledger:
         """Passes that a round for this request may lose."""
         return min(self.credit, self._requests.get(slot, REQUEST_INITIAL))
 
-    def settle(self, slot: int, emitted: int, extra: float, batch: int, drafted: bool) -> None:
-        """One row of a round: tokens it emitted, and the passes beyond one that the round took.
+    def book(self, slot: int, emitted: int, extra: float, batch: int, drafted: bool) -> None:
+        """Book one row of a round: the tokens it emitted, and the passes beyond one that the round took.
 
-        A row that only waited for the others does not answer for them.
+        A row that drafted nothing is not charged for what the others took.
         """
         owed, rate = self._loans.get(slot, (0.0, 0.0))
         repaid = min(owed, rate * emitted)
@@ -42,8 +42,8 @@ class Ledger:
         self._requests[slot] = min(MOST, own)
         self.credit = min(MOST, self.credit + (won - extra) / batch - repaid)
 
-    def lend(self, slot: int, passes: float, tokens: float) -> None:
-        """An investment (a draft model reads the prompt) is charged over the `tokens` it is made for."""
+    def add_loan(self, slot: int, passes: float, tokens: float) -> None:
+        """Charge an investment (a draft model reads the prompt) over the `tokens` it is made for."""
         owed, _ = self._loans.get(slot, (0.0, 0.0))
         self._loans[slot] = (owed + passes, (owed + passes) / max(tokens, 1.0))
 

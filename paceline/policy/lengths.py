@@ -1,9 +1,9 @@
 """How long an answer will get, learnt from those that ended: what a drafter reads for it must pay before its end.
 
-    prompt's last tokens, first token  ->  the answers most like it  ->  their lengths, as a law of this answer's
+    end of the prompt, first token  ->  the answers most like it  ->  the distribution of their lengths
 
-A yes among captions is told from them by its question ("Is there ...?") and by its first token ("yes"). In traffic of
-both, the mean length would make each yes pay for a draft that only a caption needs.
+A "yes" is told from a caption by its question ("Is there ...?") and by its first token. In traffic of both, the mean
+length would make each "yes" pay for a draft that only a caption needs.
 """
 
 from bisect import bisect_right
@@ -18,17 +18,15 @@ from typing import final
 from ..core.request import Sequence
 
 REMEMBERED = 128
-"""Answers."""
-TAIL = 32
-"""Tokens of a prompt's end by which it is known, runs of one token (a picture's placeholders) counting once."""
-OTHERS = 0.05
-"""What all answers count, over what one of the nearest does: they speak where this one has outlived those."""
+"""Answers that are remembered."""
+PROMPT_END = 32
+"""Tokens of a prompt's end that are compared; runs of one token (the placeholders of an image) count once."""
 SHARPNESS = 5
-"""Each of the nearest counts likeness to this power."""
-UNSETTLED = 8
-"""Up to so many known answers each new one counts at once, then whenever they have doubled."""
+"""An answer counts by the likeness of its prompt (Jaccard) to this power."""
+OTHERS = 0.005
+"""Weight of every answer beside a like one: they decide where this answer has outlived the like ones."""
 CUT = 2
-"""An answer that its limit cut is taken for one so many times as long."""
+"""An answer that was cut by its limit counts as this many times as long."""
 ENOUGH = 4
 """Longer answers that must be known before it is asked whether waiting is better."""
 LONGEST_WAIT = 16  # tokens
@@ -36,13 +34,13 @@ LONGEST_WAIT = 16  # tokens
 
 @final
 class Ends:
-    """The law of an answer's length: weights of answers that ended, of each length as many as there were.
+    """The distribution of an answer's length: answers that ended, with weights.
 
-    Everything that is asked is about those beyond some length, so sums from each length on are kept.
+    Every question is about the answers beyond some length, so the sums from each length on are kept.
     """
 
     def __init__(self, known: Iterable[tuple[float, int]] = ()):
-        """known: (weight, tokens) of each answer; only how weights compare matters, and 0 is none."""
+        """known: (weight, tokens) of each answer; only the ratios of weights matter, and a weight of 0 is none."""
         ordered = sorted((one for one in known if one[0] > 0), key=itemgetter(1))
         self._ends = [tokens for _, tokens in ordered]
         self._weights = _sums_from([weight for weight, _ in ordered])
@@ -75,12 +73,12 @@ class Ends:
         reach = [guess + share * self._beyond(emitted + i)[0] for i in range(depth + 1)]
         return [after / before for before, after in pairwise(reach)]
 
-    def had_better_wait(self, emitted: int, gain: float, price: float) -> bool:
+    def should_wait(self, emitted: int, gain: float, price: float) -> bool:
         """Whether reading some tokens later is worth more: many answers may have ended by then.
 
         value(w) = sum over answers longer than t + w of gain * (L - t - w) - price
 
-        gain: seconds that each token saves once it was read. price: seconds of reading.
+        gain: seconds that each token saves once the text was read. price: seconds of reading.
         """
         if self._beyond(emitted)[2] < ENOUGH:
             return False
@@ -105,10 +103,10 @@ def _sums_from(values: Seq[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One that ended."""
+    """An answer that ended."""
 
-    asked: frozenset[int]
-    first: list[int]  # token, or none of an answer without any
+    prompt: frozenset[int]
+    first: list[int]  # its first token; empty for an answer without tokens
     tokens: int
 
 
@@ -119,52 +117,46 @@ class Lengths:
     def __init__(self) -> None:
         self._seen = deque[_Answer](maxlen=REMEMBERED)
         self._added = 0
-        self._found: dict[int, tuple[tuple[int, bool], int, Ends]] = {}  # by slot: for what it was looked up, and when
+        self._found: dict[int, tuple[object, Ends]] = {}  # by slot, with what it was looked up for
 
     def add(self, seq: Sequence) -> None:
         """Learn from an answer that ended."""
         tokens = seq.num_output * (CUT if seq.finish_reason == "length" else 1)
-        self._seen.append(_Answer(_asked(seq), seq.output_ids[:1], tokens))
+        self._seen.append(_Answer(_prompt_end(seq), seq.output_ids[:1], tokens))
         self._added += 1
 
     def of(self, seq: Sequence) -> Ends:
-        """What may be expected of this answer: looked up anew with its first token, and where it outlives what was."""
-        settled = max(0, self._added.bit_length() - UNSETTLED.bit_length())
-        key = min(self._added, UNSETTLED) + settled, seq.num_output > 0
-        then, added, ends = self._found.get(seq.slot, (None, 0, None))
-        if ends is None or then != key or (added < self._added and seq.num_output >= ends.longest):
-            ends = self._look(seq)
-            self._found[seq.slot] = key, self._added, ends
+        """The expected length of this answer.
+
+        It is looked up anew once its first token is there, when the known answers are few or have doubled, and where
+        it has outlived all of them and there are new ones.
+        """
+        key: object = (min(self._added, 8), self._added.bit_length(), seq.num_output > 0)
+        known, ends = self._found.get(seq.slot, (None, Ends()))
+        if seq.num_output >= ends.longest:
+            key = (self._added, seq.num_output > 0)
+        if known != key:
+            ends = self._look_up(seq)
+            self._found[seq.slot] = key, ends
         return ends
 
     def release(self, slot: int) -> None:
         """Forget the request in this slot; what its answer taught stays."""
         self._found.pop(slot, None)
 
-    def _look(self, seq: Sequence) -> Ends:
-        asked, first, seen = _asked(seq), seq.output_ids[:1], self._seen
-        template = len(asked.intersection(*(one.asked for one in seen)))
-        began = [i for i, one in enumerate(seen) if one.first == first] or range(len(seen))
-        like = {i: _likeness(asked, seen[i].asked, template) for i in began}
-        ranked = sorted(like.values(), reverse=True)[: nearest(len(seen))]
-        near = {i: alike**SHARPNESS for i, alike in like.items() if alike >= ranked[-1]}
-        others = OTHERS * sum(near.values()) / max(1, len(seen) * len(ranked))
-        return Ends((near.get(i, 0.0) + others, one.tokens) for i, one in enumerate(seen))
+    def _look_up(self, seq: Sequence) -> Ends:
+        prompt, first = _prompt_end(seq), seq.output_ids[:1]
+        began_alike = any(one.first == first for one in self._seen)
+        return Ends(
+            (OTHERS + (one.first == first or not began_alike) * _likeness(prompt, one.prompt) ** SHARPNESS, one.tokens)
+            for one in self._seen
+        )
 
 
-def nearest(known: int) -> int:
-    """How many answers speak for a new one, where so many are known; besides, those as like it as the last of them."""
-    return max(1, round(known**0.5 / 2))
+def _prompt_end(seq: Sequence) -> frozenset[int]:
+    return frozenset(islice((token for token, _ in groupby(reversed(seq.prompt_ids))), PROMPT_END))
 
 
-def _asked(seq: Sequence) -> frozenset[int]:
-    return frozenset(islice((token for token, _ in groupby(reversed(seq.prompt_ids))), TAIL))
-
-
-def _likeness(one: frozenset[int], other: frozenset[int], template: int) -> float:
-    """The share of their tokens that both hold (Jaccard), and a little more, so that strangers count alike.
-
-    template: how many tokens all prompts hold; they say nothing.
-    """
-    both = len(one & other)
-    return 0.01 + (both - template) / max(1, len(one) + len(other) - both - template)
+def _likeness(one: frozenset[int], other: frozenset[int]) -> float:
+    """The share of their tokens that both hold (Jaccard)."""
+    return len(one & other) / max(1, len(one | other))

@@ -1,18 +1,30 @@
-"""When to try again what did not pay: now and then, and ever more seldom."""
+"""When a drafter that is not chosen is tried, and when one that has fallen behind should catch up.
 
+What did not pay is tried again now and then, ever more seldom. A draft model that has to read what others emitted is an
+investment, which must pay before the answer ends.
+"""
+
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import final
 
-from .choice import Option, width
+from ..core.request import Sequence
+from .choice import Option, gains_of, width
+from .estimates import FEW_TOKENS, Estimates
 from .seconds import RoundSeconds
 
 PROBE_DEPTH = 2
 PROBE_NODES, FREE = (7, 3), 1.1  # a probe of a tree is as large as it gets for nearly the price of PROBE_DEPTH nodes
-WAIT, SHORTEST, LONGEST = 4, 2, 64  # rounds
+WAIT, SHORTEST, LONGEST = 4, 2, 64  # rounds between two tries
+PROVEN = 3.0
+"""Rounds of a drafter after which it is known."""
+LOAN = 0.02
+"""Passes per expected token that a known drafter may borrow from the ledger for reading."""
+ALL_REQUESTS = -1
 
 
 @dataclass(slots=True)
-class _Patience:
+class _BackOff:
     last: int  # round of the last use
     wait: int = 0  # not tried yet
 
@@ -22,23 +34,23 @@ class Probing:
     """Exponential back-off for each request (slot) and each option of it, (drafter, hint)."""
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[tuple[str, int], _Patience]] = {}
+        self._known: dict[int, dict[tuple[str, int], _BackOff]] = {}
 
     def is_due(self, slot: int, key: tuple[str, int], now: int) -> bool:
         """True iff the option was left alone for long enough; `now` counts rounds."""
-        patience = self._known.setdefault(slot, {}).setdefault(key, _Patience(now))
-        return now - patience.last >= patience.wait
+        back_off = self._known.setdefault(slot, {}).setdefault(key, _BackOff(now))
+        return now - back_off.last >= back_off.wait
 
-    def used(self, slot: int, key: tuple[str, int], now: int, was_probe: bool, stood: bool) -> None:
-        """It drafted: as a probe whose first token stood or not, or because it pays."""
-        patience = self._known.setdefault(slot, {}).setdefault(key, _Patience(now))
-        patience.last = now
+    def used(self, slot: int, key: tuple[str, int], now: int, was_probe: bool, accepted: bool) -> None:
+        """It drafted: as a probe whose first token was accepted or not, or because it pays."""
+        back_off = self._known.setdefault(slot, {}).setdefault(key, _BackOff(now))
+        back_off.last = now
         if not was_probe:
-            patience.wait = WAIT
-        elif stood:
-            patience.wait = max(SHORTEST, patience.wait // 2)
+            back_off.wait = WAIT
+        elif accepted:
+            back_off.wait = max(SHORTEST, back_off.wait // 2)
         else:
-            patience.wait = min(LONGEST, max(WAIT, patience.wait * 2))
+            back_off.wait = min(LONGEST, max(WAIT, back_off.wait * 2))
 
     def release(self, slot: int) -> None:
         """Forget the request in this slot."""
@@ -67,3 +79,45 @@ def largest_probe(
         if (pass_of(depth, nodes) + depth * token + seconds + first) / plain - 1 <= credit:
             return depth, nodes
     return None
+
+
+def owner(seq: Sequence, option: Option) -> int:
+    """Whose back_off a probe tries: the request's (its slot) or, if much has to be read for it, everybody's."""
+    return seq.slot if option.uncached_tokens <= FEW_TOKENS else ALL_REQUESTS
+
+
+def may_join(option: Option, credit: float, turn: RoundSeconds, known: Estimates) -> bool:
+    """Whether the planner may choose this option; what is refused may still be probed.
+
+    Refused are rows in debt, unknown drafters with much to read, and readers that should wait, since more answers will
+    have ended by then. credit: passes that this row may lose.
+    """
+    if credit <= 0:
+        return False
+    if option.uncached_tokens <= FEW_TOKENS:
+        return True
+    if known.acceptance.tries(option.source) < PROVEN:
+        return False
+    saved = _saved(option, turn, known, option.gains)
+    if option.ends.should_wait(option.emitted, saved, option.reading):
+        return False
+    return option.reading <= (credit + LOAN * option.horizon) * turn.seconds(0)
+
+
+def could_pay(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
+    """Whether drafting would pay before the answer ends, reading included, if every token were accepted.
+
+    The seconds of reading are a cautious estimate: the first few measurements may disagree.
+    """
+    reading = known.cost(option.source).uncached_tokens.cautious * option.uncached_tokens
+    saved = _saved(option, turn, known, gains_of(option.ends.continue_probs(option.emitted, option.depth)))
+    if option.ends.should_wait(option.emitted, saved, reading):
+        return False
+    return saved * option.horizon > reading
+
+
+def _saved(option: Option, turn: RoundSeconds, known: Estimates, gains: Seq[float]) -> float:
+    """Seconds that a token of this drafter takes less than a plain one, at its best depth; gains: by depth."""
+    token = known.cost(option.source).token.value
+    best = min((turn.seconds(d) + d * token) / (1 + gain) for d, gain in enumerate(gains))
+    return turn.seconds(0) - best

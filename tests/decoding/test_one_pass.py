@@ -10,8 +10,8 @@ from paceline.core.outputs import Round
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, first_pass, generate
 from paceline.policy import CostModel, Gate
-from paceline.policy.costs import TurnSeconds
-from paceline.policy.option import Choice
+from paceline.policy.choice import Choice
+from paceline.policy.seconds import RoundSeconds
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
 from tests.helpers import REPEATING, loaded, oracle, prompt, result, sequence
@@ -153,9 +153,9 @@ def test_its_seconds_are_those_of_the_prefill(monkeypatch):
 def test_policies_do_not_take_them_for_a_pass(monkeypatch):
     """What a round with a prompt took is not learnt as the cost of verifying; what was accepted is."""
     seen = list[int]()
-    real = TurnSeconds.observe
+    real = RoundSeconds.observe
     monkeypatch.setattr(
-        TurnSeconds, "observe", lambda self, nodes, *rest: seen.append(nodes) or real(self, nodes, *rest)
+        RoundSeconds, "observe", lambda self, nodes, *rest: seen.append(nodes) or real(self, nodes, *rest)
     )
     policy = CostModel(4)
     on, drafter = ModelRunner(loaded(), 1), DraftModel(twin(loaded()))

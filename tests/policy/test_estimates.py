@@ -6,13 +6,13 @@ import time
 from statistics import median
 
 import pytest
+from paceline.policy.costs import Level, PassCurve, TurnSeconds
 
 from paceline import Choose, CostModel, Dynamic, Fixed, Gate, Plain, PromptLookup, SamplingParams
 from paceline.core.outputs import Round
 from paceline.errors import ConfigError
 from paceline.policy import Profile
 from paceline.policy.acceptance import Acceptance, Calibration, Counts, judged
-from paceline.policy.costs import Level, PassCurve, TurnSeconds
 from paceline.policy.estimates import Estimates
 from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
 from paceline.policy.probing import LONGEST, Probing

@@ -1,10 +1,10 @@
 """Trees that take longer than was measured are paid for at once; one hiccup of the clock is forgiven."""
 
 import pytest
+from paceline.policy.costs import PassCurve, TurnSeconds
 
 from paceline import CostModel
 from paceline.core.interfaces import DraftPolicy
-from paceline.policy.costs import PassCurve, TurnSeconds
 from tests.policy.growing import Branching, Foreseen
 from tests.policy.simulator import Clock, Machine, Member, cpu, simulate
 

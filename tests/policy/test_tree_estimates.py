@@ -6,6 +6,8 @@ import time
 from statistics import median
 
 import pytest
+from paceline.policy.tree_gains import DEPTHS, NODES, TreeGains, path_products
+from paceline.policy.tree_odds import HIGHEST, PathOdds
 
 from paceline import CostModel, Fixed
 from paceline.core.interfaces import DraftBudget
@@ -14,8 +16,6 @@ from paceline.errors import ConfigError
 from paceline.policy import Profile
 from paceline.policy import tree_gains as module
 from paceline.policy.estimates import TREE_ROWS
-from paceline.policy.tree_gains import DEPTHS, NODES, TreeGains, path_products
-from paceline.policy.tree_odds import HIGHEST, PathOdds
 from tests.policy.growing import Branching, DraftTree, flat, over_confident, stairs
 from tests.policy.simulator import Clock, Machine, Member, simulate
 

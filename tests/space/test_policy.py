@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from paceline.policy.option import width
 
 from paceline import CostModel, Dynamic, Fixed, Gate
 from paceline.core.draft import Draft
@@ -11,7 +12,6 @@ from paceline.core.outputs import Round
 from paceline.core.tree import TokenTree
 from paceline.decoding.record import records_of
 from paceline.policy import cost_model, tree_choice
-from paceline.policy.option import width
 from tests.policy.growing import Foreseen
 from tests.policy.simulator import Clock, Machine, Member, Outcome, SimDrafter, cpu, simulate
 

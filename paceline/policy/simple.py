@@ -1,0 +1,192 @@
+"""Policies that measure no costs: `Fixed`, `Dynamic`, and `Gate`, which switches another policy off while it loses."""
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from statistics import median
+from typing import Annotated, final
+
+from pydantic import Field
+
+from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
+from ..core.outputs import Round
+from ..core.request import Sequence
+from ..errors import ConfigError
+from ..schema import checked_call
+
+FIRST_ACCEPTED = 4.0  # tokens that `Dynamic` assumes a new answer accepts
+GROWTH = 2  # tokens that it adds after a draft that was accepted whole, as Hugging Face's heuristic schedule does
+NEWESTNEWEST_WEIGHT = 0.5  # of the newest round in its moving average
+PLAIN_ROUNDS = 3  # in a comparison of `Gate`
+
+
+@final
+class Fixed(DraftPolicy):
+    """Draft `num_speculative_tokens` tokens in a row; trees may spend `num_nodes` candidates on them (None: as many).
+
+    Of combined drafters the first that has something to propose drafts.
+    """
+
+    @checked_call
+    def __init__(
+        self,
+        num_speculative_tokens: Annotated[int, Field(ge=0)] = 5,
+        num_nodes: Annotated[int, Field(ge=0)] | None = None,
+    ):
+        self._depth = num_speculative_tokens
+        self._nodes = num_speculative_tokens if num_nodes is None else num_nodes
+        self._drafter: Drafter | None = None
+
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+        """Remember the drafter, to ask it which member can draft."""
+        self._drafter = drafter
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        """The fixed budget for everyone."""
+        if self._depth == 0:
+            return [DraftBudget(0, 0)] * len(seqs)
+        return [DraftBudget(self._depth, self._nodes, first_ready(self._drafter, seq)) for seq in seqs]
+
+
+def first_ready(drafter: Drafter | None, seq: Sequence) -> int:
+    """The first member of a combined drafter with something to propose; 0 where none has."""
+    if drafter is None:
+        return 0
+    return next((drafter_index for drafter_index, look in enumerate(drafter.draft_options(seq)) if look.hint >= 0), 0)
+
+
+@final
+class Dynamic(DraftPolicy):
+    """Draft one token more than was accepted lately; stop after a token with which the whole draft becomes unlikely.
+
+    max_tokens, min_tokens: bounds of the window. min_chance: of the whole chain, the product of the drafter's
+    confidences; the token that falls below it is kept, so that the stop does not depend on a token missing from its
+    own law. Drafters without confidence are bounded by the window alone. num_nodes: of trees; None: as the window.
+    """
+
+    @checked_call
+    def __init__(
+        self,
+        max_tokens: Annotated[int, Field(ge=1)] = 16,
+        min_tokens: Annotated[int, Field(ge=1)] = 1,
+        min_chance: Annotated[float, Field(ge=0, le=1)] = 0.3,  # 0: never stop early
+        num_nodes: Annotated[int, Field(ge=1)] | None = None,
+    ):
+        if min_tokens > max_tokens:
+            raise ConfigError(
+                "the window is empty", got=f"min {min_tokens}, max {max_tokens}", expected="1 <= min <= max"
+            )
+        self.num_nodes = num_nodes
+        self.max_tokens, self.min_tokens, self.min_chance = max_tokens, min_tokens, min_chance
+        self._accepted: dict[int, float] = {}  # by slot, the moving average of accepted tokens
+        self._drafter: Drafter | None = None
+
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+        """Remember the drafter, to ask it which member can draft."""
+        self._drafter, self._accepted = drafter, {}
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        """A window for each row."""
+        return [self._budget(seq) for seq in seqs]
+
+    def _budget(self, seq: Sequence) -> DraftBudget:
+        depth = round(self._accepted.get(seq.slot, FIRST_ACCEPTED)) + 1
+        depth = max(self.min_tokens, min(depth, self.max_tokens))
+        return DraftBudget(depth, max(depth, self.num_nodes or 0), first_ready(self._drafter, seq), self._is_likely)
+
+    def _is_likely(self, confidences: Seq[float]) -> bool:
+        return len(confidences) < self.min_tokens or math.prod(confidences) >= self.min_chance
+
+    def observe(self, seq: Sequence, record: Round) -> None:
+        """Move the average of accepted tokens; a draft that was accepted whole could have been longer."""
+        if record.num_drafted == 0:
+            return
+        whole = record.num_accepted == record.num_drafted
+        target = record.num_accepted + (GROWTH if whole else 0)
+        accepted = self._accepted.get(seq.slot, FIRST_ACCEPTED)
+        self._accepted[seq.slot] = min(accepted + NEWEST_WEIGHT * (target - accepted), float(self.max_tokens))
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots."""
+        for slot in slots:
+            self._accepted.pop(slot, None)
+
+
+@final
+class Gate(DraftPolicy):
+    """Compare a few plain rounds with `trial` rounds of `inner`, by tokens per second; keep what is faster.
+
+    trial: speculative rounds in a comparison. recheck: rounds after which an open gate compares again. A gate that
+    closes stays so for `pause` rounds, twice as long each time, up to 32 pauses. Times are medians. The first
+    speculative round of a comparison is left out: a draft model reads what it has missed, SPACE hangs its masks.
+    """
+
+    @checked_call
+    def __init__(
+        self,
+        inner: DraftPolicy,
+        trial: Annotated[int, Field(ge=1)] = 6,
+        pause: Annotated[int, Field(ge=1)] = 16,
+        recheck: Annotated[int, Field(ge=1)] = 64,
+    ):
+        self.inner, self.trial, self.pause, self.recheck = inner, trial, pause, recheck
+        self._reset()
+
+    def _reset(self) -> None:
+        self._plain: list[float] = []  # seconds of each plain round
+        self._drafted: list[tuple[float, float]] = []  # seconds and tokens per row of each speculative round
+        self._is_first = True  # of the speculative rounds in this comparison
+        self._quiet = 0  # rounds until the next comparison
+        self._length = self.pause
+        self._tokens = self._rows = 0  # of the round so far
+        self._drafts = False
+        self._reads = False  # some row's prompt was read in it: its seconds leave out the pass that verified
+        self.is_open, self._speculates = True, False
+
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+        """Bind the inner policy."""
+        self._reset()
+        self.inner.bind(drafter, pass_seconds)
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
+        """The inner policy's, or nothing."""
+        self._tokens, self._rows, self._reads, self._drafts = 0, 0, False, False
+        self._speculates = self.is_open if self._quiet else len(self._plain) >= PLAIN_ROUNDS
+        return self.inner.budgets(seqs) if self._speculates else [DraftBudget(0, 0)] * len(seqs)
+
+    def observe(self, seq: Sequence, record: Round) -> None:
+        """Time the round; the last row of a batch closes it."""
+        if self._speculates:
+            self.inner.observe(seq, record)
+        self._tokens += record.num_emitted
+        self._rows += 1
+        self._reads = self._reads or record.with_prompt
+        self._drafts = self._drafts or record.num_drafted > 0
+        if self._rows < record.batch:
+            return
+        if self._quiet:
+            self._quiet -= 1
+        elif self._reads and not self._drafts:
+            return  # one pass read a prompt and gave its first token: no round of either kind
+        elif len(self._plain) < PLAIN_ROUNDS:
+            self._plain.append(record.verify_s + record.rest_s)
+            self._is_first = True
+        elif self._is_first:
+            self._is_first = False
+        else:
+            # Verifying took no more than a plain round: one pass read and verified, in the place of two.
+            seconds = record.draft_s + median(self._plain) if self._reads else record.seconds
+            self._drafted.append((seconds, self._tokens / record.batch))
+            if len(self._drafted) >= self.trial:
+                self._compare()
+
+    def _compare(self) -> None:
+        tokens = sum(tokens for _, tokens in self._drafted) / len(self._drafted)
+        self.is_open = tokens * median(self._plain) >= median(seconds for seconds, _ in self._drafted)
+        self._length = self.pause if self.is_open else min(self._length * 2, 32 * self.pause)
+        self._quiet = self.recheck if self.is_open else self._length // 2
+        self._plain, self._drafted = [], []
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots."""
+        self.inner.release(slots)

@@ -6,16 +6,16 @@ import time
 from statistics import median
 
 import pytest
-from paceline.policy.costs import Level, PassCurve, TurnSeconds
 
 from paceline import Choose, CostModel, Dynamic, Fixed, Gate, Plain, PromptLookup, SamplingParams
 from paceline.core.outputs import Round
 from paceline.errors import ConfigError
 from paceline.policy import Profile
-from paceline.policy.acceptance import Acceptance, Calibration, Counts, judged
+from paceline.policy.acceptance import Acceptance, Counts, DraftSize
 from paceline.policy.estimates import Estimates
 from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
 from paceline.policy.probing import LONGEST, Probing
+from paceline.policy.seconds import Level, PassCurve, RoundSeconds
 from tests.helpers import NO_EOS, REPEATING, loaded, oracle, result, run, runner, sequence
 from tests.policy.simulator import Clock, Machine, Member, SimDrafter, cpu, simulate
 
@@ -39,7 +39,7 @@ def learnt(rounds: int = 400) -> list[float]:
     rng, acceptance = random.Random(0), Acceptance(4)
     for _ in range(rounds):
         accepted = next((i for i, chance in enumerate(CHANCES) if rng.random() >= chance), 3)
-        acceptance.observe(0, chain(accepted, 3))
+        acceptance.observe(0, chain(accepted, 3), 3)
     return acceptance.expected(1, "m", 0)[:3]  # another request: what all have shown
 
 
@@ -94,10 +94,10 @@ def test_learning_from_unvisited_nodes_is_caught(monkeypatch):
 def test_a_request_is_judged_by_its_own_rounds_soon():
     acceptance = Acceptance(4)
     for _ in range(100):
-        acceptance.observe(0, chain(0, 4))
+        acceptance.observe(0, chain(0, 4), 4)
     assert acceptance.expected(1, "m", 0)[0] < 0.1
     for _ in range(8):
-        acceptance.observe(1, chain(4, 4))
+        acceptance.observe(1, chain(4, 4), 4)
     assert min(acceptance.expected(1, "m", 0)) > 0.6
     acceptance.release(1)
     assert acceptance.expected(1, "m", 0)[0] < 0.2
@@ -107,33 +107,35 @@ def test_a_request_is_judged_by_its_own_rounds_soon():
 def test_hints_are_told_apart_and_new_ones_start_from_the_rest():
     acceptance = Acceptance(2)
     for _ in range(40):
-        acceptance.observe(0, chain(0, 2, hint=1))
-        acceptance.observe(0, chain(2, 2, hint=8))
+        acceptance.observe(0, chain(0, 2, hint=1), 2)
+        acceptance.observe(0, chain(2, 2, hint=8), 2)
     low, high, new = (acceptance.expected(1, "m", hint)[0] for hint in (1, 8, 4))
     assert low < 0.15 < 0.4 < new < 0.6 < 0.85 < high
 
 
-def test_judged_in_trees_and_chains():
-    assert judged(chain(0, 3)) == (0, True)
-    assert judged(chain(3, 3)) == (3, False)  # nothing was refused
-    assert judged(chain(0, 0)) == (0, False)
-    tree = Round("m", 2, 1, 2, parents=(-1, 0, 0, 1, 2), path=(2,))
-    assert judged(tree) == (1, True)
+def test_a_draft_that_ended_early_counts_as_a_miss_of_its_budget():
+    """A budget of 4 of which the drafter took 2, both accepted: a third token was wanted and not there."""
+    acceptance = Acceptance(4)
+    acceptance.observe(0, chain(2, 2), 4)
+    counts = acceptance.sources["m"]
+    assert (counts.hits, counts.tries) == ([1, 1, 0], [1, 1, 1])
 
 
-def test_calibration_learns_what_confidence_is_worth():
-    rng, calibration = random.Random(0), Calibration()
-    assert calibration.chance(0.42) == 0.42
-    for _ in range(300):  # says 0.97 and is right half the time
-        calibration.observe(chain(1 if rng.random() < 0.5 else 0, 1, (0.97,)))
-    assert 0.35 < calibration.chance(0.97) < 0.7
-    assert calibration.chance(0.42) == 0.42
-    assert calibration.chance_of_all([0.97, 0.97]) == calibration.chance(0.97) ** 2
+def test_nodes_and_levels_of_a_budget():
+    size = DraftSize(3.0)
+    assert size.totals(3) == ([0, 3, 6, 9], [0, 1, 2, 3])  # the guess
+    tree = Round("m", 2, 1, 2, parents=(-1, 0, 0, 1, 1, 2), path=(2,))
+    for _ in range(400):
+        size.observe(tree, 4, 3)  # three levels were drafted, of which two were kept
+    nodes, levels = size.totals(5)
+    assert nodes == pytest.approx([0, 2, 5, 5, 5, 5], abs=0.1)
+    assert levels == pytest.approx([0, 1, 2, 3, 3, 3], abs=0.1)
 
 
 def test_pass_curve():
-    curve = PassCurve({1: 1.0, 4: 4.0, 8: 3.0, 16: 8.0})  # a dip is a mistake of the clock
-    assert [curve.seconds(n) for n in (1, 2, 4, 6, 8, 12, 16, 18)] == [1, 2, 4, 4, 4, 6, 8, pytest.approx(8 + 14 / 15)]
+    curve = PassCurve({1: 1.0, 4: 4.0, 8: 3.0, 16: 8.0})  # the clock was late at 4
+    seconds = [1, 5 / 3, 3, 3, 3, 5.5, 8, 8 + 14 / 15]
+    assert [curve.seconds(n) for n in (1, 2, 4, 6, 8, 12, 16, 18)] == pytest.approx(seconds)
     assert PassCurve({1: 2.0}).seconds(9) == 2.0
 
 
@@ -148,7 +150,7 @@ def test_one_slow_measurement_decides_nothing():
 
 
 def test_a_slower_machine_is_drift_and_longer_rounds_are_shape():
-    turn = TurnSeconds(PassCurve({1: 1.0, 17: 2.0}), 1)
+    turn = RoundSeconds(PassCurve({1: 1.0, 17: 2.0}), 1)
     for _ in range(20):
         turn.observe(0, 1.0)
         turn.observe(4, 1.25 * 1.3)
@@ -162,15 +164,15 @@ def test_a_slower_machine_is_drift_and_longer_rounds_are_shape():
 def test_ledger():
     ledger = Ledger()
     assert ledger.available(0) == INITIAL
-    ledger.settle(0, 1, 2.0, 1, drafted=True)
+    ledger.book(0, 1, 2.0, 1, drafted=True)
     assert ledger.available(0) == pytest.approx(INITIAL - 2 + ALLOWANCE)
     for _ in range(50):
-        ledger.settle(0, 5, 1.0, 1, drafted=True)
+        ledger.book(0, 5, 1.0, 1, drafted=True)
     assert ledger.available(0) == MOST
     assert ledger.available(1) < MOST  # a request may not lose all that others won
     before = ledger.credit
-    ledger.lend(1, 8.0, 100.0)
-    ledger.settle(1, 50, 49.0, 1, drafted=True)
+    ledger.add_loan(1, 8.0, 100.0)
+    ledger.book(1, 50, 49.0, 1, drafted=True)
     assert ledger.credit == pytest.approx(before - 4 + 50 * ALLOWANCE)
     ledger.release(1)
     assert ledger.credit == pytest.approx(before - 8 + 50 * ALLOWANCE)  # the rest falls due
@@ -182,10 +184,10 @@ def test_probing_backs_off_and_comes_back():
         if probing.is_due(0, ("m", 0), now):
             waits.append(now - last)
             last = now
-            probing.used(0, ("m", 0), now, was_probe=True, stood=False)
+            probing.used(0, ("m", 0), now, was_probe=True, accepted=False)
     assert waits == [0, 4, 8, 16, 32, 64, 64, 64, 64, 64][: len(waits)]
     assert max(waits) == LONGEST
-    probing.used(0, ("m", 0), 400, was_probe=True, stood=True)
+    probing.used(0, ("m", 0), 400, was_probe=True, accepted=True)
     assert probing.is_due(0, ("m", 0), 400 + LONGEST // 2)
 
 
@@ -213,12 +215,13 @@ def test_profile_survives_json_and_starts_the_next_run():
     "broken",
     [{"speed": 1}, {"version": 0}, {"pass_seconds": {"1": -1}}, {"pass_seconds": 3}, {"draft_seconds": {"m": [1]}},
      {"acceptance": {"m": {"": [[2.0], [1.0]]}}}, {"acceptance": {"m": {"x": [[1], [1]]}}},
-     {"calibration": {"m": [[1.0], [1.0]]}}],
+     {"sizes": {"m": [[1.0], [1.0]]}}, {"confidence": {"m": {}}},
+     {"confidence": {"m": {"accepted": [[1.0], [1.0]], "deeper": [[1.0], [1.0]]}}}],
     ids=str,
 )  # fmt: skip
 def test_broken_profiles_are_refused(broken):
     with pytest.raises(ConfigError):
-        Profile.from_dict({"version": 1, **broken})
+        Profile.from_dict({"version": 2, **broken})
 
 
 def test_options_out_of_range():

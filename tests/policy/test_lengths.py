@@ -7,7 +7,7 @@ import pytest
 from paceline import CostModel, SamplingParams
 from paceline.core.outputs import Origin
 from paceline.core.request import Sequence
-from paceline.policy.lengths import ENOUGH, LONGEST_WAIT, REMEMBERED, Ends, Lengths, nearest
+from paceline.policy.lengths import ENOUGH, LONGEST_WAIT, REMEMBERED, Ends, Lengths
 from tests.policy.simulator import Member, simulate
 
 
@@ -150,9 +150,9 @@ def test_a_slot_is_forgotten():
     assert lengths.of(answer(DESCRIBE, [])).left(0, 1000) > 25
 
 
-def test_as_like_as_the_last_of_the_nearest_counts_too():
-    """Of one prompt all answers speak, not the last few."""
-    lengths = taught(*[(DESCRIBE, [8] * 40)] * 30, *[(DESCRIBE, [8] * 2)] * nearest(40))
+def test_all_answers_to_one_prompt_count():
+    """Not the last few alone."""
+    lengths = taught(*[(DESCRIBE, [8] * 40)] * 30, *[(DESCRIBE, [8] * 2)] * 3)
     assert lengths.of(answer(DESCRIBE, [])).left(0, 1000) > 30
 
 
@@ -199,12 +199,12 @@ def test_waiting_is_what_trying_every_wait_finds():
         if sum(n > emitted for n in seen) < ENOUGH:
             continue
         waits = best_wait(seen, emitted, gain, price) > 0
-        assert known(*seen).had_better_wait(emitted, gain, price) == waits
+        assert known(*seen).should_wait(emitted, gain, price) == waits
 
 
 def test_few_answers_say_nothing_of_waiting():
-    assert not known(2, 2, 40).had_better_wait(0, 0.1, 3.0)
-    assert known(2, 2, 2, 40).had_better_wait(0, 0.1, 3.0)
+    assert not known(2, 2, 40).should_wait(0, 0.1, 3.0)
+    assert known(2, 2, 2, 40).should_wait(0, 0.1, 3.0)
 
 
 def short_answers(kinds: tuple[int, ...], chance: float, seed: int) -> float:
@@ -281,6 +281,6 @@ def test_without_lengths_short_answers_pay(monkeypatch):
     """The mutant: half of the limit, as long as an answer may be, is what reading is spread over."""
     monkeypatch.setattr(Ends, "left", lambda self, emitted, limit: max(1.0, limit / 2))
     monkeypatch.setattr(Ends, "continue_probs", lambda self, emitted, depth: [1.0] * depth)
-    monkeypatch.setattr(Ends, "had_better_wait", lambda *_: False)
+    monkeypatch.setattr(Ends, "should_wait", lambda *_: False)
     kinds, chance, least = CASES[0]
     assert max(short_answers(kinds, chance, seed) for seed in range(5)) < least

@@ -1,10 +1,11 @@
 """Trees that take longer than was measured are paid for at once; one hiccup of the clock is forgiven."""
 
 import pytest
-from paceline.policy.costs import PassCurve, TurnSeconds
 
 from paceline import CostModel
 from paceline.core.interfaces import DraftPolicy
+from paceline.policy import cost_model
+from paceline.policy.seconds import PassCurve, RoundSeconds
 from tests.policy.growing import Branching, Foreseen
 from tests.policy.simulator import Clock, Machine, Member, cpu, simulate
 
@@ -47,18 +48,10 @@ def test_wrong_trees_that_take_longer_than_measured(member, hidden, tokens, leas
     assert wrong(member, hidden, tokens) >= least
 
 
-def forgive(self, nodes: int, seconds: float, most: float) -> float:
-    return min(seconds, most)
-
-
-def book_all(self, nodes: int, seconds: float, most: float) -> float:
-    return min(seconds, most) if self.knows_tree(nodes) else seconds
-
-
 @DRAFTERS
 def test_forgiving_every_surprise_is_caught(member, monkeypatch):
-    monkeypatch.setattr(TurnSeconds, "believed", forgive)
-    monkeypatch.setattr(TurnSeconds, "tries_trees", False)
+    monkeypatch.setattr(RoundSeconds, "is_slow_again", lambda *_: False)
+    monkeypatch.setattr(RoundSeconds, "needs_small_tree", False)
     assert wrong(member, 6, 64) < 0.8
 
 
@@ -75,40 +68,36 @@ def test_one_hiccup_does_not_switch_a_drafter_off(member):
 
 
 def test_booking_every_surprise_is_caught(monkeypatch):
-    monkeypatch.setattr(TurnSeconds, "believed", book_all)
+    monkeypatch.setattr(RoundSeconds, "is_slow_again", lambda self, nodes, seconds: self.is_new(nodes))
+    monkeypatch.setattr(cost_model, "SLOW_AGAIN", 100.0)
     assert after_a_hiccup(space) < 0.8
 
 
-def turn() -> TurnSeconds:
-    return TurnSeconds(PassCurve({1: 1.0, 64: 1.0}), 1)
+def turn() -> RoundSeconds:
+    return RoundSeconds(PassCurve({1: 1.0, 64: 1.0}), 1)
 
 
-def test_the_second_surprise_pays_for_the_first():
+def test_the_second_slow_round_in_a_row_counts():
     one = turn()
-    assert one.believed(20, 6.0, 2.0) == 2.0
-    assert one.believed(3, 5.0, 2.0) == 5.0 + 3.0  # the very next tree, of whatever size
-    same = turn()
-    assert same.believed(20, 20.0, 2.0) == 2.0
-    assert same.believed(3, 1.0, 2.0) == 1.0
-    assert same.believed(3, 9.0, 2.0) == 2.0  # another size, another hiccup
-    assert same.believed(3, 1.0, 2.0) == 1.0
-    assert same.believed(20, 6.0, 2.0) == 6.0 + 4.0
+    assert not one.is_slow_again(20, 6.0)
+    assert one.is_slow_again(3, 5.0)  # of whatever new size
+    assert not one.is_slow_again(3, 1.0)
+    assert not one.is_slow_again(3, 9.0)
 
 
-def test_a_known_size_costs_no_more_than_a_hiccup_may():
+def test_a_known_size_is_never_doubted():
     one = turn()
     for _ in range(3):
-        one.observe(3, 1.0, tree=True)
-    assert [one.believed(3, 9.0, 1.6) for _ in range(3)] == [1.6] * 3
-    assert one.believed(3, 1.0, 1.6) == 1.0
+        one.observe(3, 1.0)
+    assert not any(one.is_slow_again(3, 9.0) for _ in range(3))
 
 
 @pytest.mark.parametrize(("seconds", "small"), [(1.0, False), (9.0, True)])
-def test_the_first_tree_is_small_and_so_is_the_next_after_a_surprise(seconds, small):
+def test_the_first_tree_is_small_and_so_is_the_next_after_a_slow_one(seconds, small):
     one = turn()
-    assert one.tries_trees
-    one.believed(1, seconds, 2.0)
-    one.observe(1, seconds, tree=True)
-    assert one.tries_trees == small
-    one.observe(1, seconds, tree=True)
-    assert not one.tries_trees
+    assert one.needs_small_tree
+    one.is_slow_again(1, seconds)
+    one.observe(1, seconds)
+    assert one.needs_small_tree == small
+    one.observe(1, seconds)
+    assert not one.needs_small_tree

@@ -1,11 +1,11 @@
 """Trees: never slower than plain decoding, and near the best depth and size that hindsight would have chosen."""
 
 import pytest
-from paceline.policy.tree_odds import PathOdds
 
 from paceline import CostModel, Dynamic, Fixed, Gate
 from paceline.core.interfaces import DraftPolicy
 from paceline.policy import cost_model
+from paceline.policy.confidence import PathOdds
 from tests.policy.growing import Branching, flat, over_confident, stairs, steep, text
 from tests.policy.simulator import Clock, Machine, Member, cpu, simulate
 

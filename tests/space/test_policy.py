@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from paceline.policy.option import width
 
 from paceline import CostModel, Dynamic, Fixed, Gate
 from paceline.core.draft import Draft
@@ -11,7 +10,8 @@ from paceline.core.interfaces import DraftPolicy
 from paceline.core.outputs import Round
 from paceline.core.tree import TokenTree
 from paceline.decoding.record import records_of
-from paceline.policy import cost_model, tree_choice
+from paceline.policy import choice, cost_model
+from paceline.policy.choice import width
 from tests.policy.growing import Foreseen
 from tests.policy.simulator import Clock, Machine, Member, Outcome, SimDrafter, cpu, simulate
 
@@ -112,7 +112,7 @@ def test_many_masks_where_rows_are_free_and_few_where_they_are_dear():
 
 
 def test_a_choice_that_does_not_count_masks_hangs_too_many(monkeypatch):
-    monkeypatch.setattr(tree_choice, "width", lambda depth, nodes, masks: nodes)
+    monkeypatch.setattr(choice, "width", lambda depth, nodes, masks: nodes)
     assert usual_rows(dear) > 7
 
 
@@ -127,7 +127,7 @@ def knows_the_seconds() -> bool:
     simulate(keep, [space()], requests=3, machine=Machine(dear, noise=0.0, hiccups=0.0))
     turn = made[0].estimates.turn(1)
     right = {rows: dear(rows) + 0.0005 for rows in (1, 2, 4, 9)}
-    return all(turn.seconds(rows - 1, tree=True) == pytest.approx(right[rows], rel=0.1) for rows in right)
+    return all(turn.seconds(rows - 1) == pytest.approx(right[rows], rel=0.1) for rows in right)
 
 
 def test_the_turn_learns_the_seconds_of_the_rows_that_were_run():

@@ -1,7 +1,7 @@
-"""A draft: drafted tokens together with the law they were drawn from.
+"""A draft: drafted tokens together with the distribution they were drawn from.
 
-Tokens never travel without their law, because the residual of a rejection depends on it: argmax tokens handed over
-with soft probabilities give a biased output (mean total variation 0.39 over random laws of four tokens).
+Tokens never travel without their distribution, because the residual of a rejection depends on it: argmax tokens handed
+over with soft probabilities give a biased output (mean total variation 0.39 over random distributions of four tokens).
 """
 
 from dataclasses import dataclass, replace
@@ -14,18 +14,18 @@ from .tree import TokenTree
 
 
 class Law(Enum):
-    """How the children of a node were chosen, given everything before them."""
+    """How the children of a node were chosen, given everything before them: the "law" of a draft."""
 
-    POINT_MASS = "point_mass"  # deterministic, or drawn by an unknown law: always safe
+    POINT_MASS = "point_mass"  # deterministic, or drawn by an unknown distribution: always safe
     IID = "iid"  # each child drawn independently from q
     WITHOUT_REPLACEMENT = "without_replacement"  # each child drawn from q less its earlier siblings, renormalised
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A tree of drafted tokens and its law.
+    """A tree of drafted tokens and its distribution.
 
-    q: row i holds the law that the children of node i were drawn from; None if and only if `law` is POINT_MASS.
+    q: row i holds the distribution of the children of node i; None if and only if `law` is POINT_MASS.
     source: name of the drafter, shown to the user with every drafted token; `sources` where rows have their own.
     confidence: the drafter's probability of each node, NaN where it has none; for policies only.
     hints: for each row the drafter's class of the situation it drafted in, see `Drafter.hint`.
@@ -41,7 +41,7 @@ class Draft:
 
     @property
     def has_law(self) -> bool:
-        """True iff `q` is given exactly when the law needs it."""
+        """True iff `q` is given exactly when the distribution needs it."""
         return (self.q is None) == (self.law is Law.POINT_MASS)
 
     def trimmed(self) -> "Draft":

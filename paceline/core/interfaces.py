@@ -292,7 +292,9 @@ class Verifier(ABC):
     exact: ClassVar[bool]  # the output is token-identical to plain decoding with the same seed
 
     @abstractmethod
-    def verify(self, draft: Draft, law: TargetDistribution, seeds: Seq[int], positions: Seq[int]) -> VerifyOutput:
+    def verify(
+        self, draft: Draft, distribution: TargetDistribution, seeds: Seq[int], positions: Seq[int]
+    ) -> VerifyOutput:
         """Walk each tree from its root. One 64-bit seed for each row, signed.
 
         positions: for each row the absolute position of the token after the root.

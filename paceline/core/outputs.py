@@ -22,15 +22,15 @@ class TargetOutput:
 
 @dataclass(frozen=True)
 class TargetDistribution:
-    """p, the law of the token after each node, once every processor has been applied on that node's path.
+    """p, the distribution of the token after each node, once every processor has been applied on that node's path.
 
     Verifiers read it with `at`, node by node as they walk down the tree: a processor is never asked about a node that
     plain decoding would not reach, where it might raise or forbid everything.
 
     scores:    log-probabilities up to a constant per node, before `process`; -inf where a token is forbidden.
-    is_greedy: for each row whether it is at temperature 0: its law is all on the argmax, the limit of sampling.
-    process:   (scores [K, V], their rows, their nodes) -> processed scores [K, V]; None: `scores` are final.
-    errors:    what went wrong while `process` ran, by (row, node); such a node has no law.
+    is_greedy: for each row whether it is at temperature 0: its distribution is all on the argmax, the limit of
+    sampling. process:   (scores [K, V], their rows, their nodes) -> processed scores [K, V]; None: `scores` are final.
+    errors:    what went wrong while `process` ran, by (row, node); such a node has no distribution.
     """
 
     scores: Float[Tensor, "B N V"]
@@ -39,14 +39,14 @@ class TargetDistribution:
     errors: dict[tuple[int, int], Exception] = field(default_factory=dict[tuple[int, int], Exception])
 
     def at(self, rows: list[int], nodes: list[int]) -> Float[Tensor, "K V"]:
-        """Processed scores after the K nodes (rows[k], nodes[k]); without a finite maximum where there is no law."""
+        """Processed scores after the K nodes (rows[k], nodes[k]); no finite maximum where there is no distribution."""
         width = self.scores.shape[1]
         index = torch.tensor([row * width + node for row, node in zip(rows, nodes, strict=True)])
         picked = self.scores.flatten(0, 1).index_select(0, index.to(self.scores.device))
         return picked if self.process is None else self.process(picked, rows, nodes)
 
     def error(self, row: int, node: int, position: int) -> Exception:
-        """Why this node has no law; position: of the token that it should have decided."""
+        """Why this node has no distribution; position: of the token that it should have decided."""
         return self.errors.get((row, node)) or NumericsError(
             f"the target's scores give no law at row {row}, node {node}, position {position}",
             got="NaN, +inf, or -inf for every token",
@@ -68,7 +68,7 @@ class Walk(NamedTuple):
     """One row's way down: the accepted nodes, then the target's own token."""
 
     path: list[int]
-    next_token: int  # -1: the last node of the path has no law
+    next_token: int  # -1: the last node of the path has no distribution
     is_bonus: bool  # stopped where nothing more was drafted
 
 
@@ -79,7 +79,8 @@ class VerifyOutput:
     path:         indices of the accepted nodes, root excluded, padded with -1.
     num_accepted: how many of them.
     next_token:   the *recovered* token after a rejection, or the *bonus* token when a whole path was accepted; -1
-                  where the path leads to a node without a law, which is an error unless the answer ends on the path.
+                  where the path leads to a node without a distribution, which is an error unless the answer ends on the
+                  path.
     is_bonus:     True where nothing was rejected: the path ended at a leaf of the draft.
 
     Given as tensors, or by `of`; the other form is made once, when it is first asked for.

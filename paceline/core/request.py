@@ -88,7 +88,7 @@ class SamplingParams:
 
     @cached_property
     def needs_history(self) -> bool:
-        """True iff the law of a token depends on which tokens came before it, beyond the model itself."""
+        """True iff the distribution of a token depends on which tokens came before it, beyond the model itself."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

@@ -119,7 +119,7 @@ class SpeculativeDecoder:
         seqs: Seq[Sequence],
         draft: Draft,
         out: TargetOutput,
-        law: TargetDistribution,
+        distribution: TargetDistribution,
         verdict: VerifyOutput,
     ) -> list[int]:
         """Hand each sequence its accepted tokens and the target's own, cut where it ends; returns how many it took.
@@ -142,6 +142,6 @@ class SpeculativeDecoder:
                 if seq.append(token, origin, draft.source_of(row) if origin is Origin.DRAFTED else "", logprob):
                     break
             if len(emitted) < len(nodes) and not seq.is_finished:
-                raise law.error(row, nodes[-1], position)
+                raise distribution.error(row, nodes[-1], position)
             counts.append(count)
         return counts

@@ -34,7 +34,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, M
 from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import EagleHead, load_head
-from ..sampling.banned import columns_of
+from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .draft_layer import Level
 from .eagle_pass import EaglePass

@@ -29,7 +29,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..heads import MtpHead
 from ..quant import PackedLinear
-from ..sampling.banned import columns_of
+from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .draft_layer import DraftCache, NativeLayer, Norms, TorchLayer
 from .fitting import fitted, row_dtype

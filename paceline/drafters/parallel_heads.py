@@ -27,7 +27,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..heads import BlockwiseHead, MedusaHead
 from ..heads.parallel import ParallelHeads
-from ..sampling.banned import columns_of
+from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .fitting import fitted, row_dtype
 from .registry import TREE_NODES, HeadSpec

@@ -15,7 +15,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
-from ..sampling.banned import before_banned
+from ..sampling.scores import before_banned
 from ..schema import checked, checked_call
 from .registry import DrafterSpec, vllm_flag
 

@@ -36,7 +36,7 @@ from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..heads import SpaceAdapter
-from ..sampling.banned import columns_of
+from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .fitting import fitted_adapter
 from .registry import HeadSpec

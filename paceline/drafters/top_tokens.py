@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel_of
 from ..kernels.library import largest, library
-from ..sampling.banned import bar
+from ..sampling.scores import bar
 from ..sampling.warpers import warp
 
 

@@ -1,8 +1,8 @@
-"""How a draft model's logits become drafted tokens, and the law those tokens carry.
+"""How a draft model's logits become drafted tokens, and the distribution those tokens carry.
 
 Under the shared noise of rule R7 (`coupled`) the draft's argmax uses the noise the target will use at the same
-position, so equal laws give equal tokens; the verifier then needs no q. Under a ratio rule the tokens are drawn
-independently of the target, and q is exactly the tensor they were drawn from.
+position, so equal distributions give equal tokens; the verifier then needs no q. Under a ratio rule the tokens are
+drawn independently of the target, and q is exactly the tensor they were drawn from.
 """
 
 from collections.abc import Collection
@@ -12,12 +12,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..core.argmax import argmax
 from ..core.draft import Law
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel, uniforms
-from .banned import bar, columns_below
 from .processors import add_bias, mask_endings
+from .scores import argmax, bar, columns_below
 from .warpers import is_warped, warp
 
 _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
@@ -27,8 +26,8 @@ _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
 class DraftSampler:
     """Draws the next drafted token of each sequence.
 
-    The draft's law has the warpers, `logit_bias` and the mask of `min_tokens`; the processors that look at the past
-    are left to the target, which costs acceptance and never correctness. banned_token_ids: tokens it never draws.
+    The draft's distribution has the warpers, `logit_bias` and the mask of `min_tokens`; the processors that look at the
+    past are left to the target, which costs acceptance and never correctness. banned_token_ids: tokens it never draws.
     """
 
     def __init__(self, coupled: bool, banned_token_ids: Collection[int] = ()):
@@ -36,7 +35,7 @@ class DraftSampler:
 
     @property
     def law(self) -> Law:
-        """The law of the tokens, for the Draft."""
+        """The distribution of the tokens, for the Draft."""
         return Law.POINT_MASS if self.coupled else Law.IID
 
     def sample(
@@ -73,7 +72,7 @@ class DraftSampler:
         return tokens, q
 
     def _scores(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
-        """Float32 scores of the draft's law, up to a constant per row."""
+        """Float32 scores of the draft's distribution, up to a constant per row."""
         biased = [bool(s.params.logit_bias) or s.num_output + offset < s.params.min_tokens for s in seqs]
         scores = logits.to(torch.float32, copy=any(biased))
         for row, seq in enumerate(seqs):
@@ -101,7 +100,7 @@ def confidence(
 
 
 def _draw(q: Tensor, uniform: Tensor) -> Tensor:  # [R, V], [R, 1] -> [R]
-    """Inverse of the cumulative law: one number a row, where Gumbel noise would take V."""
+    """Inverse of the cumulative distribution: one number a row, where Gumbel noise would take V."""
     mass = q.double().cumsum(-1)
     # the first token whose mass reaches a number in (0, total]: its own mass is above zero
     return torch.searchsorted(mass, uniform * mass[:, -1:]).squeeze(1)

@@ -1,4 +1,4 @@
-"""Temperature, top_k, top_p and min_p: the part of the law that does not depend on the past.
+"""Temperature, top_k, top_p and min_p: the part of the distribution that does not depend on the past.
 
 All three truncations keep the likeliest tokens, so they are decided on a short sorted *window* of the largest scores
 and the vocabulary is sorted only for rows whose kept set does not fit:
@@ -23,7 +23,7 @@ from ..core.request import SamplingParams
 
 _WINDOWS = (128, 1024, 8192)  # most nuclei fit the first; a full sort costs 50 times as much
 _MASS_BITS = 56  # fixed point: a row's mass, at most 1, summed exactly in int64
-_MIN_TEMPERATURE = 1e-20  # keeps scores / temperature finite in float32; such a law is an argmax anyway
+_MIN_TEMPERATURE = 1e-20  # keeps scores / temperature finite in float32; such a distribution is an argmax anyway
 _ALIGN = 32  # a row's softmax may be summed in another order when rows start at odd addresses
 
 
@@ -63,8 +63,8 @@ def _truncate(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:
     """Scores with -inf outside each row's kept set; every row is truncated somehow."""
     vocab = scores.shape[1]
     limits = torch.tensor([[p.top_k or vocab, p.top_p, p.min_p] for p in params], dtype=torch.float64).to(scores.device)
-    # the warpers that come before top_p may cut the law it is measured on, so only top_p itself needs the full mass
-    probs = _softmax(scores) if any(p.top_p < 1 for p in params) else None
+    # the warpers that come before top_p may cut the distribution it is measured on, so only top_p itself needs the full
+    mass probs = _softmax(scores) if any(p.top_p < 1 for p in params) else None
     result = torch.full_like(scores, -torch.inf)
     rows: Tensor | None = None  # None: all of them
     for width in (*_WINDOWS, vocab):
@@ -118,7 +118,7 @@ def _count_kept(
     last = values[:, -1:]
     kth = values.gather(1, top_k.long().clamp(max=values.shape[1]) - 1)
     count = (values >= kth).sum(1, keepdim=True)  # all ties of the k-th
-    # nothing outside the window belongs to the top k, nor then to the law that top_p is measured on
+    # nothing outside the window belongs to the top k, nor then to the distribution that top_p is measured on
     closed = (top_k >= vocab) | (kth > last) | (last == -torch.inf)
     if mass is not None:
         fixed = (mass.double() * 2.0**_MASS_BITS).long()

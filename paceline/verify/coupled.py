@@ -11,20 +11,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.argmax import argmax, node_argmax
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, VerifyOutput, Walk
 from ..core.rng import Purpose, gumbel
+from ..sampling.scores import argmax, node_argmax
 from ..schema import checked_call
 from .walk import Branches, to_list
 
 
-def choose(law: TargetDistribution, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"]) -> Int[Tensor, "B N"]:
-    """The target's token at each position: argmax(scores + noise), a draw from the law; argmax(scores) if greedy.
+def choose(
+    distribution: TargetDistribution, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"]
+) -> Int[Tensor, "B N"]:
+    """The target's token at each position: argmax(scores + noise), which is a sample; argmax(scores) if greedy.
 
     The Gumbel-max draw (Gumbel 1954; Maddison et al. 1411.0030). Plain decoding calls it, and so may drafters, with
-    log q for scores: sharing the noise makes them agree as often as the laws overlap allows, nearly.
+    log q for scores: sharing the noise makes them agree as often as the distributions overlap allows, nearly.
 
     positions: absolute position of the token that each row of scores decides.
     Errors: those of `TargetDistribution.error`.
@@ -32,17 +34,20 @@ def choose(law: TargetDistribution, seeds: Int[Tensor, " B"], positions: Int[Ten
     places = [
         (row, node, position) for row, found in enumerate(to_list(positions)) for node, position in enumerate(found)
     ]
-    tokens = _choices(law, law.is_greedy, to_list(seeds), places)
+    tokens = _choices(distribution, distribution.is_greedy, to_list(seeds), places)
     for row, node, position in places:
         if tokens[row, node] < 0:
-            raise law.error(row, node, position)
+            raise distribution.error(row, node, position)
     return torch.tensor([*tokens.values()], device=positions.device).view(positions.shape)
 
 
 def _choices(
-    law: TargetDistribution, is_greedy: Sequence[bool], seeds: Sequence[int], places: list[tuple[int, int, int]]
+    distribution: TargetDistribution,
+    is_greedy: Sequence[bool],
+    seeds: Sequence[int],
+    places: list[tuple[int, int, int]],
 ) -> dict[tuple[int, int], int]:
-    """The target's token after each (row, node), whose position comes third; -1 where the scores give no law.
+    """The target's token after each (row, node), whose position comes third; -1 where the scores give no distribution.
 
     Greedy and sampled rows are read apart, so that neither takes on the dtype of the other.
     """
@@ -52,7 +57,7 @@ def _choices(
         if not group:
             continue
         rows, nodes, positions = ([place[i] for place in group] for i in range(3))
-        scores = law.at(rows, nodes)
+        scores = distribution.at(rows, nodes)
         if not greedy:
             scores = scores + _noise([seeds[row] for row in rows], positions, scores)
         chosen.update(zip(zip(rows, nodes, strict=True), to_list(_argmax(scores)), strict=True))
@@ -78,8 +83,8 @@ def _noise(seeds: Sequence[int], positions: Sequence[int], scores: Float[Tensor,
 class Coupled(Verifier):
     """R7, sample-and-match on shared noise: descend while a child holds the target's own choice, then emit that choice.
 
-    Drafter-invariant speculative decoding (Daliri et al. 2408.07978). Takes a draft of any law and never reads q.
-    Proof: docs/exactness.md, lemma 5.
+    Drafter-invariant speculative decoding (Daliri et al. 2408.07978). Takes a draft of any distribution and never reads
+    q. Proof: docs/exactness.md, lemma 5.
 
     whole_tree: choose for greedy rows at every node at once, with one copy to the host, rather than level by level
     along the walk, where nothing is left to process. None: on accelerators, where waiting costs more than the argmax
@@ -95,19 +100,22 @@ class Coupled(Verifier):
         self.whole_tree = whole_tree
 
     def verify(
-        self, draft: Draft, law: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
+        self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> VerifyOutput:
         """Walk all trees together, one level a turn. `positions[b]` is the position of the token after the root."""
         trees = Branches.read(draft.tree)
         walks = dict[int, Walk]()
-        if law.process is None and any(law.is_greedy):
-            choice = self._greedy(law.scores)
-            walks = {row: _follow(tree, row, choice) for row, tree in enumerate(trees) if law.is_greedy[row]}
+        if distribution.process is None and any(distribution.is_greedy):
+            choice = self._greedy(distribution.scores)
+            walks = {row: _follow(tree, row, choice) for row, tree in enumerate(trees) if distribution.is_greedy[row]}
         paths: list[list[int]] = [[] for _ in trees]
         while len(walks) < len(trees):
             at = {row: path[-1] if path else 0 for row, path in enumerate(paths) if row not in walks}
             tokens = _choices(
-                law, law.is_greedy, seeds, [(row, at[row], positions[row] + len(paths[row])) for row in at]
+                distribution,
+                distribution.is_greedy,
+                seeds,
+                [(row, at[row], positions[row] + len(paths[row])) for row in at],
             )
             for row, node in at.items():
                 child = trees[row].child(node, token := tokens[row, node])
@@ -115,7 +123,7 @@ class Coupled(Verifier):
                     walks[row] = Walk(paths[row], token, is_bonus=not trees[row].children[node])
                 else:
                     paths[row].append(child)
-        return VerifyOutput.of([walks[row] for row in range(len(trees))], law.scores.device)
+        return VerifyOutput.of([walks[row] for row in range(len(trees))], distribution.scores.device)
 
     def _greedy(self, scores: Float[Tensor, "B N V"]) -> Callable[[int, int], int]:
         """What gives the choice of a greedy row at a node."""

@@ -1,21 +1,33 @@
-"""The mathematics of losslessness: four pure functions, on which every rule that uses q is built.
+"""The mathematics of the lossless rules, and the ratio rules for the children of one node.
 
-They run unchanged on float64 tensors, as the verifiers use them, and on numpy arrays of `fractions.Fraction`, as the
-law tests enumerate them: what is proved exactly is what runs. Proofs: docs/exactness.md. Throughout, p is the target's
-law and q the draft's; both are non-negative and sum to 1.
+    rule                          drawn how                           one candidate is
+    `iid`                  R4     each from q, independently          R1, speculative sampling
+    `without_replacement`  R5     each from q less its predecessors   R1
+    `point_mass`           R3     not at all, or nobody knows         R2, sample and match
+
+p is the target's distribution and q the draft's; both are non-negative and sum to 1. Everything runs unchanged on
+float64 tensors, as the verifiers use it, and on numpy arrays of `fractions.Fraction`, as the tests enumerate it: what
+is proved exactly is what runs. Proofs: docs/exactness.md.
+
+Random decisions are questions to a `Chance`: is a token accepted (`coin`), and which token is emitted instead (`draw`).
+The verifiers answer from counter-based noise, the tests with every branch in turn.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TypeVar
+from typing import TypeVar, final
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
+from ..core.rng import Purpose, uniforms
 from ..errors import DraftError
 
 Vector = TypeVar("Vector", Float64[Tensor, " V"], Shaped[np.ndarray, " V"])
-"""A law over V tokens: float64 numbers, or exact fractions."""
+"""A distribution over V tokens: float64 numbers, or exact fractions."""
 
 Real = int | float | Fraction
 
@@ -51,7 +63,7 @@ def residual(p: Vector, q: Vector) -> Vector:
 
 
 def without(p: Vector, token: int) -> Vector:
-    """The law p with one token taken out, renormalised; p itself where nothing else has mass.
+    """The distribution p with one token taken out, renormalised; p itself where nothing else has mass.
 
     On q it is the next draw without replacement; on p it is the residual against a point mass on `token`, since
     max(p - 1[x = token], 0) is p with that entry at zero.
@@ -66,3 +78,90 @@ def _normalised(weights: Vector, otherwise: Vector) -> Vector:
     if mass > 0:
         return weights / mass  # pyright: ignore[reportReturnType]  # numpy does not say what object arrays divide to
     return otherwise
+
+
+class Chance(ABC):
+    """Answers the random questions of one position, in the order they are asked."""
+
+    @abstractmethod
+    def coin(self, probability: Real) -> bool:
+        """True with this probability, independently of every earlier answer."""
+
+    @abstractmethod
+    def draw(self, weights: Vector) -> int:
+        """A token with probability in proportion to its weight."""
+
+
+@final
+class Keyed(Chance):
+    """Answers from (seed, absolute position): one acceptance number per sibling, one number to recover.
+
+    seed: of the request. position: of the token being decided. siblings: the most coins that may be asked for.
+    The two purposes are disjoint streams, and a position is decided once, so no number answers two questions.
+    """
+
+    def __init__(self, seed: int, position: int, siblings: int):
+        self._seed, self._position = torch.tensor([seed]), torch.tensor([[position]])
+        self._coins = iter(self._numbers(Purpose.ACCEPT, siblings))
+
+    def _numbers(self, purpose: Purpose, count: int) -> list[float]:
+        return [float(u) for u in uniforms(self._seed, self._position, purpose, count)[0, 0]] if count else []
+
+    def coin(self, probability: Real) -> bool:
+        """U <= probability: a certain token always stands and an impossible one never, for U in (0, 1]."""
+        return next(self._coins) <= probability
+
+    def draw(self, weights: Vector) -> int:
+        """Inverse of the cumulative distribution at U."""
+        assert isinstance(weights, Tensor)
+        return inverse_cdf(weights, self._numbers(Purpose.RECOVER, 1)[0])
+
+
+def inverse_cdf(weights: Float64[Tensor, " V"], u: float) -> int:
+    """The first token whose cumulative weight reaches u times the total; never one of weight zero, for u in (0, 1]."""
+    cumulative = weights.cumsum(0)
+    return int(torch.searchsorted(cumulative, u * cumulative[-1]))
+
+
+Coin = Callable[[Real], bool]
+
+
+def iid(p: Vector, q: Vector, candidates: Sequence[int], coin: Coin) -> tuple[int | None, Vector]:
+    """R1 for one candidate (Leviathan et al. 2211.17192, Chen et al. 2302.01318), R4 for several.
+
+    R4 is the multi-step sampling of SpecInfer (Miao et al. 2305.09781, algorithm 2): the same q every time, against
+    what p still owes. A token may be offered twice.
+    """
+    for index, token in enumerate(candidates):
+        if coin(acceptance(p, q, token)):
+            return index, p
+        p = residual(p, q)
+    return None, p
+
+
+def without_replacement(p: Vector, q: Vector, candidates: Sequence[int], coin: Coin) -> tuple[int | None, Vector]:
+    """R5: recursive rejection sampling (Jeon et al. 2402.14160; EAGLE, Li et al. 2401.15077).
+
+    After a rejection q loses the token and is renormalised, because that distribution is the one the next candidate
+    came from. Errors: DraftError where a token comes twice.
+    """
+    for index, token in enumerate(candidates):
+        if token in candidates[:index]:
+            raise DraftError("siblings drawn without replacement are not distinct", got=f"token {token} twice")
+        if coin(acceptance(p, q, token)):
+            return index, p
+        p, q = residual(p, q), without(q, token)
+    return None, p
+
+
+def point_mass(p: Vector, candidates: Sequence[int], coin: Coin) -> tuple[int | None, Vector]:
+    """R3: candidates fixed before the target's randomness, each a distribution with all its mass on itself.
+
+    A child stands with probability sum of p over the distinct candidates, exactly as if y were drawn from p and matched
+    (R2). A repeated token owes nothing by then and is skipped.
+    """
+    for index, token in enumerate(candidates):
+        if coin(probability(p, token)):
+            return index, p
+        p = without(p, token)
+    return None, p

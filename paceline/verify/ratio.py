@@ -1,4 +1,4 @@
-"""`Ratio`: the output follows the target's law, though not with the tokens plain decoding would give."""
+"""`Ratio`: the output follows the target's distribution, though not with the tokens plain decoding would give."""
 
 from collections.abc import Sequence
 from typing import ClassVar, final
@@ -9,26 +9,24 @@ from torch import Tensor
 from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, VerifyOutput, Walk
-from .chance import Chance, Keyed
-from .rows import check_draft_probs, p_at, q_at
-from .siblings import iid, point_mass, without_replacement
-from .walk import Branches, descend
+from .laws import Chance, Keyed, iid, point_mass, without_replacement
+from .walk import Branches, check_draft_probs, descend, p_at, q_at
 
 
 @final
 class Ratio(Verifier):
-    """Speculative sampling over a tree: the rule for siblings is picked by the law the draft carries.
+    """Speculative sampling over a tree: the rule for siblings is picked by the distribution the draft carries.
 
     Leviathan et al. 2211.17192 and Chen et al. 2302.01318 on a chain (R1); SpecInfer, 2305.09781, for independent
     siblings (R4); recursive rejection sampling, 2402.14160, for siblings without replacement (R5); sample-and-match for
-    tokens without a law (R2, R3). p is taken at the node that the walk has reached. Proof: docs/exactness.md, lemmas 1
-    to 4.
+    tokens without a distribution (R2, R3). p is taken at the node that the walk has reached. Proof: docs/exactness.md,
+    lemmas 1 to 4.
 
-    Lossless if the drafter keeps two promises. q is exactly the law its tokens were drawn from. Whether a token is
-    offered depends on earlier tokens and on q, never on that token's own value: keep a weak token and stop after it,
-    or declare POINT_MASS, which has no such condition.
+    Lossless if the drafter keeps two promises. q is exactly the distribution its tokens were drawn from. Whether a
+    token is offered depends on earlier tokens and on q, never on that token's own value: keep a weak token and stop
+    after it, or declare POINT_MASS, which has no such condition.
 
-    Errors: DraftError where q is missing, misshapen or not a law.
+    Errors: DraftError where q is missing, misshapen or not a distribution.
     """
 
     name: ClassVar[str] = "ratio"
@@ -36,15 +34,15 @@ class Ratio(Verifier):
     exact: ClassVar[bool] = False
 
     def verify(
-        self, draft: Draft, law: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
+        self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> VerifyOutput:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
-        check_draft_probs(draft, law)
+        check_draft_probs(draft, distribution)
         rows = Branches.read(draft.tree)
 
         def walk(row: int) -> Walk:
             def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
-                p = p_at(law, row, node)
+                p = p_at(distribution, row, node)
                 if p is None:
                     return None, -1
                 chance = Keyed(seeds[row], positions[row] + depth, len(children))
@@ -53,7 +51,7 @@ class Ratio(Verifier):
 
             return descend(rows[row], decide)
 
-        return VerifyOutput.of([walk(row) for row in range(len(rows))], law.scores.device)
+        return VerifyOutput.of([walk(row) for row in range(len(rows))], distribution.scores.device)
 
 
 def _offer(

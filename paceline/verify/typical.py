@@ -1,4 +1,4 @@
-"""`Typical`: lossy; keeps whatever the target finds plausible enough, which changes the law of the answer."""
+"""`Typical`: lossy; keeps whatever the target finds plausible enough, which changes the distribution of the answer."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,8 @@ from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, VerifyOutput, Walk
 from ..errors import LossyNotAllowed
 from ..schema import checked_call
-from .chance import Keyed
-from .laws import probability
-from .rows import p_at
-from .walk import Branches
+from .laws import Keyed, probability
+from .walk import Branches, p_at
 
 
 @final
@@ -24,8 +22,8 @@ class Typical(Verifier):
     """Typical acceptance: x stands where p(x) > min(epsilon, delta * exp(-H(p))). Medusa, 2401.10774, section 3.3.
 
     H is the entropy of p in nats. Of the paths whose tokens all stand the longest is taken, the likelier of two equally
-    long; then a token is drawn from p. The answer does not follow the target's law, except in greedy rows, where only
-    the argmax stands. The defaults are those of the Medusa code.
+    long; then a token is drawn from p. The answer does not follow the target's distribution, except in greedy rows,
+    where only the argmax stands. The defaults are those of the Medusa code.
 
     Errors: LossyNotAllowed without consent; ConfigError where a threshold is outside (0, 1).
     """
@@ -46,7 +44,8 @@ class Typical(Verifier):
             raise LossyNotAllowed(
                 "typical acceptance changes what the target would answer",
                 got="allow_lossy=False",
-                fix="pass Typical(allow_lossy=True) to accept that, or use Coupled (same tokens) or Ratio (same law)",
+                fix="pass Typical(allow_lossy=True) to accept that, or use Coupled (same tokens) or Ratio (same
+                distribution)",
             )
         self.epsilon, self.delta = epsilon, delta
 
@@ -56,20 +55,20 @@ class Typical(Verifier):
         return min(self.epsilon, self.delta * math.exp(-entropy))
 
     def verify(
-        self, draft: Draft, law: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
+        self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> VerifyOutput:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
         rows = Branches.read(draft.tree)
         walks = list[Walk]()
         for row, branches in enumerate(rows):
-            path = self._longest(branches, law, row)
+            path = self._longest(branches, distribution, row)
             node, position = path[-1] if path else 0, positions[row] + len(path)
-            p = p_at(law, row, node)
+            p = p_at(distribution, row, node)
             token = -1 if p is None else Keyed(seeds[row], position, 0).draw(p)
             walks.append(Walk(path, token, is_bonus=not branches.children[node]))
-        return VerifyOutput.of(walks, law.scores.device)
+        return VerifyOutput.of(walks, distribution.scores.device)
 
-    def _longest(self, branches: Branches, law: TargetDistribution, row: int) -> list[int]:
+    def _longest(self, branches: Branches, distribution: TargetDistribution, row: int) -> list[int]:
         """The longest path of tokens that stand; of equally long ones the likeliest."""
         best, best_rank = list[int](), (0, 0.0)
         open_paths: list[tuple[list[int], float]] = [([], 0.0)]
@@ -78,7 +77,7 @@ class Typical(Verifier):
             node = path[-1] if path else 0
             if (len(path), logprob) > best_rank:
                 best, best_rank = path, (len(path), logprob)
-            p = p_at(law, row, node) if branches.children[node] else None
+            p = p_at(distribution, row, node) if branches.children[node] else None
             if p is None:
                 continue
             least = self.threshold(p)

@@ -1,4 +1,4 @@
-"""From a token tree to Python lists, and down one path.
+"""A token tree as Python lists, the walk down one path, and p and q at the nodes it visits.
 
        ── 1:a ── 3:c        children of row 0: [[1, 2], [3], [], []]
 0:root                      accepting 1 and stopping there:  path [1], the next token is the child of node 1
@@ -8,9 +8,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxtyping import Float64
 from torch import Tensor
 
-from ..core.outputs import Walk
+from ..core.draft import Draft
+from ..core.outputs import TargetDistribution, Walk
 from ..core.tree import TokenTree
 from ..errors import DraftError
 
@@ -66,3 +68,45 @@ def descend(branches: Branches, decide: Decide) -> Walk:
             return Walk(path, token, is_bonus=not children)
         node = children[index]
         path.append(node)
+
+
+def p_at(distribution: TargetDistribution, row: int, node: int) -> Float64[Tensor, " V"] | None:
+    """The target's distribution after a node; None where the scores give none."""
+    scores = distribution.at([row], [node])
+    if not bool(scores.max().isfinite()):  # NaN passes through max
+        return None
+    return TargetDistribution(scores.unsqueeze(0), distribution.is_greedy[row : row + 1]).probs()[0, 0].cpu()
+
+
+def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:
+    """The distribution of a node's children, renormalised, since rows in half precision only sum to about 1.
+
+    Errors: DraftError where the row is not a distribution.
+    """
+    assert draft.q is not None
+    q = draft.q[row, node].double().cpu()
+    mass = float(q.sum())
+    if not (abs(mass - 1) < 0.01 and float(q.min()) >= 0):
+        raise DraftError(
+            f"q of drafter {draft.source!r} is not a law at row {row}, node {node}",
+            got=f"sum {mass:.6g}, least {float(q.min()):.6g}",
+            expected="probabilities that sum to 1",
+            fix="pass softmax(logits), with the temperature and the filters the tokens were drawn with",
+        )
+    return q / mass
+
+
+def check_draft_probs(draft: Draft, distribution: TargetDistribution) -> None:
+    """Refuse a draft whose q is missing, unexpected, or of another shape than the target's scores."""
+    if not draft.has_law:
+        raise DraftError(
+            f"drafter {draft.source!r} must give q exactly when its tokens were drawn from a known law",
+            got=f"{draft.law.name} {'with' if draft.q is not None else 'without'} q",
+            fix="pass q with IID or WITHOUT_REPLACEMENT; use POINT_MASS, without q, for anything else",
+        )
+    if draft.q is not None and draft.q.shape != distribution.scores.shape:
+        raise DraftError(
+            f"q of drafter {draft.source!r} does not fit the target's scores",
+            got=tuple(draft.q.shape),
+            expected=tuple(distribution.scores.shape),
+        )

@@ -14,7 +14,7 @@ from paceline.drafters import top_tokens as ranking
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.sampling import DraftSampler, draft_sampler
-from paceline.sampling.banned import bar, before_banned, columns_below, columns_of
+from paceline.sampling.scores import bar, before_banned, columns_below, columns_of
 from tests.drafters.heads_helpers import SOME, blockwise, medusa, mtp
 from tests.drafters.test_eagle import random_head
 from tests.helpers import VOCAB, loaded, prompt, sequence

@@ -16,8 +16,7 @@ from paceline.core import rng
 from paceline.core.draft import Law
 from paceline.core.rng import Purpose
 from paceline.verify import Ratio, chance
-from paceline.verify.chance import Chance, Keyed, inverse_cdf
-from paceline.verify.laws import Real, Vector
+from paceline.verify.laws import Chance, Keyed, Real, Vector, inverse_cdf
 
 P, Q = cache(path_law(12, 3, zeros=0)), cache(path_law(21, 3, zeros=0))
 LENGTH, SAMPLES = 3, 300

@@ -8,8 +8,7 @@ from mutants import MUTANTS, RULES, Rule
 from toy_laws import pairs
 
 from paceline.errors import DraftError
-from paceline.verify.laws import acceptance, residual, without
-from paceline.verify.siblings import point_mass, without_replacement
+from paceline.verify.laws import acceptance, point_mass, residual, without, without_replacement
 
 PAIRS = list(pairs(200))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline import LLM, Fixed, Ratio, SamplingParams, Typical
 from paceline.core.request import Sequence
 from paceline.errors import ConfigError, NumericsError
-from paceline.sampling import law as law_module
+from paceline.sampling import distribution as law_module
 from tests.adversaries import Constant, Scripted
 from tests.helpers import REPEATING, all_free, loaded, oracle, result, run, runner, sequence, tokenizer
 from tests.lossless.drafters import DRAFTERS

@@ -1,4 +1,4 @@
-"""p, the target's law after every node of a tree: each node's processors see the path of that node.
+"""p, the target's distribution after every node of a tree: each node's processors see the path of that node.
 
 prefix  t0 t1 t2 t3        node      0  1  2  3  4
 tree    t3 ── a ── b       token     t3 a  b  c  d
@@ -24,7 +24,7 @@ def target_distribution(
     seqs: Seq[Sequence],  # B
     tree: TokenTree,
 ) -> TargetDistribution:
-    """The law of the token after each candidate, in the order that SamplingParams documents.
+    """The distribution of the token after each candidate, in the order that SamplingParams documents.
 
     logits: raw, of every node; never written to. Processed scores are float32; a greedy row without processors keeps
     its logits as they are, in their dtype. Nothing is processed before a verifier asks for a node.
@@ -53,7 +53,7 @@ class _Processing:
         self.seqs, self.tree, self.errors = seqs, tree, errors
 
     def __call__(self, logits: Tensor, rows: list[int], nodes: list[int]) -> Tensor:  # [K, V] -> [K, V]
-        """logits: a private copy. Rows without a law come back without a finite maximum."""
+        """logits: a private copy. Rows without a distribution come back without a finite maximum."""
         seqs = [self.seqs[row] for row in rows]
         raw = [_is_raw(seq) for seq in seqs]
         if all(raw):

@@ -1,0 +1,94 @@
+"""Operations on rows of scores: the largest, log-probabilities for the user, and tokens that no draft may hold.
+
+Banned tokens are those that stand for images in a prompt, which a text never has. Whatever ranks or draws a token calls
+`bar` first, so that they have no probability; what copies tokens stops before one; and the loop refuses a draft that
+has one (`decoding.contract`).
+"""
+
+import math
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+
+from ..core.request import TokenLogprob
+
+_NUMPY_HAS = (torch.float32, torch.float64)
+"""Of the types of scores, those that numpy is quick with."""
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """Index of the first largest score along the last dimension: [..., V] -> [...], int64. A NaN is the largest.
+
+    On CPU numpy finds it ten times as fast as torch does (0.006 against 0.08 ms over 152,000 float32 scores, 0.45 in
+    bfloat16, which numpy lacks: those are widened first, exactly).
+    """
+    if scores.device.type != "cpu":
+        return scores.argmax(-1)
+    wide = scores if scores.dtype in _NUMPY_HAS else scores.float()
+    return torch.as_tensor(wide.numpy().argmax(-1))
+
+
+def node_argmax(scores: Tensor) -> Callable[[int, int], int]:
+    """What gives the index of the first largest of `scores[row, node]`, -1 where that is no finite number.
+
+    scores: [B, N, V] on CPU. Only the rows that are asked for are read.
+    """
+    if scores.dtype in _NUMPY_HAS:
+        table = scores.numpy()
+
+        def best(row: int, node: int) -> int:
+            values = table[row, node]
+            index = int(values.argmax())  # of a NaN, if there is one
+            return index if math.isfinite(values[index]) else -1
+
+        return best
+
+    def widened(row: int, node: int) -> int:
+        return node_argmax(scores[row : row + 1, node : node + 1].float())(0, 0)
+
+    return widened
+
+
+def token_logprob(
+    logits_row: Tensor,  # [V]
+    token: int,
+    k: int,
+) -> TokenLogprob:
+    """Natural-log probability of `token` and of the `k` likeliest tokens, likeliest first.
+
+    logits_row: the target's raw logits, any floating dtype; the softmax is taken in float32.
+    """
+    logprobs = torch.log_softmax(logits_row.float(), dim=-1)
+    best = torch.topk(logprobs, min(k, logprobs.shape[-1]))
+    top = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return TokenLogprob(token, float(logprobs[token]), top)
+
+
+def columns_of(banned_token_ids: Collection[int], draft_ids: Tensor) -> Tensor | None:
+    """Columns of a draft's logits that belong to these tokens; None where there are none.
+
+    draft_ids: the target's token of each column, [Vd].
+    """
+    if not banned_token_ids:
+        return None
+    tokens = torch.tensor(sorted(banned_token_ids), device=draft_ids.device)
+    columns = torch.isin(draft_ids, tokens).nonzero().flatten()
+    return columns if len(columns) else None
+
+
+def columns_below(banned_token_ids: Collection[int], size: int) -> Tensor | None:
+    """The same where each of `size` columns is the token of its number."""
+    tokens = [token for token in sorted(banned_token_ids) if token < size]
+    return torch.tensor(tokens) if tokens else None
+
+
+def bar(scores: Tensor, columns: Tensor | None) -> Tensor:
+    """The scores [..., Vd] with -inf in these columns; themselves where there are none."""
+    return scores if columns is None else scores.index_fill(-1, columns.to(scores.device), -torch.inf)
+
+
+def before_banned(tokens: list[int], banned_token_ids: Collection[int]) -> list[int]:
+    """The tokens before the first that cannot be drafted."""
+    end = next((i for i, token in enumerate(tokens) if token in banned_token_ids), len(tokens))
+    return tokens[:end]

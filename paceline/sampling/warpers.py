@@ -63,8 +63,8 @@ def _truncate(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:
     """Scores with -inf outside each row's kept set; every row is truncated somehow."""
     vocab = scores.shape[1]
     limits = torch.tensor([[p.top_k or vocab, p.top_p, p.min_p] for p in params], dtype=torch.float64).to(scores.device)
-    # the warpers that come before top_p may cut the distribution it is measured on, so only top_p itself needs the full
-    mass probs = _softmax(scores) if any(p.top_p < 1 for p in params) else None
+    # the warpers that come before top_p may cut the scores it is measured on, so only top_p itself needs the full mass
+    probs = _softmax(scores) if any(p.top_p < 1 for p in params) else None
     result = torch.full_like(scores, -torch.inf)
     rows: Tensor | None = None  # None: all of them
     for width in (*_WINDOWS, vocab):

@@ -181,6 +181,14 @@ class Timings:
     rest: float = 0.0
     rounds: int = field(default=0)
 
+    def add_round(self, prefill: float, draft: float, verify: float, rest: float) -> None:
+        """Add the seconds of one round."""
+        self.prefill += prefill
+        self.draft += draft
+        self.verify += verify
+        self.rest += rest
+        self.rounds += 1
+
     @property
     def decode(self) -> float:
         """Everything after the prompt was read."""

@@ -12,13 +12,12 @@ import torch
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
-from ..core.outputs import Origin, TargetDistribution, TargetOutput, Timings, VerifyOutput
+from ..core.outputs import Origin, Round, TargetDistribution, TargetOutput, Timings, VerifyOutput
 from ..core.request import Sequence
 from ..runner import ModelRunner
 from ..sampling import target_distribution, token_logprob
 from . import first_pass
 from .contract import check_draft, naming
-from .record import records_of
 
 
 class SpeculativeDecoder:
@@ -64,48 +63,43 @@ class SpeculativeDecoder:
     @torch.inference_mode()
     def step(self, seqs: Seq[Sequence]) -> None:
         """One round for sequences that are admitted and not finished; each gains at least one token."""
-        slots = [seq.slot for seq in seqs]
         self.runner.states.kept = self.drafter.info.reads_states  # decoders of several kinds may share the runner
-        t0 = time.perf_counter()
+        watch = _Stopwatch()
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
-        with naming(self.drafter, "propose"):
-            draft = self.drafter.propose(seqs, budgets)
-        t1 = time.perf_counter()
-        draft_s = t1 - t0
-        vocab_size, banned_token_ids = self._known
-        check_draft(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
-        tree = draft.tree.to(self._device)
+        draft = self._propose(seqs, budgets)
+        draft_s = watch.lap()
         # one target pass over candidates and probes, and over the end of a prompt that is still unread
-        out, with_prompt, reading = first_pass.forward(self.runner, seqs, tree)
-        t2 = time.perf_counter()
-        verify_s = t2 - t1 - reading
-        judged = draft.trimmed()  # masks and padding at the end have no law that anybody needs
+        out, with_prompt, reading_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device))
+        verify_s = watch.lap() - reading_s
+        judged = draft.trimmed()  # masks and padding at the end are not verified
         logits = out.logits if judged is draft else out.logits[:, : judged.tree.num_nodes]
-        law = target_distribution(logits, seqs, judged.tree)
+        distribution = target_distribution(logits, seqs, judged.tree)
         positions = [len(seq.token_ids) for seq in seqs]
-        verdict = self.verifier.verify(judged, law, [seq.seed for seq in seqs], positions)
-        paths = [walk.path for walk in verdict.walks]
-        self.runner.commit(slots, paths)  # keep the accepted rows, forget the rest
-        for seq in seqs:
-            seq.is_unread = False
-        emitted = self._append(seqs, draft, out, law, verdict)
-        seconds = (draft_s, verify_s, time.perf_counter() - t2)
-        for seq, record in zip(seqs, records_of(draft, paths, emitted, with_prompt, seconds), strict=True):
+        verdict = self.verifier.verify(judged, distribution, [seq.seed for seq in seqs], positions)
+        self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in verdict.walks])  # the accepted rows stay
+        emitted = self._append(seqs, draft, out, distribution, verdict)
+        rest_s = watch.lap()
+        for seq, record in zip(
+            seqs, records_of(draft, verdict, emitted, with_prompt, (draft_s, verify_s, rest_s)), strict=True
+        ):
             seq.rounds.append(record)
             self.policy.observe(seq, record)
         with naming(self.drafter, "observe"):
             self.drafter.observe(seqs, draft, out, verdict)
-        t3 = time.perf_counter()
-        self.timings.prefill += reading
-        self.timings.draft += draft_s
-        self.timings.verify += verify_s
-        self.timings.rest += t3 - t2
-        self.timings.rounds += 1
+        self.timings.add_round(reading_s, draft_s, verify_s, rest_s + watch.lap())
+
+    def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
+        """The drafter's draft, checked."""
+        with naming(self.drafter, "propose"):
+            draft = self.drafter.propose(seqs, budgets)
+        vocab_size, banned_token_ids = self._known
+        check_draft(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
+        return draft
 
     def _cut(self, seq: Sequence, wish: DraftBudget) -> DraftBudget:
         """The policy's budget, cut to what may still be emitted besides the target's own token.
 
-        Drafters that need what the target's pass leaves behind draft from the second round on.
+        Drafters that need the states or the cache of the target's pass draft from the second round on.
         """
         if wish.depth == wish.nodes == 0:
             return wish
@@ -122,13 +116,14 @@ class SpeculativeDecoder:
         distribution: TargetDistribution,
         verdict: VerifyOutput,
     ) -> list[int]:
-        """Hand each sequence its accepted tokens and the target's own, cut where it ends; returns how many it took.
+        """Append to each sequence its accepted tokens and the target's own, up to its end; returns how many.
 
-        Raises what went wrong behind the accepted tokens, where the answer goes on there.
+        Raises the error of the node behind the accepted tokens, if the answer has not ended by then.
         """
         token_ids, _, probes = draft.tree.lists
         counts = []
         for row, (seq, (path, token, is_bonus)) in enumerate(zip(seqs, verdict.walks, strict=True)):
+            seq.is_unread = False
             last = Origin.BONUS if is_bonus else Origin.RECOVERED
             last = Origin.PLAIN if all(probes[row][1:]) else last
             emitted = [(token_ids[row][node], Origin.DRAFTED) for node in path]
@@ -145,3 +140,61 @@ class SpeculativeDecoder:
                 raise distribution.error(row, nodes[-1], position)
             counts.append(count)
         return counts
+
+
+class _Stopwatch:
+    """Seconds between laps."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        return seconds
+
+
+def records_of(
+    draft: Draft,
+    verdict: VerifyOutput,
+    emitted: list[int],
+    with_prompt: list[bool],
+    seconds: tuple[float, float, float],
+) -> list[Round]:
+    """One record for each row of the batch, without probes and padding.
+
+    emitted: tokens appended. with_prompt: see `Round`. seconds: draft, verify and rest of the whole batch's round.
+    """
+    token_ids, parents, probes = draft.tree.lists
+    confidence = None if draft.confidence is None else draft.confidence.tolist()
+    records = []
+    for row, (path, _, _) in enumerate(verdict.walks):
+        nodes = [node for node, is_probe in enumerate(probes[row]) if not is_probe]
+        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+        depth: list[int] = []
+        for node in nodes:
+            depth.append(depth[place[parents[row][node]]] + 1 if depth else 0)
+        given = () if confidence is None else tuple(confidence[row][node] for node in nodes[1:])
+        records.append(
+            Round(
+                draft.source_of(row),
+                num_drafted=max(depth),
+                num_accepted=len(path),
+                num_emitted=emitted[row],
+                token_ids=tuple(token_ids[row][node] for node in nodes),
+                parents=tuple(place[parents[row][node]] for node in nodes),
+                path=tuple(place[node] for node in path),
+                confidences=() if any(c != c for c in given) else given,
+                hint=0 if draft.hints is None else draft.hints[row],
+                batch=len(verdict.walks),
+                num_rows=draft.tree.num_nodes,
+                with_prompt=with_prompt[row],
+                draft_s=seconds[0],
+                verify_s=seconds[1],
+                rest_s=seconds[2],
+            )
+        )
+    return records

@@ -23,8 +23,8 @@ PROMPT_END = 32
 """Tokens of a prompt's end that are compared; runs of one token (the placeholders of an image) count once."""
 SHARPNESS = 5
 """An answer counts by the likeness of its prompt (Jaccard) to this power."""
-OTHERS = 0.005
-"""Weight of every answer beside a like one: they decide where this answer has outlived the like ones."""
+OTHERS = 0.05
+"""Weight of all answers together beside the like ones: they decide where this answer has outlived those."""
 CUT = 2
 """An answer that was cut by its limit counts as this many times as long."""
 ENOUGH = 4
@@ -147,10 +147,14 @@ class Lengths:
     def _look_up(self, seq: Sequence) -> Ends:
         prompt, first = _prompt_end(seq), seq.output_ids[:1]
         began_alike = any(one.first == first for one in self._seen)
-        return Ends(
-            (OTHERS + (one.first == first or not began_alike) * _likeness(prompt, one.prompt) ** SHARPNESS, one.tokens)
+        weights = [
+            _likeness(prompt, one.prompt) ** SHARPNESS if one.first == first or not began_alike else 0.0
             for one in self._seen
-        )
+        ]
+        if not any(weights):
+            weights = [1.0] * len(weights)
+        others = OTHERS * sum(weights) / max(1, len(weights))
+        return Ends((weight + others, one.tokens) for weight, one in zip(weights, self._seen, strict=True))
 
 
 def _prompt_end(seq: Sequence) -> frozenset[int]:

@@ -16,7 +16,7 @@ from ..schema import checked_call
 
 FIRST_ACCEPTED = 4.0  # tokens that `Dynamic` assumes a new answer accepts
 GROWTH = 2  # tokens that it adds after a draft that was accepted whole, as Hugging Face's heuristic schedule does
-NEWESTNEWEST_WEIGHT = 0.5  # of the newest round in its moving average
+NEWEST_WEIGHT = 0.5  # of the newest round in its moving average
 PLAIN_ROUNDS = 3  # in a comparison of `Gate`
 
 

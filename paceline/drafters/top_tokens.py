@@ -81,7 +81,7 @@ def scored(
 
     seqs: of each row; one may have several. offset: the tokens stand at `len(seq.token_ids) + offset`. coupled: rank
     sampled rows with the target's noise. A logit that is not finite is a token that is not drafted. banned: columns of
-    tokens that must not be, see `sampling.banned`.
+    tokens that must not be, see `sampling.scores`.
     """
     lowest = torch.finfo(torch.float32).min / 4  # finite: a row of nothing else is a bad draft, but a draft
     scores = bar(logits.float().nan_to_num(lowest, lowest, lowest), banned)

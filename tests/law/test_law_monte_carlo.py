@@ -15,7 +15,7 @@ from toy_laws import path_law, product_law
 from paceline.core import rng
 from paceline.core.draft import Law
 from paceline.core.rng import Purpose
-from paceline.verify import Ratio, chance
+from paceline.verify import Ratio, laws
 from paceline.verify.laws import Chance, Keyed, Real, Vector, inverse_cdf
 
 P, Q = cache(path_law(12, 3, zeros=0)), cache(path_law(21, 3, zeros=0))
@@ -69,7 +69,7 @@ def _shared_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(seeds, positions, purpose, count):
         return rng.uniforms(seeds, positions, Purpose.DRAFT if purpose is Purpose.ACCEPT else purpose, count)
 
-    monkeypatch.setattr(chance, "uniforms", numbers)
+    monkeypatch.setattr(laws, "uniforms", numbers)
 
 
 def _one_number_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def _one_number_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(seeds, positions, purpose, count):
         return rng.uniforms(seeds, positions, Purpose.ACCEPT, 1).expand(-1, -1, count)
 
-    monkeypatch.setattr(chance, "uniforms", numbers)
+    monkeypatch.setattr(laws, "uniforms", numbers)
 
 
 def _one_position_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def _one_position_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def numbers(seeds, positions, purpose, count):
         return rng.uniforms(seeds, torch.ones_like(positions), purpose, count)
 
-    monkeypatch.setattr(chance, "uniforms", numbers)
+    monkeypatch.setattr(laws, "uniforms", numbers)
 
 
 @pytest.mark.parametrize("mutate", [_shared_stream, _one_position_for_all])
@@ -101,14 +101,14 @@ def numbers_of_a_round(
 ) -> tuple[dict[tuple[int, int, Purpose], list[float]], list[int]]:
     """Every number that 40 rows read in one round, by (seed, position, purpose); and how many tokens each accepted."""
     read: dict[tuple[int, int, Purpose], list[float]] = {}
-    real = chance.uniforms
+    real = laws.uniforms
 
     def numbers(seeds, positions, purpose, count):
         found = real(seeds, positions, purpose, count)
         read.setdefault((int(seeds), int(positions), purpose), []).extend(found.flatten().tolist())
         return found
 
-    monkeypatch.setattr(chance, "uniforms", numbers)
+    monkeypatch.setattr(laws, "uniforms", numbers)
     drafts = [draw_tree(R4, Q, (3, 2), (), Drafting(row, 1, 3)) for row in range(40)]
     draft, target = tensors(drafts, P, Q, Law.IID)
     out = Ratio().verify(draft, target, range(40), [9] * 40)

@@ -21,7 +21,7 @@ RANK = {
     "attention": 2,
     "hf": 3,
     "zoo": 4,
-    "verify": 2,
+    "verify": 2.5,
     "policy": 2,
     "sampling": 2,
     "heads": 5,

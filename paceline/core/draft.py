@@ -45,7 +45,7 @@ class Draft:
         return (self.q is None) == (self.law is Law.POINT_MASS)
 
     def trimmed(self) -> "Draft":
-        """The draft without what stands at the end to be read and not to be judged, see `TokenTree.trimmed`."""
+        """The draft without the probes at its end, which are read but not judged, see `TokenTree.trimmed`."""
         tree = self.tree.trimmed()
         if tree is self.tree:
             return self

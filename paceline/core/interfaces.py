@@ -221,7 +221,7 @@ class DrafterInfo:
     """What holds of a drafter for every sequence.
 
     branches: the most children that it gives a node; 1 for chains.
-    masks: the most mask tokens that it hangs below a node. Each of them is a row of the target's pass.
+    masks: the most mask tokens that it adds below a node. Each of them is a row of the target's pass.
     reads_states: it reads the target's hidden states; only then are they kept while it drafts.
     drafts_during_prefill: it can draft before the target has read the end of the prompt, since it reads neither the
         target's states nor its cache.

@@ -60,7 +60,7 @@ class SamplingParams:
     stop: _NotEmpty | Many[_NotEmpty] = ()
     stop_token_ids: Many[Integer] = ()
     ignore_eos: bool = False
-    seed: Integer | None = None  # None: drawn at random, and told in the result
+    seed: Integer | None = None  # None: drawn at random; the result says which
     n: Annotated[Integer, Field(ge=1, le=MAX_ANSWERS)] = 1
     logprobs: _Count | None = None  # of each emitted token and of the k likeliest, before processors
     logits_processors: Many[LogitsProcessor] = ()
@@ -151,7 +151,7 @@ class Sequence:
     max_length: int  # prompt and answer together: the context
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     stops: StopStrings | None = None  # what looks for stop strings in the text
-    vision: VisionPrompt | None = None  # the pictures of the prompt
+    vision: VisionPrompt | None = None  # the images of the prompt
     slot: int = -1  # set by the runner
     is_unread: bool = False  # whether the end of the text is left to the first pass, see `decoding.first_pass`
     # grows with every round

@@ -10,7 +10,7 @@ so the target's pass over the tree computes them together with those of the draf
 
 A *candidate* is verified and may be accepted. A *probe* is only read: mask tokens of SPACE, Lookahead's window, and
 the padding that makes the rows of a batch equally long. Mask j has the token `vocabulary + j`, which no model emits,
-and stands behind all candidates of its row, so that these have the columns of plain decoding:
+and comes after all candidates of its row, so that these have the columns of plain decoding:
 
     tree            t3 ── a ── m0 ── m1     order   t3 a | m0 m1 | m0 m1     (candidates, masks of t3, masks of a)
                      └─── m0 ── m1          parents -1 0 |  0  2 |  1  4

@@ -74,5 +74,5 @@ class VisionPrompt:
         return max([0, *[image.stop for image in self.images], *[stop for _, stop in self.blocks]])
 
     def without_pixels(self) -> "VisionPrompt":
-        """The same prompt once nobody looks at its images any more."""
+        """The same prompt without its pixels, once its images are encoded."""
         return replace(self, images=tuple(replace(image, inputs={}, source=None) for image in self.images))

@@ -16,7 +16,7 @@ from ..verify import choose
 
 @torch.inference_mode()
 def autoregressive(loaded: LoadedModel, seq: Sequence) -> Sequence:
-    """Run `seq` to its end, one token at a time; the tower sees each of its pictures once more."""
+    """Run `seq` to its end, one token at a time; the vision tower encodes its images once more."""
     features = look(loaded, seq.vision)
     while not seq.is_finished:
         logits = whole_text(loaded, seq.token_ids, vision=seq.vision, features=features)[None]

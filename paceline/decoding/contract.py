@@ -44,7 +44,7 @@ def check_draft(
     """Raise `DraftError` unless the draft is a tree per sequence, in the vocabulary, in budget, with its law.
 
     num_masks: mask tokens that the target takes; mask j is a probe with token `vocab_size + j`, see `_check_mask`.
-    banned_token_ids: tokens that stand for pictures.
+    banned_token_ids: placeholders of images.
     """
     _check_fields(draft, len(seqs), vocab_size, drafter)
     tree = draft.tree
@@ -84,7 +84,7 @@ def check_draft(
                     expected="a token of the text",
                 )
             if probes[row][up]:
-                raise DraftError(f"{draft.source}: candidate {node} hangs under a probe")
+                raise DraftError(f"{draft.source}: candidate {node} has a probe as its parent")
             if depth[node] > budget.depth:
                 raise DraftError(f"{draft.source} drafted too deep", got=depth[node], expected=f"<= {budget.depth}")
 
@@ -140,7 +140,7 @@ def _name(drafter: Drafter | None) -> str:
 
 
 def _check_mask(source: str, ids: list[int], probes: list[bool], node: int, up: int, vocab_size: int) -> None:
-    """Mask 0 hangs below the root or a candidate, mask j below mask j - 1, all of them behind the candidates.
+    """Mask 0 is a child of the root or of a candidate, mask j of mask j - 1, and all come after the candidates.
 
     Candidates thus stand in the columns of plain decoding, and mask j foresees the token j + 1 places further.
     """

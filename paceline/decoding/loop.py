@@ -41,7 +41,7 @@ class SpeculativeDecoder:
         begin = time.perf_counter()
         self.runner.states.kept = self.drafter.info.reads_states
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
-        self._forget(seq.slot)  # what an interrupted release may have left behind
+        self._forget(seq.slot)  # an interrupted release may not have done this
         seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill)
         seq.is_unread = self.runner.cache.lengths[seq.slot] < len(seq.token_ids) - 1
         self.timings.vision += seeing

@@ -1,10 +1,10 @@
 """Several drafters side by side: in each round one of them drafts for a sequence, and all of them stay in step.
 
-    row 0  arm 0 (lookup)   root a b c d          one pass of the target verifies every row,
-    row 1  arm 1 (model)    root x y . .          whoever drafted it; dots are probes
+    row 0  member 0 (lookup)   root a b c d       one pass of the target verifies every row,
+    row 1  member 1 (model)    root x y . .       whichever member drafted it; dots are probes
     row 2  depth 0          root . . . .
 
-The policy names the arm; `Fixed` and `Dynamic` take the first member that has something to propose.
+The policy names the member; `Fixed` and `Dynamic` take the first member that has something to propose.
 """
 
 from collections import Counter
@@ -33,8 +33,8 @@ _Part = tuple[Draft, int]
 class Choose(Drafter):
     """Let the policy take the best of several drafters, per sequence and round.
 
-    members: drafters, cheapest first; their indices are the arms of `DraftBudget`. Raises `ConfigError` for an empty
-    list or a Choose among them.
+    members: drafters, cheapest first; `DraftBudget.drafter_index` counts them. Raises `ConfigError` for an empty list or
+    a Choose among them.
     """
 
     name: ClassVar[str] = "choose"

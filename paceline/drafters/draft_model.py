@@ -36,7 +36,7 @@ class DraftModel(Drafter):
     """Draft with another model: a folder, a hub id, a name that `paceline models` lists, or one already loaded.
 
     dtype, device: of the draft; None takes the target's. weights: "int8" or "int4" rounds the draft's weights when it
-    is loaded: a faster draft that is right a little less often. vision: what it sees of pictures: "own" (its own
+    is loaded: a faster draft that is right a little less often. vision: what it sees of images: "own" (its own
     processor and tower), "shared" (the target's features, or the target's tower behind its own projector) or "none"
     (the text between them); None: "own" where both models see, else "none".
     """
@@ -91,7 +91,7 @@ class DraftModel(Drafter):
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Pending are the tokens before the last one that the draft has not read; -1 once its context is full."""
         length = len(seq.token_ids)
-        if seq.slot in self._prompts or length >= self.runner.max_length:  # pictures are not opened to tell a length
+        if seq.slot in self._prompts or length >= self.runner.max_length:  # images are not opened to find out a length
             length = len(self._text(seq))
         if self.runner.max_length <= length:
             return (DraftOptions(self.name, hint=-1),)
@@ -131,7 +131,7 @@ class DraftModel(Drafter):
         return text if most >= self._vocab_size else [token if token < most else 0 for token in text]
 
     def _read(self, slot: int, text: list[int]) -> None:
-        """Cache what is far behind; a prompt with pictures from its beginning on."""
+        """Cache what is far behind; a prompt with images from its beginning on."""
         runner, vision = self.runner, self._prompts[slot].vision
         cached = runner.cache.lengths[slot]
         if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
@@ -168,7 +168,7 @@ class DraftModelSpec(DrafterSpec):
         return (self.model,)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """VLLM's "draft_model", SGLang's STANDALONE, which counts the token that a draft hangs on, "draft-simple"."""
+        """VLLM's "draft_model", SGLang's STANDALONE, which counts the token that a draft continues, "draft-simple"."""
         rounded = f"that is {self.weights.upper()} already" if self.weights else ""
         sglang = (
             f"--speculative-algorithm STANDALONE --speculative-draft-model-path {shlex.quote(self.model)} "

@@ -1,4 +1,4 @@
-"""What a draft model sees of the pictures in a prompt: nothing, its own tower's features, or what the target saw.
+"""What a draft model sees of the images in a prompt: nothing, its own tower's features, or the target's.
 
     target    text  <i> <i> <i> <i>  text           <i>: placeholders, with features of the target
     none      text  text                            they are dropped; positions are those of the shorter text
@@ -54,7 +54,7 @@ class DraftVision(ABC):
         """What `draft`, the runner of `loaded`, reads of this prompt."""
 
     def text_only(self, ids: list[int], replaced: int) -> DraftPrompt:
-        """A prompt without pictures."""
+        """A prompt without images."""
         half = self.loaded.vision
         return DraftPrompt(replaced, ids, None if half is None else text_prompt(half, len(ids)))
 
@@ -64,7 +64,7 @@ class TextOnly(DraftVision):
     """Placeholders are dropped from the prompt, save its last token."""
 
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
-        """The text between the pictures."""
+        """The text between the images."""
         *before, last = seq.prompt_ids
         kept = [token for token in before if token not in self.target.banned_token_ids]
         return self.text_only([*kept, last], len(seq.prompt_ids))
@@ -72,7 +72,7 @@ class TextOnly(DraftVision):
 
 @final
 class OwnTower(DraftVision):
-    """Every picture is processed again from its source, by the draft's own processor."""
+    """Every image is processed again from its source, by the draft's own processor."""
 
     def __init__(self, target: TargetView, loaded: LoadedModel):
         super().__init__(target, loaded)
@@ -90,7 +90,7 @@ class OwnTower(DraftVision):
         )
 
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
-        """The target's text, with what the draft's processor writes for each picture."""
+        """The target's text, with what the draft's processor writes for each image."""
         if seq.vision is None or not seq.vision.images:
             return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         ids, images, end = list[int](), list[PromptImage](), 0
@@ -108,7 +108,7 @@ class OwnTower(DraftVision):
         found = self._seen.get(image.key)
         if found is None:
             if image.source is None:
-                raise ConfigError("a draft with its own vision tower needs the pictures", got="tensors alone")
+                raise ConfigError("a draft with its own vision tower needs the images", got="tensors alone")
             ids, prompt = read_chat(self._half, _LOOK, [image.source])  # type: ignore[list-item]
             assert prompt is not None
             (own,) = prompt.images
@@ -128,7 +128,7 @@ class OwnTower(DraftVision):
 
 @final
 class SharedTower(DraftVision):
-    """The target looks at each picture, once for both.
+    """The target encodes each image, once for both.
 
     Where both models have the same hidden size the draft gets the target's projected features; else what the target's
     tower made goes through the draft's own projector. Raises `IncompatibleModels` where neither is possible.

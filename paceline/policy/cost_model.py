@@ -191,7 +191,7 @@ class CostModel(DraftPolicy):
         return not seq.is_unread or self._drafter.info.member(drafter_index).drafts_during_prefill
 
     def _reach(self, choice: Choice, option: Option) -> int:
-        """A drafter that tells its confidence may go further while it is sure, as far as the ledger can pay.
+        """A drafter with confidences may go further while they are high, as far as the ledger can pay.
 
         Not with masks: a deeper budget hangs more of them below every node, however few levels are drafted.
         """

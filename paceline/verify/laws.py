@@ -39,7 +39,8 @@ def probability(p: Vector, token: int) -> Real:
 
 
 def acceptance(p: Vector, q: Vector, token: int) -> Real:
-    """min(1, p(x) / q(x)): the chance that a token x drawn from q stands. Leviathan et al. 2211.17192, algorithm 1.
+    """min(1, p(x) / q(x)): the chance that a token x drawn from q is accepted. Leviathan et al. 2211.17192,
+    algorithm 1.
 
     Errors: DraftError where q(x) = 0, since such a token cannot have been drawn from q.
     """

@@ -19,11 +19,11 @@ from .walk import Branches, p_at
 
 @final
 class Typical(Verifier):
-    """Typical acceptance: x stands where p(x) > min(epsilon, delta * exp(-H(p))). Medusa, 2401.10774, section 3.3.
+    """Typical acceptance: x is accepted where p(x) > min(epsilon, delta * exp(-H(p))). Medusa, 2401.10774, section 3.3.
 
     H is the entropy of p in nats. Of the paths whose tokens all stand the longest is taken, the likelier of two equally
     long; then a token is drawn from p. The answer does not follow the target's distribution, except in greedy rows,
-    where only the argmax stands. The defaults are those of the Medusa code.
+    where only the argmax is accepted. The defaults are those of the Medusa code.
 
     Errors: LossyNotAllowed without consent; ConfigError where a threshold is outside (0, 1).
     """

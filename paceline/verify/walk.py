@@ -55,7 +55,7 @@ def _branches(tokens: list[int], parents: list[int], probes: list[bool]) -> Bran
 
 
 Decide = Callable[[int, int, list[int]], tuple[int | None, int]]
-"""(node, its depth, its children) -> (the index of the child that stands, -1), or (None, the token instead)."""
+"""(node, its depth, its children) -> (the index of the accepted child, -1), or (None, the token instead)."""
 
 
 def descend(branches: Branches, decide: Decide) -> Walk:

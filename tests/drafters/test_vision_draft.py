@@ -224,7 +224,7 @@ def test_a_draft_without_the_picture_is_told():
     llm = opened(drafter)
     (seq,), _ = llm._sequences(CHATS[0], SamplingParams())
     bare = replace(seq.vision, images=tuple(replace(image, source=None) for image in seq.vision.images))
-    with pytest.raises(ConfigError, match="needs the pictures"):
+    with pytest.raises(ConfigError, match="needs the images"):
         drafter._seeing.read(replace(seq, vision=bare), drafter.runner)
 
 

@@ -87,8 +87,7 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
         def report_eval(what: str, done: int, total: int) -> None:
             report(f"eval: {what}", done, total, "prompts")
 
-        runs = {"prepare": run.prepare, "train": run.train, "eval": lambda: run.eval(report_eval)}
-        for event in runs[stage]():
+        for event in run.run(stage, report_eval):
             if isinstance(event, Done):
                 results.append({"path": str(event.path), **event.result})
                 _say_done(event, screen)
@@ -113,8 +112,8 @@ def _say_event(event: "Event", fraction: float, screen: Screen) -> None:
     if isinstance(event, Started):
         of = "" if fraction == 1.0 else f" ({fraction:.0%} of the data)"
         how = "resuming with" if event.resumed else "training on"
-        data = f"{event.answers} answers, {event.tokens} tokens{of}; {event.held_out} held out; {event.steps} steps"
-        screen.say(escape(f"{how} {data}"))
+        data = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in event.data.items())
+        screen.say(escape(f"{how} {data}{of}; {event.steps} steps"))
         if event.cost is not None:
             screen.say(escape(f"the whole run: {event.cost}"))
     elif isinstance(event, Evaluated):
@@ -138,7 +137,7 @@ def _say_done(done: "Done", screen: Screen) -> None:
     what = {"prepare": answers, "train": "the drafter", "eval": "the measurements"}[done.stage]
     screen.say(f"{what} in {escape(str(done.path))}" + (" (was there already)" if done.was_there else ""))
     if done.stage == "train":
-        from ..train.finish import model_beside
+        from ..train.artefact import model_beside
 
         tuned = model_beside(done.path)
         model = escape(str(tuned)) if (tuned / "config.json").exists() else "MODEL"

@@ -5,9 +5,8 @@ A file appears under its name only when it is whole and on the disk; the last tw
 
 import os
 import random
-import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,30 @@ import torch
 
 from .run_folder import understood
 
-_NAME = re.compile(r"checkpoint-(\d{8})\.pt")
 KEPT = 2
 
 
+def path_of(folder: Path, step: int) -> Path:
+    """The file of a step's checkpoint."""
+    return folder / f"checkpoint-{step:08d}.pt"
+
+
 def save(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
-    """Write what the run is at `step`, then drop all but the last two."""
+    """Write the state of the run at `step`, then drop all but the last two."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"checkpoint-{step:08d}.pt"
+    path = path_of(folder, step)
     part = path.with_suffix(".part")
     with part.open("wb") as file:
         torch.save(dict(state), file)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
-    _sync(folder)
+    with suppress(OSError):  # a new name is on the disk only when its folder is; some systems cannot open folders
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
     for old in _all(folder)[:-KEPT]:
         old.unlink()
     return path
@@ -45,12 +53,12 @@ def newest(folder: Path) -> dict[str, Any] | None:
 
 
 def readable(folder: Path) -> AbstractContextManager[None]:
-    """Reading the last checkpoint: `ConfigError` where it does not hold what was expected."""
+    """While reading the last checkpoint: `ConfigError` where it does not hold what was expected."""
     return understood(f"the checkpoint {str(_all(folder)[-1])!r}", "delete it, and the run goes on from the one before")
 
 
 def random_state() -> dict[str, Any]:
-    """The generators of this process."""
+    """The state of this process's random generators."""
     version, words, gauss = random.getstate()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"python": (version, list(words), gauss), "torch": torch.get_rng_state(), "cuda": cuda}
@@ -66,14 +74,4 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def _all(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("checkpoint-*.pt") if _NAME.fullmatch(path.name))
-
-
-def _sync(folder: Path) -> None:
-    """A new name is on the disk only when its folder is; systems that cannot open folders sync them by themselves."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    return sorted(folder.glob("checkpoint-" + "[0-9]" * 8 + ".pt"))

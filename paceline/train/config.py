@@ -4,7 +4,7 @@
     prompts: [train.jsonl]
     out: runs/eagle
 
-Everything else has a default. `head` and `train.loss` are the method's own; `recipes.shapes` says what they may hold.
+Everything else has a default. `head` and `train.loss` are the method's own; its recipe says what they may hold.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,8 @@ from pydantic import BeforeValidator, Field, Strict
 from ..errors import ConfigError
 from ..schema import Text, checked, validate
 from ..system.files import read_text
-from .extras import need
+from .run_folder import need
 
-METHODS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "qat", "distill")
 _T = TypeVar("_T")
 _MAX_BYTES = 1 << 20  # of a configuration
 
@@ -65,30 +64,38 @@ class PrepareSection:
 
 
 @checked
-class TrainConfig:
-    """How to train.
+class LoopConfig:
+    """How to descend. lr: its peak, after a share `warmup` of the steps, from where a cosine falls to a tenth.
 
-    max_tokens: columns of a batch, rows x longest row; also where an answer is cut. lr: its peak, after a share
-    `warmup` of the steps, from where a cosine falls to a tenth. accumulate: batches a step, on each device.
-    held_out: share of the prompts kept for evaluation. limit: answers to train on, None: all. fractions: of them,
-    one run each, for the curve of accepted length against data. evaluate_every: steps; None: after each epoch.
+    evaluate_every, log_every: steps; evaluate_every None: after each epoch.
     """
 
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
-    max_tokens: Annotated[int, Field(ge=8, lt=2**31)] = 2048
     lr: Above0 = 6e-4
     warmup: Share = 0.03
     clip: Above0 = 0.5
     weight_decay: AtLeast0 = 0.0
-    accumulate: Size = 1
     seed: Seed = 0
-    limit: Annotated[int, Field(ge=1)] | None = None
-    fractions: Annotated[Several[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = (1.0,)
-    held_out: Share = 0.03
     evaluate_every: Size | None = None
     checkpoint_seconds: AtLeast0 = 300.0
     log_every: Size = 20
     tensorboard: bool = False
+
+
+@checked
+class TrainConfig(LoopConfig):
+    """How to train on answers.
+
+    max_tokens: columns of a batch, rows x longest row; also where an answer is cut. accumulate: batches a step, on each
+    device. held_out: share of the prompts kept for evaluation. limit: answers to train on, None: all. fractions: of
+    them, one run each, for the curve of accepted length against data.
+    """
+
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
+    max_tokens: Annotated[int, Field(ge=8, lt=2**31)] = 2048
+    accumulate: Size = 1
+    limit: Annotated[int, Field(ge=1)] | None = None
+    fractions: Annotated[Several[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = (1.0,)
+    held_out: Share = 0.03
     loss: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:
@@ -122,8 +129,8 @@ class EvalSection:
 
 @checked
 class RunConfig:
-    """A whole run. prompts: JSON lines with "prompt" or "messages" (a chat, whose pictures `qat` and `distill` read)
-    and, for `prepare.mix`, "source". out: the run's folder.
+    """A whole run. prompts: files, see `eval.prompt_files`; the images of chats are read by `qat` and `distill`, and
+    by heads through stored states; `prepare.mix` reads a key "source" of each line. out: the run's folder.
     start: a head to go on from, whose shape and draft vocabulary stay; None: a fresh one of the shape `head` asks for.
 
     answers: folders that `prepare` wrote elsewhere; empty: the run's own. head: shape of what is trained. base_model,
@@ -153,7 +160,7 @@ def read_config(path: Path | str | None, overrides: Seq[str] = ()) -> RunConfig:
 def read_mapping(path: Path | str | None, overrides: Seq[str] = ()) -> dict[str, Any]:
     """The same as plain values."""
     need("yaml", "a training run's configuration")
-    from .yaml_values import parse_yaml
+    from ..system.yaml_values import parse_yaml
 
     given: Any = {}
     if path is not None:

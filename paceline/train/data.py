@@ -1,4 +1,4 @@
-"""Answers of a target as lessons: read from the folders of `prepare`, split, put in order, and padded into batches.
+"""Answers of a target as training data: read from the folders of `prepare`, split, ordered, and padded into batches.
 
     folders ── read ──> Answers ── split ──> training answers ── limited ──> n of them ── plan(seed, epoch) ──> batches
                                     └──────> held-out answers: of other prompts
@@ -10,12 +10,11 @@ answer across, and the smaller of two limits takes a part of the larger.
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 from safetensors import safe_open
@@ -24,19 +23,23 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..schema import validate
 from ..system.files import read_json, write_text
-from .pictures import PicturedChat
-from .prepare import written
-from .recipe import Batch
+from .config import TrainConfig
+from .loop import Task
+from .prepare import read_answers
+from .prompts import ImageChat
+from .recipe import Batch, Losses, Recipe
 from .run_folder import understood
 
+StatesOf: TypeAlias = Callable[[Batch, Sequence[int]], Batch]
+"""Puts the target's states of the given layers into a batch that has none."""
 _DATA = "data.json"
-_POOL = 256
+_SORTED = 256
 """Answers sorted by length together: the larger, the less padding, and the less mixed a batch is."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: where its states are, and its text. file: None where no states were kept. chat: with pictures."""
+    """One answer. file: where its states are, None without. index: its number there. chat: of a prompt with images."""
 
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
@@ -44,7 +47,7 @@ class Answer:
     temperature: float
     index: int
     file: Path | None
-    chat: PicturedChat | None = None
+    chat: ImageChat | None = None
 
     @property
     def length(self) -> int:
@@ -53,12 +56,12 @@ class Answer:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """What is in each picture of the prompt."""
+        """A hash of each image of the prompt."""
         return () if self.chat is None else self.chat.images
 
     @cached_property
     def place(self) -> int:
-        """A number from 0 to 2^64 - 1 that depends on the prompt and its pictures alone."""
+        """A number from 0 to 2^64 - 1 that depends on the prompt and its images alone."""
         text = ",".join([*map(str, self.prompt_ids), *self.images]).encode()
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
@@ -77,7 +80,7 @@ def read_lines(folder: Path) -> dict[str, int] | None:
 
 
 def write_lines(folder: Path, lines: Mapping[str, int]) -> None:
-    """Note them."""
+    """Write them for `read_lines`."""
     write_text(folder / _DATA, json.dumps(lines) + "\n")
 
 
@@ -97,25 +100,18 @@ class Answers:
         """
         found: list[Answer] = []
         for folder in map(Path, [folders] if isinstance(folders, Path | str) else folders):
-            told: list[Any] = written(folder)
-            if not told:
+            rows: list[Any] = read_answers(folder)
+            if not rows:
                 raise ConfigError(
                     f"no answers in {str(folder)!r}", expected="a folder that `prepare` wrote",
                     fix="put it back, or name another out",
                 )  # fmt: skip
-            for line in told[: (lines or {}).get(str(folder))]:
-                shard = line["states"]
-                found.append(
-                    Answer(
-                        tuple(line["prompt_ids"]),
-                        tuple(line["answer_ids"]),
-                        str(line["source"]),
-                        float(line["temperature"]),
-                        int(line["index"]),
-                        None if shard is None else folder / str(shard),
-                        PicturedChat(json.dumps(line["messages"]), tuple(line["images"])) if "images" in line else None,
-                    )
-                )
+            for row in rows[: (lines or {}).get(str(folder))]:
+                prompt_ids, answer_ids, shard = tuple(row["prompt_ids"]), tuple(row["answer_ids"]), row["states"]
+                chat = ImageChat(json.dumps(row["messages"]), tuple(row["images"])) if "images" in row else None
+                file = None if shard is None else folder / shard
+                source, temperature = str(row["source"]), float(row["temperature"])
+                found.append(Answer(prompt_ids, answer_ids, source, temperature, int(row["index"]), file, chat))
         return cls(found)
 
     def __len__(self) -> int:
@@ -130,6 +126,16 @@ class Answers:
     def texts(self) -> list[tuple[int, ...]]:
         """Token ids of prompts and answers, for counting what is frequent."""
         return [ids for one in self.all for ids in (one.prompt_ids, one.answer_ids)]
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether some prompt has images."""
+        return any(one.chat is not None for one in self.all)
+
+    @cached_property
+    def has_states(self) -> bool:
+        """Whether every answer has stored states."""
+        return all(one.file is not None for one in self.all)
 
     def hash(self) -> str:
         """SHA-256 over every token."""
@@ -161,9 +167,9 @@ class Answers:
         if epoch is not None:
             chance.shuffle(order)
         batches: list[list[int]] = []
-        for begin in range(0, len(order), _POOL):
+        for begin in range(0, len(order), _SORTED):
             batch: list[int] = []
-            for index in sorted(order[begin : begin + _POOL], key=lambda i: self.all[i].length):
+            for index in sorted(order[begin : begin + _SORTED], key=lambda i: self.all[i].length):
                 if batch and (len(batch) + 1) * min(self.all[index].length, max_tokens) > max_tokens:
                     batches.append(batch)
                     batch = []
@@ -173,12 +179,7 @@ class Answers:
             chance.shuffle(batches)
         return batches
 
-    def lessons(self, indices: Seq[int], max_tokens: int) -> int:
-        """Answer tokens of a batch of these answers, cut as `batch` cuts them."""
-        cut = ((len(self.all[i].prompt_ids), min(self.all[i].length, max_tokens)) for i in indices)
-        return sum(end - begin for begin, end in cut)
-
-    def batch(self, indices: Seq[int], layers: Seq[int], max_tokens: int) -> Batch:
+    def batch(self, indices: Sequence[int], layers: Sequence[int], max_tokens: int) -> Batch:
         """These answers side by side, cut to `max_tokens`; states in their stored dtype, none where none are stored.
 
         Raises `ConfigError` where some layer, or the states of some answer, are missing.
@@ -191,24 +192,12 @@ class Answers:
             ids = torch.tensor((one.prompt_ids + one.answer_ids)[:width])
             token_ids[row, : len(ids)] = ids
             is_answer[row, len(one.prompt_ids) : len(ids)] = True
-        chats = tuple(one.chat for one in chosen) if self.has_pictures else ()
-        if not self.has_states:
-            return Batch(token_ids, {}, is_answer, chats)
-        states = {layer: _side_by_side(chosen, layer, width) for layer in layers}
+        chats = tuple(one.chat for one in chosen) if self.has_images else ()
+        states = {layer: _side_by_side(chosen, layer, width) for layer in layers} if self.has_states else {}
         return Batch(token_ids, states, is_answer, chats)
 
-    @cached_property
-    def has_pictures(self) -> bool:
-        """True where some prompt has pictures."""
-        return any(one.chat is not None for one in self.all)
 
-    @cached_property
-    def has_states(self) -> bool:
-        """True where every answer has stored states."""
-        return all(one.file is not None for one in self.all)
-
-
-def _side_by_side(answers: Seq[Answer], layer: int, width: int) -> Tensor:
+def _side_by_side(answers: Sequence[Answer], layer: int, width: int) -> Tensor:
     """Stored states of one layer, zero where an answer has none. [B, T, E]."""
     rows = [_stored(one, layer)[:width] for one in answers]
     padded = rows[0].new_zeros(len(rows), width, rows[0].shape[-1])
@@ -225,10 +214,9 @@ def _stored(answer: Answer, layer: int) -> Tensor:
             raise ValueError(f"{len(found)} states of {answer.length} tokens")
     except Exception as error:  # safetensors raises a kind of its own
         raise ConfigError(
-            f"the states of layer {layer} of an answer are not in {str(answer.file)!r}",
-            got=str(error),
+            f"the states of layer {layer} of an answer are not in {str(answer.file)!r}", got=str(error),
             fix="prepare them with this layer, or without states (prepare.states=online)",
-        ) from error
+        ) from error  # fmt: skip
     return found
 
 
@@ -236,3 +224,91 @@ def _stored(answer: Answer, layer: int) -> Tensor:
 def _opened(file: Path) -> Any:
     # Mapped, not read: a tensor's bytes are fetched when it is copied into a batch.
     return safe_open(file, "pt")
+
+
+@final
+class AnswerTask(Task[Batch]):
+    """A recipe and the answers it learns from, for `loop.train`; items are (answers, indices of a batch).
+
+    held_out: answers to evaluate on; None splits them off. states_of: for answers whose states were not stored.
+    Raises `ConfigError` where nothing is left to train on, or the recipe cannot read the answers.
+    """
+
+    def __init__(
+        self, recipe: Recipe, answers: Answers, config: TrainConfig, states_of: StatesOf | None = None,
+        held_out: Answers | None = None,
+    ):  # fmt: skip
+        if held_out is None:
+            answers, held_out = answers.split(config.held_out)
+            answers = answers.limited(config.limit)
+        self._answers, kept = answers.fitting(config.max_tokens), held_out.fitting(config.max_tokens)
+        if not len(self._answers):
+            raise ConfigError(
+                "there is nothing to train on", got=f"{len(answers)} answers", expected="more, or shorter"
+            )
+        if states_of is None and not self._answers.has_states:
+            raise ConfigError("these answers were prepared without states", fix="pass states_of")
+        recipe.check_images(answers.has_images or held_out.has_images, answers.has_states and held_out.has_states)
+        self._recipe, self._config, self._states_of, self.module = recipe, config, states_of, recipe.module
+        self._plans = [self._answers.plan(config.max_tokens, config.seed, epoch) for epoch in range(config.epochs)]
+        self.held_out = [(kept, batch) for batch in kept.plan(config.max_tokens)] if len(kept) else []
+        self.data = {"answers": len(self._answers), "tokens": self._answers.num_tokens, "held_out": len(kept)}
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:  # type: ignore[override]
+        """The answers, the recipe, the shape of its module and which tokens that can draft."""
+        c, module = self._config, self.module
+        ids: Any = getattr(module, "draft_ids", None)
+        return {
+            "epochs": c.epochs,
+            "max_tokens": c.max_tokens,
+            "accumulate": c.accumulate,
+            "loss": dict(c.loss),
+            "answers": self._answers.hash(),
+            "recipe": f"{type(self._recipe).__name__} {self._recipe.identity}".rstrip(),
+            "module": repr(getattr(module, "config", "")),
+            "draft_ids": "" if ids is None else hashlib.sha256(repr(ids.tolist()).encode()).hexdigest(),
+        }
+
+    def num_steps(self, devices: int) -> int:
+        """All epochs."""
+        return sum(self._steps_of(epoch, devices) for epoch in range(self._config.epochs))
+
+    def items(self, step: int, devices: int) -> Sequence[tuple[Answers, list[int]]]:
+        """`accumulate` batches for each device; fewer at the end of an epoch."""
+        epoch = 0
+        while step >= self._steps_of(epoch, devices):
+            step, epoch = step - self._steps_of(epoch, devices), epoch + 1
+        size = self._config.accumulate * devices
+        return [(self._answers, batch) for batch in self._plans[epoch][step * size : (step + 1) * size]]
+
+    def is_epoch_end(self, step: int, devices: int) -> bool:
+        """After the last batch of an epoch."""
+        ends = (sum(self._steps_of(e, devices) for e in range(epoch + 1)) for epoch in range(self._config.epochs))
+        return step in ends
+
+    def _steps_of(self, epoch: int, devices: int) -> int:
+        return -(-len(self._plans[epoch]) // (self._config.accumulate * devices))
+
+    def load(self, item: tuple[Answers, list[int]]) -> Batch:
+        """The answers side by side, with their states."""
+        answers, indices = item
+        return answers.batch(indices, self._recipe.states, self._config.max_tokens)
+
+    def weight(self, batch: Batch) -> int:
+        """Answer tokens."""
+        return batch.num_tokens
+
+    def columns(self, batch: Batch) -> int:
+        """Rows x longest row."""
+        return batch.token_ids.numel()
+
+    def loss(self, batch: Batch) -> Losses:
+        """The recipe's, on the module's device."""
+        if not batch.states and self._recipe.states:
+            assert self._states_of is not None
+            batch = self._states_of(batch, self._recipe.states)
+        like = next(p for p in self.module.parameters() if p.requires_grad)
+        states = {layer: state.to(like.device, like.dtype) for layer, state in batch.states.items()}
+        ready = Batch(batch.token_ids.to(like.device), states, batch.is_answer.to(like.device), batch.chats)
+        return self._recipe.loss(ready)

@@ -1,12 +1,9 @@
-"""What a training run tells: its events, their means over a window of steps, and a file with one JSON line for each."""
+"""The events of a training run, their means over a window of steps, and a log file with one JSON line for each."""
 
 import json
-import math
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias, final
 
 import torch
@@ -14,28 +11,24 @@ from torch import Tensor
 
 from ..schema import validate
 from ..system.files import parse_json, read_text, write_text
-from .config import TrainConfig
 from .estimate import Cost
-from .extras import need
 from .recipe import Losses
-from .run_folder import understood
+from .run_folder import need, understood
 
 
 @dataclass(frozen=True)
 class Started:
-    """Before the first step. tokens: answer tokens of one epoch. cost: None where nothing is left to do."""
+    """Before the first step. data: what is trained on, in numbers. cost: None where nothing is left to do."""
 
     steps: int
-    tokens: int
-    answers: int
-    held_out: int
+    data: Mapping[str, int]
     resumed: bool
     cost: Cost | None
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """Means over the steps since the last such event. tokens: answer tokens seen so far; tokens_per_s: of those."""
+    """Means over the steps since the last such event. tokens: supervised tokens so far; tokens_per_s: their rate."""
 
     step: int
     steps: int
@@ -50,7 +43,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """On held-out answers. accepted_length: the offline estimate for a greedy chain."""
+    """Means over the held-out data. accepted_length: the offline estimate for a greedy chain."""
 
     step: int
     tokens: int
@@ -62,7 +55,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint stands."""
+    """A checkpoint was written."""
 
     step: int
     path: Path
@@ -80,73 +73,48 @@ Event: TypeAlias = Started | Stepped | Evaluated | Saved | Finished
 _LOGGED = {"step": Stepped, "evaluation": Evaluated, "finish": Finished}
 
 
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Rises to its peak over the warm-up, then falls along a cosine to a tenth of it; `step` counts from 0."""
-    rise = max(1, round(config.warmup * steps))
-    if step < rise:
-        return config.lr * (step + 1) / rise
-    done = (step - rise) / max(1, steps - rise)
-    return config.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
-
-
 @final
 class Window:
-    """Sums over some batches, weighted by their answer tokens; kept on the device until someone asks."""
+    """Weighted sums over some batches of every value, kept on the device until they are read.
 
-    def __init__(self) -> None:
-        self.weight = 0
-        self._sums: dict[str, Tensor] = {}
+    Each value has its own weight: a batch without a part, or with NaN in an agreement, counts for nothing there.
+    """
 
-    def add(self, losses: Losses, weight: int) -> None:
-        """Count one batch of `weight` lessons."""
-        self.weight += weight
-        # A recipe may leave a step out of a batch: its agreement is NaN, and counts for nothing.
-        told = {"loss": losses.total.detach(), "agreement": losses.agreement.nan_to_num(0.0)}
-        told["measured"] = losses.agreement.isfinite()
-        told |= {f"part {name}": value for name, value in losses.parts.items()}
-        for name, value in told.items():
-            new = value.float() * weight
-            self._sums[name] = self._sums[name].to(new.device) + new if name in self._sums else new
+    def __init__(self, sums: Mapping[str, Any] | None = None):
+        self._sums: dict[str, Tensor] = {name: torch.tensor(pair) for name, pair in (sums or {}).items()}  # [2, ...]
+
+    def add(self, losses: Losses, weight: float) -> None:
+        """Count one batch."""
+        values = {"loss": losses.total.detach(), "agreement": losses.agreement}
+        for name, value in (values | {f"part {name}": value for name, value in losses.parts.items()}).items():
+            value = value.float()
+            pair = torch.stack([value.nan_to_num(0.0), (~value.isnan()).float()]) * weight
+            self._sums[name] = self._sums[name].to(pair.device) + pair if name in self._sums else pair
 
     def sums(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint or for another process."""
-        return {"weight": self.weight, **{name: value.tolist() for name, value in self._sums.items()}}
+        return {name: pair.tolist() for name, pair in self._sums.items()}
 
-    @classmethod
-    def of(cls, sums: Mapping[str, Any]) -> "Window":
-        """The window whose `sums` these are."""
-        window = cls()
-        window.weight = sums["weight"]
-        window._sums = {name: torch.tensor(value) for name, value in sums.items() if name != "weight"}
-        return window
+    def join(self, sums: Mapping[str, Any]) -> None:
+        """Add the sums of another process; one that had no batch has none."""
+        for name, pair in sums.items():
+            own = self._sums.get(name)
+            self._sums[name] = torch.tensor(pair) + (0 if own is None else own.cpu())
 
-    @staticmethod
-    def joined(many: Seq[Mapping[str, Any]]) -> dict[str, Any]:
-        """Sums of several processes together; one that saw no batch has none."""
-        names = {name: None for one in many for name in one}
-        total: dict[str, Any] = {}
-        for name in names:
-            rows = [torch.tensor(one[name], dtype=torch.float64) for one in many if name in one]
-            total[name] = torch.stack(rows).sum(0).tolist()
-        return total
+    def means(self) -> tuple[float, dict[str, float], list[float]]:
+        """Loss, parts and the agreement of each depth."""
+        found = {n: (s / w.clamp_min(1e-30)).tolist() for n, (s, w) in ((n, p.cpu()) for n, p in self._sums.items())}
+        parts = {name.removeprefix("part "): value for name, value in found.items() if name.startswith("part ")}
+        return found.get("loss", 0.0), parts, found.get("agreement", [])
 
-    @staticmethod
-    def means(sums: Mapping[str, Any]) -> tuple[float, dict[str, float], list[float]]:
-        """Loss, parts and agreement of each depth."""
-        weight = max(1, sums["weight"])
-        parts = {n.removeprefix("part "): float(v) / weight for n, v in sums.items() if n.startswith("part ")}
-        pairs = zip(sums.get("agreement", []), sums.get("measured", []), strict=True)
-        agreement = [share / of if of else 0.0 for share, of in pairs]
-        return float(sums.get("loss", 0)) / weight, parts, agreement
-
-    def close(self, step: int, steps: int, tokens: int, lr: float, seconds: float) -> Stepped:
-        """The event of this window."""
-        loss, parts, agreement = self.means(self.sums())
-        return Stepped(step, steps, tokens, loss, parts, agreement, lr, self.weight / max(seconds, 1e-9))
+    @property
+    def weight(self) -> float:
+        """The weight of all batches."""
+        return float(self._sums["loss"][1]) if self._sums else 0.0
 
 
-def need_tensorboard() -> ModuleType:
-    """What writes TensorBoard's files. Raises `ConfigError` where it is not installed."""
+def need_tensorboard() -> Any:
+    """The library that writes TensorBoard's files. Raises `ConfigError` where it is not installed."""
     return need("torch.utils.tensorboard", "train.tensorboard", "pip install tensorboard")
 
 
@@ -157,9 +125,8 @@ class Log:
     def __init__(self, folder: Path, step: int, tensorboard: bool = False):
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "log.jsonl"
-        lines = read_log(folder)
-        # A run that goes on tells again what came after its checkpoint.
-        kept = [line for line in lines if line["step"] <= step and line["event"] != "finish"]
+        # A resumed run writes the lines after its checkpoint again.
+        kept = [line for line in read_log(folder) if line["step"] <= step and line["event"] != "finish"]
         write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._board: Any = None
         if tensorboard:
@@ -178,7 +145,7 @@ class Log:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Lines of a run's log, without a last one that a kill cut short. Raises `ConfigError`."""
+    """The lines of a run's log, without a last one that a kill cut short. Raises `ConfigError`."""
     path = folder / "log.jsonl"
     if not path.exists():
         return []

@@ -1,13 +1,13 @@
-"""Losses between the target's law p and the draft's q over the draft vocabulary, averaged over the lessons.
+"""Losses between the target's distribution p and the draft's q, averaged over the supervised tokens.
 
     cross entropy   - sum p log q                                gradient q - p: the default
-    KL              sum p log (p / q)                            the same gradient, zero when learnt
+    KL              sum p log (p / q)                            the same gradient, zero when learned
     TV              1/2 sum |p - q|  =  1 - sum min(p, q)        what a sampled draft loses to rejection
     LK              - log sum min(p, q)                          log of the acceptance rate (arXiv 2602.23881)
     LK hybrid       l KL + (1 - l) TV, l = exp(-3 a) at each     KL where the draft is far off, TV where it is near
                     place, a = sum min(p, q) there
 
-p and q are laws over the Vd tokens that the head can draft, p cut to them and renormalised.
+p and q are over the Vd tokens that the head can draft, p cut to them and renormalised.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@ from .recipe import Batch
 
 @final
 class OnlineStates:
-    """`states_of` of `train`: each answer is read by the target once more, by itself, as a prompt is."""
+    """Runs the target over texts of a batch, one after another, as a prefill does."""
 
     def __init__(self, target: LoadedModel):
         self._target = target

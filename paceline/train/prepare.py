@@ -1,14 +1,14 @@
 """Answers that the target itself writes to given prompts, with the hidden states it had while writing them.
 
-A head learns to foresee one model, so that model's own answers are its lesson. The states of a token cost a pass of
-the target to compute, and here they are computed anyway.
+A head learns to predict one model, so it learns from that model's own answers. The states of a token cost a pass of
+the target, and here they are computed anyway.
 
     folder/prepare.json             what was asked of which model
     folder/answers.jsonl            one answer a line: prompt_ids, answer_ids, temperature, seed; of a chat with
-                                    pictures also messages and images, see `pictures`
+                                    images also messages and images, see `prompts`
     folder/states-000000.safetensors   "17.30": states 30 of answer 17, [its tokens - 1, E]
 
-An answer counts as written once its line stands in answers.jsonl, after its states: a kill at any moment loses at most
+An answer counts as written once its line is in answers.jsonl, after its states: a kill at any moment loses at most
 the answers in progress, and running again goes on from there.
 """
 
@@ -32,32 +32,31 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, TargetView, Ver
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
-from ..core.vision import VisionPrompt
 from ..decoding import SpeculativeDecoder, generate
 from ..errors import ConfigError
-from ..hf.image_prompts import text_prompt
+from ..eval.prompts import PromptLine
 from ..policy import Fixed
 from ..runner import ModelRunner
 from ..schema import checked, validate
 from ..system.files import parse_json, read_bytes, read_json, write_text
 from ..verify import Coupled
-from .pictures import Asked, PicturedChat, read_again
-from .run_folder import understood
+from .prompts import TrainPrompt, vision_of
+from .run_folder import check_same, understood
 
 _RECORD = "prepare.json"
 _MAX_BYTES = 1 << 40  # of answers: millions of them
-_SHARD = 32
+_PER_FILE = 32
 """Answers whose states share a file."""
-_HELD = 128
-"""Prompts with pictures whose pixels are in memory together."""
+_WITH_IMAGES = 128
+"""Prompts with images whose pixels are in memory together."""
 
 
 @dataclass(frozen=True)
 class PrepareConfig:
     """What to write.
 
-    limit: answers in all. max_tokens: of an answer. temperatures: taken in turn. mix: weight of each source of
-    prompts; empty takes them as they come, shuffled. layers: hidden states to keep, none for text alone.
+    limit: the number of answers. max_tokens: of an answer. temperatures: taken in turn. mix: the weight of each source
+    of prompts; empty takes them as they come, shuffled. layers: hidden states to keep, none for text alone.
     part: (i, n) writes every n-th prompt only, for n processes side by side.
     """
 
@@ -70,16 +69,16 @@ class PrepareConfig:
     part: tuple[int, int] = (0, 1)
 
 
-def ordered(prompts: Seq[Mapping[str, object]], config: PrepareConfig) -> list[Mapping[str, object]]:
+def ordered(prompts: Seq[PromptLine], config: PrepareConfig) -> list[PromptLine]:
     """The prompts to answer, shuffled by the seed, sources interleaved by their weights. Raises `ConfigError`."""
     chance = random.Random(config.seed)
     shuffled = list(prompts)
     chance.shuffle(shuffled)
     if config.mix:
-        piles = {source: [p for p in shuffled if p.get("source") == source] for source in config.mix}
+        piles = {source: [p for p in shuffled if p.row.get("source") == source] for source in config.mix}
         for source, pile in piles.items():
             if not pile:
-                known = ", ".join(sorted({str(p.get("source")) for p in prompts}))
+                known = ", ".join(sorted({str(p.row.get("source")) for p in prompts}))
                 raise ConfigError(f"no prompt comes from {source!r}", expected=f"sources among {known}")
         shuffled = []
         while any(piles.values()) and len(shuffled) < config.limit:
@@ -91,7 +90,7 @@ def ordered(prompts: Seq[Mapping[str, object]], config: PrepareConfig) -> list[M
 
 @final
 class _Recorder(Drafter):
-    """Proposes nothing; takes the states of every finished answer out of the store before its slot is given back."""
+    """Proposes nothing; copies the states of every finished answer before its slot is given back."""
 
     name: ClassVar[str] = "recorder"
     info = DrafterInfo(reads_states=True)
@@ -120,7 +119,7 @@ class _Recorder(Drafter):
 
 @dataclass(frozen=True)
 class Written:
-    """What a round brought: tokens of all answers in progress, and answers that stand on the disk by now."""
+    """After a round: the tokens it gave to answers in progress, and the number of answers on the disk."""
 
     tokens: int
     answers: int
@@ -131,7 +130,7 @@ _TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 @checked
 class _Line:
-    """What a line of answers.jsonl holds."""
+    """A line of answers.jsonl."""
 
     index: Annotated[int, Field(ge=0)]
     source: str
@@ -145,12 +144,12 @@ class _Line:
     images: list[str] | None = None
 
 
-def written(folder: Path) -> list[dict[str, object]]:
-    """The answers of a folder; a last line that a kill cut short is left out. Raises `ConfigError`."""
+def read_answers(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a folder's answers, without a last one that a kill cut short. Raises `ConfigError`."""
     path = folder / "answers.jsonl"
     if not path.exists():
         return []
-    lines = list[dict[str, object]]()
+    lines = list[dict[str, Any]]()
     for number, text in enumerate(read_bytes(path, "the answers", _MAX_BYTES).split(b"\n")[:-1], start=1):
         where = f"line {number} of {str(path)!r}"
         with understood(where, "remove this line: `prepare` writes its answer again"):
@@ -159,89 +158,8 @@ def written(folder: Path) -> list[dict[str, object]]:
     return lines
 
 
-def prepare(
-    runner: ModelRunner,
-    prompts: Iterable[Asked],
-    eos_ids: frozenset[int],
-    config: PrepareConfig,
-    folder: Path,
-) -> Iterator[Written]:
-    """Write the answers that are still missing, yielding after each round.
-
-    prompts: in the order of `ordered`. Raises `ConfigError` where the folder holds answers to
-    other prompts, or was prepared in another way; only `limit` may change.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    answers = folder / "answers.jsonl"
-    done = written(folder)
-    _check_same(folder, runner, config)
-    if answers.exists():  # drop a line that was cut short
-        whole = answers.read_bytes()
-        with answers.open("r+b") as file:
-            file.truncate(whole.rfind(b"\n") + 1)
-    known = {int(str(line["index"])): (line["prompt_ids"], line.get("images")) for line in done}
-    recorder = _Recorder(config.layers)
-    decoder = SpeculativeDecoder(runner, recorder, Coupled(), Fixed(0))
-    waiting: dict[int, tuple[int, Asked]] = {}
-    missing: list[tuple[int, Asked]] = []
-    for index, one in enumerate(prompts):
-        now = one.token_ids, None if one.chat is None else list(one.chat.images)
-        if known.get(index, now) != now:
-            raise ConfigError(
-                f"{str(folder)!r} holds answers to other prompts",
-                got=f"another prompt {index}",
-                fix="name a new folder",
-            )
-        if index % config.part[1] == config.part[0] and index not in known:
-            missing.append((index, one))
-
-    def sequence(index: int, one: Asked) -> Sequence:
-        temperature = config.temperatures[index // config.part[1] % len(config.temperatures)]
-        params, seed = SamplingParams(temperature=temperature, max_tokens=config.max_tokens), config.seed * 1_000_003
-        vision = prompt_vision(runner, one.token_ids, one.chat)
-        return Sequence(one.token_ids, params, seed + index, eos_ids, runner.max_length, vision=vision)
-
-    most = _HELD if any(one.chat is not None for _, one in missing) else None
-    todo, finished, stand = iter(missing), list[Sequence](), len(done)
-    while group := list(islice(todo, most)):
-        seqs = [sequence(index, one) for index, one in group]
-        waiting |= {id(seq): asked for seq, asked in zip(seqs, group, strict=True)}
-        for took_part in generate(decoder, seqs):
-            finished += [seq for seq in took_part if seq.is_finished]
-            if len(finished) >= _SHARD:
-                _write(folder, finished, waiting, recorder)
-                stand, finished = stand + len(finished), []
-            yield Written(len(took_part), stand)
-    _write(folder, finished, waiting, recorder)
-    yield Written(0, stand + len(finished))
-
-
-def prompt_vision(runner: ModelRunner, token_ids: Seq[int], chat: PicturedChat | None) -> VisionPrompt | None:
-    """What the pictures of a prompt are to the model, or what text alone is to one that sees. Errors: `read_again`."""
-    half = runner.loaded.vision
-    if chat is not None:
-        return read_again(runner, token_ids, chat)
-    return None if half is None else text_prompt(half, len(token_ids))
-
-
-def _check_same(folder: Path, runner: ModelRunner, config: PrepareConfig) -> None:
-    """Note in prepare.json what is asked of which model, or hold it against what stands there."""
-    asked = {key: value for key, value in asdict(config).items() if key != "limit"}
-    now = json.loads(json.dumps({**asked, "target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}))
-    then = prepared(folder)
-    if then is None:
-        write_text(folder / _RECORD, json.dumps(now, indent=2) + "\n")
-        return
-    for key, value in now.items():
-        if then.get(key) != value:
-            raise ConfigError(
-                f"{str(folder)!r} was prepared with another {key}", got=value, expected=then.get(key),
-                fix="name a new folder",
-            )  # fmt: skip
-
-
-def prepared(folder: Path) -> dict[str, Any] | None:
-    """What was asked of which model; None where nothing tells. Raises `ConfigError` for a damaged record."""
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """What was asked of which model; None where there is no record. Raises `ConfigError` for a damaged one."""
     path = folder / _RECORD
     if not path.exists():
         return None
@@ -250,8 +168,69 @@ def prepared(folder: Path) -> dict[str, Any] | None:
         return validate(dict[str, Any], read_json(path, "the record"), what)
 
 
-def _write(folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, Asked]], recorder: _Recorder) -> None:
-    """States first, then the lines that vouch for them."""
+def prepare(
+    runner: ModelRunner, prompts: Iterable[TrainPrompt], eos_ids: frozenset[int], config: PrepareConfig, folder: Path
+) -> Iterator[Written]:
+    """Write the answers that are still missing, yielding after each round.
+
+    prompts: in the order of `ordered`. Raises `ConfigError` where the folder holds answers to other prompts, or was
+    prepared in another way; only `limit` may change.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    answers, done = folder / "answers.jsonl", read_answers(folder)
+    _check_record(folder, runner, config)
+    if answers.exists():  # drop a line that was cut short
+        whole = answers.read_bytes()
+        with answers.open("r+b") as file:
+            file.truncate(whole.rfind(b"\n") + 1)
+    known = {line["index"]: (line["prompt_ids"], line.get("images")) for line in done}
+    missing: list[tuple[int, TrainPrompt]] = []
+    for index, one in enumerate(prompts):
+        now = one.token_ids, None if one.chat is None else list(one.chat.images)
+        if known.get(index, now) != now:
+            got = f"another prompt {index}"
+            raise ConfigError(f"{str(folder)!r} holds answers to other prompts", got=got, fix="name a new folder")
+        if index % config.part[1] == config.part[0] and index not in known:
+            missing.append((index, one))
+
+    def sequence(index: int, one: TrainPrompt) -> Sequence:
+        temperature = config.temperatures[index // config.part[1] % len(config.temperatures)]
+        params, seed = SamplingParams(temperature=temperature, max_tokens=config.max_tokens), config.seed * 1_000_003
+        vision = vision_of(runner, one.token_ids, one.chat)
+        return Sequence(one.token_ids, params, seed + index, eos_ids, runner.max_length, vision=vision)
+
+    recorder = _Recorder(config.layers)
+    decoder = SpeculativeDecoder(runner, recorder, Coupled(), Fixed(0))
+    together = _WITH_IMAGES if any(one.chat is not None for _, one in missing) else None
+    todo, waiting, finished, count = iter(missing), dict[int, tuple[int, TrainPrompt]](), list[Sequence](), len(done)
+    while group := list(islice(todo, together)):
+        seqs = [sequence(index, one) for index, one in group]
+        waiting |= {id(seq): prompt for seq, prompt in zip(seqs, group, strict=True)}
+        for active in generate(decoder, seqs):
+            finished += [seq for seq in active if seq.is_finished]
+            if len(finished) >= _PER_FILE:
+                _write(folder, finished, waiting, recorder)
+                count, finished = count + len(finished), []
+            yield Written(len(active), count)
+    _write(folder, finished, waiting, recorder)
+    yield Written(0, count + len(finished))
+
+
+def _check_record(folder: Path, runner: ModelRunner, config: PrepareConfig) -> None:
+    """Write what is asked of which model to prepare.json, or compare it with what is there."""
+    asked = {key: value for key, value in asdict(config).items() if key != "limit"}
+    asked |= {"target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}
+    then = read_record(folder)
+    if then is None:
+        write_text(folder / _RECORD, json.dumps(asked, indent=2) + "\n")
+    else:
+        check_same(str(folder), {key: then.get(key) for key in asked}, asked, "name a new folder")
+
+
+def _write(
+    folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, TrainPrompt]], recorder: _Recorder
+) -> None:
+    """States first, then the lines that name them."""
     if not seqs:
         return
     shard = f"states-{indices[id(seqs[0])][0]:06d}.safetensors"
@@ -270,15 +249,10 @@ def _write(folder: Path, seqs: list[Sequence], indices: dict[int, tuple[int, Ask
         for seq in seqs:
             index, one = indices[id(seq)]
             line: dict[str, object] = {
-                "index": index,
-                "source": one.source,
-                "temperature": seq.params.temperature,
-                "seed": seq.seed,
-                "finish_reason": seq.finish_reason,
-                "prompt_ids": seq.prompt_ids,
-                "answer_ids": seq.output_ids,
+                "index": index, "source": one.source, "temperature": seq.params.temperature, "seed": seq.seed,
+                "finish_reason": seq.finish_reason, "prompt_ids": seq.prompt_ids, "answer_ids": seq.output_ids,
                 "states": shard if tensors else None,
-            }
+            }  # fmt: skip
             if one.chat is not None:
                 line |= {"messages": one.chat.messages, "images": one.chat.images}
             file.write(json.dumps(line) + "\n")

@@ -1,9 +1,10 @@
-"""What a training recipe is: a module, the target states it reads, and its loss on a batch."""
+"""What a method of training is made of: its batches, its losses, and the recipe that turns one into the other."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -11,27 +12,31 @@ from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError
 from ..runner import LoadedModel
-from .pictures import PicturedChat
+from .prompts import ImageChat
+
+if TYPE_CHECKING:
+    from .config import RunConfig
+    from .data import Answers
 
 
 @dataclass(frozen=True)
 class Batch:
     """Some answers side by side, each from the first token of its prompt, padded at the end.
 
-    token_ids: 0 where padded. states: of the target by layer; the state of column t was computed from tokens 0 to t;
-    zero where padded, and at each answer's last token, which the target never read. is_answer: True where the token
-    was written by the target: losses are for these tokens only. chats: of each answer whose prompt has pictures, else
-    None; empty where none has.
+    token_ids: 0 where padded. states: the target's hidden states by layer; the state of column t was computed from
+    tokens 0 to t, and is zero where padded and at each answer's last token, which the target never read. is_answer:
+    True where the target wrote the token: losses are for these tokens only. chats: one for each answer whose prompt has
+    images, else None; empty where no prompt has any.
     """
 
     token_ids: Int[Tensor, "B T"]
     states: Mapping[int, Float[Tensor, "B T E"]]
     is_answer: Bool[Tensor, "B T"]
-    chats: tuple[PicturedChat | None, ...] = ()
+    chats: tuple[ImageChat | None, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        """Answer tokens, of which each is one lesson."""
+        """Answer tokens, each of which is supervised."""
         return int(self.is_answer.sum())
 
 
@@ -40,8 +45,8 @@ class Losses:
     """The loss to descend, and what to show of it.
 
     total: scalar. parts: named scalars, detached. agreement: for each draft step the share of answer tokens whose
-    greedy draft is the token the target chose, given that the steps before were fed the true tokens; the basis of the
-    offline estimate of the accepted length.
+    greedy draft is the token the target chose, given that the steps before were fed the true tokens; the offline
+    estimate of the accepted length is made of it. NaN for a step that this batch does not measure.
     """
 
     total: Float[Tensor, ""]
@@ -50,30 +55,50 @@ class Losses:
 
 
 class Recipe(ABC):
-    """Trains one module against one target."""
+    """Trains one module against one target. A new method is one file with a subclass, named in `recipes.RECIPES`."""
 
     module: nn.Module
     states: tuple[int, ...]
     """Hidden states of the target that `loss` reads."""
     identity: str = ""
-    """What else must be the same for a run to go on: nothing that shapes, settings and answers tell already."""
-    sees: bool = False
-    """Whether `loss` reads the pictures of a prompt itself, and not through states of the target."""
+    """What else must be the same for a run to be resumed: nothing that shapes, settings and answers hold already."""
+    reads_images: bool = False
+    """Whether `loss` reads the images of a prompt itself, and not only through states of the target."""
     processor: ProcessorMixin | None = None
-    """Written beside a trained model that sees."""
+    """Written beside a trained model that reads images."""
+    makes_draft: ClassVar[bool] = False
+    """Whether the result replaces a draft model's weights and not a head's; its folder is called draft."""
+
+    @classmethod
+    def layers(cls, method: str, config: "RunConfig", target: LoadedModel) -> tuple[int, ...]:
+        """Hidden states of the target that the stage `prepare` stores for `states`."""
+        return ()
+
+    @classmethod
+    @abstractmethod
+    def check(cls, method: str, config: "RunConfig", target: LoadedModel) -> None:
+        """Raise `ConfigError` or `IncompatibleModels` for what `build` would refuse. Nothing is made or written."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, method: str, config: "RunConfig", target: LoadedModel, answers: "Answers") -> "Recipe":
+        """A fresh module beside its target, in float32, and the recipe to train it.
+
+        answers: those to train on; their most frequent tokens become the draft vocabulary.
+        """
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
-        """What drafts, and for which target. A recipe that changes the target writes it to the folder `model`."""
+        """The trained module, and the target it drafts for. A recipe that changes the target writes it to `model`."""
         return self.module, target
 
-    def check_sees(self, has_pictures: bool, has_states: bool) -> None:
-        """Raise `ConfigError` for data with pictures whose placeholders would be read as words.
+    def check_images(self, has_images: bool, has_states: bool) -> None:
+        """Raise `ConfigError` for data with images whose placeholder tokens would be read as text.
 
-        has_states: stored ones, in which the target's look at the pictures is.
+        has_states: whether states are stored; they were computed with the images.
         """
-        if has_pictures and not self.sees and not (self.states and has_states):
+        if has_images and not self.reads_images and not (self.states and has_states):
             raise ConfigError(
-                f"{type(self).__name__} does not read pictures", got="answers to prompts with pictures",
+                f"{type(self).__name__} does not read images", got="answers to prompts with images",
                 fix="prepare them with prepare.states=store" if self.states else "leave these answers out",
             )  # fmt: skip
 

@@ -1,18 +1,49 @@
-"""The folder of a run: one process at a time writes it, and what was damaged in it is told."""
+"""The folder of a run: one process at a time writes it, other settings do not go on in it, damage is reported."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
-from filelock import FileLock, Timeout
+import torch
 
 from ..errors import ConfigError, PacelineError
+from ..system.files import claimed
+
+
+def need(name: str, what: str, fix: str = "pip install 'paceline[train]'") -> ModuleType:
+    """The library of this name, which `what` needs. Raises `ConfigError` where it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"{what} needs {name}", got=str(error), fix=fix) from error
 
 
 def is_main() -> bool:
-    """Whether this process writes and speaks for all that train together."""
+    """Whether this process writes and reports for all that train together."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def local_device() -> str | None:
+    """The device that `accelerate launch` gave this process; None without it."""
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
+
+
+@contextmanager
+def main_first(device: torch.device) -> Iterator[None]:
+    """The main process runs the block first; the others find what it wrote."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield
+        return
+    from accelerate import PartialState
+
+    with PartialState(cpu=device.type == "cpu").main_process_first():
+        yield
 
 
 @contextmanager
@@ -24,34 +55,34 @@ def only_run(out: Path, name: str) -> Iterator[None]:
     if not is_main():
         yield
         return
-    lock, was_there = FileLock(out / f".{name}.lock", timeout=0, thread_local=False), out.exists()
+    was_there = out.exists()
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout as error:
-        raise ConfigError(
-            f"another process is at work in {str(out)!r}", got=f"its lock {lock.lock_file!r} is held",
-            fix="wait for it, or choose another out",
-        ) from error  # fmt: skip
-    except (OSError, ValueError, NotImplementedError) as error:
-        raise ConfigError(
-            f"the run's folder {str(out)!r} cannot be written", got=getattr(error, "strerror", None) or error,
-            fix="choose another out",
-        ) from error  # fmt: skip
-    try:
-        yield
+        with claimed(out / name):
+            yield
     finally:
-        with suppress(OSError):
-            Path(lock.lock_file).unlink()
-        lock.release()
         if not was_there:
             with suppress(OSError):
                 out.rmdir()  # where nothing was written into it
 
 
+def check_same(what: str, then: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> None:
+    """Raise `ConfigError` where `what` was made with settings `then` that differ from those of `now`."""
+    asked = json.loads(json.dumps(now))
+    changed = [key for key in {**then, **asked} if then.get(key) != asked.get(key)]
+    if changed:
+        was, wanted = (", ".join(f"{key}: {_brief(values.get(key))}" for key in changed) for values in (then, asked))
+        raise ConfigError(f"{what} was made with other settings", got=wanted, expected=was, fix=fix)
+
+
+def _brief(value: object) -> str:
+    """A setting in a few characters; of a hash the beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= 24 else text[:13] + "..."
+
+
 @contextmanager
 def understood(what: str, fix: str) -> Iterator[None]:
-    """Reading what a run wrote: a wrong form is one `ConfigError` with this fix, however it shows."""
+    """While reading what a run wrote: any wrong form becomes one `ConfigError` with this fix."""
     try:
         yield
     except PacelineError as error:
@@ -59,7 +90,7 @@ def understood(what: str, fix: str) -> Iterator[None]:
             raise
         raise type(error)(error.what, got=error.got, expected=error.expected, fix=fix) from error
     except Exception as error:  # pickle, zip, safetensors and torch each raise their own
-        told = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise ConfigError(
-            f"{what} is damaged, or of another Paceline", got=told[0] if told else type(error).__name__, fix=fix
+            f"{what} is damaged, or of another Paceline", got=lines[0] if lines else type(error).__name__, fix=fix
         ) from error

@@ -8,47 +8,46 @@
     out/eval.json        real decoding with the head                eval, which also writes it into the head's record
     out/curve.png        estimated accepted length against tokens   train
 
-Stages yield what happens; the command line draws it.
+Stages yield events; the command line draws them.
 """
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
-import torch
-
-from ..errors import CacheFull, ConfigError, IncompatibleModels
-from ..eval.trials import Progress, Trial
+from ..errors import ConfigError, IncompatibleModels
+from ..eval.prompts import PromptLine
+from ..eval.trials import Progress, Trial, trials_of
 from ..heads import head_info, read_record
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
-from ..system.files import parse_json, read_text, write_text
+from ..system.files import write_text
 from ..zoo import resolve
+from .artefact import check_same_run, is_draft, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
 from .curve import draw
-from .data import Answers, read_lines, write_lines
-from .draft_folder import is_draft
-from .extras import need
-from .finish import check_eval, evaluate, model_beside, record_acceptance, recorded, save_trained
+from .data import Answers, AnswerTask, read_lines, write_lines
 from .log import Event, Finished, need_tensorboard
 from .loop import train
+from .measure import check_eval, evaluate
 from .online import OnlineStates
-from .pictures import Asked, asked, chat_of, row_of
-from .prepare import PrepareConfig, ordered, prepare, prepared, written
-from .recipes import check_head, layers_of, recipe_for
-from .run_folder import is_main, only_run, understood
-from .same_run import check_same_run
+from .prepare import PrepareConfig, ordered, prepare, read_answers
+from .prepare import read_record as read_prepared
+from .prompts import TrainPrompt, chat_of, encode_line, read_files
+from .recipes import recipe_of
+from .run_folder import is_main, local_device, main_first, need, only_run, understood
+
+STAGES = ("prepare", "train", "eval")
 
 
 @dataclass(frozen=True)
 class Preparing:
-    """Answers that stand, of those that this part writes. skipped: prompts longer than `prompt_tokens`."""
+    """How many of a part's answers are written. skipped: prompts longer than `prompt_tokens`."""
 
     done: int
     total: int
@@ -58,7 +57,7 @@ class Preparing:
 
 @dataclass(frozen=True)
 class Training:
-    """What the loop told, of a fraction of the data."""
+    """An event of the loop, for a fraction of the data."""
 
     fraction: float
     event: Event
@@ -70,7 +69,7 @@ class Done:
 
     stage: str
     path: Path
-    result: dict[str, Any]
+    result: Mapping[str, Any]
     was_there: bool = False
 
 
@@ -79,7 +78,7 @@ StageEvent: TypeAlias = Preparing | Training | Done
 
 @final
 class Stages:
-    """One run. The target is loaded once, when a stage first needs it."""
+    """One run of one method. The target is loaded once, when a stage first needs it."""
 
     def __init__(self, method: str, config: RunConfig):
         self.method, self.config, self.out = method, config, Path(config.out)
@@ -88,18 +87,23 @@ class Stages:
     @cached_property
     def llm(self) -> LLM:
         """The target, decoding plainly."""
-        rank = os.environ.get("LOCAL_RANK")  # set by `accelerate launch`: one process a device
-        own = f"cuda:{rank}" if rank is not None and torch.cuda.is_available() else None
-        device, how = self.config.device or own, self.config.prepare
+        how = self.config.prepare
         return LLM(
-            resolve(self.config.model), dtype=self.config.dtype, device=device, numerics="fast",
-            max_batch_size=how.batch, max_model_len=how.prompt_tokens + how.max_tokens + 1,
+            resolve(self.config.model), dtype=self.config.dtype, device=self.config.device or local_device(),
+            numerics="fast", max_batch_size=how.batch, max_model_len=how.prompt_tokens + how.max_tokens + 1,
         )  # fmt: skip
 
     @property
     def target(self) -> LoadedModel:
         """The target itself."""
         return self.llm.loaded
+
+    def run(self, stage: str, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
+        """One stage to its end. report: the progress of `eval`."""
+        stages: dict[str, Callable[[], Iterator[StageEvent]]] = {
+            "prepare": self.prepare, "train": self.train, "eval": lambda: self.eval(report),
+        }  # fmt: skip
+        yield from stages[stage]()
 
     def check(self) -> None:
         """Load the target and hold the whole configuration against it, once. Nothing is written.
@@ -108,19 +112,17 @@ class Stages:
         """
         if self._is_checked:
             return
+        recipe = recipe_of(self.method)
         need("accelerate", "training")
         if self.config.train.tensorboard:
             need_tensorboard()
         check_eval(self.head_folder(), self.method, self._evaluation)
-        check_head(self.method, self.config, self.target)
+        recipe.check(self.method, self.config, self.target)
         self._is_checked = True
 
     def head_folder(self, fraction: float = 1.0) -> Path:
-        """Where the head of a fraction of the data is kept."""
-        name = "draft" if self.method in ("qat", "distill") else "head"
-        return self.out / (name if fraction == 1.0 else f"{name}-{fraction:g}")
-
-    # prepare
+        """Where the result of a fraction of the data is kept."""
+        return self.out / _part("draft" if recipe_of(self.method).makes_draft else "head", fraction)
 
     def prepare(self) -> Iterator[StageEvent]:
         """Have the target answer the prompts. Raises `ConfigError` without prompts."""
@@ -131,17 +133,17 @@ class Stages:
             )
         self.check()
         index, parts = c.part
-        layers = layers_of(self.method, self.config, self.target) if c.states == "store" else ()
-        how = PrepareConfig(c.limit, c.max_tokens, c.temperatures, c.mix, layers, c.seed, c.part)
-        sees = self.method in ("qat", "distill") or bool(layers)  # states are computed while the target looks
-        rows = [self._asked(row, sees) for row in ordered(self._prompts(), how)]
+        layers = recipe_of(self.method).layers(self.method, self.config, self.target)
+        how = PrepareConfig(
+            c.limit, c.max_tokens, c.temperatures, c.mix, layers if c.states == "store" else (), c.seed, c.part
+        )
+        rows = [self._encode(line, layers, how) for line in ordered(read_files(self.config.prompts), how)]
         longest = min(c.prompt_tokens, self.llm.runner.max_length - 1)
         kept = [one for one in rows if one is not None and len(one.token_ids) <= longest]
         skipped, total, tokens = len(rows) - len(kept), len(kept[index::parts]), 0
         if not total:
-            raise ConfigError(
-                "there is no prompt to answer", got=f"{skipped} too long", fix="raise prepare.prompt_tokens"
-            )
+            fix = "raise prepare.prompt_tokens"
+            raise ConfigError("there is no prompt to answer", got=f"{skipped} too long", fix=fix)
         folder = self.out / f"answers-{index}"
         with only_run(self.out, folder.name):  # other parts are written by other processes
             for written in prepare(self.llm.runner, kept, self.target.eos_ids, how, folder):
@@ -149,40 +151,16 @@ class Stages:
                 yield Preparing(written.answers, total, tokens, skipped)
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
 
-    def _prompts(self) -> list[dict[str, object]]:
-        rows: list[dict[str, object]] = []
-        for path in self.config.prompts:
-            for number, line in enumerate(read_text(path, "the prompts in").split("\n"), start=1):
-                if line.strip():
-                    where = f"{path}, line {number}"
-                    rows.append(row_of(parse_json(line, where), Path(path).parent, where))
-        if not rows:
-            raise ConfigError(
-                "there are no prompts to answer", fix="name files in the configuration, as prompts: [a.jsonl]"
-            )
-        return rows
-
-    def _asked(self, row: Mapping[str, object], sees: bool) -> Asked | None:
-        """A text as a user's message where the model has a template for one; heads are served the same way.
-
-        None for what fills the context. Raises `ConfigError` for pictures that this method does not read.
-        """
-        source, chat = str(row.get("source", "")), chat_of(row)
-        if has_images(chat) and not sees:
-            reads = layers_of(self.method, self.config, self.target)
-            fix = "prepare them with prepare.states=store" if reads else "take prompts without them"
-            raise ConfigError(f"{self.method} does not learn from pictures" + " read again" * bool(reads), fix=fix)
-        if "prompt" in row and self.target.vision is None and not getattr(self.llm.tokenizer, "chat_template", None):
-            return Asked(source, list(self.llm.tokenizer.encode(str(row["prompt"]))))
-        try:
-            return asked(self.llm.runner, source, chat)
-        except CacheFull:
-            return None
-
-    # train
+    def _encode(self, line: PromptLine, layers: tuple[int, ...], how: PrepareConfig) -> TrainPrompt | None:
+        """A prompt for the target. Raises `ConfigError` for images that this method does not read."""
+        reads_images = recipe_of(self.method).makes_draft or how.layers  # states are computed with the images
+        if not reads_images and has_images(chat_of(line)):
+            fix = "prepare them with prepare.states=store" if layers else "take prompts without them"
+            raise ConfigError(f"{self.method} does not learn from images" + " read again" * bool(layers), fix=fix)
+        return encode_line(self.llm.runner, line)
 
     def train(self) -> Iterator[StageEvent]:
-        """Train a head on each fraction of the answers, smallest first, and keep each as a folder."""
+        """Train on each fraction of the answers, smallest first, and keep each result as a folder."""
         self.check()
         with only_run(self.out, "train"):
             for fraction in sorted(set(self.config.train.fractions)):
@@ -196,15 +174,15 @@ class Stages:
             check_same_run(place, self.config, self.target.fingerprint)
             yield Done("train", place, {"fraction": fraction}, was_there=True)
             return
-        folder = self.out / ("train" if fraction == 1.0 else f"train-{fraction:g}")
-        with _main_first():
+        folder = self.out / _part("train", fraction)
+        with main_first(self.target.device):
             everything = self._answers(folder)
         answers, held_out = everything.split(config.held_out)
         answers = answers.limited(config.limit)
         answers = answers.limited(max(1, round(fraction * len(answers))))
-        recipe = recipe_for(self.method, self.config, self.target, answers)
+        recipe = recipe_of(self.method).build(self.method, self.config, self.target, answers)
         online = None if answers.has_states and held_out.has_states else OnlineStates(self.target)
-        for event in train(recipe, answers, config, folder, online, held_out):
+        for event in train(AnswerTask(recipe, answers, config, online, held_out), config, folder):
             yield Training(fraction, event)
             if isinstance(event, Finished) and is_main():
                 result = save_trained(place, recipe, self.target, self.config, answers, folder)
@@ -212,15 +190,19 @@ class Stages:
 
     def _answers(self, folder: Path) -> Answers:
         """The answers, those of a run that goes on being the ones it began with."""
-        folders = [str(Path(name)) for name in self.config.answers] or sorted(
-            str(path) for path in self.out.glob("answers-*")
-        )
+        folders = [str(Path(name)) for name in self.config.answers]
+        folders = folders or sorted(str(path) for path in self.out.glob("answers-*"))
         if not folders:
             raise ConfigError(f"there are no answers in {str(self.out)!r}", fix="run the stage `prepare` first")
         for name in folders:
-            self._same_target(Path(name))
+            record = read_prepared(Path(name)) or {}
+            if record.get("fingerprint", self.target.fingerprint) != self.target.fingerprint:
+                raise IncompatibleModels(
+                    f"the answers in {name!r} were written by another model", got=record.get("target"),
+                    expected=self.target.name, fix="prepare answers of this model, or name the model that wrote them",
+                )  # fmt: skip
         begun = read_lines(folder)
-        lines = begun or {name: len(written(Path(name))) for name in folders}
+        lines = begun or {name: len(read_answers(Path(name))) for name in folders}
         answers = Answers.read(lines, lines)
         most = max((max(ids) for ids in answers.texts), default=0)
         if most >= self.target.vocab_size:
@@ -232,19 +214,8 @@ class Stages:
             write_lines(folder, lines)
         return answers
 
-    def _same_target(self, folder: Path) -> None:
-        """Raise `IncompatibleModels` for answers that another model wrote; a folder without a record passes."""
-        told = prepared(folder) or {}
-        if told.get("fingerprint", self.target.fingerprint) != self.target.fingerprint:
-            raise IncompatibleModels(
-                f"the answers in {str(folder)!r} were written by another model", got=told.get("target"),
-                expected=self.target.name, fix="prepare answers of this model, or name the model that wrote them",
-            )  # fmt: skip
-
-    # eval
-
     def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
-        """Decode held-out prompts with the trained heads; measurements already in a head's record are kept."""
+        """Decode held-out prompts with the results; measurements already in their records are kept."""
         self.check()
         if not is_main():
             return
@@ -259,25 +230,25 @@ class Stages:
             raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
         trials = list[Trial]()
         with understood(f"the head {str(head)!r}", "remove it, and train again"):
-            done, target = recorded(head), self._target_of(head)
+            done, target = trials_of(read_record(head)), self._target_of(head)
         for trial in evaluate(head, self.method, target, self._evaluation, done, report):
             trials.append(trial)
             if trial not in done:
                 record_acceptance(head, target, [*trials, *(t for t in done if t not in trials)])
-        path = self.out / ("eval.json" if fraction == 1.0 else f"eval-{fraction:g}.json")
-        told = [trial.as_dict() for trial in trials]
-        write_text(path, json.dumps(told, indent=1) + "\n")
-        return Done("eval", path, {"fraction": fraction, "trials": told})
+        path = self.out / f"{_part('eval', fraction)}.json"
+        rows = [trial.as_dict() for trial in trials]
+        write_text(path, json.dumps(rows, indent=1) + "\n")
+        return Done("eval", path, {"fraction": fraction, "trials": rows})
 
     @property
     def _evaluation(self) -> EvalSection:
-        """How heads are measured; a distilled draft sees what it saw while it was trained."""
+        """How results are measured; a distilled draft reads images as it did while it was trained."""
         how = self.config.eval
-        sight = self.config.head.get("vision", "auto") if self.method == "distill" else "auto"
-        return how if sight == "auto" else replace(how, drafter={"vision": sight, **how.drafter})
+        vision = self.config.head.get("vision", "auto") if self.method == "distill" else "auto"
+        return how if vision == "auto" else replace(how, drafter={"vision": vision, **how.drafter})
 
     def _target_of(self, head: Path) -> LoadedModel:
-        """What a head drafts for: the run's target, or the one that the run made of it, whose folder may be stale."""
+        """The model that a head drafts for: the run's target, or the fine-tuned one beside the head."""
         if is_draft(read_record(head)):
             return self.target
         info, folder = head_info(head), model_beside(head)
@@ -288,10 +259,6 @@ class Stages:
         return self.target
 
 
-def _main_first() -> AbstractContextManager[None]:
-    """The main process goes first, and the others find what it wrote."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return nullcontext()
-    from accelerate import PartialState
-
-    return PartialState(cpu=not torch.cuda.is_available()).main_process_first()
+def _part(name: str, fraction: float) -> str:
+    """A name for a fraction of the data; the whole has none."""
+    return name if fraction == 1.0 else f"{name}-{fraction:g}"

@@ -11,10 +11,10 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.runner import wrap_model
-from paceline.train.draft_folder import save_draft
+from paceline.train.artefact import save_draft
 from paceline.train.losses import LOSSES, loss_named
 from paceline.train.recipes import distill as file
-from paceline.train.recipes.distill import DistillRecipe, fewer_layers
+from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 from tests.train.test_space_recipe import TEXTS, batch_of
@@ -169,6 +169,6 @@ def test_the_folder_is_an_ordinary_model_and_drafts(tmp_path):
 
 
 def test_settings_out_of_range_are_refused():
-    for wrong in ({"on_policy": 1.5}, {"rounds": 0}, {"loss": None, "on_policy": 0.5}):
+    for wrong in ({"on_policy": 1.5}, {"rounds": 0}, {"name": "token", "on_policy": 0.5}):
         with pytest.raises(ConfigError):
-            recipe(**wrong)
+            DistillLoss(**wrong)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.heads import EagleConfig, EagleHead
 from paceline.train.losses import LOSSES, cross_entropy, kl, lk, loss_named, regression, tv
 from paceline.train.recipe import Batch
-from paceline.train.recipes import shared
+from paceline.train.recipes import common
 from paceline.train.recipes.eagle import EagleRecipe
 
 E, V, VD, LAST = 8, 20, 12, 4
@@ -92,13 +92,13 @@ def test_the_loss_is_that_of_drafting_step_by_step(version, steps):
 def test_a_mutant_shifted_by_one_is_caught(monkeypatch, off):
     head, batch = head_of(3), batch_of()
     rows = torch.randn(VD, E, dtype=torch.float64)
-    real = shared.shifted
+    real = common.shifted
 
     def moved(x, by):  # labels of the neighbouring column
         is_place = x.dtype == torch.long and x is not batch.token_ids
         return real(x, by + off if is_place else by)
 
-    monkeypatch.setattr(shared, "shifted", moved)
+    monkeypatch.setattr(common, "shifted", moved)
     given = recipe_of(head, rows, 1).loss(batch).total
     assert (given - loss_by_hand(head, rows, batch, 1, 0.8)).abs().item() > 1e-6
 
@@ -112,7 +112,7 @@ def test_a_mutant_whose_later_steps_see_no_prefix_is_caught(monkeypatch):
             query, key, value, attn_mask=torch.eye(LENGTH, dtype=torch.bool), enable_gqa=True
         )
 
-    monkeypatch.setattr(shared.Unrolled, "__call__", only_itself)
+    monkeypatch.setattr(common.Unrolled, "__call__", only_itself)
     given = recipe_of(head, rows, 2).loss(batch).total
     assert (given - loss_by_hand(head, rows, batch, 2, 0.8)).abs().item() > 1e-6
 
@@ -168,7 +168,7 @@ def test_regression_joins_the_law_for_eagle_1():
     head, batch = head_of(1), batch_of()
     rows = torch.randn(VD, E, dtype=torch.float64)
     both = recipe_of(head, rows, 1, regress=1.0, ce_weight=0.1).loss(batch)
-    expected = 0.1 * both.parts["law0"] + both.parts["regress0"]
+    expected = 0.1 * both.parts["loss0"] + both.parts["regress0"]
     torch.testing.assert_close(both.total.detach(), expected)
 
 

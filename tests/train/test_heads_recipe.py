@@ -11,8 +11,8 @@ from paceline.errors import ConfigError
 from paceline.runner import ModelRunner
 from paceline.train.losses import loss_named
 from paceline.train.recipe import Batch
-from paceline.train.recipes.heads import HeadsRecipe
-from paceline.train.recipes.mtp import MtpRecipe, warm_start
+from paceline.train.recipes.mtp import MtpRecipe
+from paceline.train.recipes.parallel import ParallelRecipe
 from tests.drafters.heads_helpers import SOME, attached, blockwise, last_states, medusa, mtp, uncached_mtp
 from tests.helpers import loaded, oracle, prompt, run, sequence
 from tests.tiny import tiny_model
@@ -71,7 +71,7 @@ def is_right(recipe, law_of, depth: int, soft: bool, shift: int = 2) -> bool:
     losses, agreement = one_by_one(law_of, depth, soft, shift)
     weights = torch.tensor([recipe.decay**i for i in range(depth)], dtype=DOUBLE)
     expected = (weights * torch.tensor(losses, dtype=DOUBLE)).sum() / weights.sum()
-    parts = [float(got.parts[f"law{i}"]) for i in range(depth)]
+    parts = [float(got.parts[f"loss{i}"]) for i in range(depth)]
     same = parts == pytest.approx(losses) and float(got.total) == pytest.approx(float(expected))
     return same and got.agreement.tolist() == pytest.approx(agreement)
 
@@ -81,7 +81,7 @@ def is_right(recipe, law_of, depth: int, soft: bool, shift: int = 2) -> bool:
 def test_lessons_of_parallel_heads(make, soft):
     """Head i at f_t learns x_{t+2+i}; one column off would be another loss."""
     head = attached(make(loaded("llama", DOUBLE), 3, SOME), loaded("llama", DOUBLE))
-    recipe = HeadsRecipe(head, rows_of(), loss_named("ce") if soft else None)
+    recipe = ParallelRecipe(head, rows_of(), loss_named("ce") if soft else None)
 
     def law_of(text, t, i):
         with torch.no_grad():
@@ -107,8 +107,8 @@ def test_lessons_of_mtp_are_drafts_given_true_tokens(modules, steps, soft):
 
 
 CASES = {
-    "medusa": (lambda t: medusa(t), Medusa, lambda h, r: HeadsRecipe(h, r)),
-    "blockwise": (lambda t: blockwise(t), Blockwise, lambda h, r: HeadsRecipe(h, r, decay=1.0, one_head=True)),
+    "medusa": (lambda t: medusa(t), Medusa, lambda h, r: ParallelRecipe(h, r)),
+    "blockwise": (lambda t: blockwise(t), Blockwise, lambda h, r: ParallelRecipe(h, r, decay=1.0, one_head=True)),
     "mtp": (lambda t: mtp(t), Mtp, lambda h, r: MtpRecipe(h, r, steps=3)),
     "mtp of two": (lambda t: mtp(t, 2), Mtp, lambda h, r: MtpRecipe(h, r, steps=3)),
 }
@@ -138,7 +138,7 @@ def test_what_is_learnt_is_what_is_drafted(name):
 
 def test_one_head_a_batch():
     head = attached(blockwise(loaded("llama", DOUBLE), 3, SOME), loaded("llama", DOUBLE))
-    recipe = HeadsRecipe(head, rows_of(), None, 1.0, one_head=True)
+    recipe = ParallelRecipe(head, rows_of(), None, 1.0, one_head=True)
     torch.manual_seed(0)
     drawn = set()
     for _ in range(12):
@@ -147,7 +147,7 @@ def test_one_head_a_batch():
         made.total.backward()
         (one,) = [i for i in range(3) if head.blocks[i].up_proj.weight.grad is not None]
         assert made.agreement.isnan().tolist() == [i != one for i in range(3)]
-        assert set(made.parts) == {f"law{one}"}
+        assert set(made.parts) == {f"loss{one}"}
         drawn.add(one)
     assert drawn == {0, 1, 2}
     assert not recipe.module.eval() or recipe.loss(batch_of(TEXTS)).agreement.isfinite().all()
@@ -156,7 +156,7 @@ def test_one_head_a_batch():
 def test_a_batch_without_lessons_has_no_loss():
     short = batch_of([(prompt(4), [3])])  # token 3 is not drafted
     for recipe in (
-        HeadsRecipe(attached(medusa(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)), rows_of()),
+        ParallelRecipe(attached(medusa(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)), rows_of()),
         MtpRecipe(attached(mtp(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)), rows_of()),
     ):
         made = recipe.loss(short)
@@ -165,20 +165,9 @@ def test_a_batch_without_lessons_has_no_loss():
         assert made.agreement.tolist() == [0, 0]
 
 
-def test_warm_start_takes_the_target_s_layer():
-    model, head = tiny_model("llama"), mtp(loaded(), 2)
-    with pytest.raises(ConfigError, match="mlp"):
-        warm_start(head, model.model.layers[1], model.model.norm.weight)  # 48 wide, the modules 40
-    fitting = mtp(loaded(), 2, intermediate_size=48)
-    warm_start(fitting, model.model.layers[1], model.model.norm.weight)
-    for module in fitting.layers:
-        assert torch.equal(module.self_attn.q_proj.weight, model.model.layers[1].self_attn.q_proj.weight)
-        assert torch.equal(module.eh_proj.weight[:, 32:], torch.eye(32))
-
-
 def test_options_out_of_range_are_refused():
     head = mtp(loaded(), 2)
     with pytest.raises(ConfigError, match="steps"):
         MtpRecipe(head, rows_of(), steps=1)
     with pytest.raises(ConfigError, match="decay"):
-        HeadsRecipe(medusa(loaded()), rows_of(), decay=0.0)
+        ParallelRecipe(medusa(loaded()), rows_of(), decay=0.0)

@@ -13,13 +13,12 @@ from paceline.errors import ConfigError
 from paceline.hf.vision import text_half
 from paceline.runner import ModelRunner, wrap_model
 from paceline.train.losses import loss_named
-from paceline.train.pictures import PicturedChat, asked
+from paceline.train.prompts import ImageChat, encode_chat
 from paceline.train.recipe import Batch
-from paceline.train.recipes import sighted
+from paceline.train.recipes import images
 from paceline.train.recipes.distill import DistillRecipe, fewer_layers, fewer_layers_of_whole
-from paceline.train.recipes.qat import QatRecipe, faked
-from paceline.train.recipes.shapes import QatShape
-from paceline.train.recipes.sighted import Reader
+from paceline.train.recipes.images import BatchReader
+from paceline.train.recipes.qat import QatRecipe, QatShape, faked
 from tests.vision.families import make, picture
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -53,7 +52,7 @@ def chats(files):
 
 
 def batch_of(runner, files) -> Batch:
-    prompts = [asked(runner, "", chat) for chat in chats(files)]
+    prompts = [encode_chat(runner, "", chat) for chat in chats(files)]
     texts = [one.token_ids + answer for one, answer in zip(prompts, ANSWERS, strict=True)]
     ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
     is_answer = torch.zeros_like(ids, dtype=torch.bool)
@@ -120,7 +119,7 @@ def qat(name: str, window: int = 1, bits: int = 4, **how):
     plain = text_half(whole)
     student, fakes = faked(plain, QatShape(bits=bits))
     kept = Kept()
-    made = QatRecipe(plain, student, fakes, kept, window=window, reader=Reader(target), **how)
+    made = QatRecipe(plain, student, fakes, kept, window=window, reader=BatchReader(target), **how)
     made.module.eval()
     return made, kept, target
 
@@ -154,7 +153,7 @@ def test_the_student_is_the_self_draft(name, files):
 def test_mutants_of_the_reading_are_caught(monkeypatch, mutant, files):
     made, kept, target = qat({"column for position": "qwen2_5_vl", "one way": "gemma3"}.get(mutant, "llava"))
     llm = LLM(target, numerics="fast", max_batch_size=2, max_model_len=400)
-    batch, true = batch_of(llm.runner, files), sighted.Rows.inputs
+    batch, true = batch_of(llm.runner, files), images.ImageRows.inputs
 
     def inputs(rows, model, ids):
         if mutant == "another picture":
@@ -166,16 +165,16 @@ def test_mutants_of_the_reading_are_caught(monkeypatch, mutant, files):
             given["position_ids"] = torch.arange(ids.shape[1]).expand_as(given["position_ids"])
         return given
 
-    monkeypatch.setattr(sighted.Rows, "inputs", inputs)
+    monkeypatch.setattr(images.ImageRows, "inputs", inputs)
     if mutant == "one way":
-        made_rows = sighted._rows
+        made_rows = images._rows
 
         def without(*args):
             rows = made_rows(*args)
             rows.both_ways.zero_()
             return rows
 
-        monkeypatch.setattr(sighted, "_rows", without)
+        monkeypatch.setattr(images, "_rows", without)
     made.loss(batch)
     assert float((kept.taught - target_laws(llm, files)).abs().sum(-1).max()) > 1e-2
 
@@ -191,7 +190,7 @@ def distill(name: str, sight: str | None, **how):
     processor = None if drafted is None else target.vision.processor
     loaded = wrap_model(drafted or draft, target.tokenizer, processor=processor)
     kept = Kept()
-    made = DistillRecipe(plain, draft.requires_grad_(True), kept, reader=Reader(target, loaded, sight), whole=drafted,
+    made = DistillRecipe(plain, draft.requires_grad_(True), kept, reader=BatchReader(target, loaded, sight), whole=drafted,
                          window=WINDOW, rounds=2, **how)  # fmt: skip
     made.module.eval()
     return made, kept, target, loaded
@@ -267,6 +266,6 @@ def test_a_picture_that_was_changed_is_refused(files):
     batch = batch_of(ModelRunner(target, 1), files)
     (first, *others) = batch.chats
     swapped = json.loads(first.text.replace("1.png", "2.png"))
-    wrong = Batch(batch.token_ids, {}, batch.is_answer, (PicturedChat(json.dumps(swapped), first.images), *others))
+    wrong = Batch(batch.token_ids, {}, batch.is_answer, (ImageChat(json.dumps(swapped), first.images), *others))
     with pytest.raises(ConfigError, match="no longer those that were answered"):
         made.loss(wrong)

@@ -6,14 +6,15 @@ import pytest
 
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
-from paceline.train.pictures import Asked
-from paceline.train.prepare import PrepareConfig, ordered, prepare, written
+from paceline.eval.prompt_files import PromptLine
+from paceline.train.prepare import PrepareConfig, ordered, prepare, read_answers
+from paceline.train.prompts import TrainPrompt
 from tests.helpers import NO_EOS, loaded, oracle, prompt, runner
 from tests.train.toy import write_answers
 
 
 def lines(folder):
-    return sorted(json.dumps({**line, "states": None}) for line in written(folder))
+    return sorted(json.dumps({**line, "states": None}) for line in read_answers(folder))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def test_answers_are_the_targets(whole):
 
 def test_cut_short_and_run_again(whole, tmp_path):
     write_answers(tmp_path, count=40, limit_rounds=100)
-    part = len(written(tmp_path))
+    part = len(read_answers(tmp_path))
     assert 0 < part < 40
     with (tmp_path / "answers.jsonl").open("a") as file:
         file.write('{"index": 39, "sour')  # killed while writing
@@ -48,7 +49,7 @@ def test_parts_make_the_whole(whole, tmp_path):
 
 def test_progress(tmp_path):
     config = PrepareConfig(limit=3, max_tokens=4)
-    prompts = [Asked("", prompt(4, seed=i)) for i in range(3)]
+    prompts = [TrainPrompt("", prompt(4, seed=i)) for i in range(3)]
     steps = list(prepare(runner(loaded()), prompts, NO_EOS, config, tmp_path))
     assert sum(step.tokens for step in steps) == 12
     assert steps[-1].answers == 3
@@ -57,19 +58,19 @@ def test_progress(tmp_path):
 
 def test_other_prompts_or_another_way_are_refused(tmp_path):
     write_answers(tmp_path, count=4)
-    with pytest.raises(ConfigError, match="another seed"):
+    with pytest.raises(ConfigError, match=r"other settings(.|\n)*seed: 1(.|\n)*seed: 0"):
         write_answers(tmp_path, count=4, seed=1)
     config = PrepareConfig(limit=4, max_tokens=12, layers=(1, 2))
     with pytest.raises(ConfigError, match="other prompts"):
-        list(prepare(runner(loaded()), [Asked("a", prompt(5, seed=0))], NO_EOS, config, tmp_path))
+        list(prepare(runner(loaded()), [TrainPrompt("a", prompt(5, seed=0))], NO_EOS, config, tmp_path))
 
 
 def test_order_and_mix():
-    rows = [{"prompt": f"{source}{i}", "source": source} for source in "ab" for i in range(50)]
+    rows = [PromptLine("", i, {"source": source}) for source in "ab" for i in range(50)]
     config = PrepareConfig(limit=40, mix={"a": 0.75, "b": 0.25}, seed=1)
     taken = ordered(rows, config)
     assert taken == ordered(rows, config)
-    assert 24 <= sum(row["source"] == "a" for row in taken) <= 36
+    assert 24 <= sum(row.row["source"] == "a" for row in taken) <= 36
     assert ordered(rows, PrepareConfig(limit=60, mix=config.mix, seed=1))[:40] == taken, "a higher limit only adds"
     assert len(ordered(rows, PrepareConfig(limit=1000))) == 100
     with pytest.raises(ConfigError, match=r"no prompt comes from 'c'.*among a, b"):

@@ -9,14 +9,13 @@ from transformers import DynamicCache
 
 from paceline import LLM, Fixed, Ratio, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DraftBudget
-from paceline.errors import ConfigError, IncompatibleModels
+from paceline.errors import IncompatibleModels
 from paceline.quant.int4 import dequantize_int4
 from paceline.runner import wrap_model
 from paceline.runner.torch_decoder import is_fused
 from paceline.train.losses import loss_named
-from paceline.train.recipes.qat import QatRecipe, faked
+from paceline.train.recipes.qat import QatRecipe, QatShape, faked
 from paceline.train.recipes.rounds import Rounds, rounds_of
-from paceline.train.recipes.shapes import QatShape
 from tests.helpers import NO_EOS, loaded, prompt, sequence
 from tests.tiny import tiny_model
 from tests.train.test_space_recipe import TEXTS, batch_of
@@ -181,5 +180,3 @@ def test_a_draft_of_another_shape_is_refused():
     for other in ({"hidden_size": 64, "head_dim": 16}, {"num_hidden_layers": 3}):
         with pytest.raises(IncompatibleModels):
             LLM(wrap_model(tiny_model("llama", **other)), drafter=SelfQuantized(weights=draft))
-    with pytest.raises(ConfigError, match="window 0"):
-        QatRecipe(tiny_model("llama"), nn.Identity(), nn.Identity(), window=0)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch
 from paceline.errors import ConfigError, NumericsError
 from paceline.train import checkpoint
 from paceline.train.config import TrainConfig
-from paceline.train.data import Answers
+from paceline.train.data import Answers, AnswerTask
 from paceline.train.log import Evaluated, Finished, Saved, Started, Stepped, read_log
 from paceline.train.loop import train
 from paceline.train.recipe import Losses
@@ -33,7 +33,7 @@ def run(answers, folder: Path, config=CONFIG, until: int | None = None, recipe=N
     """Train, abandoning the run after a step."""
     recipe = recipe or Toy()
     events = []
-    for event in train(recipe, answers, config, folder):
+    for event in train(AnswerTask(recipe, answers, config), config, folder):
         events.append(event)
         if isinstance(event, Saved) and event.step == until:
             break
@@ -82,7 +82,7 @@ def test_forgetful_checkpoint_is_noticed(answers, straight, tmp_path, forgotten,
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paceline.train.data import Answers
+from paceline.train.data import Answers, AnswerTask
 from paceline.train.loop import train
 from tests.train.test_resume import CONFIG
 from tests.train import toy
@@ -91,7 +91,7 @@ class Toy(toy.Toy):
         if len(self.seen) > 9:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(batch)
-for _ in train(Toy(), Answers.read(Path(sys.argv[1])), CONFIG, Path(sys.argv[2])):
+for _ in train(AnswerTask(Toy(), Answers.read(Path(sys.argv[1])), CONFIG), CONFIG, Path(sys.argv[2])):
     pass
 """
 
@@ -112,10 +112,10 @@ def test_events_and_log(answers, straight, tmp_path):
     recipe, events = run(answers, tmp_path)
     started, last = events[0], events[-1]
     assert isinstance(started, Started)
-    assert started.cost.columns > started.tokens
+    assert started.cost.columns > started.data["tokens"]
     assert "MFLOP" in str(started.cost)
     assert isinstance(last, Finished)
-    assert last.tokens == 3 * started.tokens
+    assert last.tokens == 3 * started.data["tokens"]
     stepped = [e for e in events if isinstance(e, Stepped)]
     assert [e.step for e in stepped][-1] == started.steps
     assert stepped[-1].loss < stepped[0].loss, "it learns"
@@ -132,9 +132,9 @@ def test_events_and_log(answers, straight, tmp_path):
 
 def test_other_run_is_refused(answers, tmp_path):
     run(answers, tmp_path, until=2)
-    with pytest.raises(ConfigError, match=r"other config.*delete"):
+    with pytest.raises(ConfigError, match=r"other settings(.|\n)*lr: (.|\n)*delete"):
         run(answers, tmp_path, TrainConfig(epochs=3, max_tokens=64, lr=1e-3))
-    with pytest.raises(ConfigError, match="other answers"):
+    with pytest.raises(ConfigError, match="answers: "):
         run(answers.limited(12), tmp_path)
     path = max(tmp_path.glob("checkpoint-*.pt"))
     path.write_bytes(path.read_bytes()[:100])

@@ -62,9 +62,11 @@ def copied(whole, tmp_path):
 @pytest.mark.parametrize("stage", ["prepare", "train", "eval"])
 def test_a_second_run_in_the_same_folder_is_refused_at_once(stage, base, copied):
     with only_run(copied, "answers-0" if stage == "prepare" else "train"):
-        with pytest.raises(ConfigError, match=r"another process is at work.*another out"):
+        with pytest.raises(ConfigError, match=r"another run is writing to.*another --out"):
             list(getattr(stages(base, copied), stage)())
-        assert "at work" in refusal("train", "eagle", stage, "--config", str(base / "run.yaml"), f"out={copied}")
+        assert "another run is writing" in refusal(
+            "train", "eagle", stage, "--config", str(base / "run.yaml"), f"out={copied}"
+        )
     assert list(getattr(stages(base, copied), stage)())
     assert not list(copied.glob(".*.lock"))
 
@@ -73,7 +75,7 @@ def test_two_parts_are_written_side_by_side(base, tmp_path):
     first = stages(base, tmp_path, "prepare.part=[0,2]").prepare()
     next(first)
     list(stages(base, tmp_path, "prepare.part=[1,2]").prepare())
-    with pytest.raises(ConfigError, match="at work"):
+    with pytest.raises(ConfigError, match="another run is writing"):
         list(stages(base, tmp_path, "prepare.part=[0,2]").prepare())
     list(first)
     lines = [line for part in range(2) for line in (tmp_path / f"answers-{part}" / "answers.jsonl").open()]
@@ -82,7 +84,7 @@ def test_two_parts_are_written_side_by_side(base, tmp_path):
 
 def test_the_stages_of_a_vlm_run_hold_the_same_lock(tmp_path):
     model = write_language_model(tmp_path / "lm")
-    with only_run(tmp_path / "out", "train"), pytest.raises(ConfigError, match="at work"):
+    with only_run(tmp_path / "out", "train"), pytest.raises(ConfigError, match="another run is writing"):
         list(VlmStages(config_of(model, tmp_path / "out")).run("eyes"))
     assert not (tmp_path / "out").exists()
 
@@ -99,7 +101,7 @@ def test_a_killed_process_holds_nothing(tmp_path):
     process = context.Process(target=_hold, args=(tmp_path, held))
     process.start()
     assert held.wait(30)
-    with pytest.raises(ConfigError, match="at work"), only_run(tmp_path, "train"):
+    with pytest.raises(ConfigError, match="another run is writing"), only_run(tmp_path, "train"):
         pass
     os.kill(process.pid, signal.SIGKILL)
     process.join()

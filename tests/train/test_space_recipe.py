@@ -12,8 +12,10 @@ from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import wrap_model
 from paceline.train.losses import loss_named
 from paceline.train.recipe import Batch
-from paceline.train.recipes.space import Layout, SpaceRecipe, lay_out
-from paceline.train.recipes.space_model import linears_of, merge, whole, with_factors, without_factors
+from paceline.train.recipes.models import linears_of
+from paceline.train.recipes.rounds import Rounds
+from paceline.train.recipes.space import SpaceRecipe, mask_groups
+from paceline.train.recipes.space_model import merge, whole, with_factors, without_factors
 from tests.helpers import prompt
 from tests.tiny import tiny_model
 
@@ -103,13 +105,13 @@ def test_a_part_of_the_vocabulary_is_compared_by_itself():
     ids = torch.tensor(sorted({*TEXTS[0][1][3:], *TEXTS[1][1]}))
     every, some = recipe(loss="ce"), recipe(loss="ce", draft_ids=ids)
     batch = batch_of()
-    layout = lay_out(batch.is_answer, K, 512, 1.0, torch.Generator().manual_seed(0))
+    layout = mask_groups(batch.is_answer, K, 512, 1.0, torch.Generator().manual_seed(0))
     text = every._plain(batch.token_ids, use_cache=True)
     logits = every._masked(batch.token_ids, layout, text.past_key_values)[..., ids]
-    foreseen = (layout.column + 2 + layout.mask).clamp(0, batch.token_ids.shape[1] - 1)
+    foreseen = (layout.column + 1).clamp(0, batch.token_ids.shape[1] - 1)
     total = weight = 0.0
     for j in range(K):
-        for row, r in zip(*torch.where((layout.mask == j) & (layout.column >= 0)), strict=True):
+        for row, r in zip(*torch.where((layout.depth == j) & layout.counts), strict=True):
             if batch.token_ids[row, foreseen[row, r]] in ids:
                 teacher = text.logits[row, foreseen[row, r] - 1][ids].softmax(-1)
                 total += every.decay**j * float(nn.functional.cross_entropy(logits[row, r], teacher))
@@ -126,19 +128,19 @@ def test_a_mutant_with_masks_one_place_off_is_caught():
 @pytest.mark.parametrize("mutant", ["later text", "other groups", "later masks"])
 @torch.no_grad()
 def test_mutants_that_see_too_much_are_caught(monkeypatch, mutant):
-    made, true = recipe(), Layout.visible
+    made, true = recipe(), Rounds.visible
 
     def visible(layout, width):
         seen = true(layout, width)
         if mutant == "later text":
-            seen[:, :, :width] |= torch.arange(width) <= layout.column[:, :, None] + 1
+            seen[:, :, :width] |= torch.arange(width) <= layout.start[:, :, None]
         elif mutant == "other groups":
             seen[:, :, width:] |= (layout.column >= 0)[:, None, :]
         else:
-            seen[:, :, width:] |= layout.group[:, :, None] == layout.group[:, None, :]
+            seen[:, :, width:] |= layout.start[:, :, None] == layout.start[:, None, :]
         return seen
 
-    monkeypatch.setattr(Layout, "visible", visible)
+    monkeypatch.setattr(Rounds, "visible", visible)
     assert float(made.loss(batch_of()).total) != pytest.approx(by_hand(made, False)[0], rel=1e-4)
 
 
@@ -148,9 +150,9 @@ def test_a_transition_adds_what_the_token_before_says(monkeypatch, mutant):
     made, (p, a) = recipe(transition=8), TEXTS[0]
     text, plain, true = p + a, tiny_model("llama", torch.float64), SpaceAdapter.shift
     embeddings, rows = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
-    layout = lay_out(batch_of(TEXTS[:1]).is_answer, K, 512, 1.0, torch.Generator().manual_seed(0))
+    layout = mask_groups(batch_of(TEXTS[:1]).is_answer, K, 512, 1.0, torch.Generator().manual_seed(0))
     expected = []
-    for column, mask in zip(layout.column[0].tolist(), layout.mask[0].tolist(), strict=True):
+    for column, mask in zip((layout.start[0] - 1).tolist(), layout.depth[0].tolist(), strict=True):
         before = embeddings[text[column + 1 + mask]][None]
         by_mask = laws_by_hand(made, text, column, mask + 1)[mask]
         expected.append(by_mask + (rows @ true(made.adapter, before)[0]))
@@ -166,8 +168,8 @@ def test_a_transition_adds_what_the_token_before_says(monkeypatch, mutant):
 @torch.no_grad()
 def test_shares_are_float32_and_zero_where_no_label_can_be_drafted():
     made = recipe(draft_ids=torch.tensor([TEXTS[0][1][2]]))
-    last = lay_out(batch_of(TEXTS[:1]).is_answer[:, : len(TEXTS[0][0]) + 3], K, 512, 1.0, None)
-    assert sorted(last.mask[0].tolist()) == [0, 0, 1]
+    last = mask_groups(batch_of(TEXTS[:1]).is_answer[:, : len(TEXTS[0][0]) + 3], K, 512, 1.0, None)
+    assert sorted(last.depth[0].tolist()) == [0, 0, 1]
     for texts, expected in (([(TEXTS[0][0], TEXTS[0][1][:3])], [0.5, 1.0]), (TEXTS[1:], [0.0] * K)):
         told = made.loss(batch_of(texts)).agreement
         assert told.dtype == torch.float32
@@ -176,9 +178,9 @@ def test_shares_are_float32_and_zero_where_no_label_can_be_drafted():
 
 def test_groups_stay_whole_within_the_rows_and_begin_where_a_lesson_is():
     answers = batch_of().is_answer
-    layout = lay_out(answers, K, 7, 0.6, torch.Generator().manual_seed(3))
+    layout = mask_groups(answers, K, 7, 0.6, torch.Generator().manual_seed(3))
     for row, (p, a) in enumerate(TEXTS):
-        kept = [(int(c), int(j)) for c, j in zip(layout.column[row], layout.mask[row], strict=True) if c >= 0]
+        kept = [(int(c), int(j)) for c, j in zip(layout.start[row] - 1, layout.depth[row], strict=True) if c >= 0]
         assert 0 < len(kept) <= 7 // 2
         assert all(len(p) - 1 <= c and c + 2 + j < len(p) + len(a) for c, j in kept)
         for c, j in kept:

@@ -6,8 +6,9 @@ from transformers import DynamicCache
 
 from paceline.heads.space import SpaceConfig
 from paceline.runner import ModelRunner, wrap_model
-from paceline.train.recipes.space import SpaceRecipe, lay_out
-from paceline.train.recipes.space_model import linears_of, windows_of, with_factors
+from paceline.train.recipes.models import linears_of, windows_of
+from paceline.train.recipes.space import SpaceRecipe, mask_groups
+from paceline.train.recipes.space_model import with_factors
 from tests.helpers import VOCAB, prompt
 from tests.space.common import hung
 from tests.tiny import tiny_model
@@ -35,11 +36,11 @@ def trained_and_drafted(name: str, recipe: SpaceRecipe) -> tuple[torch.Tensor, t
     """Logits [k, V] of the masks below the token in column LENGTH - 1: in training, and in the runner's pass."""
     text, column = prompt(LENGTH + 5, 1), LENGTH - 1
     ids, answer = torch.tensor([text]), torch.arange(len(text))[None] >= 3
-    layout = lay_out(answer, K, 512, 1.0, torch.Generator().manual_seed(0))
+    layout = mask_groups(answer, K, 512, 1.0, torch.Generator().manual_seed(0))
     cache = DynamicCache()  # as in training: it keeps every column
     recipe._plain(ids, past_key_values=cache)
     logits = recipe._masked(ids, layout, cache)[0]
-    at = [int(((layout.column[0] == column) & (layout.mask[0] == j)).nonzero()[0, 0]) for j in range(K)]
+    at = [int(((layout.start[0] - 1 == column) & (layout.depth[0] == j)).nonzero()[0, 0]) for j in range(K)]
     runner = ModelRunner(wrap_model(tiny_model(name)), 1)
     runner.attach_adapter(recipe.adapter)
     slot = runner.admit(text[:LENGTH])

@@ -87,7 +87,7 @@ def test_stages_go_on_where_they_were(base, tmp_path, monkeypatch):
     assert started[0].resumed
     assert [e.was_there for e in stages.train() if isinstance(e, Done)] == [True]
     measured = list(stages.eval())
-    monkeypatch.setattr("paceline.train.finish.run_trial", None)  # nothing is measured twice
+    monkeypatch.setattr("paceline.train.measure.run_trial", None)  # nothing is measured twice
     assert list(stages.eval()) == measured
     assert stages_module.draw(tmp_path) is not None
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.train.pictures import Asked
 from paceline.train.prepare import PrepareConfig, prepare
+from paceline.train.prompts import TrainPrompt
 from paceline.train.recipe import Batch, Losses, Recipe
 from tests.helpers import NO_EOS, VOCAB, loaded, prompt, runner
 
@@ -18,7 +18,7 @@ def write_answers(
     limit_rounds: int | None = None, eos_ids=NO_EOS,
 ):  # fmt: skip
     """Let the tiny model answer prompts of many lengths; a limit of rounds stands for a kill."""
-    prompts = [Asked(("a", "b")[i % 2], prompt(3 + 5 * i % 17, seed=100 + i)) for i in range(count)]
+    prompts = [TrainPrompt(("a", "b")[i % 2], prompt(3 + 5 * i % 17, seed=100 + i)) for i in range(count)]
     config = PrepareConfig(limit=count, max_tokens=12, layers=layers, part=part, seed=seed)
     writing = prepare(runner(loaded()), prompts, eos_ids, config, folder)
     for index, _ in enumerate(writing):
@@ -37,6 +37,14 @@ class Toy(Recipe):
         torch.manual_seed(seed)
         self.module = nn.Linear(2 * 32, VOCAB)
         self.seen: list[Batch] = []
+
+    @classmethod
+    def check(cls, method, config, target):
+        pass
+
+    @classmethod
+    def build(cls, method, config, target, answers):
+        return cls()
 
     def loss(self, batch: Batch) -> Losses:
         self.seen.append(batch)

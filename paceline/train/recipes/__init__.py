@@ -1,17 +1,38 @@
-"""One recipe for each method, made from a run's configuration.
+"""One recipe for each method: a file with the module's shape, the settings of its loss, and the recipe itself.
 
-method       module          recipe          head: keys of            train.loss: keys of
-eagle        EagleHead v1    EagleRecipe     EagleShape               EagleLoss
-eagle3       EagleHead v3    EagleRecipe     EagleShape               EagleLoss
-medusa       MedusaHead      HeadsRecipe     MedusaShape              ParallelLoss
-blockwise    BlockwiseHead   HeadsRecipe     BlockwiseShape           ParallelLoss
-mtp          MtpHead         MtpRecipe       MtpShape                 MtpLoss
-space        SpaceAdapter    SpaceRecipe     SpaceShape               SpaceLoss
-qat          Int4Draft       QatRecipe       QatShape                 QatLoss
-distill      a causal LM     DistillRecipe   DistillShape             DistillLoss
+method       trains          recipe
+eagle        EagleHead v1    eagle.EagleRecipe
+eagle3       EagleHead v3    eagle.EagleRecipe
+medusa       MedusaHead      parallel.ParallelRecipe
+blockwise    BlockwiseHead   parallel.ParallelRecipe
+mtp          MtpHead         mtp.MtpRecipe
+space        SpaceAdapter    space.SpaceRecipe
+qat          Int4Draft       qat.QatRecipe
+distill      a causal LM     distill.DistillRecipe
+
+A new method is one more file with a subclass of `Recipe`, and one more line in `RECIPES`.
 """
 
-from .factory import layers_of, recipe_for
-from .outline import check_head
+from importlib import import_module
 
-__all__ = ["check_head", "layers_of", "recipe_for"]
+from ...errors import ConfigError
+from ..recipe import Recipe
+
+RECIPES = {
+    "eagle": "eagle.EagleRecipe",
+    "eagle3": "eagle.EagleRecipe",
+    "medusa": "parallel.ParallelRecipe",
+    "blockwise": "parallel.ParallelRecipe",
+    "mtp": "mtp.MtpRecipe",
+    "space": "space.SpaceRecipe",
+    "qat": "qat.QatRecipe",
+    "distill": "distill.DistillRecipe",
+}
+
+
+def recipe_of(method: str) -> type[Recipe]:
+    """The recipe of a method. Raises `ConfigError` for an unknown one."""
+    if method not in RECIPES:
+        raise ConfigError("unknown method of training", got=repr(method), expected="one of " + ", ".join(RECIPES))
+    module, _, name = RECIPES[method].partition(".")
+    return getattr(import_module(f".{module}", __name__), name)

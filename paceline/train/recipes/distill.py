@@ -1,27 +1,28 @@
-"""A small draft model learns to say what the target says (DistillSpec, arXiv 2310.08461).
+"""A small draft model learns the target's distributions (DistillSpec, arXiv 2310.08461).
 
-The text is the target's own answers, and the lesson its whole law after each token, so that the loss is what drafting
-loses: 1 - TV of samples stand (`losses`). With on_policy, the draft also samples rounds of its own from random places,
-and the target says what it would have said after each of those tokens:
+The text is the target's own answers, and what is learnt its whole distribution after each token, so that the loss is
+what drafting loses: 1 - TV of the samples are accepted (`losses`). With on_policy, the draft also samples rounds of its
+own from random places, and the target gives its distribution after each of those tokens:
 
     column        t     t+1   t+2   t+3         text up to t: read by both, each with its own keys and values
-    fed           x_t   y1    y2    y3          y drawn from the draft's law, without a gradient
-    lesson        the target's law after each of them
+    fed           x_t   y1    y2    y3          y drawn from the draft's distribution, without a gradient
+    teacher       the target's distribution after each of them
 
-Of a target that sees, the draft may see too, or read the text between the pictures, as `DraftModel` would have it
-(`sighted`). Only its language model is trained.
+Of a target that reads images, the draft may read them too, or the text between them, as `DraftModel` would (`images`).
+Only its language model is trained.
 
-What is written is an ordinary transformers folder, with the tokenizer or processor, for `DraftModel`.
+The result is an ordinary transformers folder, with the tokenizer or processor, for `DraftModel`.
 """
 
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Annotated, Any, ClassVar, Literal, cast, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.processing_utils import ProcessorMixin
 
 from ...drafters.draft_model import check_same_tokenizer
@@ -30,59 +31,125 @@ from ...errors import ConfigError, IncompatibleModels
 from ...hf.load import load_processor
 from ...hf.vision import text_half
 from ...runner import LoadedModel, wrap_model
+from ...schema import checked, validate
 from ...zoo import resolve
-from ..config import RunConfig
-from ..losses import Loss, loss_named
+from ..config import AtLeast0, Few, Name, RunConfig, Size
+from ..data import Answers
+from ..losses import Loss
 from ..recipe import Batch, Losses, Recipe
-from .outline import outlined
-from .qat import lessons
+from .common import TokenLoss, loss_or_token
+from .images import BatchReader, ModelInput
+from .models import layers_of, outlined, plain_models, vocabulary_of, windows_of
+from .qat import round_losses
 from .rounds import Rounds, drawn_rounds, read_rounds, read_text, rounds_of
-from .shapes import DistillLoss, DistillShape, loss_of, shape_of
-from .sighted import Read, Reader, plain_halves
-from .space_model import layers_of_model, windows_of
+
+
+@checked
+class DistillShape:
+    """The small model. model: a folder or name to begin from; None: `num_layers` of the target's own layers.
+
+    layers: which ones, "spaced" from the first to the last, or the "first" ones. embeddings: train them too. vision:
+    what it reads of images, as `DraftModel`'s; auto: "shared" for layers of the target's own, else as there.
+    """
+
+    model: Name | None = None
+    num_layers: Size | None = None
+    layers: Literal["spaced", "first"] = "spaced"
+    embeddings: bool = False
+    vision: Literal["auto", "own", "shared", "none"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.num_layers is not None:
+            raise ConfigError("head names a model and a number of layers", fix="leave out one of them")
+
+
+@checked
+class DistillLoss:
+    """See `DistillRecipe`. name: "token", or one of `losses`."""
+
+    name: TokenLoss = "kl"
+    label_weight: AtLeast0 = 0.0
+    on_policy: Annotated[float, Field(ge=0, le=1)] = 0.0
+    window: Few = 4
+    rounds: Size = 8
+
+    def __post_init__(self) -> None:
+        if self.on_policy and self.name == "token":
+            raise ConfigError(
+                "tokens that the draft draws are no labels", got="train.loss.name=token", fix="on_policy=0, or name=kl"
+            )
 
 
 @final
 class DistillRecipe(Recipe):
     """Train the causal language model `draft` against `plain`; either may have another layout of layers.
 
-    loss: between the target's law and the draft's; None: cross entropy with the token that followed, which
+    loss: between the target's distribution and the draft's; None: cross entropy with the token that followed, which
     `label_weight` adds to any other loss. on_policy: weight of the rounds that the draft draws, against the text's;
-    rounds: of `window` tokens, drawn in each text. reader: of a target that sees. whole: the model that `draft` is the
-    language model of, which is written with `processor`. Raises `ConfigError`.
+    rounds: of `window` tokens, drawn in each text. reader: of a target that reads images. whole: the model that `draft`
+    is the language model of, which is written with `processor`. Raises `IncompatibleModels`.
     """
 
     states = ()
+    makes_draft: ClassVar[bool] = True
 
     def __init__(
-        self,
-        plain: PreTrainedModel,
-        draft: PreTrainedModel,
-        loss: Loss | None = None,
-        label_weight: float = 0.0,
-        on_policy: float = 0.0,
-        window: int = 4,
-        rounds: int = 8,
-        identity: str = "",
-        reader: Reader | None = None,
-        whole: PreTrainedModel | None = None,
-        processor: ProcessorMixin | None = None,
-    ):
-        if not 0 <= on_policy <= 1 or window < 1 or rounds < 1:
-            raise ConfigError(
-                "the draft's own rounds are out of range", got=f"weight {on_policy}, {rounds} of {window} tokens",
-                expected="a weight from 0 to 1, and at least one round of one token",
-            )  # fmt: skip
-        if on_policy and loss is None:
-            raise ConfigError(
-                "tokens that the draft draws are no labels", got="train.loss.name=token", fix="on_policy=0, or name=kl"
-            )
+        self, plain: PreTrainedModel, draft: PreTrainedModel, loss: Loss | None = None, label_weight: float = 0.0,
+        on_policy: float = 0.0, window: int = 4, rounds: int = 8, identity: str = "", reader: BatchReader | None = None,
+        whole: PreTrainedModel | None = None, processor: ProcessorMixin | None = None,
+    ):  # fmt: skip
         _check_sizes(draft, plain)
         self.module, self._plain, self._draft = draft, plain, draft
-        self._reader, self.sees, self._whole, self.processor = reader, reader is not None, whole, processor
-        self._loss, self.label_weight, self.on_policy = loss, label_weight, on_policy
+        self._reader, self.reads_images, self._whole = reader, reader is not None, whole
+        self.processor, self._loss, self.label_weight, self.on_policy = processor, loss, label_weight, on_policy
         self.window, self.rounds, self.identity = window, rounds, identity
         self._windows, self._own_windows = windows_of(plain), windows_of(draft)
+
+    @classmethod
+    def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
+        """The draft against the target: sizes, tokenizer, images."""
+        shape = validate(DistillShape, config.head, "head")
+        validate(DistillLoss, config.train.loss, "train.loss")
+        if target.vision is None and shape.vision != "auto":
+            raise ConfigError("this target reads text alone", got=f"head.vision={shape.vision}", fix="leave it out")
+        begin, plain = config.start or shape.model, outlined(resolve(config.model))[0]
+        if begin is None:
+            _count(plain, shape.num_layers)
+            return
+        draft, whole = outlined(resolve(begin))
+        _check_sizes(draft, plain)
+        if whole is not None and target.vision is None:
+            raise ConfigError("the draft reads images and its target does not", got=begin, fix="use a text model")
+        check_same_tokenizer(target, replace(target, tokenizer=_tokenizer(begin), name=Path(begin).name))
+
+    @classmethod
+    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
+        """The draft model to begin from, or some of the target's layers."""
+        shape = validate(DistillShape, config.head, "head")
+        how = validate(DistillLoss, config.train.loss, "train.loss")
+        plain, target_whole = plain_models(resolve(config.model), target.device)
+        begin, whole, processor, reader = config.start or shape.model, None, None, None
+        if begin is not None:
+            draft, whole = plain_models(resolve(begin), target.device)
+            processor = None if whole is None else load_processor(resolve(begin), whole.config)
+        elif target_whole is None or shape.vision == "none":
+            draft = fewer_layers(plain, shape.num_layers, shape.layers)
+        else:
+            draft, whole = fewer_layers_of_whole(target_whole, shape.num_layers, shape.layers)
+            processor = None if target.vision is None else target.vision.processor
+        if target.vision is not None:
+            usual: VisionMode | None = "shared" if begin is None else None
+            tokenizer = target.tokenizer if begin is None else _tokenizer(begin)
+            loaded = wrap_model(whole or draft, tokenizer, processor=processor)
+            reader = BatchReader(target, loaded, usual if shape.vision == "auto" else shape.vision)
+        draft.requires_grad_(True)
+        if not shape.embeddings:
+            for module in (draft.get_input_embeddings(), draft.get_output_embeddings()):
+                cast("nn.Module", module).requires_grad_(False)
+        return cls(
+            plain, draft, loss_or_token(how.name), how.label_weight, how.on_policy, how.window, how.rounds,
+            f"{shape} {how} from {begin}", reader, whole, processor,
+        )  # fmt: skip
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The draft, with its tower where it has one."""
@@ -90,45 +157,45 @@ class DistillRecipe(Recipe):
 
     def loss(self, batch: Batch) -> Losses:
         """Mean over the answer tokens, and over the tokens that the draft drew."""
-        text = own_text = Read(batch.token_ids, batch.is_answer)
+        text = own_text = ModelInput(batch.token_ids, batch.is_answer)
         if self._reader is not None:
             text, own_text = self._reader.target(batch), self._reader.draft(batch)
         with torch.no_grad():
-            taught, cache = read_text(self._plain, text.ids, text.first, text.rows, self._windows)
-        said, own = read_text(self._draft, own_text.ids, own_text.first, own_text.rows, self._own_windows)
-        ones = torch.zeros(len(text.ids), dtype=torch.long)
-        rounds, mine = rounds_of(text.is_answer, 1, ones), rounds_of(own_text.is_answer, 1, ones)
-        told = lessons(
-            mine.take(said, -own_text.first), rounds.take(taught, -text.first), text.ids, rounds, self._loss,
+            teacher, cache = read_text(self._plain, text.ids, text.first, text.rows, self._windows)
+        logits, own_cache = read_text(self._draft, own_text.ids, own_text.first, own_text.rows, self._own_windows)
+        zeros = torch.zeros(len(text.ids), dtype=torch.long)
+        rounds, own_rounds = rounds_of(text.is_answer, 1, zeros), rounds_of(own_text.is_answer, 1, zeros)
+        of_text = round_losses(
+            own_rounds.take(logits, -own_text.first), rounds.take(teacher, -text.first), text.ids, rounds, self._loss,
             self.label_weight, 1,
         )  # fmt: skip
-        agreement = told.agreement.expand(self.window)  # a draft model reads the text alike at every depth
+        agreement = of_text.agreement.expand(self.window)  # a draft model reads the text alike at every depth
         if not self.on_policy or not self.module.training:
-            return Losses(told.total, told.parts, agreement)
+            return Losses(of_text.total, of_text.parts, agreement)
         drawn = drawn_rounds(text.is_answer, self.window, self.rounds)
-        mine = drawn.moved(own_text.begins - text.begins)
-        fed = self._draw(own_text, mine, own)
-        said = read_rounds(self._draft, fed, mine, own, self._own_windows, own_text.offsets)[mine.counts]
+        own_drawn = drawn.moved(own_text.begins - text.begins)
+        fed = self._draw(own_text, own_drawn, own_cache)
+        logits = read_rounds(self._draft, fed, own_drawn, own_cache, self._own_windows, own_text.offsets)
         with torch.no_grad():
-            taught = read_rounds(self._plain, fed, drawn, cache, self._windows, text.offsets)[drawn.counts]
-        assert self._loss is not None  # the constructor sees to it
-        value = self._loss(taught, said)
-        total = (1 - self.on_policy) * told.total + self.on_policy * value
-        return Losses(total, {**told.parts, "drawn": value.detach()}, agreement)
+            teacher = read_rounds(self._plain, fed, drawn, cache, self._windows, text.offsets)
+        assert self._loss is not None  # the settings see to it
+        value = self._loss(teacher[drawn.counts], logits[own_drawn.counts])
+        total = (1 - self.on_policy) * of_text.total + self.on_policy * value
+        return Losses(total, {**of_text.parts, "drawn": value.detach()}, agreement)
 
     @torch.no_grad()
-    def _draw(self, read: Read, drawn: Rounds, cache: DynamicCache) -> Tensor:
+    def _draw(self, text: ModelInput, drawn: Rounds, cache: DynamicCache) -> Tensor:
         """Tokens [B, R] of rounds that the draft samples at temperature 1; the cache is left as it was."""
         width, every = int(cache.get_seq_length()), drawn.column.shape[1]
         never = [] if self._reader is None else self._reader.banned_token_ids
-        fed = read.ids.gather(1, drawn.start.clamp_min(0))  # right where a round begins
+        fed = text.ids.gather(1, drawn.start.clamp_min(0))  # right where a round begins
         depth = (drawn.depth * drawn.counts)[..., None]
         for step in range(1, self.window):
             held = detached(cache)
-            law = read_rounds(self._draft, fed, drawn, held, self._own_windows, read.offsets).softmax(-1)
-            law[..., never] = 0
+            probs = read_rounds(self._draft, fed, drawn, held, self._own_windows, text.offsets).softmax(-1)
+            probs[..., never] = 0
             assert int(held.get_seq_length()) == width + every
-            token = torch.multinomial(law.flatten(0, 1).float(), 1).view_as(fed)
+            token = torch.multinomial(probs.flatten(0, 1).float(), 1).view_as(fed)
             after = token.roll(1, 1)  # rows of a round stand side by side
             fed = torch.where(depth[..., 0] == step, after, fed)
         return fed
@@ -143,63 +210,12 @@ def detached(cache: DynamicCache) -> DynamicCache:
 
 
 def _check_sizes(draft: PreTrainedModel, plain: PreTrainedModel) -> None:
-    sizes = [cast("Any", model).get_output_embeddings().weight.shape[0] for model in (draft, plain)]
-    if sizes[0] != sizes[1]:
-        raise IncompatibleModels(
-            "the laws of draft and target have other sizes", got=f"{sizes[0]} tokens", expected=f"{sizes[1]}"
-        )
-
-
-def check_distill(config: RunConfig, target: LoadedModel) -> None:
-    """Raise `ConfigError` for what a run asks in vain, and `IncompatibleModels` for another tokenizer."""
-    shape = shape_of(DistillShape, config)
-    loss_of(DistillLoss, config)
-    if target.vision is None and shape.vision != "auto":
-        raise ConfigError("this target reads text alone", got=f"head.vision={shape.vision}", fix="leave it out")
-    begin = config.start or shape.model
-    if begin is None:
-        _count(outlined(resolve(config.model))[0], shape.num_layers)
-        return
-    draft, whole = outlined(resolve(begin))
-    _check_sizes(draft, outlined(resolve(config.model))[0])
-    if whole is not None and target.vision is None:
-        raise ConfigError("the draft sees and its target does not", got=begin, fix="begin from a text model")
-    check_same_tokenizer(target, replace(target, tokenizer=_tokenizer(begin), name=Path(begin).name))
-
-
-def distill_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
-    """The recipe that a configuration asks for, which `check_distill` has seen. Raises `ConfigError`."""
-    shape, how = shape_of(DistillShape, config), loss_of(DistillLoss, config)
-    plain, seeing = plain_halves(resolve(config.model), target.device)
-    begin, whole, processor, reader = config.start or shape.model, None, None, None
-    if begin is not None:
-        draft, whole = plain_halves(resolve(begin), target.device)
-        processor = None if whole is None else load_processor(resolve(begin), whole.config)
-    elif seeing is None or shape.vision == "none":
-        draft = fewer_layers(plain, shape.num_layers, shape.layers)
-    else:
-        draft, whole = fewer_layers_of_whole(seeing, shape.num_layers, shape.layers)
-        processor = None if target.vision is None else target.vision.processor
-    if target.vision is not None:
-        kind: VisionMode | None = "shared" if begin is None else None
-        kind = kind if shape.vision == "auto" else shape.vision
-        tokenizer = target.tokenizer if begin is None else _tokenizer(begin)
-        loaded = wrap_model(whole or draft, tokenizer, processor=processor)
-        reader = Reader(target, loaded, kind)
-    draft.requires_grad_(True)
-    if not shape.embeddings:
-        for module in (draft.get_input_embeddings(), draft.get_output_embeddings()):
-            cast("nn.Module", module).requires_grad_(False)
-    loss = None if how.name == "token" else loss_named(how.name)
-    return DistillRecipe(
-        plain, draft, loss, how.label_weight, how.on_policy, how.window, how.rounds, f"{shape} {how} from {begin}",
-        reader, whole, processor,
-    )  # fmt: skip
+    own, other = vocabulary_of(draft), vocabulary_of(plain)
+    if own != other:
+        raise IncompatibleModels("the output layers of draft and target have other sizes", got=own, expected=other)
 
 
 def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
-
     return AutoTokenizer.from_pretrained(resolve(folder), trust_remote_code=False)
 
 
@@ -214,7 +230,7 @@ def fewer_layers(plain: PreTrainedModel, count: int | None, which: str) -> PreTr
 def fewer_layers_of_whole(
     whole: PreTrainedModel, count: int | None, which: str
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """The same of a model that sees: its language model, and the whole, whose tower and projector are copied."""
+    """The same of a model that reads images: its language model, and the whole with a copy of tower and projector."""
     made = copy.deepcopy(whole)
     text = _cut(text_half(made), count, which)
     cast("Any", made.config).text_config = text.config
@@ -225,7 +241,7 @@ def _cut(model: PreTrainedModel, count: int | None, which: str) -> PreTrainedMod
     count, total = _count(model, count)
     steps = max(count - 1, 1)
     taken = list(range(count)) if which == "first" else [round(i * (total - 1) / steps) for i in range(count)]
-    layers = layers_of_model(model)
+    layers = layers_of(model)
     kept = nn.ModuleList(layers[i] for i in taken)
     config: Any = model.config.get_text_config()
     for key, value in list(vars(config).items()):
@@ -243,7 +259,7 @@ def _cut(model: PreTrainedModel, count: int | None, which: str) -> PreTrainedMod
 
 def _count(model: PreTrainedModel, asked: int | None) -> tuple[int, int]:
     """Layers to keep, and all there are. asked: None: a quarter. Raises `ConfigError`."""
-    total = len(layers_of_model(model))
+    total = len(layers_of(model))
     count = max(1, total // 4) if asked is None else asked
     if not 1 <= count <= total:
         raise ConfigError("head.num_layers is out of range", got=count, expected=f"1 to {total}")

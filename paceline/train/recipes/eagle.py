@@ -1,93 +1,172 @@
-"""EAGLE's training: every position of an answer is a lesson, and the draft's own steps are trained as they will run.
+"""EAGLE's training: every position of an answer is supervised, and the draft's own steps are trained as they will run.
 
     column            t          t+1        t+2        t+3
     token             x_t        x_{t+1}    x_{t+2}    x_{t+3}
     state             f_t        f_{t+1}    f_{t+2}
-    step 0  reads     f_t and x_{t+1}      label: the law of x_{t+2}, that is head(f_{t+1}); state f_{t+1}
-    step 1  reads     h_t and x_{t+2}      label: the law of x_{t+3}, head(f_{t+2})
-    step s  reads     h^s and x_{t+1+s}    label: the law of x_{t+2+s}, head(f_{t+1+s})
+    step 0  reads     f_t and x_{t+1}      label: the distribution of x_{t+2}, that is head(f_{t+1}); state f_{t+1}
+    step 1  reads     h_t and x_{t+2}      label: the distribution of x_{t+3}, head(f_{t+2})
+    step s  reads     h^s and x_{t+1+s}    label: the distribution of x_{t+2+s}, head(f_{t+1+s})
 
-Step s > 0 sees what drafting would leave in its cache: pairs (f, x) up to column t, and its own steps 1 to s on top:
+Step s > 0 sees what the cache holds while drafting: pairs (f, x) up to column t, and its own steps 1 to s on top:
 
     query of step 2 at t    keys: step 0 at columns <= t,  step 1 at t,  step 2 at t          position t + 2
 """
 
-from typing import final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
-from ...heads import EagleHead
-from ..losses import Loss, regression
-from ..recipe import Batch, Losses, Recipe
-from .shared import Teacher, Unrolled, shifted
+from ...errors import ConfigError
+from ...heads.eagle import EagleConfig, EagleHead
+from ...runner import LoadedModel
+from ...schema import checked
+from ..config import AtLeast0, Few, Seed, Several, Size
+from ..data import Answers
+from ..losses import Loss, LossName, loss_named, regression
+from ..recipe import Batch, Losses
+from .common import Decay, HeadRecipe, Labels, LayerShape, Unrolled, shifted
+
+
+@checked
+class EagleShape:
+    """Shape of an EAGLE head; None: the target's. states: of EAGLE-3, empty: a low, a middle and a high one."""
+
+    draft_vocab_size: Size = 8192
+    states: Several[Annotated[int, Field(ge=0)]] = ()
+    intermediate_size: Size | None = None
+    num_attention_heads: Few | None = None
+    num_key_value_heads: Few | None = None
+    own_lm_head: bool = False
+    seed: Seed = 0
+
+
+@checked
+class EagleLoss:
+    """How an EAGLE head is trained, see `EagleRecipe`; None: as its paper, with five steps for EAGLE-3."""
+
+    name: LossName = "ce"
+    steps: Few | None = None
+    decay: Decay = 0.8
+    regress: AtLeast0 | None = None
+    ce_weight: AtLeast0 | None = None
+    noise: AtLeast0 | None = None
 
 
 @final
-class EagleRecipe(Recipe):
+class EagleRecipe(HeadRecipe):
     """Train an `EagleHead` that is attached to its target.
 
-    lm_head: the target's output rows for the draft vocabulary [Vd, E]; of them and the last states are the labels.
+    lm_head: the target's output rows for the draft vocabulary [Vd, E]; with the last states they give the labels.
     last: index of the last state. steps: drafting steps unrolled (EAGLE-1: 1, EAGLE-3: up to 7), step s weighted
-    decay^s. regress: weight of EAGLE-1's SmoothL1 on the states, beside `ce_weight` times the loss of the laws.
-    noise: half-width of the uniform noise on the states that step 0 reads. loss: see `losses`.
+    decay^s. regress: weight of EAGLE-1's SmoothL1 on the states, beside `ce_weight` times the loss of the
+    distributions. noise: half-width of the uniform noise on the states that step 0 reads. loss: see `losses`.
     """
 
+    KINDS: ClassVar = {method: (EagleHead, EagleShape, EagleLoss) for method in ("eagle", "eagle3")}
+
     def __init__(
-        self,
-        module: EagleHead,
-        lm_head: Tensor,
-        last: int,
-        loss: Loss,
-        steps: int = 1,
-        decay: float = 0.8,
-        regress: float = 0.0,
-        ce_weight: float = 1.0,
-        noise: float = 0.0,
-    ):
-        self.module = self.head = module
-        self._rows, self._last, self._loss = lm_head, last, loss
+        self, module: EagleHead, lm_head: Tensor, last: int, loss: Loss, steps: int = 1, decay: float = 0.8,
+        regress: float = 0.0, ce_weight: float = 1.0, noise: float = 0.0,
+    ):  # fmt: skip
+        super().__init__(module, lm_head, loss)
+        self._last, self.states = last, tuple(sorted({*module.config.states, last}))
         self.steps, self.decay, self.regress, self.ce_weight, self.noise = steps, decay, regress, ce_weight, noise
-        self.states = tuple(sorted({*module.config.states, last}))
-        self._can_draft = torch.zeros(module.config.vocab_size, dtype=torch.bool, device=lm_head.device)
-        self._can_draft[module.draft_ids.to(lm_head.device)] = True
+
+    @classmethod
+    def configure(cls, method: str, shape: EagleShape, target: LoadedModel) -> EagleConfig:
+        """The head's configuration. Raises `ConfigError`."""
+        like, layers = LayerShape(target), target.num_layers
+        states = shape.states or (min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1))
+        if method == "eagle" and shape.states:
+            got = f"head.states={list(shape.states)}"
+            raise ConfigError("EAGLE-1 reads the last state alone", got=got, fix="eagle3")
+        if max(states) > layers:
+            raise ConfigError("head.states names no state of the target", got=list(states), expected=f"0 to {layers}")
+        heads, kv_heads = shape.num_attention_heads or like.heads, shape.num_key_value_heads or like.kv_heads
+        if heads % kv_heads:
+            raise ConfigError(
+                "head.num_attention_heads cannot be shared among head.num_key_value_heads",
+                got=f"{heads} and {kv_heads}", expected=f"a multiple of {kv_heads}",
+            )  # fmt: skip
+        return EagleConfig(
+            version=1 if method == "eagle" else 3,
+            hidden_size=target.hidden_size,
+            target_hidden_size=target.hidden_size,
+            intermediate_size=shape.intermediate_size or like.intermediate_size,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=like.head_dim,
+            states=(layers,) if method == "eagle" else states,
+            draft_vocab_size=min(shape.draft_vocab_size, target.vocab_size),
+            vocab_size=target.vocab_size,
+            rms_norm_eps=like.rms_norm_eps,
+            rope_theta=like.rope_theta,
+            own_lm_head=shape.own_lm_head,
+        )
+
+    @classmethod
+    def options(cls, method: str, loss: EagleLoss, target: LoadedModel) -> dict[str, Any]:
+        """The paper's values where nothing is said. Raises `ConfigError` where nothing is left to learn."""
+        paper = {"steps": 5, "regress": 0.0, "ce_weight": 1.0, "noise": 0.0}
+        if method == "eagle":
+            paper = {"steps": 1, "regress": 1.0, "ce_weight": 0.1, "noise": 0.1}
+        chosen = {key: own if getattr(loss, key) is None else getattr(loss, key) for key, own in paper.items()}
+        if not chosen["regress"] and not chosen["ce_weight"]:
+            raise ConfigError("train.loss.regress and train.loss.ce_weight are 0", expected="one above 0")
+        return {"last": target.num_layers, "loss": loss_named(loss.name), "decay": loss.decay, **chosen}
+
+    @torch.no_grad()
+    def prepare_fresh(self, target: LoadedModel, answers: Answers) -> None:
+        """Take the target's final norm, which its output rows fit, and scale the columns of `fc`.
+
+        States outweigh embeddings by far (in SmolLM2-135M 2 to 25 against 0.1, root mean square): a fresh head would
+        hardly see the token it is given, so each part comes in with mean square 1. The first column is left out, where
+        some models keep values of another magnitude.
+        """
+        head: Any = self.head
+        norm: Any = getattr(target.model.base_model, "norm", None)
+        if head.config.version == 3 and isinstance(norm, nn.Module):
+            head.norm.weight.copy_(norm.weight)
+        if not answers.has_states:
+            return
+        some = answers.batch(range(min(len(answers), 16)), head.config.states, 1 << 30)
+        seen = some.is_answer.roll(-1, 1)
+        parts = [some.states[layer][seen].float() for layer in head.config.states]
+        if head.config.version == 1:
+            embeddings = target.model.get_input_embeddings().weight  # type: ignore[union-attr]
+            parts.insert(0, embeddings[head.draft_ids.to(target.device)].float())
+        for part, columns in zip(parts, head.fc.weight.chunk(len(parts), 1), strict=True):
+            columns /= part.square().mean().sqrt().to(columns.device)
 
     def loss(self, batch: Batch) -> Losses:
         """Sum over steps of decay^s times the loss of step s."""
-        head = self.head
+        head, length = self.head, batch.token_ids.shape[1]
         states = torch.cat([batch.states[layer] for layer in head.config.states], -1)
-        labels = batch.states[self._last]
-        length = batch.token_ids.shape[1]
+        last = batch.states[self._last]
         if self.noise and head.training:
             states = states + (torch.rand_like(states) * 2 - 1) * self.noise
-        taught = Teacher(labels, shifted(batch.is_answer, 1), self._rows)
-        hidden = head.begin(states)
-        unrolled = Unrolled(length, batch.token_ids.device)
+        labels = Labels(batch, last, self._rows, self._index, self._loss)
+        hidden, unrolled = head.begin(states), Unrolled(length, states.device)
         parts, agreement = dict[str, Tensor](), list[Tensor]()
-        total = head.logits(hidden[:, :0]).sum()  # zero, and part of the graph where there is no lesson
+        total = head.logits(hidden[:, :0]).sum()  # zero, and part of the graph where nothing is supervised
         for step in range(self.steps):
             tokens = shifted(batch.token_ids, 1 + step)
             positions = (torch.arange(length, device=tokens.device) + step).expand_as(tokens)
             hidden = head(tokens, hidden, positions, unrolled)
-            next_token = shifted(batch.token_ids, 2 + step)
-            counts = shifted(batch.is_answer, 2 + step) & self._can_draft[next_token]
-            if not bool(counts.any()):  # the answers are too short for this step
-                agreement.append(labels.new_tensor(float("nan")))
-                continue
-            drafted = hidden[counts]
+            columns = labels.columns(2 + step)
+            drafted = hidden[columns]
             logits = head.logits(drafted)
-            law = self._loss(taught.logits(counts, 1 + step), logits)
-            value = self.ce_weight * law
+            agreement.append(labels.agreement(logits, columns, 2 + step))
+            if not len(drafted):  # the answers are too short for this step
+                continue
+            distance = labels.loss(logits, columns, 2 + step)
+            value = self.ce_weight * distance
             if self.regress:
-                apart = regression(shifted(labels, 1 + step)[counts], drafted)
+                apart = regression(shifted(last, 1 + step)[columns], drafted)
                 value = value + self.regress * apart
                 parts[f"regress{step}"] = apart.detach()
             total = total + self.decay**step * value
-            parts[f"law{step}"] = law.detach()
-            agreement.append(self._agreement(batch, logits.detach(), next_token, counts, step))
+            parts[f"loss{step}"] = distance.detach()
         return Losses(total, parts, torch.stack(agreement))
-
-    def _agreement(self, batch: Batch, logits: Tensor, next_token: Tensor, counts: Tensor, step: int) -> Tensor:
-        """Share of all answer tokens foreseen; those outside the draft vocabulary are misses."""
-        right = (self.head.draft_ids[logits.argmax(-1)] == next_token[counts]).sum()
-        return right / shifted(batch.is_answer, 2 + step).sum().clamp_min(1)

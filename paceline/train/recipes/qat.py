@@ -1,19 +1,19 @@
-"""Quantisation-aware training of the self-draft: the target's own layers in a few bits learn to say what it says.
+"""Quantisation-aware training of the self-draft: the target's own layers in a few bits learn its distributions.
 
 Teacher and student are one model; the student's linear layers are `FakeInt4Linear`. As when it drafts, the student
 reads the target's keys and values of the committed text and only its own of the tokens of the round (`rounds`), so
-that it learns what the shared cache leaves it to do. context="own" trains it as a model by itself instead.
+that it learns to draft over the shared cache. context="own" trains it as a model by itself instead.
 
-Of a target that sees, its text half is trained, on the features that its tower makes of each prompt's pictures: they
-are in the cache that the student reads, as when it drafts.
+Of a target that reads images, the language model is trained, on the features that its tower makes of each prompt's
+images: they are in the cache that the student reads, as when it drafts.
 
-The lesson is the target's whole law after each answer token (`losses`: 1 - TV is the share of drafts that stand), or
-the token that the target wrote ("token": training by labels). What is written is the rounded draft, not the weights
-that were trained: codes and grids, 4.5 bits a weight with 4 bits in groups of 32 (`heads.int4_draft`).
+It learns the target's whole distribution after each answer token (`losses`: 1 - TV is the share of drafts that are
+accepted), or the token that the target wrote ("token": training by labels). The result is the rounded draft, not the
+weights that were trained: codes and grids, 4.5 bits a weight with 4 bits in groups of 32 (`heads.int4_draft`).
 """
 
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import Any, ClassVar, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -25,16 +25,42 @@ from ...quant import Int4Linear
 from ...quant.fake import FakeInt4Linear
 from ...runner import LoadedModel
 from ...runner.adapters import share_copy
+from ...schema import Text, checked, validate
 from ...zoo import resolve
-from ..config import RunConfig
-from ..extras import need
-from ..losses import Loss, compared, loss_named
+from ..config import AtLeast0, Few, RunConfig, Several
+from ..data import Answers
+from ..losses import Loss, compared
 from ..recipe import Batch, Losses, Recipe
-from .outline import outlined
+from ..run_folder import need
+from .common import TokenLoss, loss_or_token
+from .images import BatchReader, ModelInput
+from .models import layers_of, linears_of, outlined, plain_models, windows_of
 from .rounds import Rounds, read_rounds, read_text, rounds_of
-from .shapes import QatLoss, QatShape, loss_of, shape_of
-from .sighted import Read, Reader, plain_halves
-from .space_model import layers_of_model, linears_of, windows_of
+
+
+@checked
+class QatShape:
+    """The format of the draft's weights. bits, group_size: of the codes. linears: as in `SpaceShape`.
+
+    start: the first grids, "fitted" (least squared error) or "nearest" (least and largest weight). train: "weights" and
+    grids, or "grids" alone, which takes a sixteenth of the optimiser's memory in groups of 32.
+    """
+
+    bits: Literal[4, 3, 2] = 4
+    group_size: Literal[32, 64, 128, 256] = 32
+    start: Literal["fitted", "nearest"] = "fitted"
+    train: Literal["weights", "grids"] = "weights"
+    linears: Several[Text] = ()
+
+
+@checked
+class QatLoss:
+    """See `QatRecipe`. name: "token", or one of `losses`."""
+
+    name: TokenLoss = "kl"
+    label_weight: AtLeast0 = 0.0
+    window: Few = 4
+    context: Literal["target", "own"] = "target"
 
 
 @final
@@ -50,7 +76,7 @@ class Fakes(nn.Module):
         )
 
     def packed(self) -> Int4Draft:
-        """What they have become, as codes and grids."""
+        """Their codes and grids."""
         draft = Int4Draft(self.config)
         for index, of in enumerate(self._made):
             for name, fake in of.items():
@@ -62,31 +88,45 @@ class Fakes(nn.Module):
 class QatRecipe(Recipe):
     """Train fake-quantised layers of `student` against `plain`.
 
-    window: tokens of a round; in training rounds begin at random places. loss: between the target's law and the
-    draft's; None: cross entropy with the token that followed, which `label_weight` adds to any other loss. reader: of
-    a target that sees.
+    window: tokens of a round; in training rounds begin at random places. loss: between the target's distribution and
+    the draft's; None: cross entropy with the token that followed, which `label_weight` adds to any other loss. reader:
+    of a target that reads images.
     """
 
     states = ()
+    makes_draft: ClassVar[bool] = True
 
     def __init__(
-        self,
-        plain: PreTrainedModel,
-        student: nn.Module,
-        fakes: Fakes,
-        loss: Loss | None = None,
-        label_weight: float = 0.0,
-        window: int = 4,
-        context: Literal["target", "own"] = "target",
-        identity: str = "",
-        reader: Reader | None = None,
-    ):
-        if window < 1:
-            raise ConfigError("a round drafts nothing", got=f"window {window}", expected=">= 1")
+        self, plain: PreTrainedModel, student: nn.Module, fakes: Fakes, loss: Loss | None = None,
+        label_weight: float = 0.0, window: int = 4, context: Literal["target", "own"] = "target", identity: str = "",
+        reader: BatchReader | None = None,
+    ):  # fmt: skip
         self.module, self._plain, self._student = fakes, plain, student
         self._loss, self.label_weight, self.window, self.context = loss, label_weight, window, context
         self._windows = windows_of(plain)
-        self.identity, self._reader, self.sees = identity, reader, reader is not None
+        self.identity, self._reader, self.reads_images = identity, reader, reader is not None
+
+    @classmethod
+    def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
+        """The format against the target's layers."""
+        need("torchao", "QAT")
+        shape = validate(QatShape, config.head, "head")
+        validate(QatLoss, config.train.loss, "train.loss")
+        if config.start is not None:
+            raise ConfigError("QAT begins from the target's weights", got=f"start {config.start!r}", fix="leave it out")
+        _rounded(outlined(resolve(config.model))[0], shape)
+
+    @classmethod
+    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
+        """The target's own layers, rounded."""
+        shape, how = validate(QatShape, config.head, "head"), validate(QatLoss, config.train.loss, "train.loss")
+        plain, _ = plain_models(resolve(config.model), target.device)
+        reader = None if target.vision is None else BatchReader(target)
+        student, fakes = faked(plain, shape)
+        return cls(
+            plain, student, fakes, loss_or_token(how.name), how.label_weight, how.window, how.context,
+            f"{shape} {how}", reader,
+        )  # fmt: skip
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The rounded draft."""
@@ -94,62 +134,42 @@ class QatRecipe(Recipe):
 
     def loss(self, batch: Batch) -> Losses:
         """Mean over the answer tokens; agreement by their place in a round."""
-        read = Read(batch.token_ids, batch.is_answer) if self._reader is None else self._reader.target(batch)
+        read = self._reader.target(batch) if self._reader else ModelInput(batch.token_ids, batch.is_answer)
         ids, first, windows = read.ids, read.first, self._windows
         with torch.no_grad():
-            taught, cache = read_text(self._plain, ids, first, read.rows, windows)
+            teacher, cache = read_text(self._plain, ids, first, read.rows, windows)
         phases = torch.zeros(len(ids), dtype=torch.long)
         if self.module.training:
             phases = torch.randint(self.window, (len(ids),))
         rounds = rounds_of(batch.is_answer, self.window, phases)
         if self.context == "target":
             fed = ids.gather(1, rounds.column.clamp_min(0))
-            said = read_rounds(self._student, fed, rounds, cache, windows, read.offsets)[rounds.counts]
+            logits = read_rounds(self._student, fed, rounds, cache, windows, read.offsets)[rounds.counts]
         else:
-            said = rounds.take(read_text(self._student, ids, first, read.rows, windows)[0], -first)
-        return lessons(said, rounds.take(taught, -first), ids, rounds, self._loss, self.label_weight, self.window)
+            logits = rounds.take(read_text(self._student, ids, first, read.rows, windows)[0], -first)
+        return round_losses(
+            logits, rounds.take(teacher, -first), ids, rounds, self._loss, self.label_weight, self.window
+        )
 
 
-def lessons(
-    said: Tensor, taught: Tensor, ids: Tensor, rounds: Rounds, loss: Loss | None, label_weight: float, window: int
+def round_losses(
+    logits: Tensor, teacher: Tensor, ids: Tensor, rounds: Rounds, loss: Loss | None, label_weight: float, window: int
 ) -> Losses:
     """Losses of the draft's logits against the target's, both [M, V] at the rows that count."""
     labels = rounds.take(ids, 1)
-    parts, total = dict[str, Tensor](), said.new_zeros(())
+    parts, total = dict[str, Tensor](), logits.new_zeros(())
     if loss is not None:
-        total = loss(taught, said)
-        parts["law"] = total.detach()
+        total = loss(teacher, logits)
+        parts["loss"] = total.detach()
     if loss is None or label_weight:
-        token = nn.functional.cross_entropy(said, labels)
+        token = nn.functional.cross_entropy(logits, labels)
         parts["token"] = token.detach()
         total = total + (label_weight if loss is not None else 1.0) * token
-    acceptance, greedy = compared(taught, said.detach())
+    acceptance, greedy = compared(teacher, logits.detach())
     parts |= {"acceptance": acceptance.mean(), "greedy": greedy.float().mean()}
-    depth, right = rounds.depth[rounds.counts], (said.detach().argmax(-1) == labels).float()
-    at = [right[depth == d] for d in range(window)]
-    agreement = torch.stack([of.mean() if len(of) else right.new_full((), float("nan")) for of in at])
+    depth, right = rounds.depth[rounds.counts], (logits.detach().argmax(-1) == labels).float()
+    agreement = torch.stack([right[depth == d].mean() for d in range(window)])  # NaN where there is none
     return Losses(total, parts, agreement)
-
-
-def check_qat(config: RunConfig) -> None:
-    """Raise `ConfigError` for what a run asks in vain."""
-    need("torchao", "QAT")
-    shape = shape_of(QatShape, config)
-    loss_of(QatLoss, config)
-    if config.start is not None:
-        raise ConfigError("QAT begins from the target's weights", got=f"start {config.start!r}", fix="leave it out")
-    _rounded(outlined(resolve(config.model))[0], shape)
-
-
-def qat_recipe(config: RunConfig, target: LoadedModel) -> Recipe:
-    """The recipe that a configuration asks for, which `check_qat` has seen."""
-    shape, how = shape_of(QatShape, config), loss_of(QatLoss, config)
-    plain, _ = plain_halves(resolve(config.model), target.device)
-    reader = None if target.vision is None else Reader(target)
-    student, fakes = faked(plain, shape)
-    loss = None if how.name == "token" else loss_named(how.name)
-    identity = f"{shape} {how}"
-    return QatRecipe(plain, student, fakes, loss, how.label_weight, how.window, how.context, identity, reader)
 
 
 def faked(plain: PreTrainedModel, shape: QatShape) -> tuple[nn.Module, Fakes]:
@@ -159,7 +179,7 @@ def faked(plain: PreTrainedModel, shape: QatShape) -> tuple[nn.Module, Fakes]:
     """
     student, chosen = share_copy(plain), _rounded(plain, shape)
     made = list[dict[str, FakeInt4Linear]]()
-    for layer in (cast("Any", layer) for layer in layers_of_model(cast("PreTrainedModel", student))):
+    for layer in (cast("Any", layer) for layer in layers_of(cast("PreTrainedModel", student))):
         made.append({})
         for name in chosen.linears:
             linear = layer.get_submodule(name)
@@ -171,7 +191,7 @@ def faked(plain: PreTrainedModel, shape: QatShape) -> tuple[nn.Module, Fakes]:
 
 def _rounded(plain: PreTrainedModel, shape: QatShape) -> Int4DraftConfig:
     """The linear layers that fit the format. Raises `ConfigError` where none does, or where layers differ."""
-    every = [cast("Any", layer) for layer in layers_of_model(plain)]
+    every = [cast("Any", layer) for layer in layers_of(plain)]
     fits = [
         (name, size)
         for name, size in zip(*linears_of(plain, shape.linears), strict=True)
@@ -191,6 +211,5 @@ def _rounded(plain: PreTrainedModel, shape: QatShape) -> Int4DraftConfig:
                     f"{name} of layer {index} has another shape than that of layer 0",
                     got=(linear.out_features, linear.in_features), expected=(outputs, inputs),
                 )  # fmt: skip
-    return Int4DraftConfig(
-        shape.bits, shape.group_size, len(every), tuple(name for name, _ in fits), tuple(size for _, size in fits)
-    )
+    names, sizes = zip(*fits, strict=True)
+    return Int4DraftConfig(shape.bits, shape.group_size, len(every), names, sizes)

@@ -7,7 +7,7 @@ An answer's columns, cut into rounds of a window of 4; the first token a round f
     keys of       target's, columns < t | target's, columns < t+4
                   and r .. itself       | and r' .. itself
 
-Rows of all rounds share a pass over the keys of the text, so that it costs what the answers' columns cost.
+Rows of all rounds share a pass over the keys of the text, so that it costs as much as the answers' columns.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,20 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ...attention.masks import layer_masks
-from .shared import shifted
-from .sighted import Rows
+from .common import shifted
+from .images import ImageRows
 
 Windows: TypeAlias = dict[str, int | None]
-"""Columns that each kind of layer sees; None: all."""
+"""Columns that each kind of layer sees, see `models.windows_of`; None: all."""
 
 
 @final
 @dataclass(frozen=True)
 class Rounds:
-    """Rows of a pass; R is the same for every text, what is missing is no lesson.
+    """Rows of a pass; R is the same for every text, what is missing is not supervised.
 
-    column: where the fed token stands, -1 where nothing does. start: column of the first token of its round.
+    column: of the fed token, -1 where there is none. start: column of the first token of its round, another one for
+    each round of a text.
     """
 
     column: Tensor  # [B, R]
@@ -38,7 +39,7 @@ class Rounds:
 
     @property
     def counts(self) -> Tensor:
-        """Where something stands. [B, R]."""
+        """True for rows that hold a token. [B, R]."""
         return self.column >= 0
 
     @property
@@ -52,13 +53,17 @@ class Rounds:
         same = self.start[:, :, None] == self.start[:, None, :]
         return torch.cat([text, same & (self.column[:, None, :] <= self.column[:, :, None])], -1)
 
+    def masks(self, width: int, windows: Windows, dtype: torch.dtype) -> "Tensor | dict[str, Tensor]":
+        """Additive masks over the text's columns and the rows, see `layer_masks`."""
+        places = self.column.clamp_min(0)
+        text = torch.arange(width, device=places.device).expand(len(places), -1)
+        back = places[:, :, None] - torch.cat([text, places], -1)[:, None]  # [B, R, width + R]
+        return layer_masks(self.visible(width), back, windows, dtype)
+
     def moved(self, by: Tensor) -> "Rounds":
         """The same rounds of texts whose columns lie `by` [B] further on."""
-        there = self.counts
-        return Rounds(
-            torch.where(there, self.column + by[:, None], self.column),
-            torch.where(there, self.start + by[:, None], self.start),
-        )
+        far = by[:, None]
+        return Rounds(*(torch.where(self.counts, x + far, x) for x in (self.column, self.start)))
 
     def take(self, x: Tensor, by: int = 0) -> Tensor:
         """Values [B, T, ...] at the rows' columns + by, for those that count. [M, ...]."""
@@ -67,7 +72,7 @@ class Rounds:
 
 
 def rounds_of(is_answer: Tensor, window: int, phases: Tensor) -> Rounds:
-    """Every column behind which an answer's token follows, cut into rounds of `window`.
+    """Every column before an answer's token, cut into rounds of `window`.
 
     phases: of each text, how many tokens its first round lacks [B].
     """
@@ -86,7 +91,7 @@ def rounds_of(is_answer: Tensor, window: int, phases: Tensor) -> Rounds:
 
 
 def drawn_rounds(is_answer: Tensor, window: int, count: int) -> Rounds:
-    """`count` rounds a text at random columns from which an answer goes on, all as deep as the window."""
+    """`count` rounds a text at random columns before an answer's token, all as deep as the window."""
     feeds = shifted(is_answer, 1)
     roots = torch.rand(feeds.shape, device=feeds.device).masked_fill(~feeds, -1.0).argsort(1, descending=True)
     roots = roots[:, :count]
@@ -99,11 +104,11 @@ def drawn_rounds(is_answer: Tensor, window: int, count: int) -> Rounds:
 
 
 def read_text(
-    model: nn.Module, ids: Tensor, first: int, rows: Rows | None = None, windows: Windows | None = None
+    model: nn.Module, ids: Tensor, first: int, rows: ImageRows | None = None, windows: Windows | None = None
 ) -> tuple[Tensor, DynamicCache]:
     """Logits [B, T - first, V] of the columns from `first` on, and the keys and values of all.
 
-    rows: what is read in the place of `ids` where prompts may hold pictures, for which `windows` must be given.
+    rows: what is read instead of `ids` where prompts may hold images, for which `windows` must be given.
     """
     cache = DynamicCache()
     options: dict[str, object] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": ids.shape[1] - first}
@@ -115,9 +120,8 @@ def read_text(
     seen = (back >= 0).expand(len(ids), -1, -1)
     if not rows.cross_window:
         seen = seen | both
-    masks = layer_masks(
-        seen, back.expand_as(seen), windows, cast("Any", model).dtype, both if rows.cross_window else None
-    )
+    always = both if rows.cross_window else None
+    masks = layer_masks(seen, back.expand_as(seen), windows, cast("Any", model).dtype, always)
     return cast("Any", model)(attention_mask=masks, **rows.inputs(model, ids), **options).logits, cache
 
 
@@ -126,15 +130,11 @@ def read_rounds(
 ) -> Tensor:
     """Logits [B, R, V] of tokens [B, R] fed in rounds over a text's keys and values, to which theirs are appended.
 
-    windows: how far each kind of layer sees, see `space_model.windows_of`. offsets: of each text [B], what is added to
-    a column to get a position.
+    offsets: of each text [B], what is added to a column to get a position.
     """
-    width, places = int(cache.get_seq_length()), rounds.column.clamp_min(0)
-    text = torch.arange(width, device=places.device).expand(len(places), -1)
-    back = places[:, :, None] - torch.cat([text, places], -1)[:, None]  # [B, R, width + R]
-    masks = layer_masks(rounds.visible(width), back, windows, cast("Any", model).dtype)
-    positions = places if offsets is None else places + offsets[:, None]
+    places = rounds.column.clamp_min(0)
     out = cast("Any", model)(
-        input_ids=ids, attention_mask=masks, position_ids=positions, past_key_values=cache, use_cache=True
-    )
+        input_ids=ids, attention_mask=rounds.masks(int(cache.get_seq_length()), windows, cast("Any", model).dtype),
+        position_ids=places if offsets is None else places + offsets[:, None], past_key_values=cache, use_cache=True,
+    )  # fmt: skip
     return out.logits

@@ -1,184 +1,206 @@
 """SPACE's training (SAR-SFT, arXiv 2402.11809): mask tokens hung at many places of an answer at once.
 
     column        t          t+1        t+2        t+3          rows of the second pass, at an anchor t:
-    token         x_t        x_{t+1}    x_{t+2}    x_{t+3}      mask 0 at t+1: label x_{t+2}, or its law at column t+1
-                                                                mask 1 at t+2: label x_{t+3}, or its law at column t+2
+    token         x_t        x_{t+1}    x_{t+2}    x_{t+3}      mask 0 at t+1: label x_{t+2}, or its distribution
+                                                                mask 1 at t+2: label x_{t+3}, or its distribution
 
-The paper cuts an answer at a random place and appends k+1 masks, one lesson group a pass; here `rows` mask tokens share
-a pass, each seeing the columns up to its own anchor and the masks before it in its own group:
+The paper cuts an answer at a random place and appends k+1 masks, one group a pass; here `rows` mask tokens share a pass
+as `Rounds`, each seeing the columns up to its own anchor and the masks before it in its own group. A layer with a
+sliding window sees no further back, by position, than it will while drafting.
 
-                  columns 0..t   t+1..    own masks before   other groups
-    mask j at t       yes         no           yes               no
+    gated   the plain model reads the text; the same tensors under low-rank layers of peft read the mask tokens
+    full    one model reads both; its answers are trained too (`ar_weight`), in some batches alone (`ar_share`, the
+            paper's p_AR); low-rank layers are merged into it in the end, or (`lora: false`) every weight is trained
 
-Gated: the text is read by the untouched model, the masks by the adapted one. Full: the adapted model reads both, and
-what it says of the text is trained too (`ar_weight`), on some batches alone (`ar_share`, the paper's p_AR).
-A layer with a sliding window sees no further back, by position, than it will when it drafts.
 Deep masks seldom decide, so a group keeps mask j with probability keep^j (conditional drop, as P-EAGLE, 2602.01469).
 """
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast, final
+from typing import Annotated, Any, Literal, cast, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from ...attention.masks import layer_masks
-from ...errors import ConfigError
-from ...heads.parts import draft_index
-from ...runner import LoadedModel
+from ...errors import ConfigError, IncompatibleModels
+from ...heads.parts import draft_index, frequent_ids
+from ...heads.space import SpaceAdapter, SpaceConfig, short
+from ...runner import LoadedModel, wrap_model
+from ...schema import Text, checked, validate
+from ...zoo import resolve
+from ..config import AtLeast0, Few, RunConfig, Seed, Several, Share, Size
+from ..data import Answers
+from ..estimate import check_memory, size_of
 from ..losses import Loss
 from ..recipe import Batch, Losses, Recipe
-from .shared import shifted
-from .space_model import Trained, save_merged, windows_of, without_factors
+from ..run_folder import need
+from .common import Decay, TokenLoss, check_decay, loss_or_token, seeded, shifted, started
+from .models import linears_of, outlined, plain_models, windows_of
+from .rounds import Rounds
+from .space_model import Trained, merge, whole, with_factors, without_factors
+
+_Rank = Annotated[int, Field(ge=0, le=1 << 16)]
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Mask tokens of a pass; R is the same in every row, what is missing is no lesson.
+@checked
+class SpaceShape:
+    """Shape of a SPACE adapter. mode: "gated" leaves the model as it is, "full" fine-tunes it.
 
-    column: of the anchor, -1 where nothing stands. mask: j. group: counted within the row.
+    lora: train low-rank layers, not every weight. linears: where they act, by the last part of the name; empty:
+    attention and MLP. The rest as in `SpaceConfig`.
     """
 
-    column: Tensor  # [B, R]
-    mask: Tensor  # [B, R]
-    group: Tensor  # [B, R]
+    mode: Literal["gated", "full"] = "gated"
+    lora: bool = True
+    num_masks: Few = 4
+    shared_mask: bool = False
+    rank: _Rank = 16
+    linears: Several[Text] = ()
+    transition_rank: _Rank = 64
+    seed: Seed = 0
 
-    def visible(self, width: int) -> Tensor:
-        """What each mask sees: columns of the text, then masks. [B, R, width + R]."""
-        text = torch.arange(width, device=self.column.device) <= self.column[:, :, None]
-        same = self.group[:, :, None] == self.group[:, None, :]
-        return torch.cat([text, same & (self.mask[:, None, :] <= self.mask[:, :, None])], -1)
+    def __post_init__(self) -> None:
+        if self.mode == "gated" and not self.lora:
+            raise ConfigError("head.lora is false, but a gated adapter consists of low-rank layers", fix="mode: full")
+        if self.mode == "full" and self.lora and not self.rank:
+            raise ConfigError(
+                "low-rank layers of rank 0 train nothing of the model", got="head.rank=0, head.mode=full",
+                expected="head.rank >= 1", fix="head.lora=false trains every weight",
+            )  # fmt: skip
 
 
-def lay_out(is_answer: Tensor, num_masks: int, rows: int, keep: float, chance: torch.Generator | None) -> Layout:
-    """Groups of masks at random anchors until `rows` are used in all; chance: None for the generator of all.
+@checked
+class SpaceLoss:
+    """See `SpaceRecipe`. name: "token" (the paper), or one of `losses`: distillation from the target's distributions.
 
-    An anchor is a column behind which at least two tokens of the answer follow, so that mask 0 has a lesson.
+    vocab_size: compare so many frequent tokens, which is faster; None: all.
     """
-    batch, width = is_answer.shape
-    fits = shifted(is_answer, 1) & shifted(is_answer, 2)
-    order = torch.rand(batch, width, generator=chance).to(is_answer.device).masked_fill(~fits, -1.0)
-    order = order.argsort(1, descending=True).tolist()
-    counts, ends = fits.sum(1).tolist(), (is_answer * torch.arange(width, device=is_answer.device)).amax(1).tolist()
-    lengths = (torch.rand(batch, width, num_masks, generator=chance) < keep).long()
-    lengths[:, :, 0] = 1
-    lengths = lengths.cumprod(-1).sum(-1).tolist()  # mask j is there if those before it are
-    share, found = max(1, rows // batch), list[list[tuple[int, int, int]]]()
-    for row in range(batch):
-        mine = list[tuple[int, int, int]]()
-        for group, column in enumerate(order[row][: counts[row]]):
-            if len(mine) >= share:
-                break
-            mine += [(column, j, group) for j in range(min(lengths[row][group], ends[row] - column - 1))]
-        found.append(mine[:share])
-    longest = max(1, *map(len, found))
-    # A row without a lesson sees itself alone, in a group of its own.
-    padded = [mine + [(-1, 0, -1 - i) for i in range(longest - len(mine))] for mine in found]
-    table = torch.tensor(padded, device=is_answer.device)
-    return Layout(*table.unbind(-1))
+
+    name: TokenLoss = "ce"
+    vocab_size: Size | None = None
+    rows: Size = 512
+    keep: Decay = 0.8
+    decay: Decay = 0.8
+    ar_weight: AtLeast0 = 1.0
+    ar_share: Share = 0.5
 
 
 @final
 class SpaceRecipe(Recipe):
     """Train a SPACE adapter, or the whole model with it.
 
-    trained: the models that read text and masks, see `space_model`. tokenizer: goes with a fine-tuned model. loss:
-    between the target's law and a mask's, see `losses`; None: cross entropy with the token that followed. rows: mask
-    tokens a pass. decay: mask j weighs decay^j. ar_weight, ar_share: of a full run. draft_ids: tokens whose logits are
-    compared, which saves most of the output layer; None: all of them. What is foreseen of the others stays as it was.
-    start: which weights it goes on from. Raises `ConfigError`.
+    trained: the models that read text and masks. tokenizer: goes with a fine-tuned model. loss: between the target's
+    distribution and a mask's, see `losses`; None: cross entropy with the token that followed. rows: mask tokens a pass.
+    decay: mask j weighs decay^j. ar_weight, ar_share: of a full run. draft_ids: tokens whose logits are compared, which
+    saves most of the output layer; None: all of them. start: which weights it goes on from. Raises `ConfigError`.
     """
 
     states = ()
 
     def __init__(
-        self,
-        trained: Trained,
-        gated: bool,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        loss: Loss | None = None,
-        rows: int = 512,
-        keep: float = 0.8,
-        decay: float = 0.8,
-        ar_weight: float = 1.0,
-        ar_share: float = 0.5,
-        draft_ids: Tensor | None = None,
-        start: str = "none",
-    ):
-        for name, value in (("decay", decay), ("keep", keep)):
-            if not 0 < value <= 1:
-                raise ConfigError(f"{name} is out of range", got=value, expected="above 0 and at most 1")
-        if not 0 <= ar_share < 1:
-            raise ConfigError("ar_share is out of range", got=ar_share, expected="at least 0 and below 1")
+        self, trained: Trained, gated: bool, tokenizer: PreTrainedTokenizerBase | None = None, loss: Loss | None = None,
+        rows: int = 512, keep: float = 0.8, decay: float = 0.8, ar_weight: float = 1.0, ar_share: float = 0.5,
+        draft_ids: Tensor | None = None, start: str = "none",
+    ):  # fmt: skip
+        check_decay(decay)
         self.module, self.adapter, self._trained, self._tokenizer = trained.module, trained.adapter, trained, tokenizer
-        if rows < self.adapter.num_masks:
-            least = self.adapter.num_masks
-            raise ConfigError("there is no room for one group of masks", got=rows, expected=f">= {least}")
+        if not 0 < keep <= 1 or not 0 <= ar_share < 1:
+            got = f"keep {keep}, ar_share {ar_share}"
+            raise ConfigError("a share is out of range", got=got, expected="0 < keep <= 1 and 0 <= ar_share < 1")
+        _check_rows(rows, self.adapter.config)
         self._plain, self._adapted = trained.plain, trained.adapted
         self.gated, self._loss, self.rows, self.keep, self.decay = gated, loss, rows, keep, decay
         self.ar_weight, self.ar_share = ar_weight, ar_share
-        vocab = self.adapter.config.vocab_size
-        self._ids = None if draft_ids is None else draft_ids.to(trained.plain.device)
+        vocab, device = self.adapter.config.vocab_size, trained.plain.device
+        self._ids = None if draft_ids is None else draft_ids.to(device)
         self._windows = windows_of(trained.plain)
         self.identity = f"{'gated' if gated else 'full'}, trains {type(self.module).__name__}, start {start}"
-        self._index = draft_index(self._ids if self._ids is not None else torch.arange(vocab), vocab).to(
-            trained.plain.device
-        )
+        self._index = draft_index(self._ids if self._ids is not None else torch.arange(vocab), vocab).to(device)
+
+    @classmethod
+    def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
+        """The shape against the target and the start, the output rows where they are needed, and the memory."""
+        shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
+        if shape.lora:
+            need("peft", "training SPACE")
+        start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
+        transition = shape.transition_rank if start is None else start.config.transition_rank
+        fixes = ["head.transition_rank=0"] * bool(transition)
+        fixes += ["train.loss.vocab_size=null"] * (how.vocab_size is not None)
+        if fixes:  # products with the output rows
+            try:
+                target.output_rows()
+            except IncompatibleModels as error:
+                fix = " and ".join(fixes)
+                raise IncompatibleModels(error.what, got=error.got, expected=error.expected, fix=fix) from error
+        made = config_of(shape, config.head, outlined(resolve(config.model))[0], target.vocab_size, start)
+        _check_rows(how.rows, made)
+        check_memory(size_of(lambda: SpaceAdapter(made)), "this adapter", target.device, "smaller ranks in head.*")
+
+    @classmethod
+    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
+        """A fresh adapter over the target in float32, or the one to go on from."""
+        shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
+        gated = shape.mode == "gated"
+        start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
+        plain = plain_models(resolve(config.model), target.device)[0]
+        made = config_of(shape, config.head, plain, target.vocab_size, start)
+        trained = seeded(shape.seed, lambda: (with_factors if gated or shape.lora else whole)(plain, made, start))
+        ids = None
+        if how.vocab_size is not None:
+            ids = frequent_ids(answers.texts, min(how.vocab_size, target.vocab_size), target.vocab_size)
+        return cls(
+            trained, gated, target.tokenizer, loss_or_token(how.name), how.rows, how.keep, how.decay, how.ar_weight,
+            how.ar_share, ids, "none" if start is None else hash_of(start),
+        )  # fmt: skip
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The adapter; of a full run its masks alone, and the fine-tuned model, which is then the target."""
         if self.gated:
             return self.adapter, target
-        return without_factors(self.adapter), save_merged(model, self._trained, target, self._tokenizer)
+        tuned = cast("Any", merge(self._trained)).to(target.dtype)
+        tuned.save_pretrained(model)
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(model)
+        return without_factors(self.adapter), wrap_model(tuned, self._tokenizer, f"{target.name}-tuned")
 
     def loss(self, batch: Batch) -> Losses:
-        """Mean over the masks' lessons, weighted by decay^j; of a full run the loss of the text beside it."""
+        """Mean over the masks, weighted by decay^j; of a full run the loss of the text beside it."""
         ids, training = batch.token_ids, self.module.training
         only_text = not self.gated and training and float(torch.rand(())) < self.ar_share
         cache = DynamicCache()
         with torch.set_grad_enabled(not self.gated and torch.is_grad_enabled()):
             reader = self._plain if self.gated else self._adapted
-            said = self._read(reader, self.gated, input_ids=ids, past_key_values=cache)
-        parts, total = dict[str, Tensor](), said.new_zeros(())
+            text_logits = self._read(reader, self.gated, input_ids=ids, past_key_values=cache)
+        parts, total = dict[str, Tensor](), text_logits.new_zeros(())
         if not self.gated:
             text = shifted(batch.is_answer, 1)
-            total = nn.functional.cross_entropy(said[text], shifted(ids, 1)[text])
+            total = nn.functional.cross_entropy(text_logits[text], shifted(ids, 1)[text])
             parts["text"], total = total.detach(), self.ar_weight * total
         nothing = torch.full((self.adapter.num_masks,), float("nan"), device=ids.device)
         if only_text:
             return Losses(total, parts, nothing)
         chance = None if training else torch.Generator().manual_seed(0)
-        # Evaluation asks every mask, so that the shares of all depths come from the same anchors.
-        layout = lay_out(batch.is_answer, self.adapter.num_masks, self.rows, self.keep if training else 1.0, chance)
-        logits = self._masked(ids, layout, cache)
-        values, agreement = self._lessons(ids, layout, logits, said.detach(), nothing, parts)
-        return Losses(total + values, parts, agreement)
-
-    def _masked(self, ids: Tensor, layout: Layout, cache: DynamicCache) -> Tensor:
-        """Logits of the mask tokens, transition included. [B, R, V]."""
-        embeds, places = self.adapter.embed(layout.mask), layout.column + 1 + layout.mask
-        logits = self._read(
-            self._adapted,
-            True,
-            inputs_embeds=embeds,
-            attention_mask=self._visible(layout, ids.shape[1], embeds.dtype),
-            position_ids=places.clamp_min(0),
-            past_key_values=cache,
+        # Evaluation uses every mask, so that the shares of all depths come from the same anchors.
+        groups = mask_groups(batch.is_answer, self.adapter.num_masks, self.rows, self.keep if training else 1.0, chance)
+        value, agreement = self._supervised(
+            ids, groups, self._masked(ids, groups, cache), text_logits.detach(), nothing, parts
         )
-        before = ids.gather(1, places.clamp_min(0))
-        shift = self.adapter.shift(self._plain.get_input_embeddings()(before).detach())
-        if shift is None:
-            return logits
-        return logits + nn.functional.linear(shift, self._rows())
+        return Losses(total + value, parts, agreement)
 
-    def _visible(self, layout: Layout, width: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """Additive masks [B, 1, R, width + R] as transformers takes them, by kind of layer where they differ."""
-        seen, places = layout.visible(width), layout.column + 1 + layout.mask
-        text = torch.arange(width, device=places.device).expand(len(places), -1)
-        back = places[:, :, None] - torch.cat([text, places], -1)[:, None]  # [B, R, width + R]
-        return layer_masks(seen, back, self._windows, dtype)
+    def _masked(self, ids: Tensor, groups: Rounds, cache: DynamicCache) -> Tensor:
+        """Logits of the mask tokens, transition included. [B, R, V]."""
+        embeds, places = self.adapter.embed(groups.depth.clamp_min(0) * groups.counts), groups.column.clamp_min(0)
+        logits = self._read(
+            self._adapted, True, inputs_embeds=embeds, position_ids=places, past_key_values=cache,
+            attention_mask=groups.masks(ids.shape[1], self._windows, embeds.dtype),
+        )  # fmt: skip
+        shift = self.adapter.shift(self._plain.get_input_embeddings()(ids.gather(1, places)).detach())
+        return logits if shift is None else logits + nn.functional.linear(shift, self._rows())
 
     def _rows(self) -> Tensor:
         """Output rows of the tokens whose logits are compared, as they are now: a full run may train them. [Vd, E]."""
@@ -193,16 +215,17 @@ class SpaceRecipe(Recipe):
         inner = base.get_base_model().base_model if hasattr(base, "get_base_model") else base.base_model
         return nn.functional.linear(inner(use_cache=True, **given).last_hidden_state, self._rows())
 
-    def _lessons(
-        self, ids: Tensor, layout: Layout, logits: Tensor, said: Tensor, agreement: Tensor, parts: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The loss, and the share that each mask foresees."""
-        foreseen = (layout.column + 2 + layout.mask).clamp(0, ids.shape[1] - 1)
-        labels = self._index[ids.gather(1, foreseen)]
+    def _supervised(
+        self, ids: Tensor, groups: Rounds, logits: Tensor, text_logits: Tensor, agreement: Tensor,
+        parts: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The loss, and the share of tokens that each mask predicts."""
+        predicted = (groups.column + 1).clamp(0, ids.shape[1] - 1)
+        labels = self._index[ids.gather(1, predicted)]
         agreement, total, weight = agreement.clone(), logits[:, :0].sum(), 0.0
-        rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(foreseen)
+        rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(predicted)
         for j in range(self.adapter.num_masks):
-            of_mask = (layout.mask == j) & (layout.column >= 0)
+            of_mask = (groups.depth == j) & groups.counts
             counts = of_mask & (labels >= 0)
             if bool(of_mask.any()):
                 agreement[j] = 0.0  # unless some label can be drafted
@@ -211,12 +234,91 @@ class SpaceRecipe(Recipe):
             if self._loss is None:
                 value = nn.functional.cross_entropy(logits[counts], labels[counts])
             else:
-                taught = said[rows[counts], foreseen[counts] - 1]
-                narrow = self._ids is not None and taught.shape[-1] != logits.shape[-1]
-                value = self._loss(taught[:, self._ids] if narrow else taught, logits[counts])
+                teacher = text_logits[rows[counts], predicted[counts] - 1]
+                narrow = self._ids is not None and teacher.shape[-1] != logits.shape[-1]
+                value = self._loss(teacher[:, self._ids] if narrow else teacher, logits[counts])
             share = self.decay**j * float(counts.sum())
             total, weight = total + share * value, weight + share
             parts[f"mask{j}"] = value.detach()
             right = (logits[counts].detach().argmax(-1) == labels[counts]).sum()
-            agreement[j] = right / of_mask.sum()  # a token that cannot be drafted is foreseen wrongly
+            agreement[j] = right / of_mask.sum()  # a token that cannot be drafted is a miss
         return total / max(weight, 1e-9), agreement
+
+
+def mask_groups(is_answer: Tensor, num_masks: int, rows: int, keep: float, chance: torch.Generator | None) -> Rounds:
+    """Groups of masks below random anchors until `rows` are used in all; chance: None for the global generator.
+
+    A group is a round that starts behind its anchor. Behind an anchor at least two tokens of the answer follow, so that
+    mask 0 has a label.
+    """
+    batch, width = is_answer.shape
+    fits = shifted(is_answer, 1) & shifted(is_answer, 2)
+    order = torch.rand(batch, width, generator=chance).to(is_answer.device).masked_fill(~fits, -1.0)
+    order = order.argsort(1, descending=True).tolist()
+    counts, ends = fits.sum(1).tolist(), (is_answer * torch.arange(width, device=is_answer.device)).amax(1).tolist()
+    lengths = (torch.rand(batch, width, num_masks, generator=chance) < keep).long()
+    lengths[:, :, 0] = 1
+    lengths = lengths.cumprod(-1).sum(-1).tolist()  # mask j is there if those before it are
+    share, found = max(1, rows // batch), list[list[tuple[int, int]]]()
+    for row in range(batch):
+        mine = list[tuple[int, int]]()
+        for group, anchor in enumerate(order[row][: counts[row]]):
+            if len(mine) >= share:
+                break
+            mine += [(anchor + 1 + j, anchor + 1) for j in range(min(lengths[row][group], ends[row] - anchor - 1))]
+        found.append(mine[:share])
+    longest = max(1, *map(len, found))
+    # A row that is not supervised sees itself alone, in a group of its own.
+    padded = [mine + [(-1, -1 - i) for i in range(longest - len(mine))] for mine in found]
+    return Rounds(*torch.tensor(padded, device=is_answer.device).unbind(-1))
+
+
+def _check_rows(rows: int, config: SpaceConfig) -> None:
+    if rows < config.num_masks:
+        raise ConfigError("train.loss.rows is too small", got=rows, expected=f"at least {config.num_masks} masks")
+
+
+def config_of(
+    shape: SpaceShape, given: Mapping[str, object], plain: PreTrainedModel, vocab_size: int, start: SpaceAdapter | None
+) -> SpaceConfig:
+    """Shape of the adapter to train: the start's where there is one, with factors as `shape` says if it has none.
+
+    given: the keys of `head` that the user wrote. Raises `ConfigError` where they contradict each other or the start.
+    """
+    if start is not None:
+        _check_start(shape, given, start.config)
+        if start.config.rank:
+            return start.config
+    rank = shape.rank if shape.lora else 0
+    linears, shapes = linears_of(plain, shape.linears) if rank else ((), ())
+    if start is not None:
+        return replace(start.config, rank=rank, linears=linears, shapes=shapes)
+    text = plain.config.get_text_config()
+    return SpaceConfig(
+        int(text.hidden_size), int(text.num_hidden_layers), vocab_size, shape.num_masks, shape.shared_mask,
+        rank, linears, shapes, shape.transition_rank,
+    )  # fmt: skip
+
+
+def _check_start(shape: SpaceShape, given: Mapping[str, object], start: SpaceConfig) -> None:
+    names = ["num_masks", "shared_mask", "transition_rank", *["rank"] * bool(start.rank)]
+    pairs: dict[str, tuple[object, object]] = {name: (getattr(shape, name), getattr(start, name)) for name in names}
+    if start.rank and shape.linears:
+        pairs["linears"] = (sorted(map(short, shape.linears)), sorted(map(short, start.linears)))
+    wrong = {name: both for name, both in pairs.items() if name in given and both[0] != both[1]}
+    if wrong:
+        raise ConfigError(
+            "start has another shape than head asks for",
+            got=", ".join(f"head.{name}={asked}" for name, (asked, _) in wrong.items()),
+            expected=", ".join(f"{name} {kept}" for name, (_, kept) in wrong.items()) + ", or nothing about it",
+            fix="leave out these keys, or begin without start",
+        )
+
+
+def hash_of(start: SpaceAdapter) -> str:
+    """A hash of its weights."""
+    digest = hashlib.sha256()
+    for name, tensor in start.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,9 +1,9 @@
-"""What models read of texts whose prompts may hold pictures: the runner's own reading, for many texts side by side.
+"""The inputs of models for texts whose prompts may hold images: the runner's own prefill, for many texts side by side.
 
     target    text  <i> <i> <i> <i>  text  answer          <i>: features of its tower
-    draft     text  text  answer                           what its `drafters.draft_vision` makes of the same prompt
+    draft     text  text  answer                           what the draft model makes of the same prompt
 
-Towers and projectors are frozen and each picture is looked at once; only language models are trained.
+Towers and projectors are frozen and each image is encoded once; only language models are trained.
 """
 
 from collections.abc import Sequence as Seq
@@ -12,28 +12,26 @@ from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from ...attention.masks import PromptRows
 from ...core.request import SamplingParams, Sequence
 from ...core.vision import VisionPrompt
 from ...drafters.draft_vision import VisionMode, vision_of_draft
-from ...errors import ConfigError
-from ...hf.vision import BoundedCache, Features, is_vlm, text_half
+from ...hf.image_prompts import pixel_bytes
+from ...hf.vision import BoundedCache, Features
 from ...runner import LoadedModel, ModelRunner
 from ...runner.prefill import prompt_rows
-from ..prepare import prompt_vision
+from ..prompts import vision_of
 from ..recipe import Batch
-from .space_model import plain_model
 
 _KEPT = 256 << 20  # bytes of what processors made
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Texts as a language model reads them in the place of token ids.
+class ImageRows:
+    """Inputs of a language model instead of token ids.
 
-    features: of all pictures, one after another [M, E], which go where is_image [B, T]. deep: the same for the first
+    features: of all images, one after another [M, E], which go where is_image [B, T]. deep: the same for the first
     layers, [M, E] each. positions: [B, T], or [A, B, T] on axes. offsets: of text behind the prompt, position - column
     [B]. both_ways: columns that see one another in both directions [B, T, T], whatever the window with cross_window.
     """
@@ -59,16 +57,16 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
-    """Texts as one model reads them, [B, T]. rows: None for a model that never sees."""
+class ModelInput:
+    """Texts as one model reads them, [B, T]. rows: None for a model that reads text alone."""
 
     ids: Tensor
     is_answer: Tensor
-    rows: Rows | None = None
+    rows: ImageRows | None = None
 
     @property
     def first(self) -> int:
-        """The first column behind which some answer's token stands."""
+        """The first column that is followed by an answer's token."""
         return int(self.is_answer.any(0).nonzero()[0]) - 1
 
     @property
@@ -83,29 +81,31 @@ class Read:
 
 
 @final
-class Reader:
-    """Reads batches as a target that sees does, and as its draft does. draft, vision: as `DraftModel`'s."""
+class BatchReader:
+    """Reads batches as a target that reads images does, and as its draft does. draft, vision: as of `DraftModel`."""
 
     def __init__(self, target: LoadedModel, draft: LoadedModel | None = None, vision: VisionMode | None = None):
         self._target = ModelRunner(target, 1)
-        self._seen: BoundedCache[tuple[str, tuple[int, ...]], VisionPrompt] = BoundedCache(_KEPT, _bytes_of)
+        self._seen: BoundedCache[tuple[str, tuple[int, ...]], VisionPrompt] = BoundedCache(_KEPT, pixel_bytes)
         self._vision = None if draft is None else vision_of_draft(vision, self._target, draft)
         self._draft = None if self._vision is None else ModelRunner(self._vision.loaded, 1)
 
     @property
     def banned_token_ids(self) -> list[int]:
-        """Tokens that stand for pictures."""
+        """Placeholder tokens of images."""
         own = frozenset[int]() if self._draft is None else self._draft.banned_token_ids
         return sorted(self._target.banned_token_ids | own)
 
-    def target(self, batch: Batch) -> Read:
-        """What the target reads."""
+    def target(self, batch: Batch) -> ModelInput:
+        """The batch as the target reads it."""
         seqs = self._sequences(batch)
         texts = [ids[:n].tolist() for ids, n in zip(batch.token_ids, _ends(batch), strict=True)]
-        return Read(batch.token_ids, batch.is_answer, _rows(self._target, texts, [seq.vision for seq in seqs], batch))
+        return ModelInput(
+            batch.token_ids, batch.is_answer, _rows(self._target, texts, [seq.vision for seq in seqs], batch.token_ids)
+        )
 
-    def draft(self, batch: Batch) -> Read:
-        """What the draft reads: prompts may be of another length, answers are the same."""
+    def draft(self, batch: Batch) -> ModelInput:
+        """The batch as the draft reads it: prompts may be of another length, answers are the same."""
         assert self._vision is not None
         assert self._draft is not None
         readings = [self._vision.read(seq, self._draft) for seq in self._sequences(batch)]
@@ -116,10 +116,9 @@ class Reader:
         for row, (text, one) in enumerate(zip(texts, readings, strict=True)):
             ids[row, : len(text)] = torch.tensor(text, device=ids.device)
             is_answer[row, len(one.prompt) : len(text)] = True
-        read = Batch(ids, {}, is_answer)
         if self._draft.loaded.vision is None:
-            return Read(ids, is_answer)
-        return Read(ids, is_answer, _rows(self._draft, texts, [one.vision for one in readings], read))
+            return ModelInput(ids, is_answer)
+        return ModelInput(ids, is_answer, _rows(self._draft, texts, [one.vision for one in readings], ids))
 
     def _sequences(self, batch: Batch) -> list[Sequence]:
         """Each row's prompt as the engine has it."""
@@ -130,7 +129,7 @@ class Reader:
             key = ("" if chat is None else chat.text, tuple(ids))
             vision = self._seen.get(key)
             if vision is None:
-                vision = prompt_vision(self._target, ids, chat)
+                vision = vision_of(self._target, ids, chat)
                 if vision is not None:
                     self._seen.put(key, vision)
             found.append(Sequence(ids, SamplingParams(), 0, frozenset(), 1 << 30, vision=vision))
@@ -143,18 +142,12 @@ def _ends(batch: Batch) -> list[int]:
     return (batch.is_answer * columns).amax(1).tolist()
 
 
-def _bytes_of(prompt: VisionPrompt) -> int:
-    """Of the tensors, and of the opened pictures beside them."""
-    sizes = [getattr(image.source, "size", (0, 0)) for image in prompt.images]
-    return sum(t.nbytes for image in prompt.images for t in image.inputs.values()) + sum(3 * w * h for w, h in sizes)
-
-
-def _rows(runner: ModelRunner, texts: Seq[list[int]], prompts: Seq[VisionPrompt | None], batch: Batch) -> Rows:
+def _rows(runner: ModelRunner, texts: Seq[list[int]], prompts: Seq[VisionPrompt | None], ids: Tensor) -> ImageRows:
     """Texts of several lengths as one model reads them; prompts: None for text alone."""
     half, model = runner.loaded.vision, runner.loaded.model
     assert half is not None
     embeddings = cast("nn.Module", model.get_input_embeddings())
-    device, (rows, width) = batch.token_ids.device, batch.token_ids.shape
+    device, (rows, width) = ids.device, ids.shape
     known = [one or VisionPrompt((), None, half.family.text_offset) for one in prompts]
     read = list[PromptRows]()
     for text, one in zip(texts, known, strict=True):
@@ -179,21 +172,4 @@ def _rows(runner: ModelRunner, texts: Seq[list[int]], prompts: Seq[VisionPrompt 
     features = torch.cat([one.embeds[one.is_image] for one in read])
     deep = tuple(torch.cat(parts) for parts in zip(*(one.deep for one in read if one.deep), strict=True))
     crosses = any(one.blocks_cross_window for one in read)
-    return Rows(features.detach(), is_image, deep, positions, offsets, both_ways, crosses)
-
-
-def plain_halves(folder: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """The language model of a folder in float32 as transformers has it, frozen, and the whole if that sees.
-
-    Raises `ConfigError`.
-    """
-    try:
-        if not is_vlm(AutoConfig.from_pretrained(folder, trust_remote_code=False)):
-            return plain_model(folder, device), None
-        whole = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the model {folder!r} cannot be read for training", got=str(error)) from error
-    whole = cast("Any", whole).to(device).eval().requires_grad_(False)
-    return text_half(whole), whole
+    return ImageRows(features.detach(), is_image, deep, positions, offsets, both_ways, crosses)

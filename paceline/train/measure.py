@@ -1,0 +1,85 @@
+"""Measuring a trained artefact: real decoding of prompts with it, at each temperature."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from ..config import SpecConfig, parse
+from ..core.interfaces import DraftBudget
+from ..core.request import SamplingParams
+from ..errors import ConfigError
+from ..eval.prompts import EXAMPLES, Prompt, read_prompts
+from ..eval.trials import Progress, Trial, run_trial
+from ..llm import LLM
+from ..runner import LoadedModel
+from ..runner.adapters import share_copy
+from ..system.provenance import hash_prompts
+from .artefact import DRAFT_MODEL
+from .config import EvalSection
+
+
+def evaluate(
+    head: Path, method: str, target: LoadedModel, config: EvalSection, done: Seq[Trial], report: Progress
+) -> Iterator[Trial]:
+    """Decode the prompts with the head at each temperature; of `done` the same measurements are taken over."""
+    spec = spec_of(head, method, config, str(target.dtype).removeprefix("torch."))
+    budget = DraftBudget(spec.num_speculative_tokens, spec.num_draft_nodes or spec.num_speculative_tokens)
+    drafter, policy, verifier = spec.build()
+    own = target.with_model(share_copy(target.model))  # drafters may attach modules to it
+    llm = LLM(own, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_batch_size=1)
+    taken = {key: getattr(spec.drafter, key, None) for key in ("tree", "top_k", "dtype")}
+    keys = {key: value for key, value in taken.items() if value is not None}
+    for name, texts in _suites(config):
+        sha256 = hash_prompts(texts or [example.prompt for example in EXAMPLES])
+        for temperature in config.temperatures:
+            params = SamplingParams(temperature=temperature, max_tokens=config.max_tokens, seed=0)
+            same = [t for t in done if (t.sha256, t.params, t.budget, t.drafter) == (sha256, params, budget, keys)]
+            if same:
+                yield same[0]
+                continue
+
+            def progress(_: str, count: int, total: int, what: str = f"{name}, temperature {temperature:g}") -> None:
+                report(what, count, total)
+
+            source = "built_in" if texts is None else "file"
+            yield run_trial(llm, params, budget, keys, name=name, source=source, texts=texts, progress=progress)
+
+
+def spec_of(head: Path, method: str, config: EvalSection, dtype: str = "auto") -> SpecConfig:
+    """How to draft while the head is measured. Raises `ConfigError` for `eval.drafter` keys that it does not take.
+
+    dtype: of a draft model, as the target's.
+    """
+    method = {"qat": "self_int4", "distill": DRAFT_MODEL}.get(method, method)
+    own = {"dtype": dtype} if method == DRAFT_MODEL else {}
+    given: dict[str, object] = {"method": method, "model": str(head), "policy": "fixed", **own, **config.drafter}
+    sizes = {"num_speculative_tokens": config.depth, "num_draft_nodes": config.nodes}
+    return parse(given | {key: size for key, size in sizes.items() if size is not None})
+
+
+def check_eval(head: Path, method: str, config: EvalSection) -> None:
+    """Raise `ConfigError` for files of prompts and keys of a drafter that `evaluate` would refuse."""
+    spec_of(head, method, config)
+    list(_suites(config))
+
+
+def _suites(config: EvalSection) -> Iterator[tuple[str, list[str] | None]]:
+    """Names and texts of the prompts; None for the built-in ones."""
+    if not config.prompts:
+        yield "built-in prompts", None
+    for path in config.prompts:
+        found = read_prompts(path, config.limit)
+        texts = [text for text in map(_text_of, found) if text is not None]
+        if len(texts) < len(found):  # the measurement must be repeatable wherever the head is used
+            raise ConfigError(
+                f"eval.prompts are texts ({path})", got="a chat with parts, or without a text",
+                fix="leave them out: the built-in prompts are used, and held-out answers measure images",
+            )  # fmt: skip
+        yield Path(path).name.split(".")[0], texts
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    """What the user says last, where that is a text."""
+    last: object = {"content": prompt} if isinstance(prompt, str) else prompt[-1] if prompt else None
+    content = last.get("content") if isinstance(last, Mapping) else None
+    return content if isinstance(content, str) and content.strip() else None

@@ -1,0 +1,230 @@
+"""What several recipes share: labels and losses of a batch, attention of unrolled steps, and how heads are built."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ...errors import ConfigError
+from ...heads import load_head, method_of
+from ...heads.parts import draft_index, frequent_ids
+from ...runner import LoadedModel
+from ...schema import validate
+from ..config import RunConfig
+from ..data import Answers
+from ..estimate import check_memory, size_of
+from ..losses import Loss, LossName, loss_named
+from ..recipe import Batch, Recipe
+
+_T = TypeVar("_T")
+TokenLoss = LossName | Literal["token"]
+"""Which loss; "token" is the cross entropy with the token that followed, without a teacher."""
+Decay = Annotated[float, Field(gt=0, le=1)]
+
+
+def shifted(x: Tensor, by: int) -> Tensor:
+    """Column t holds what stood in column t + by; zeros (False) come in at the end. [B, T, ...]."""
+    out = torch.zeros_like(x)
+    if by < x.shape[1]:
+        out[:, : x.shape[1] - by] = x[:, by:]
+    return out
+
+
+def loss_or_token(name: str) -> Loss | None:
+    """The loss between distributions of that name; None for "token"."""
+    return None if name == "token" else loss_named(name)
+
+
+def check_decay(decay: float) -> None:
+    """Raise `ConfigError` for a weight that does not fall."""
+    if not 0 < decay <= 1:
+        raise ConfigError("decay is out of range", got=decay, expected="above 0 and at most 1")
+
+
+def seeded(seed: int, make: Callable[[], _T]) -> _T:
+    """What `make` makes with the random numbers of this seed; those of the process stay as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+@final
+class Teacher:
+    """The target's logits of every column whose next token is supervised, computed once for all steps.
+
+    states: its last ones [B, T, E]. teaches: True where the next token is an answer's [B, T]. rows: its output rows for
+    the draft vocabulary [Vd, E].
+    """
+
+    def __init__(self, states: Tensor, teaches: Tensor, rows: Tensor):
+        self._place = teaches.view(-1).cumsum(0).view(teaches.shape) - 1  # row of `_logits` that a column has
+        self._logits = nn.functional.linear(states[teaches], rows)
+
+    def logits(self, columns: Tensor, by: int) -> Tensor:
+        """Those of column t + by for every t that `columns` [B, T] selects. [M, Vd]."""
+        return self._logits[shifted(self._place, by)[columns]]
+
+
+@final
+class Labels:
+    """The token `ahead` columns after each one, where the target wrote it and the head can draft it.
+
+    lm_head: the target's output rows for the draft vocabulary [Vd, E]. states: the target's last [B, T, E]. index: the
+    place of each target token in the draft vocabulary, or -1. loss: between distributions; None: cross entropy with
+    the token itself.
+    """
+
+    def __init__(self, batch: Batch, states: Tensor, lm_head: Tensor, index: Tensor, loss: Loss | None):
+        self._batch, self._index, self._loss = batch, index, loss
+        self._teacher = None if loss is None else Teacher(states, shifted(batch.is_answer, 1), lm_head)
+
+    def columns(self, ahead: int) -> Tensor:
+        """Columns that have such a label. [B, T]."""
+        label = self._index[shifted(self._batch.token_ids, ahead)]
+        return shifted(self._batch.is_answer, ahead) & (label >= 0)
+
+    def loss(self, logits: Tensor, columns: Tensor, ahead: int) -> Tensor:
+        """Mean loss of logits [M, Vd], those of the columns; zero where there are none."""
+        if not len(logits):
+            return logits.sum()
+        if self._loss is None or self._teacher is None:
+            return nn.functional.cross_entropy(logits, self._labels(columns, ahead))
+        return self._loss(self._teacher.logits(columns, ahead - 1), logits)
+
+    def agreement(self, logits: Tensor, columns: Tensor, ahead: int) -> Tensor:
+        """Share of answer tokens whose likeliest draft is right; tokens outside the draft vocabulary are misses.
+
+        NaN where the answers are too short to have such a label.
+        """
+        right = (logits.detach().argmax(-1) == self._labels(columns, ahead)).sum()
+        return right / shifted(self._batch.is_answer, ahead).sum()
+
+    def _labels(self, columns: Tensor, ahead: int) -> Tensor:
+        return self._index[shifted(self._batch.token_ids, ahead)[columns]]
+
+
+@final
+class Unrolled:
+    """Attention of the training-time test: step 0 is causal, step s adds its own diagonal on top."""
+
+    def __init__(self, length: int, device: torch.device):
+        self._causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[B, Hq, T, d], [B, H, T, d] -> [B, Hq, T, d]. Calls come in the order of the steps."""
+        self._keys.append(key)
+        self._values.append(value)
+        if len(self._keys) == 1:
+            return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        groups = query.shape[1] // key.shape[1]
+        keys, values = ([x.repeat_interleave(groups, 1) for x in held] for held in (self._keys, self._values))
+        scale = query.shape[-1] ** -0.5
+        past = (query @ keys[0].transpose(-1, -2) * scale).masked_fill(~self._causal, float("-inf"))
+        own = torch.stack([(query * k).sum(-1) * scale for k in keys[1:]], -1)
+        weights = torch.cat([past, own], -1).softmax(-1)
+        length = past.shape[-1]
+        out = weights[..., :length] @ values[0]
+        for step, held in enumerate(values[1:]):
+            out = out + weights[..., length + step, None] * held
+        return out
+
+
+def started(method: str, name: str, kind: type[_T], target: LoadedModel) -> _T:
+    """The head to go on from, in float32. Raises `ConfigError` for one of another method."""
+    head: Any = load_head(name, target)
+    if not isinstance(head, kind) or method_of(cast("Any", head)) != method:
+        raise ConfigError("start is a head of another method", got=f"{name!r}, {type(head).__name__}", expected=method)
+    return cast("Any", head).float().to(target.device).requires_grad_(True)
+
+
+class LayerShape:
+    """What of a target's configuration shapes a draft layer like its own."""
+
+    def __init__(self, target: LoadedModel):
+        config: Any = target.model.config.get_text_config()
+        self.heads = int(getattr(config, "num_attention_heads", 8))
+        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or target.hidden_size // self.heads)
+        self.intermediate_size = int(getattr(config, "intermediate_size", None) or 4 * target.hidden_size)
+        self.rms_norm_eps = float(getattr(config, "rms_norm_eps", None) or 1e-5)
+        rope = getattr(config, "rope_parameters", None) or {}
+        theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+        self.rope_theta = float(theta or getattr(config, "rope_theta", None) or 10000.0)
+
+
+class HeadRecipe(Recipe):
+    """A recipe of heads over the target's states, which draft a vocabulary of frequent tokens.
+
+    A subclass says which module, shape and loss its methods have, by `KINDS`, and how a shape becomes a configuration.
+    The options of a loss are the keywords of the subclass.
+    """
+
+    KINDS: ClassVar[dict[str, tuple[type[Any], type[Any], type[Any]]]]
+    """Of each method the module, and what `head` and `train.loss` of a configuration may hold."""
+
+    def __init__(self, module: Any, lm_head: Tensor, loss: Loss | None):
+        self.module = self.head = module
+        self._rows, self._loss = lm_head, loss
+        self._index = draft_index(module.draft_ids.to(lm_head.device), module.config.vocab_size)
+        self.states = module.config.states
+
+    @classmethod
+    @abstractmethod
+    def configure(cls, method: str, shape: Any, target: LoadedModel) -> Any:
+        """The module's configuration; the target's sizes where `shape` does not say. Raises `ConfigError`."""
+
+    @classmethod
+    @abstractmethod
+    def options(cls, method: str, loss: Any, target: LoadedModel) -> dict[str, Any]:
+        """Keywords of the recipe. Raises `ConfigError` for settings of `train.loss` that contradict each other."""
+
+    @classmethod
+    def check_fresh(cls, config: Any, loss: Any) -> None:
+        """Raise `ConfigError` for a fresh head that these settings of `train.loss` cannot train."""
+
+    def prepare_fresh(self, target: LoadedModel, answers: Answers) -> None:
+        """Give a fresh head, attached to its target, better first weights than random ones."""
+
+    @classmethod
+    def layers(cls, method: str, config: RunConfig, target: LoadedModel) -> tuple[int, ...]:
+        """The last state, which the labels are made of, and those that the head reads."""
+        shape = validate(cls.KINDS[method][1], config.head, "head")
+        return tuple(sorted({*cls.configure(method, shape, target).states, target.num_layers}))
+
+    @classmethod
+    def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
+        """The shape, the loss, the target's output rows, and the head to go on from or the memory for a fresh one."""
+        kind, shape_type, loss_type = cls.KINDS[method]
+        made = cls.configure(method, validate(shape_type, config.head, "head"), target)
+        loss = validate(loss_type, config.train.loss, "train.loss")
+        cls.options(method, loss, target)
+        target.output_rows()
+        if config.start is not None:
+            started(method, config.start, kind, target)
+            return
+        cls.check_fresh(made, loss)
+        check_memory(size_of(lambda: kind(made)), "this head", target.device, "smaller sizes in head.*")
+
+    @classmethod
+    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
+        """A head with the most frequent tokens of the answers as its vocabulary, or the one to go on from."""
+        kind, shape_type, loss_type = cls.KINDS[method]
+        shape, loss = validate(shape_type, config.head, "head"), validate(loss_type, config.train.loss, "train.loss")
+        made = cls.configure(method, shape, target)
+        ids = frequent_ids(answers.texts, made.draft_vocab_size, target.vocab_size)
+        if config.start is None:
+            head = seeded(shape.seed, lambda: kind(made, ids)).to(target.device)
+        else:
+            head = started(method, config.start, kind, target)
+            ids = head.draft_ids
+        rows = target.output_rows().detach().float()
+        head.attach(cast("Any", target.model.get_input_embeddings()).weight.detach(), rows)
+        recipe = cls(head, rows[ids.to(rows.device)], **cls.options(method, loss, target))
+        if config.start is None:
+            recipe.prepare_fresh(target, answers)
+        return recipe

@@ -1,1 +1,1 @@
-"""Training a small vision-language model around an existing language model: eyes from scratch, then LoRA."""
+"""tiny-vlm: a small vision-language model around an existing language model, trained from scratch and shown."""

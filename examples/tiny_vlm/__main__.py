@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     pass
 
 MODEL, SMALL = "tiny-vlm", "tiny-vlm-small"
-STAGES = ("eyes", "talk", "distill", "eval")
+STAGES = ("pretrain", "sft", "distill", "eval")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 _console, _err = Console(), Console(stderr=True)
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

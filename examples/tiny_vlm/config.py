@@ -1,6 +1,6 @@
-"""What a run of `paceline train vlm` is: one YAML file for its stages.
+"""The settings of a run: one YAML file for all stages.
 
-    model: smollm2-135m                 paceline train vlm --config run.yaml talk.steps=600
+    model: smollm2-135m                 python -m examples.tiny_vlm train --config run.yaml sft.steps=600
     out: runs/tiny-vlm
     easy_vqa: data/easy_vqa
 
@@ -11,106 +11,92 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from paceline.errors import ConfigError
 from paceline.schema import Text, checked, validate
-from paceline.train.config import Above0, AtLeast0, Name, Seed, Size, Tokens, read_mapping
+from paceline.train.config import AtLeast0, LoopConfig, Name, Size, Tokens, read_mapping
 from paceline.train.losses import LossName
 
+from .model import TowerShape
 from .questions import Kind
-from .shape import TowerShape
 
-_Pictures = Annotated[int, Field(ge=0, le=10_000)]
+_Images = Annotated[int, Field(ge=0, le=10_000)]
 _Rank = Annotated[int, Field(ge=1, le=1 << 16)]
-_Steps = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @checked
-class EyesSection:
-    """First stage. batch: scenes a step; micro_batch: of them in one pass. minutes: take as many steps as fit.
-
-    lr: its peak, reached after `warmup` steps, from where a cosine falls to 3%.
-    """
+class PretrainSection(LoopConfig):
+    """Vision pretraining. batch: scenes a step; micro_batch: how many of them share a pass."""
 
     steps: Size = 1300
-    minutes: Above0 | None = None
     batch: Annotated[int, Field(ge=1, le=10_000)] = 24
     micro_batch: Size = 24
-    lr: Above0 = 1e-3
-    warmup: _Steps = 100
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.08
     weight_decay: AtLeast0 = 0.05
+    evaluate_every: Size | None = 60
 
 
 @checked
-class TalkSection:
-    """Second stage. scenes, easy: pictures a step; one picture is one pass, and they add up.
+class SftSection(LoopConfig):
+    """Supervised fine-tuning. scenes, easy: images a step; one image is one pass, and they add up.
 
-    asks: questions of each kind about a scene, such as {short: 5, caption: 1}; empty: `lessons.PER_SCENE`, some of them
-    as conversations of two turns.
-    rank: of the low-rank layers in every linear layer; lr: their peak; eyes_lr: that of the tower and projector.
+    asks: questions of each kind about a scene, such as {short: 5, caption: 1}; empty: `sft.PER_SCENE`, some of them as
+    conversations of two turns. rank: of the low-rank layers in every linear layer. vision_lr: the learning rate of
+    tower and projector as a share of `lr`.
     """
 
     steps: Size = 480
-    minutes: Above0 | None = None
-    scenes: _Pictures = 2
-    easy: _Pictures = 1
+    scenes: _Images = 2
+    easy: _Images = 1
     rank: _Rank = 16
-    lr: Above0 = 6e-4
-    eyes_lr: AtLeast0 = 2e-4
-    warmup: _Steps = 40
-    weight_decay: AtLeast0 = 0.0
+    lr: Annotated[float, Field(gt=0)] = 6e-4
+    vision_lr: AtLeast0 = 1 / 3
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.08
+    evaluate_every: Size | None = 60
     asks: Mapping[Kind, Annotated[int, Field(ge=0, le=100)]] = field(default_factory=dict[Kind, int])
 
 
 @checked
-class DistillSection:
-    """Third stage. layers: of the language model, evenly spaced. loss: a law's, see `train.losses`.
+class DistillSection(LoopConfig):
+    """Distillation. layers: of the language model, evenly spaced. loss: see `train.losses`.
 
     ce_weight: of the cross entropy with the right answers, beside it. over: begin with the layers of the trained model,
     not with those of its base. teacher: a packaged model; None: the one that this run trained.
     """
 
     steps: Size = 600
-    minutes: Above0 | None = None
     layers: Annotated[int, Field(ge=2)] = 8
     rank: _Rank = 64
-    scenes: _Pictures = 2
-    easy: _Pictures = 1
+    scenes: _Images = 2
+    easy: _Images = 1
     loss: LossName = "kl"
     ce_weight: AtLeast0 = 0.0
     over: bool = True
     teacher: Name | None = None
-    lr: Above0 = 1e-3
-    warmup: _Steps = 40
-    weight_decay: AtLeast0 = 0.0
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.08
+    evaluate_every: Size | None = 60
 
 
 @checked
 class EvalSection:
-    """Real greedy decoding. scenes: held-out ones for each kind of question; easy: pictures of easy-VQA's test split.
+    """Real greedy decoding. scenes: held-out ones, each with a question of every kind; easy: images of easy-VQA."""
 
-    None: all. nlvr: a folder with dev.json and images, each statement asked about the first of its pictures.
-    engine: what decodes, Paceline's or plain transformers.
-    """
-
-    scenes: _Pictures = 40
-    easy: _Pictures | None = 100
-    nlvr: Name | None = None
-    nlvr_limit: _Pictures | None = 200
+    scenes: _Images = 40
+    easy: _Images = 100
     max_tokens: Tokens = 128
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
-    engine: Literal["paceline", "transformers"] = "paceline"
 
 
 @checked
 class VlmConfig:
-    """A whole run. model: the language model, a zoo name or a folder. name: of what is trained, and of its folder.
+    """A whole run. model: the language model, a zoo name or a folder. name: of the trained model, and of its folder.
 
-    easy_vqa: the unpacked archive; None: scenes alone. base_model: hub id for the card. evaluate_every: steps;
-    held_out: scenes of each kind that are looked at then.
+    easy_vqa: the unpacked archive; None: scenes alone. base_model: hub id for the card. held_out: scenes of each kind
+    to evaluate on while training.
     """
 
     model: Name
@@ -120,26 +106,20 @@ class VlmConfig:
     device: Name | None = None
     base_model: Text | None = None
     licence: Text = "Apache-2.0"
-    seed: Seed = 0
-    clip: Above0 = 1.0
-    checkpoint_seconds: AtLeast0 = 180.0
-    log_every: Size = 10
-    evaluate_every: Size = 60
     held_out: Annotated[int, Field(ge=1, le=10_000)] = 12
     tower: TowerShape = field(default_factory=TowerShape)
-    eyes: EyesSection = field(default_factory=EyesSection)
-    talk: TalkSection = field(default_factory=TalkSection)
+    pretrain: PretrainSection = field(default_factory=PretrainSection)
+    sft: SftSection = field(default_factory=SftSection)
     distill: DistillSection = field(default_factory=DistillSection)
     eval: EvalSection = field(default_factory=EvalSection)
 
     def __post_init__(self) -> None:
-        taken = ("eyes", "talk", "distill", "model")
+        taken = ("pretrain", "sft", "distill", "model")
         for name, holds, got, expected in (
             ("name", self.name.removesuffix("-small") not in taken, self.name, "no other folder of the run"),
-            ("eyes.micro_batch", self.eyes.micro_batch <= self.eyes.batch, self.eyes.micro_batch, "up to eyes.batch"),
-            ("talk.scenes", self.talk.scenes + self.talk.easy >= 1, 0, "with talk.easy at least 1"),
+            ("sft.scenes", self.sft.scenes + self.sft.easy >= 1, 0, "with sft.easy at least 1"),
             ("distill.scenes", self.distill.scenes + self.distill.easy >= 1, 0, "with distill.easy at least 1"),
-            ("talk.asks", not self.talk.asks or any(self.talk.asks.values()), 0, "at least one question"),
+            ("sft.asks", not self.sft.asks or any(self.sft.asks.values()), 0, "at least one question"),
         ):
             if not holds:
                 raise ConfigError(f"{name} is out of range", got=got, expected=expected)

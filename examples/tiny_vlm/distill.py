@@ -1,15 +1,15 @@
-"""Third stage: a smaller language model behind the same eyes learns to speak as the trained one does.
+"""Distillation: a smaller language model behind the same vision tower learns the trained model's distributions.
 
-    picture ── tower, projector (frozen, once) ── embeddings ──┬── trained model, 30 layers ── p
-                                                               └── sibling, 8 layers, LoRA ── q      loss(p, q)
+    image ── tower, projector (frozen, once) ── embeddings ──┬── trained model, 30 layers ── p
+                                                             └── sibling, 8 layers, LoRA ── q      loss(p, q)
 
-Both read the same right answers, so p is the law that a draft is judged by while the target answers rightly. The
-sibling's layers begin as those of the trained model (`over`) or of its base; embeddings, norms and output head are the
-base's in both.
+Both read the same right answers, so p is the distribution that a draft is verified with while the target answers
+rightly. The sibling's layers begin as those of the trained model (`over`) or of its base; embeddings, norms and output
+head are the base's in both.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -24,94 +24,61 @@ from paceline.zoo.merge import language_weights
 from paceline.zoo.packaged import PackagedVlm
 
 from .config import VlmConfig
-from .course import Group, Task
-from .eyes import GRID
-from .judge import held_out, judge
-from .lessons import lesson
-from .shape import evenly_spaced, make_model, make_processor
-from .talk import IGNORED, Batch, Picture, collate, right_answers
-from .tasks import add_lora, hash_easy
+from .model import add_lora, evenly_spaced, make_model, make_processor
+from .sft import IGNORED, Batch, ChatTask, ImageChats, hash_easy, step_chats
 
 
 @final
-class DistillTask(Task[Batch]):
-    """Low-rank layers of the sibling learn the trained model's law.
-
-    teacher: the packaged model; teacher_folder: the same, merged.
-    """
+class DistillTask(ChatTask):
+    """Low-rank layers of the sibling learn. teacher: the packaged model; teacher_folder: the same, merged."""
 
     def __init__(
         self, language_model: Path, teacher: PackagedVlm, teacher_folder: Path, config: VlmConfig,
         device: torch.device, easy: Seq[EasyVqa], easy_test: Seq[EasyVqa],
     ):  # fmt: skip
-        self._config, self._how, self._device, self._easy = config, config.distill, device, list(easy)
+        super().__init__(config, config.distill, device, easy, easy_test)
+        how = self._distill = config.distill
         self.processor = make_processor(language_model)
         big: Any = AutoModelForImageTextToText.from_pretrained(
             teacher_folder, dtype=torch.float32, trust_remote_code=False
         )
         self._teacher = big.to(device).eval().requires_grad_(False)
-        kept = evenly_spaced(len(teacher.layers), self._how.layers)
-        model = make_model(language_model, self._how.layers, tower=config.tower)
-        if self._how.over:
-            weights = language_weights(_cut(teacher, kept), language_model)
-            state = {name.removeprefix("model."): value.float() for name, value in weights.items()}
-            state = {name: value for name, value in state.items() if name != "lm_head.weight"}
-            model.model.language_model.load_state_dict(state)
+        model = make_model(language_model, how.layers, tower=config.tower)
+        if how.over:
+            kept = _with_layers(teacher, evenly_spaced(len(teacher.layers), how.layers))
+            found = language_weights(kept, language_model)
+            found.pop("lm_head.weight", None)
+            weights = {name.removeprefix("model."): weight.float() for name, weight in found.items()}
+            model.model.language_model.load_state_dict(weights)
         model.requires_grad_(False)
-        self.lora = add_lora(model, self._how.rank, config.seed)
-        self.model = model.to(device)  # type: ignore[arg-type]
-        self._loss = loss_named(self._how.loss)
-        self.groups = [Group(list(self.lora.values()), self._how.lr)]
-        self._held_out = held_out(config.held_out, easy_test)
-        how = asdict(self._how)
-        told = {key: how[key] for key in ("layers", "rank", "scenes", "easy", "loss", "ce_weight", "over")}
-        self.identity = {"stage": "distill", "seed": config.seed, "teacher": teacher.sha256, **told}
-        self.identity["easy_vqa"] = hash_easy(easy)
+        self.lora = add_lora(model, how.rank, how.seed)
+        self.module = self.model = model.to(device)  # type: ignore[arg-type]
+        self._loss = loss_named(how.loss)
+        self.identity = {
+            "stage": "distill", "teacher": teacher.sha256, "layers": how.layers, "rank": how.rank, "loss": how.loss,
+            "images": [how.scenes, how.easy], "ce_weight": how.ce_weight, "over": how.over, "easy_vqa": hash_easy(easy),
+        }  # fmt: skip
 
-    def trained(self) -> dict[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Low-rank layers."""
         return dict(self.lora)
 
-    def lessons(self, step: int) -> Seq[Picture]:
-        """Other pictures than the second stage had."""
-        return lesson(step, self._easy, self._how.scenes, self._how.easy, self._config.seed + 1)
-
-    def batch(self, lesson: Picture) -> Batch:
-        """With all its questions side by side."""
-        return collate([lesson], self.processor, GRID**2).to(self._device)
-
-    def weight(self, batch: Batch) -> float:
-        """Answer tokens."""
-        return int((batch.targets != IGNORED).sum())
-
-    def columns(self, batch: Batch) -> int:
-        """Tokens, the picture's among them."""
-        return batch.token_ids.numel()
+    def items(self, step: int, devices: int) -> Seq[ImageChats]:
+        """Other images than the stage `sft` had."""
+        how = self._distill
+        return step_chats(step, self._easy, how.scenes, how.easy, how.seed + 1)
 
     def loss(self, batch: Batch) -> Losses:
-        """Distance of the laws; beside it what drafts of this law would earn, and the share of right answers."""
+        """Distance of the distributions; beside it the share of drafts that would be accepted."""
+        batch = batch.to(self._device)
         target, logits = self.both(batch)
         wanted = batch.targets[batch.targets != IGNORED]
         loss = self._loss(target, logits)
-        if self._how.ce_weight:
-            loss = loss + self._how.ce_weight * nn.functional.cross_entropy(logits, wanted)
-        stands, agrees = compared(target, logits)
-        right = right_answers(logits.detach(), wanted, batch.owner).float().mean()
-        return Losses(loss, {"right": right, "stands": stands.mean()}, agrees.float().mean()[None])
-
-    def evaluate(self) -> tuple[float, dict[str, float], list[float]]:
-        """Shares of right answers by kind, and how often the best tokens agree."""
-        seen: list[Tensor] = []
-
-        def logits(batch: Batch) -> tuple[Tensor, Tensor]:
-            target, own = self.both(batch)
-            seen[:] = [target]
-            return own, batch.targets[batch.targets != IGNORED]
-
-        def agrees(batch: Batch, own: Tensor) -> float:
-            return float(compared(seen[0], own)[1].float().mean())
-
-        return judge(self._held_out, self.processor, GRID**2, self._device, logits, agrees)
+        if self._distill.ce_weight:
+            loss = loss + self._distill.ce_weight * nn.functional.cross_entropy(logits, wanted)
+        acceptance, agrees = compared(target, logits)
+        parts = {**self.shares(batch, logits, wanted), "acceptance": acceptance.mean()}
+        return Losses(loss, parts, agrees.float().mean()[None])
 
     def both(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits [n, V] of the trained model and of the sibling where the next token is part of an answer."""
@@ -134,7 +101,7 @@ def _hidden(language_model: nn.Module, embeds: Tensor, batch: Batch) -> Tensor:
     ).last_hidden_state
 
 
-def _cut(teacher: PackagedVlm, kept: list[int]) -> PackagedVlm:
-    """The packaged model with these of its layers alone."""
+def _with_layers(teacher: PackagedVlm, kept: list[int]) -> PackagedVlm:
+    """The packaged model with these of its layers only."""
     adapters = tuple(replace(one, layers=tuple(one.layers[i] for i in kept)) for one in teacher.adapters)
     return replace(teacher, layers=tuple(teacher.layers[i] for i in kept), adapters=adapters)

@@ -129,7 +129,7 @@ class EvalSection:
 
 @checked
 class RunConfig:
-    """A whole run. prompts: files, see `eval.prompt_files`; the images of chats are read by `qat` and `distill`, and
+    """A whole run. prompts: files, see `eval.prompts`; the images of chats are read by `qat` and `distill`, and
     by heads through stored states; `prepare.mix` reads a key "source" of each line. out: the run's folder.
     start: a head to go on from, whose shape and draft vocabulary stay; None: a fresh one of the shape `head` asks for.
 

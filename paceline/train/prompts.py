@@ -1,6 +1,6 @@
 """Prompts to train on, read from files of prompts; of a prompt with images the chat and a hash of each image are kept.
 
-    prompts.jsonl     {"messages": [... {"type": "image", "image": "cat.jpg"} ...]}      see `eval.prompt_files`
+    prompts.jsonl     {"messages": [... {"type": "image", "image": "cat.jpg"} ...]}      see `eval.prompts`
     answers.jsonl     "messages" with whole paths, "images": a hash of the pixels that the target's tower got
     training          the images are opened again and must have these hashes
 

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from examples.tiny_vlm.__main__ import app
 from examples.tiny_vlm.demo import answer_both_ways, scenes, totals
+from examples.tiny_vlm.model import TowerShape, make_model, make_processor
 from examples.tiny_vlm.questions import KINDS, scene_suite
-from examples.tiny_vlm.shape import TowerShape, make_model, make_processor
 from paceline.core.request import SamplingParams
 from paceline.drafters import PromptLookup
 from paceline.errors import ConfigError

@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from examples.tiny_vlm.stages import VlmStages
 from tests.examples.toy import config_of
-stages = VlmStages(config_of(Path(sys.argv[1]), Path(sys.argv[2]), "talk.scenes=2", "device=cpu"))
-for stage in ("eyes", "talk"):
+stages = VlmStages(config_of(Path(sys.argv[1]), Path(sys.argv[2]), "sft.scenes=2", "device=cpu"))
+for stage in ("pretrain", "sft"):
     for event in stages.run(stage):
         pass
 """
@@ -38,9 +38,9 @@ def test_two_processes_train_as_one(tmp_path):
         command = [sys.executable, "-c", _WORKER, str(base), str(tmp_path / "two")]
         workers.append(subprocess.Popen(command, env={**os.environ, **env}, cwd=Path(__file__).parents[2]))
     assert [worker.wait(300) for worker in workers] == [0, 0]
-    stages = VlmStages(config_of(base, tmp_path / "one", "talk.scenes=2", "device=cpu"))
-    for stage in ("eyes", "talk"):
+    stages = VlmStages(config_of(base, tmp_path / "one", "sft.scenes=2", "device=cpu"))
+    for stage in ("pretrain", "sft"):
         list(stages.run(stage))
-    for file in ("eyes/eyes.safetensors", "tiny-vlm/lora.safetensors"):
+    for file in ("pretrain/vision.safetensors", "tiny-vlm/lora.safetensors"):
         one, two = load_file(tmp_path / "one" / file), load_file(tmp_path / "two" / file)
         assert all(torch.allclose(one[name].float(), two[name].float(), atol=2e-3) for name in one), file

@@ -5,10 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from examples.tiny_vlm.eyes import GRID, describe
+from examples.tiny_vlm.model import GRID, PATCH
+from examples.tiny_vlm.pretrain import describe
 from examples.tiny_vlm.questions import KINDS, ask
 from examples.tiny_vlm.scene import COLOURS, make_scene, render
-from examples.tiny_vlm.shape import PATCH
 
 SEEDS = range(60)
 

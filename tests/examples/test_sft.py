@@ -6,10 +6,18 @@ import pytest
 import torch
 
 from examples.tiny_vlm.config import read_vlm_config
-from examples.tiny_vlm.eyes import GRID
-from examples.tiny_vlm.lessons import HELD_OUT, lesson, scene_picture
-from examples.tiny_vlm.shape import TowerShape, make_model, make_processor
-from examples.tiny_vlm.talk import IGNORED, Picture, answer_logits, answer_weights, collate, right_answers
+from examples.tiny_vlm.model import GRID, TowerShape, make_model, make_processor
+from examples.tiny_vlm.scene import HELD_OUT
+from examples.tiny_vlm.sft import (
+    IGNORED,
+    ImageChats,
+    answer_logits,
+    answer_weights,
+    collate,
+    right_answers,
+    scene_chats,
+    step_chats,
+)
 from paceline.errors import ConfigError
 from tests.examples.toy import write_language_model
 
@@ -33,15 +41,15 @@ def logits_of(made, pictures):
 
 
 def test_branches_do_not_see_each_other(made):
-    picture = scene_picture(4)
+    picture = scene_chats(4)
     together, wanted = logits_of(made, [picture])
-    alone = [logits_of(made, [Picture(picture.image, (branch,))]) for branch in picture.branches]
+    alone = [logits_of(made, [ImageChats(picture.image, (branch,))]) for branch in picture.branches]
     assert torch.equal(wanted, torch.cat([tokens for _, tokens in alone]))
     assert torch.allclose(together, torch.cat([logits for logits, _ in alone]), atol=1e-4)
 
 
 def test_a_mask_that_lets_branches_see_is_caught(made):
-    picture = scene_picture(4)
+    picture = scene_chats(4)
     batch = collate([picture], made[1], GRID**2)
     together, _ = answer_logits(made[0], batch)
     longest = batch.mask.shape[-1]
@@ -53,7 +61,7 @@ def test_a_mask_that_lets_branches_see_is_caught(made):
 def test_the_template_is_what_training_read(made):
     """A branch behind its picture is the very prompt that the processor's chat template makes."""
     model, processor = made
-    picture = Picture(scene_picture(4).image, ((("What is it?", "a star"),),))
+    picture = ImageChats(scene_chats(4).image, ((("What is it?", "a star"),),))
     batch = collate([picture], processor, GRID**2)
     chat = [
         {
@@ -73,21 +81,21 @@ def test_the_template_is_what_training_read(made):
 
 
 def test_two_turns_go_on_from_each_other(made):
-    picture = Picture(scene_picture(4).image, ((("What?", "star"), ("Where?", "left")),))
+    picture = ImageChats(scene_chats(4).image, ((("What?", "star"), ("Where?", "left")),))
     _, wanted = logits_of(made, [picture])
     text = made[1].tokenizer.decode(wanted)
     assert text == "star<|im_end|>left<|im_end|>"
 
 
 def test_pictures_of_unequal_length_share_a_batch(made):
-    pictures = [scene_picture(4), scene_picture(5)]
+    pictures = [scene_chats(4), scene_chats(5)]
     both, _ = logits_of(made, pictures)
     one, other = logits_of(made, pictures[:1])[0], logits_of(made, pictures[1:])[0]
     assert torch.allclose(both, torch.cat([one, other]), atol=1e-4)
 
 
 def test_an_answer_is_right_as_a_whole(made):
-    batch = collate([scene_picture(4)], made[1], GRID**2)
+    batch = collate([scene_chats(4)], made[1], GRID**2)
     wanted = batch.targets[batch.targets != IGNORED]
     logits = torch.nn.functional.one_hot(wanted, 300).float()
     assert right_answers(logits, wanted, batch.owner).all()
@@ -101,18 +109,18 @@ def test_an_answer_is_right_as_a_whole(made):
 
 
 def test_lessons_are_functions_of_the_step_and_never_held_out():
-    first, again, other = (lesson(step, [], 2, 1, seed=3) for step in (5, 5, 6))
+    first, again, other = (step_chats(step, [], 2, 1, seed=3) for step in (5, 5, 6))
     assert [p.branches for p in first] == [p.branches for p in again]
     assert [p.branches for p in first] != [p.branches for p in other]
     assert len(first) == 3
     assert HELD_OUT > 1 << 40
-    asked = lesson(5, [], 2, 1, seed=3, asks={"caption": 1, "yes/no": 2})
+    asked = step_chats(5, [], 2, 1, seed=3, asks={"caption": 1, "yes/no": 2})
     assert all(1 <= len(picture.branches) <= 3 for picture in asked)
     assert all(len(branch) == 1 for picture in asked for branch in picture.branches)
 
 
 @pytest.mark.parametrize("asks", ["{poem: 1}", "{caption: -1}", "{caption: 0}"])
 def test_questions_of_no_kind_are_refused(asks):
-    with pytest.raises(ConfigError, match=r"talk\.asks"):
-        read_vlm_config(None, ["model=m", "out=o", f"talk.asks={asks}"])
-    assert read_vlm_config(None, ["model=m", "out=o", "talk.asks={caption: 2}"]).talk.asks == {"caption": 2}
+    with pytest.raises(ConfigError, match=r"sft\.asks"):
+        read_vlm_config(None, ["model=m", "out=o", f"sft.asks={asks}"])
+    assert read_vlm_config(None, ["model=m", "out=o", "sft.asks={caption: 2}"]).sft.asks == {"caption": 2}

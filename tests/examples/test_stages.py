@@ -1,4 +1,4 @@
-"""A whole run of `paceline train vlm` on a tiny model: what it writes is what it trained, and it can be stopped."""
+"""A whole run of the training on a tiny model: what it writes is what it trained, and it can be stopped."""
 
 import json
 import shutil
@@ -9,18 +9,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from examples.tiny_vlm import package
-from examples.tiny_vlm.course import Begun
-from examples.tiny_vlm.eyes import GRID
-from examples.tiny_vlm.lessons import scene_picture
-from examples.tiny_vlm.package import Eyes, Trained, package_vlm
+from examples.tiny_vlm.model import GRID, TowerShape
+from examples.tiny_vlm.package import Trained, package_vlm
 from examples.tiny_vlm.scene import make_scene, render
-from examples.tiny_vlm.shape import TowerShape
+from examples.tiny_vlm.sft import SftTask, answer_logits, collate, scene_chats
 from examples.tiny_vlm.stages import VlmStages
-from examples.tiny_vlm.talk import answer_logits, collate
-from examples.tiny_vlm.tasks import TalkTask
 from paceline.errors import ConfigError
 from paceline.runner import load_model
-from paceline.train.log import Saved, read_log
+from paceline.train.log import Saved, Started, read_log
 from paceline.train.stages import Done
 from paceline.zoo.merge import base_fingerprint, merge_vlm
 from paceline.zoo.packaged import read_vlm
@@ -44,8 +40,8 @@ def finished(base, easy, tmp_path_factory):
     """A run through all stages."""
     out = tmp_path_factory.mktemp("run")
     stages = VlmStages(config_of(base, out, f"easy_vqa={easy}"))
-    done = [e for stage in ("eyes", "talk", "distill", "eval") for e in stages.run(stage) if isinstance(e, Done)]
-    assert [one.stage for one in done] == ["eyes", "talk", "distill", "eval"]
+    done = [e for stage in ("pretrain", "sft", "distill", "eval") for e in stages.run(stage) if isinstance(e, Done)]
+    assert [one.stage for one in done] == ["pretrain", "sft", "distill", "eval"]
     return out, stages
 
 
@@ -54,7 +50,7 @@ def test_a_run_leaves_what_it_says(finished, base):
     small = json.loads((out / "tiny-vlm-small" / "vlm.json").read_text())
     assert small["layers"] == [0, 3]
     assert small["eyes"]["file"] == "../tiny-vlm/eyes.safetensors"
-    assert not (out / "tiny-vlm-small" / "eyes.safetensors").exists()
+    assert not (out / "tiny-vlm-small" / "pretrain.safetensors").exists()
     told = json.loads((out / "eval.json").read_text())
     assert told["tiny-vlm"]["easy-VQA test"]["questions"] == 4
     assert told["tiny-vlm"]["caption"]["questions"] == 1
@@ -65,7 +61,7 @@ def test_a_run_leaves_what_it_says(finished, base):
         text = "".join(path.read_text() for path in (out / folder).rglob("*") if path.suffix in (".json", ".md"))
         assert str(out) not in text
         assert str(base) not in text
-    assert [event.was_there for event in stages.run("talk")] == [True]
+    assert [event.was_there for event in stages.run("sft")] == [True]
     assert [line["event"] for line in read_log(out / "distill")] == ["step"] * 3 + ["evaluation", "finish"]
 
 
@@ -88,23 +84,19 @@ def test_merged_is_what_was_trained(base, easy, tmp_path):
     """In float32 and with weights that float16 holds, the merged folder is the trained model up to rounding."""
     config = config_of(base, tmp_path)
     stages = VlmStages(config)
-    list(stages.run("eyes"))
-    eyes = load_file(tmp_path / "eyes" / "eyes.safetensors")
-    parts = [
-        {name.removeprefix(p): value for name, value in eyes.items() if name.startswith(p)}
-        for p in ("vision_tower.", "multi_modal_projector.")
-    ]
-    task = TalkTask(base, Eyes(*parts), config, torch.device("cpu"), [], [])
+    list(stages.run("pretrain"))
+    vision = load_file(tmp_path / "pretrain" / "vision.safetensors")
+    task = SftTask(base, vision, config, torch.device("cpu"), [], [])
     torch.manual_seed(3)
     with torch.no_grad():
-        for value in task.trained().values():
+        for value in task.state().values():
             value.copy_((0.1 * torch.randn_like(value)).half().float())
-    package_vlm(Trained(task.lora, task.eyes, tower=config.tower), tmp_path / "own", base)
+    package_vlm(Trained(task.lora, task.parts.state_dict(), tower=config.tower), tmp_path / "own", base)
     folder = tmp_path / "merged"
     folder.mkdir()
     merge_vlm(read_vlm(tmp_path / "own"), base, folder, dtype="float32")
     merged = AutoModelForImageTextToText.from_pretrained(folder)
-    batch = collate([scene_picture(5)], task.processor, GRID**2)
+    batch = collate([scene_chats(5)], task.processor, GRID**2)
     with torch.no_grad():
         ours, theirs = answer_logits(task.model, batch)[0], answer_logits(merged, batch)[0]
     assert torch.allclose(ours, theirs, atol=1e-4)
@@ -114,20 +106,20 @@ def test_merged_is_what_was_trained(base, easy, tmp_path):
         assert not torch.allclose(ours, answer_logits(without, batch)[0], atol=1e-4), "one layer off must show"
 
 
-@pytest.mark.parametrize("stage", ["eyes", "talk", "distill"])
+@pytest.mark.parametrize("stage", ["pretrain", "sft", "distill"])
 def test_a_stopped_stage_ends_with_the_same_bits(stage, finished, base, easy, tmp_path):
     out, _ = finished
-    stages = VlmStages(config_of(base, tmp_path, f"easy_vqa={easy}", "checkpoint_seconds=0"))
-    for name in {"eyes": (), "talk": ("eyes",), "distill": ("tiny-vlm",)}[stage]:
+    stages = VlmStages(config_of(base, tmp_path, f"easy_vqa={easy}", f"{stage}.checkpoint_seconds=0"))
+    for name in {"pretrain": (), "sft": ("pretrain",), "distill": ("tiny-vlm",)}[stage]:
         shutil.copytree(out / name, tmp_path / name)
     for event in stages.run(stage):
         if isinstance(event, Saved) and event.step == 1:
             break
     again = VlmStages(config_of(base, tmp_path, f"easy_vqa={easy}"))
     events = list(again.run(stage))
-    assert isinstance(events[0], Begun)
+    assert isinstance(events[0], Started)
     assert events[0].resumed
-    name = {"eyes": "eyes/eyes.safetensors", "talk": "tiny-vlm/lora.safetensors"}
+    name = {"pretrain": "pretrain/vision.safetensors", "sft": "tiny-vlm/lora.safetensors"}
     file = name.get(stage, "tiny-vlm-small/lora.safetensors")
     straight, resumed = load_file(out / file), load_file(tmp_path / file)
     assert all(torch.equal(straight[key], resumed[key]) for key in straight)
@@ -136,24 +128,24 @@ def test_a_stopped_stage_ends_with_the_same_bits(stage, finished, base, easy, tm
 
 
 def test_another_run_in_the_same_folder_is_refused(base, tmp_path):
-    stages = VlmStages(config_of(base, tmp_path, "checkpoint_seconds=0"))
-    for event in stages.run("eyes"):
+    stages = VlmStages(config_of(base, tmp_path, "pretrain.checkpoint_seconds=0"))
+    for event in stages.run("pretrain"):
         if isinstance(event, Saved):
             break
-    with pytest.raises(ConfigError, match="other settings"):
-        list(VlmStages(config_of(base, tmp_path, "eyes.steps=9")).run("eyes"))
-    with pytest.raises(ConfigError, match="other batch"):
-        list(VlmStages(config_of(base, tmp_path, "eyes.batch=6")).run("eyes"))
+    with pytest.raises(ConfigError, match="steps: "):
+        list(VlmStages(config_of(base, tmp_path, "pretrain.steps=9")).run("pretrain"))
+    with pytest.raises(ConfigError, match="batch: "):
+        list(VlmStages(config_of(base, tmp_path, "pretrain.batch=6")).run("pretrain"))
 
 
 @pytest.mark.parametrize(
     ("stage", "change", "named"),
     [
-        ("eyes", "eyes.steps=9", "eyes.steps"),
-        ("eyes", "tower.width=32", "tower.width"),
-        ("talk", "seed=5", "seed"),
-        ("talk", "talk.rank=3", "talk.rank"),
-        ("talk", "easy_vqa=null", "easy_vqa"),
+        ("pretrain", "pretrain.steps=9", "pretrain.steps"),
+        ("pretrain", "tower.width=32", "tower.width"),
+        ("sft", "sft.seed=5", "sft.seed"),
+        ("sft", "sft.rank=3", "sft.rank"),
+        ("sft", "easy_vqa=null", "easy_vqa"),
         ("distill", "distill.loss=tv", "distill.loss"),
     ],
 )
@@ -165,34 +157,40 @@ def test_a_finished_stage_is_not_done_for_another_run(stage, change, named, fini
 
 
 def test_a_finished_stage_is_done_for_the_same_run_alone(finished, base, easy, tmp_path):
-    """What says how a run is done, and not what, may change; the files it rests on may not."""
+    """Settings without an influence on the result may change; the files it was made of may not."""
     out, _ = finished
-    harmless = ("eyes.micro_batch=4", "log_every=2", "checkpoint_seconds=1", "held_out=2", f"easy_vqa={easy}")
-    for stage in ("eyes", "talk", "distill"):
+    harmless = (
+        "pretrain.micro_batch=4",
+        "sft.log_every=2",
+        "pretrain.checkpoint_seconds=1",
+        "held_out=2",
+        f"easy_vqa={easy}",
+    )
+    for stage in ("pretrain", "sft", "distill"):
         assert [event.was_there for event in VlmStages(config_of(base, out, *harmless)).run(stage)] == [True]
     other = shutil.copytree(base, tmp_path / "fine-tune")
     weights = load_file(other / "model.safetensors")
     save_file({name: value * 1.01 for name, value in weights.items()}, other / "model.safetensors")
     run = shutil.copytree(out, tmp_path / "run")
-    for stage in ("eyes", "talk", "distill"):
+    for stage in ("pretrain", "sft", "distill"):
         with pytest.raises(ConfigError, match="model"):
             list(VlmStages(config_of(other, run, f"easy_vqa={easy}")).run(stage))
-    eyes = load_file(run / "eyes" / "eyes.safetensors")
-    save_file({name: value + 1 for name, value in eyes.items()}, run / "eyes" / "eyes.safetensors")
-    with pytest.raises(ConfigError, match="eyes"):
-        list(VlmStages(config_of(base, run, f"easy_vqa={easy}")).run("talk"))
+    file = run / "pretrain" / "vision.safetensors"
+    save_file({name: value + 1 for name, value in load_file(file).items()}, file)
+    with pytest.raises(ConfigError, match="vision"):
+        list(VlmStages(config_of(base, run, f"easy_vqa={easy}")).run("sft"))
     about = json.loads((run / "tiny-vlm" / "vlm.json").read_text())
     (run / "tiny-vlm" / "vlm.json").write_text(json.dumps({**about, "description": "another"}))
     with pytest.raises(ConfigError, match=r"distill\.teacher"):
         list(VlmStages(config_of(base, run, f"easy_vqa={easy}")).run("distill"))
-    (run / "eyes" / "settings.json").unlink()
-    with pytest.raises(ConfigError, match="nobody knows"):
-        list(VlmStages(config_of(base, run, f"easy_vqa={easy}")).run("eyes"))
+    (run / "pretrain" / "settings.json").unlink()
+    with pytest.raises(ConfigError, match=r"settings\.json"):
+        list(VlmStages(config_of(base, run, f"easy_vqa={easy}")).run("pretrain"))
 
 
 @pytest.mark.parametrize("step", ["save_file", "vlm_card", "provenance"])
 def test_a_half_written_package_does_not_look_whole(base, tmp_path, monkeypatch, step):
-    out, trained = tmp_path / "own", Trained({}, Eyes({"one": torch.ones(1)}, {}), tower=TowerShape(16, 1, 2))
+    out, trained = tmp_path / "own", Trained({}, {"one": torch.ones(1)}, tower=TowerShape(16, 1, 2))
     package_vlm(trained, out, base)
     assert read_vlm(out).base_fingerprint == base_fingerprint(base) == load_model(str(base)).fingerprint
 
@@ -207,23 +205,46 @@ def test_a_half_written_package_does_not_look_whole(base, tmp_path, monkeypatch,
         read_vlm(out)
 
 
-@pytest.mark.parametrize(("stage", "fix"), [("talk", "eyes"), ("distill", "talk"), ("eval", "talk")])
+@pytest.mark.parametrize(("stage", "fix"), [("sft", "pretrain"), ("distill", "sft"), ("eval", "sft")])
 def test_a_stage_too_early_says_which_comes_first(stage, fix, base, tmp_path):
     with pytest.raises(ConfigError, match=f"`{fix}` first"):
         list(VlmStages(config_of(base, tmp_path)).run(stage))
 
 
-def test_a_teacher_never_replaces_another_trained_model(finished, base, tmp_path):
+def test_a_teacher_of_another_folder_is_refused(finished, base, tmp_path):
     out, _ = finished
-    teacher, own = out / "tiny-vlm", tmp_path / "tiny-vlm"
-    stages = VlmStages(config_of(base, tmp_path, f"distill.teacher={teacher}"))
-    stages._put_beside(read_vlm(teacher))
-    assert read_vlm(own).sha256 == read_vlm(teacher).sha256
-    about = json.loads((own / "vlm.json").read_text())
-    (own / "vlm.json").write_text(json.dumps({**about, "description": "another"}))
-    before = (own / "vlm.json").read_bytes()
-    with pytest.raises(ConfigError, match="replace another trained model"):
-        list(stages.run("distill"))
-    assert (own / "vlm.json").read_bytes() == before
-    (tmp_path / "link").symlink_to(tmp_path)
-    stages._put_beside(read_vlm(tmp_path / "link" / "tiny-vlm"))
+    with pytest.raises(ConfigError, match="must lie in this run's folder"):
+        list(VlmStages(config_of(base, tmp_path / "other", f"distill.teacher={out / 'tiny-vlm'}")).run("distill"))
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("pretrain.steps=0", "pretrain.steps"),
+        ("pretrain.lr=.nan", "pretrain.lr"),
+        ("sft.asks={nonsense: 1}", "sft.asks"),
+        ("sft.rank=65536", "more memory than is free"),
+        ("sft.scenes=0 sft.easy=0", "sft.scenes"),
+        ("distill.layers=99", "cannot be kept"),
+        ("distill.loss=mse", "distill.loss"),
+        ("distill.teacher=none", "no packaged model"),
+        ("tower.heads=3", "tower.width cannot be shared"),
+        ("tower.width=65536 tower.heads=2 tower.layers=256", "more memory than is free"),
+        ("name=../x", "name"),
+        ("name=sft", "name"),
+        ("easy_vqa=none", "easy-VQA"),
+        ("model=none", "language model"),
+        ("sft.rnk=1", "did you mean 'rank'"),
+    ],
+)
+def test_a_run_is_refused_before_anything_is_written(words, named, base, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.train.estimate.available_memory", lambda: 1 << 26)
+    split = [word.replace(":\t", ": ") for word in words.replace(": ", ":\t").split(" ")]
+    with pytest.raises(ConfigError, match=named):
+        list(VlmStages(config_of(base, tmp_path / "out", *split)).run("pretrain"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_what_is_asked_for_is_checked(base, tmp_path):
+    VlmStages(config_of(base, tmp_path / "out", "distill.layers=99"), ("pretrain", "sft")).check()

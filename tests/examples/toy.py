@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.tiny_vlm.config import read_vlm_config
+from examples.tiny_vlm.model import IMAGE_TOKEN
 from examples.tiny_vlm.scene import make_scene, render
-from examples.tiny_vlm.shape import IMAGE_TOKEN
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", IMAGE_TOKEN]
 
@@ -47,8 +47,10 @@ def write_easy_vqa(folder: Path) -> Path:
 
 
 def config_of(model: Path, out: Path, *overrides: str):
-    few = ["eyes.batch=4", "eyes.micro_batch=2", "tower.width=16", "tower.layers=1", "tower.heads=2", "held_out=1"]
-    steps = [f"{stage}.steps=3" for stage in ("eyes", "talk", "distill")]
-    ranks = ["talk.rank=2", "distill.rank=4", "distill.layers=2", "log_every=1", "evaluate_every=3"]
-    evals = ["eval.scenes=1", "eval.max_tokens=4", "talk.scenes=1", "distill.scenes=1"]
+    few = ["pretrain.batch=4", "pretrain.micro_batch=2", "tower.width=16", "tower.layers=1", "tower.heads=2"]
+    few.append("held_out=1")
+    every = ("steps=3", "log_every=1", "evaluate_every=3")
+    steps = [f"{stage}.{key}" for stage in ("pretrain", "sft", "distill") for key in every]
+    ranks = ["sft.rank=2", "distill.rank=4", "distill.layers=2"]
+    evals = ["eval.scenes=1", "eval.max_tokens=4", "sft.scenes=1", "distill.scenes=1"]
     return read_vlm_config(None, [f"model={model}", f"out={out}", *few, *steps, *ranks, *evals, *overrides])

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
-from paceline.eval.prompt_files import PromptLine
+from paceline.eval.prompts import PromptLine
 from paceline.train.prepare import PrepareConfig, ordered, prepare, read_answers
 from paceline.train.prompts import TrainPrompt
 from tests.helpers import NO_EOS, loaded, oracle, prompt, runner

@@ -9,14 +9,12 @@ import signal
 import pytest
 import torch
 
-from examples.tiny_vlm.stages import VlmStages
 from paceline.errors import ConfigError
 from paceline.train.config import read_config
 from paceline.train.curve import numbers
 from paceline.train.run_folder import only_run
 from paceline.train.stages import Stages
 from tests.cli.helpers import refusal, save
-from tests.examples.toy import config_of, write_language_model
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -80,13 +78,6 @@ def test_two_parts_are_written_side_by_side(base, tmp_path):
     list(first)
     lines = [line for part in range(2) for line in (tmp_path / f"answers-{part}" / "answers.jsonl").open()]
     assert len(lines) == len(set(lines)) == 8
-
-
-def test_the_stages_of_a_vlm_run_hold_the_same_lock(tmp_path):
-    model = write_language_model(tmp_path / "lm")
-    with only_run(tmp_path / "out", "train"), pytest.raises(ConfigError, match="another run is writing"):
-        list(VlmStages(config_of(model, tmp_path / "out")).run("eyes"))
-    assert not (tmp_path / "out").exists()
 
 
 def _hold(folder, held):

@@ -100,10 +100,8 @@ def test_what_is_refused(base, tmp_path):
     assert "prepare.part" in refusal("train", "eagle", "prepare", "--config", config, "prepare.part=[2,2]")
     assert "did you mean 'epochs'" in refusal("train", "eagle", "--config", config, "train.epoch=3")
     assert "no stage" in refusal("train", "eagle", "predict", "--config", config, code=2)
-    (tmp_path / "bad.jsonl").write_text('{"text": "x"}\n')
-    assert 'no "prompt"' in refusal(
-        "train", "eagle", "prepare", "--config", config, f"prompts={tmp_path / 'bad.jsonl'}"
-    )
+    (tmp_path / "bad.jsonl").write_text('{"words": "x"}\n')
+    assert "no prompt" in refusal("train", "eagle", "prepare", "--config", config, f"prompts={tmp_path / 'bad.jsonl'}")
 
 
 def test_help():

@@ -161,19 +161,15 @@ def test_what_cannot_be_read_is_refused(base, made, tmp_path):
     method, out, _, _ = made
     if method != "qat":
         return
-    with pytest.raises(ConfigError, match="does not learn from pictures") as caught:
+    with pytest.raises(ConfigError, match="does not learn from images") as caught:
         list(stages(base, tmp_path, "eagle", "prepare.states=online").prepare())
     assert "prepare.states=store" in str(caught.value)
-    with pytest.raises(ConfigError, match="does not learn from pictures") as caught:
+    with pytest.raises(ConfigError, match="does not learn from images") as caught:
         list(stages(base, tmp_path, "space", "train.loss={}").prepare())
     assert "without them" in str(caught.value)
-    with pytest.raises(ConfigError, match="does not read pictures"):
+    with pytest.raises(ConfigError, match="does not read images"):
         list(stages(base, tmp_path, "eagle", "train.loss={name: ce}", f"answers=[{out / 'answers-0'}]").train())
-    lines = [
-        '{"messages": []}',
-        '{"messages": "hi"}',
-        '{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}',
-    ]
+    lines = ['{"messages": []}', '{"messages": [{"role": "user"}]}', '{"image": "images/0.png"}']
     for line in lines:
         (tmp_path / "wrong.jsonl").write_text(line + "\n")
         with pytest.raises(ConfigError, match=r"wrong.jsonl, line 1"):

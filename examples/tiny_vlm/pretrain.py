@@ -1,13 +1,15 @@
-"""First stage: the vision tower learns what lies under each patch, the projector to say it in the model's own words.
+"""Vision pretraining: the tower learns to recognise what is under each patch, the projector to word it.
 
 A language model in the loop teaches a new vision tower slowly. Here every patch has labels (shape, colour, printed
 text, height of a bar), and the projected patch is drawn to the mean of the token embeddings of its words, such as
-"red circle top left": the language model meets pictures that it can nearly read.
+"red circle top left": the language model gets images that it can nearly read.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any, cast, final
 
 import numpy as np
 import torch
@@ -15,10 +17,15 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerBase
 
-from .scene import COLOURS, SHAPES, SIZE, WORDS, Scene, make_scene, outline, render
-from .shape import PATCH
+from paceline.train.loop import Task
+from paceline.train.recipe import Losses
 
-GRID = SIZE // PATCH
+from .config import VlmConfig
+from .model import GRID, PATCH, make_model, make_processor, vision_parts
+from .scene import COLOURS, HELD_OUT, SHAPES, SIZE, WORDS, Scene, make_scene, outline, render
+
+_WEIGHTS = {"shape": 1.0, "colour": 1.0, "text": 1.0, "height": 0.5, "words": 1.0}
+"""Of the losses."""
 LABELS = {"shape": 3 + len(SHAPES), "colour": 1 + len(COLOURS), "text": 121, "height": 10}
 """Classes of each label; 0: nothing there."""
 
@@ -74,13 +81,12 @@ def pixels_of(images: list[Image.Image]) -> Tensor:
     return torch.from_numpy(arrays).permute(0, 3, 1, 2) / 127.5 - 1
 
 
-class Eyes(nn.Module):
-    """Tower, projector and the heads that are thrown away afterwards."""
+class PatchClassifier(nn.Module):
+    """Tower, projector, and classifiers of the patches that are not kept afterwards."""
 
     def __init__(self, model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerBase):
         super().__init__()
-        self.tower: Any = model.model.vision_tower
-        self.projector: Any = model.model.multi_modal_projector
+        self.parts = vision_parts(model)
         width = int(cast("Any", model.config.vision_config).hidden_size)
         self.heads = nn.ModuleDict({name: nn.Linear(width, count) for name, count in LABELS.items()})
         self._embeddings = [cast("Any", model.get_input_embeddings()).weight.detach()]
@@ -96,14 +102,14 @@ class Eyes(nn.Module):
 
     def losses(self, pixels: Tensor, patches: list[Patches]) -> dict[str, Tensor]:
         """Cross entropy of each label, and the distance of the projected patches to their words."""
-        place = self.projector.linear_1.weight.device
-        states = self.tower(pixel_values=pixels.to(place), output_hidden_states=True).hidden_states[-1]
+        place = next(self.parts.parameters()).device
+        states = self.parts["vision_tower"](pixel_values=pixels.to(place), output_hidden_states=True).hidden_states[-1]
         found: dict[str, Tensor] = {}
         for name, head in self.heads.items():
             wanted = torch.from_numpy(np.stack([p.labels[name] for p in patches])).flatten(1).to(place)
             found[name] = nn.functional.cross_entropy(head(states).flatten(0, 1), wanted.flatten())
         said = torch.stack([torch.stack([self.word(w) for row in p.words for w in row]) for p in patches])
-        projected = self.projector(states)
+        projected = self.parts["multi_modal_projector"](states)
         found["words"] = ((projected - said) ** 2).mean() / said.var()
         return found
 
@@ -119,6 +125,43 @@ def scenes_of(step: int, count: int, seed: int) -> list[Scene]:
     return made
 
 
-def draw(scenes: list[Scene]) -> tuple[Tensor, list[Patches]]:
-    """Pixels and labels."""
-    return pixels_of([render(scene) for scene in scenes]), [describe(scene) for scene in scenes]
+@final
+class PretrainTask(Task[tuple[Tensor, list[Patches]]]):
+    """Tower and projector learn the labels of patches; an item is a list of scenes."""
+
+    def __init__(self, language_model: Path, config: VlmConfig, device: torch.device):
+        self._how = how = config.pretrain
+        with torch.random.fork_rng(devices=[]):
+            model = make_model(language_model, seed=how.seed, tower=config.tower).to(device)  # type: ignore[arg-type]
+            torch.manual_seed(how.seed)
+            self.module = PatchClassifier(model, make_processor(language_model).tokenizer).to(device)
+        self.identity = {"stage": "pretrain", "tower": asdict(config.tower), "batch": how.batch}
+        self.data = {"scenes": how.steps * how.batch}
+        self.held_out = [scenes_of(HELD_OUT + step, 8, how.seed) for step in range(4)]
+
+    def num_steps(self, devices: int) -> int:
+        """As configured."""
+        return self._how.steps
+
+    def items(self, step: int, devices: int) -> Seq[list[Scene]]:
+        """Fresh scenes in micro-batches."""
+        scenes, size = scenes_of(step, self._how.batch, self._how.seed + 1), self._how.micro_batch
+        return [scenes[i : i + size] for i in range(0, len(scenes), size)]
+
+    def load(self, item: list[Scene]) -> tuple[Tensor, list[Patches]]:
+        """Pixels and labels."""
+        return pixels_of([render(scene) for scene in item]), [describe(scene) for scene in item]
+
+    def weight(self, batch: tuple[Tensor, list[Patches]]) -> int:
+        """Images."""
+        return len(batch[1])
+
+    def columns(self, batch: tuple[Tensor, list[Patches]]) -> int:
+        """Patches."""
+        return len(batch[1]) * GRID**2
+
+    def loss(self, batch: tuple[Tensor, list[Patches]]) -> Losses:
+        """Cross entropies of the labels and the distance to the words."""
+        parts = cast("PatchClassifier", self.module).losses(*batch)
+        total = torch.stack([_WEIGHTS[name] * part for name, part in parts.items()]).sum()
+        return Losses(total, {name: part.detach() for name, part in parts.items()}, torch.empty(0))

@@ -190,8 +190,9 @@ def distill(name: str, sight: str | None, **how):
     processor = None if drafted is None else target.vision.processor
     loaded = wrap_model(drafted or draft, target.tokenizer, processor=processor)
     kept = Kept()
-    made = DistillRecipe(plain, draft.requires_grad_(True), kept, reader=BatchReader(target, loaded, sight), whole=drafted,
-                         window=WINDOW, rounds=2, **how)  # fmt: skip
+    reader = BatchReader(target, loaded, sight)
+    draft.requires_grad_(True)
+    made = DistillRecipe(plain, draft, kept, reader=reader, whole=drafted, window=WINDOW, rounds=2, **how)
     made.module.eval()
     return made, kept, target, loaded
 

@@ -1,4 +1,4 @@
-"""The architecture of the small vision-language model: LLaVA's, as plain transformers loads it."""
+"""The small vision-language model: LLaVA's architecture, as plain transformers loads it."""
 
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -19,12 +19,16 @@ from transformers import (
 from paceline.errors import ConfigError
 from paceline.schema import checked
 from paceline.train.config import Few
+from paceline.train.run_folder import need
 
 from .scene import SIZE
 
 IMAGE_TOKEN = "<empty_output>"
 """An unused special token of the language model's own vocabulary, so that the tokenizer stays the same file."""
 PATCH = 16
+GRID = SIZE // PATCH
+"""Patches in width and height; each is an image token."""
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -87,7 +91,7 @@ def make_model(
     """A new vision tower and projector before the language model, float32.
 
     num_layers: keep so many of its decoder layers, evenly spaced, the first and the last among them; None: all.
-    Raises `ConfigError` where the vocabulary has no token for pictures.
+    Raises `ConfigError` where the vocabulary has no token for images.
     """
     tower = tower or TowerShape()
     language = AutoModelForCausalLM.from_pretrained(language_model, dtype=torch.float32, trust_remote_code=False)
@@ -131,11 +135,28 @@ def kept_layers(language_model: Path, num_layers: int | None) -> list[int]:
 
 
 def image_token(language_model: Path) -> int:
-    """The token that stands for pictures. Raises `ConfigError` where the vocabulary has none."""
+    """The token that stands for images. Raises `ConfigError` where the vocabulary has none."""
     known = AutoTokenizer.from_pretrained(language_model, trust_remote_code=False).get_vocab()
     if IMAGE_TOKEN not in known:
         raise ConfigError(
-            "the language model has no unused token to stand for pictures", got=f"no {IMAGE_TOKEN} in its vocabulary",
+            "the language model has no unused token to stand for images", got=f"no {IMAGE_TOKEN} in its vocabulary",
             expected="a model of the SmolLM2 family",
         )  # fmt: skip
     return int(known[IMAGE_TOKEN])
+
+
+def add_lora(model: LlavaForConditionalGeneration, rank: int, seed: int) -> dict[str, torch.nn.Parameter]:
+    """Put low-rank layers of peft into every linear layer of the language model; scale 2. Returns them by name."""
+    peft = need("peft", "training a vision-language model")
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LINEARS), lora_dropout=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.model.language_model = peft.get_peft_model(model.model.language_model, config)  # type: ignore[assignment, arg-type]
+    return {name: parameter for name, parameter in model.named_parameters() if "lora_" in name}
+
+
+def vision_parts(model: LlavaForConditionalGeneration) -> torch.nn.ModuleDict:
+    """Tower and projector; the names of their state are those in the model."""
+    inner = model.model
+    parts = {"vision_tower": inner.vision_tower, "multi_modal_projector": inner.multi_modal_projector}
+    return torch.nn.ModuleDict(parts)  # type: ignore[arg-type]

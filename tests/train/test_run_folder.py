@@ -158,7 +158,7 @@ def test_a_damaged_head_is_told_with_what_to_remove(file, stage, broken, base, c
         list(getattr(stages(base, copied), stage)())
 
 
-@pytest.mark.parametrize("key", ["identity", "module", "optimizer", "random", "step", "window"])
+@pytest.mark.parametrize("key", ["identity", "trained", "optimizer", "random", "step", "window"])
 def test_a_checkpoint_of_other_keys_is_told(key, base, copied):
     shutil.rmtree(copied / "head")
     path = max((copied / "train").glob("checkpoint-*.pt"))

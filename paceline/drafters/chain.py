@@ -30,11 +30,11 @@ def draft_chains(
     Where a budget has `should_continue` the draft's confidences are noted, and a row ends with the token that stops
     it. It also ends with a token that would end the answer.
 
-        pending r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
+        uncached r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
     """
     drafted: list[list[int]] = [[] for _ in seqs]
     laws: list[list[Tensor]] = [[] for _ in seqs]
-    sure: list[list[float]] = [[] for _ in seqs]
+    confidences: list[list[float]] = [[] for _ in seqs]
     weighs = any(budget.should_continue is not None for budget in budgets)
     active = [b for b, budget in enumerate(budgets) if budget.depth > 0 and uncached_tokens[b]]
     feed = [list(p) for p in uncached_tokens]
@@ -50,13 +50,13 @@ def draft_chains(
         given = confidence(logits, tokens).tolist() if weighs else []
         for i, (b, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
             drafted[b].append(token)
-            sure[b] += given[i : i + 1]
+            confidences[b] += given[i : i + 1]
             feed[b] = [token]
             if q is not None:
                 laws[b].append(q[i])
-        active = [b for b in active if _goes_on(seqs[b], drafted[b], budgets[b], sure[b])]
+        active = [b for b in active if _continues(seqs[b], drafted[b], budgets[b], confidences[b])]
     tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
-    weighed = _padded(sure, tree.num_nodes) if weighs else None
+    weighed = _padded(confidences, tree.num_nodes) if weighs else None
     if not any(laws):
         return Draft(tree, source=source, confidence=weighed)
     first = next(law for law in laws if law)[0]
@@ -67,15 +67,15 @@ def draft_chains(
     return Draft(tree, Law.IID, q, source, confidence=weighed)
 
 
-def _goes_on(seq: Sequence, drafted: list[int], budget: DraftBudget, sure: list[float]) -> bool:
+def _continues(seq: Sequence, drafted: list[int], budget: DraftBudget, confidences: list[float]) -> bool:
     if len(drafted) >= budget.depth or seq.would_end(drafted[-1], len(drafted)):
         return False
-    return budget.should_continue is None or budget.should_continue(sure)
+    return budget.should_continue is None or budget.should_continue(confidences)
 
 
-def _padded(sure: list[list[float]], num_nodes: int) -> Tensor:
+def _padded(confidences: list[list[float]], num_nodes: int) -> Tensor:
     """NaN at the root and where a row has ended. [B, N]."""
-    rows = [[math.nan, *row] + [math.nan] * (num_nodes - 1 - len(row)) for row in sure]
+    rows = [[math.nan, *row] + [math.nan] * (num_nodes - 1 - len(row)) for row in confidences]
     return torch.tensor(rows, dtype=torch.float32)
 
 

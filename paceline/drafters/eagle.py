@@ -27,17 +27,18 @@ from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
-from ..heads import EagleHead, load_head
+from ..heads import EagleHead
 from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .draft_layer import Level
 from .eagle_pass import EaglePass
+from .fitting import read_head
 from .registry import TREE_NODES, HeadSpec
 from .top_tokens import Best, top_tokens
 from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, TreeBuilder, cut, stacked
@@ -71,12 +72,18 @@ class Eagle(Drafter):
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
-        head = self._given if isinstance(self._given, nn.Module) else load_head(self._given, target.loaded)
-        if not isinstance(head, EagleHead):
-            raise ConfigError("the head is for another method", got=type(head).__name__, expected="EagleHead")
-        _check_sizes(head, target.loaded)
-        embeddings = target.loaded.embeddings
-        rows = embeddings if head.config.own_lm_head else target.loaded.output_rows()
+        loaded = target.loaded
+        sizes = {"target_hidden_size": loaded.hidden_size, "vocab_size": loaded.vocab_size}
+        head = read_head(self._given, EagleHead, loaded, **sizes)
+        if max(head.config.states) > loaded.num_layers:
+            raise IncompatibleModels(
+                "this EAGLE head was made for another target",
+                got=f"states {max(head.config.states)}",
+                expected=f"at most {loaded.num_layers}, the layers of {loaded.name}",
+                fix="train a head for this target, or load the target it was trained for",
+            )
+        embeddings = loaded.embeddings
+        rows = embeddings if head.config.own_lm_head else loaded.output_rows()
         self._pass = EaglePass(head, embeddings, rows, target.num_slots)
         self._target, self._shares_noise = target, verifier.exact
         self._barred = columns_of(target.banned_token_ids, self._pass.draft_ids)
@@ -221,21 +228,3 @@ class Eagle3Spec(EagleSpec):
     """Options of `Eagle` with a head of EAGLE-3."""
 
     method = "eagle3"
-
-
-def _check_sizes(head: EagleHead, target: ModelFacts) -> None:
-    config = head.config
-    pairs = {
-        "hidden_size": (config.target_hidden_size, target.hidden_size),
-        "vocab_size": (config.vocab_size, target.vocab_size),
-    }
-    wrong = {name: sizes for name, sizes in pairs.items() if sizes[0] != sizes[1]}
-    if not wrong and max(config.states) > target.num_layers:
-        wrong["states"] = (max(config.states), target.num_layers)
-    if wrong:
-        raise IncompatibleModels(
-            "this EAGLE head was made for another target",
-            got=", ".join(f"{name} {got}" for name, (got, _) in wrong.items()),
-            expected=", ".join(f"{name} {expected}" for name, (_, expected) in wrong.items()),
-            fix="train a head for this target, or load the target it was trained for",
-        )

@@ -14,9 +14,7 @@ Every step runs over the same window of rows, from the first that is not known t
 they are computed again next round, once their tokens are emitted. So a round leaves nothing to take back.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from os import PathLike
 from typing import ClassVar, final
@@ -32,7 +30,7 @@ from ..quant import PackedLinear
 from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .draft_layer import DraftCache, NativeLayer, Norms, TorchLayer
-from .fitting import fitted, row_dtype
+from .fitting import fitted, median_seconds, row_dtype
 from .registry import HeadSpec
 from .top_tokens import top_tokens
 from .trees import DraftTree, DynamicTree, stacked
@@ -96,8 +94,7 @@ class Mtp(Drafter):
                 hidden = self._step(module, [0], [[0] * many], hidden, [length])
             hidden[0, 0, 0].item()  # waits for the device
 
-        with torch.inference_mode():
-            return {self.name: (_median(step), _median(read) / many)}
+        return {self.name: (median_seconds(step), median_seconds(read) / many)}
 
     def release(self, slots: Seq[int]) -> None:
         """Forget these slots."""
@@ -212,13 +209,3 @@ def _layers(head: MtpHead) -> list[NativeLayer] | list[TorchLayer]:
     if isinstance(output, PackedLinear):
         return [NativeLayer(m.self_attn, m.mlp, n, output, theta) for m, n in zip(modules, norms, strict=True)]
     return [TorchLayer(m.self_attn, m.mlp, n, output, theta) for m, n in zip(modules, norms, strict=True)]
-
-
-def _median(once: Callable[[], None]) -> float:
-    """Seconds of three calls' median, after one that warms up."""
-    times: list[float] = []
-    for _ in range(4):
-        begin = time.perf_counter()
-        once()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])

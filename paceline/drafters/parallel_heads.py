@@ -1,18 +1,16 @@
-"""Drafters whose heads foresee the next tokens side by side, from one state of the target.
+"""Drafters whose heads predict the next tokens side by side, from one state of the target.
 
-Between rounds the target has read all but the last token, the root. Its last state tells of what follows the root:
+Between rounds the target has read all but the last token, the root. Its last state predicts what follows the root:
 
     token         x_{T-3}    x_{T-2}    x_{T-1} = root     x_T       x_{T+1}
     state         f_{T-3}    f_{T-2}    (not yet computed)
     drafted from             f_{T-2} ─── head 0 ──────────> x_T
                                      └── head 1 ────────────────────> x_{T+1}
 
-They keep nothing between rounds, and read nothing first: the state is there since the last pass of the target. Only
-the first token of a text has no state before it: with a prompt of one token, the first round drafts nothing.
+They keep nothing between rounds and have nothing to read first: the state is there since the last pass of the target.
+Only the first token of a text has no state before it: with a prompt of one token, the first round drafts nothing.
 """
 
-import statistics
-import time
 from abc import ABC
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -29,16 +27,16 @@ from ..heads import BlockwiseHead, MedusaHead
 from ..heads.parallel import ParallelHeads
 from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
-from .fitting import fitted, row_dtype
+from .fitting import fitted, median_seconds, row_dtype
 from .registry import TREE_NODES, HeadSpec
-from .top_tokens import top_tokens
-from .trees import DraftTree, best_of_marginals, stacked
+from .top_tokens import marginal_trees
+from .trees import DraftTree, stacked
 
 
 class HeadsDrafter(Drafter, ABC):
-    """What Medusa and blockwise decoding share: all of a head's laws come from one product with the output rows.
+    """What Medusa and blockwise decoding share: one product with the output rows gives the logits of all heads.
 
-    So a head more costs little, and stopping early saves the target's rows, not the drafter's.
+    So another head costs little, and stopping early saves rows of the target's pass, not time of the drafter.
     """
 
     kind: ClassVar[type[ParallelHeads]]
@@ -62,24 +60,19 @@ class HeadsDrafter(Drafter, ABC):
         return self._heads
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Nothing is ever pending; -1 where the target has no state yet."""
+        """Nothing is ever left to read; the hint is -1 where the target has no state yet."""
         return (DraftOptions(self.name, hint=0 if seq.num_cached else -1, branches=self.top_k),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """All heads once, shared among their tokens; there is nothing to read."""
+        """The time of all heads, shared among their tokens; there is nothing to read."""
         loaded, heads = self._target.loaded, self.heads
         state = torch.zeros(1, loaded.hidden_size, dtype=self._dtype, device=loaded.device)
-        times: list[float] = []
-        with torch.inference_mode():
-            for _ in range(4):  # the first warms up
-                begin = time.perf_counter()
-                heads(state).topk(1).indices.tolist()  # reading waits for the device
-                times.append(time.perf_counter() - begin)
-        return {self.name: (statistics.median(times[1:]) / heads.num_heads, 0.0)}
+        seconds = median_seconds(lambda: heads(state).topk(1).indices.tolist())
+        return {self.name: (seconds / heads.num_heads, 0.0)}
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Read the laws of the next tokens off each row's last state, and make the best draft of them."""
+        """The best tree from the heads' distributions, which depend on each row's last state alone."""
         heads = self.heads
         depths = [
             min(budget.depth, budget.nodes, heads.num_heads) if seq.num_cached else 0
@@ -88,30 +81,21 @@ class HeadsDrafter(Drafter, ABC):
         grown = [DraftTree([], [], []) for _ in seqs]
         rows = [row for row, depth in enumerate(depths) if depth > 0]
         if rows:
-            for row, made in zip(rows, self._laws([seqs[r] for r in rows], max(depths)), strict=True):
-                grown[row] = best_of_marginals(*made, depths[row], budgets[row])
+            read, layer = self._target.read_states, [self._target.loaded.num_layers]
+            slots = [(seqs[row].slot, seqs[row].num_cached) for row in rows]
+            states = torch.cat([read(slot, length - 1, length, layer) for slot, length in slots])
+            logits = heads(states.to(self._dtype), max(depths))  # [B, D, Vd]
+            wishes = [(seqs[row], budgets[row], depths[row]) for row in rows]
+            rule = heads.draft_ids, self.top_k, self._coupled, self._barred
+            for row, made in zip(rows, marginal_trees(logits, wishes, *rule), strict=True):
+                grown[row] = made
         tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], grown)
         return Draft(tree, source=self.name, confidence=confidence)
-
-    def _laws(self, seqs: Seq[Sequence], depth: int) -> list[tuple[list[list[int]], list[list[float]]]]:
-        """For each sequence the best tokens of each depth, likeliest first, and their log-probabilities: [D, k]."""
-        heads, read = self.heads, self._target.read_states
-        layer = [self._target.loaded.num_layers]
-        states = torch.cat([read(seq.slot, seq.num_cached - 1, seq.num_cached, layer) for seq in seqs])
-        logits = heads(states.to(self._dtype), depth)  # [B, D, Vd]
-        found: list[tuple[list[list[int]], list[list[float]]]] = [([], []) for _ in seqs]
-        for step in range(depth):
-            ids = heads.draft_ids
-            best = top_tokens(logits[:, step], ids, seqs, step, self.top_k, self._coupled, self._barred)
-            for (tokens, logps), row_tokens, row_logps in zip(found, *best, strict=True):
-                tokens.append(row_tokens)
-                logps.append(row_logps)
-        return found
 
 
 @final
 class Medusa(HeadsDrafter):
-    """A tree from the laws of Medusa's heads: the nodes whose product of probabilities is largest.
+    """A tree from Medusa's heads: the nodes whose product of probabilities is largest.
 
     Cai et al. 2024, arXiv 2401.10774. head: a folder that `paceline train` wrote, or a module. top_k: most children of
     a node. With `Typical(allow_lossy=True)` for the verifier this is the paper's typical acceptance.

@@ -18,8 +18,6 @@ Nothing is read first and no state is kept but those laws. Without them (first r
 or nobody, drafted) no candidates are drafted, and the round only hangs the root's masks.
 """
 
-import statistics
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -38,10 +36,10 @@ from ..core.tree import TokenTree
 from ..heads import SpaceAdapter
 from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
-from .fitting import fitted_adapter
+from .fitting import fitted_adapter, median_seconds
 from .registry import HeadSpec
-from .top_tokens import scored, top_tokens
-from .trees import DraftTree, DynamicTree, best_of_marginals
+from .top_tokens import marginal_trees, scored, top_tokens
+from .trees import DraftTree, DynamicTree
 
 SHORTLIST = 64
 """Of a mask's tokens so many are ranked again by the token before them; others can hardly win by that."""
@@ -52,7 +50,7 @@ _Ranked = tuple[list[list[list[int]]], list[list[list[float]]]]
 
 @dataclass(frozen=True)
 class _Predicted:
-    """What the masks below the last token but one said of a sequence of `length` tokens. logits: [d, V]."""
+    """What the masks below the last token but one predicted for a sequence of `length` tokens. logits: [d, V]."""
 
     seq: Sequence  # slots tell apart the sequences of one target only
     length: int
@@ -98,14 +96,14 @@ class Space(Drafter):
         self._predicted: dict[int, _Predicted] = {}  # by slot
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Have the target wear the adapter. Bound to another target of its sizes, it drafts for both from then on.
+        """Attach the adapter to the target. Bound to another target of its sizes, it drafts for both from then on.
 
         Raises `ConfigError` for another method's or a second adapter, `IncompatibleModels` for one of another target's
         sizes, or a transition where there are no output rows.
         """
         given = fitted_adapter(self._given, target)
         rows = target.loaded.output_rows() if given.config.transition_rank else None
-        adapter = target.attach_adapter(given)  # first: refused, this drafter goes on for the target it had
+        adapter = target.attach_adapter(given)  # first: where that raises, this drafter still serves the target it had
         self._rows, self._target, self._adapter, self._embeddings = rows, target, adapter, target.loaded.embeddings
         self.info = DrafterInfo(branches=self.top_k, masks=adapter.num_masks)
         self._ids = torch.arange(target.vocab_size, device=target.loaded.device)
@@ -114,7 +112,7 @@ class Space(Drafter):
         self._predicted.clear()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Ready for as many tokens as masks foresaw; a round without their laws is what gives the next one its own."""
+        """Ready for as many tokens as the last masks predicted; at none, this round adds masks for the next one."""
         known = self._known(seq)
         ready = 0 if known is None else len(known)
         return (DraftOptions(self.name, branches=self.top_k, masks=self._adapter.num_masks, ready=ready),)
@@ -122,20 +120,17 @@ class Space(Drafter):
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Ranking a level; the masks' rows are part of the target's pass. There is nothing to read."""
         logits = torch.zeros(1, self._target.vocab_size, dtype=self._target.loaded.dtype, device=self._ids.device)
-        times: list[float] = []
-        with torch.inference_mode():
-            for _ in range(4):  # the first warms up
-                begin = time.perf_counter()
-                if self._rows is None:
-                    top_tokens(logits, self._ids, [], 0, self.top_k, self._coupled)
-                else:
-                    self._children(logits, [], 0, [[0] * self.top_k])
-                times.append(time.perf_counter() - begin)
-        return {self.name: (statistics.median(times[1:]), 0.0)}
+
+        def rank() -> object:
+            if self._rows is None:
+                return top_tokens(logits, self._ids, [], 0, self.top_k, self._coupled)
+            return self._children(logits, [], 0, [[0] * self.top_k])
+
+        return {self.name: (median_seconds(rank), 0.0)}
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Candidates from what the last masks said, then masks below every node."""
+        """Candidates from what the last masks predicted, then masks below every node."""
         budgets = [self._fitting(budget) for budget in budgets]
         asked = [self._asked(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         rows = [row for row, one in enumerate(asked) if one.depth > 0]
@@ -147,7 +142,7 @@ class Space(Drafter):
         return self._hung(seqs, budgets, grown)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
-        """Keep the laws of the masks below each row's last accepted node; whoever drafted, what was kept is stale."""
+        """Keep the logits of the masks below each row's last accepted node; older ones are stale, whoever drafted."""
         tokens, parents = draft.tree.token_ids.tolist(), draft.tree.parents.tolist()
         counts, paths = verdict.num_accepted.tolist(), verdict.path.tolist()
         for row, seq in enumerate(seqs):
@@ -155,13 +150,13 @@ class Space(Drafter):
             last = paths[row][counts[row] - 1] if counts[row] else 0
             group = masks_below(last, tokens[row], parents[row], self._target.vocab_size)
             if group and not seq.is_finished:
-                said = out.logits[row, group.start : group.stop]
-                sound = said.amax(-1).isfinite().cumprod(0).sum()  # those before the first that overflowed
+                found = out.logits[row, group.start : group.stop]
+                sound = found.amax(-1).isfinite().cumprod(0).sum()  # those before the first that overflowed
                 # A copy, since a view would keep the whole pass alive.
-                self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), said[:sound].clone())
+                self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:sound].clone())
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget what was foreseen in these slots."""
+        """Forget what was predicted for these slots."""
         for slot in slots:
             self._predicted.pop(slot, None)
 
@@ -186,21 +181,9 @@ class Space(Drafter):
         return known.logits
 
     def _best(self, asked: Seq[_Asked]) -> list[DraftTree]:
-        """The best trees where the laws of a depth do not depend on the path."""
-        tokens: list[list[list[int]]] = [[] for _ in asked]
-        logps: list[list[list[float]]] = [[] for _ in asked]
-        for level in range(max(one.depth for one in asked)):
-            rows = [row for row, one in enumerate(asked) if level < one.depth]
-            logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
-            ids, most = self._ids, self.top_k
-            best = top_tokens(logits, ids, seqs, level, most, self._coupled, self._barred)
-            for row, own_tokens, own_logps in zip(rows, *best, strict=True):
-                tokens[row].append(own_tokens)
-                logps[row].append(own_logps)
-        return [
-            best_of_marginals(own_tokens, own_logps, one.depth, one.budget)
-            for own_tokens, own_logps, one in zip(tokens, logps, asked, strict=True)
-        ]
+        """The best trees where the distribution of a depth does not depend on the path."""
+        wishes = [(one.seq, one.budget, one.depth) for one in asked]
+        return marginal_trees([one.logits for one in asked], wishes, self._ids, self.top_k, self._coupled, self._barred)
 
     def _corrected(self, asked: Seq[_Asked]) -> list[DraftTree]:
         """Trees grown level by level, each token ranked by its mask and by the token before it."""

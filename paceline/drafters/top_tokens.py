@@ -13,11 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.interfaces import DraftBudget
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel_of
 from ..kernels.library import largest, library
 from ..sampling.scores import bar
 from ..sampling.warpers import warp
+from .trees import DraftTree, best_of_marginals
 
 
 class Best(NamedTuple):
@@ -51,6 +53,26 @@ def top_tokens(
         scores = logits.float() if as_they_are and native else scored(logits, draft_ids, seqs, offset, coupled, banned)
         found = (best_native if native else best_torch)(scores, min(count, scores.shape[1]))
     return draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
+
+
+def marginal_trees(
+    logits: Seq[Tensor] | Tensor,  # R of [>= depth, Vd]
+    wishes: Seq[tuple[Sequence, DraftBudget, int]],  # R: whose tree, its budget and its depth
+    draft_ids: Tensor,  # [Vd]
+    top_k: int,
+    coupled: bool,
+    banned: Tensor | None = None,
+) -> list[DraftTree]:
+    """The best tree of each row where the distribution of a depth does not depend on the path."""
+    tokens, logps = [list[list[int]]() for _ in wishes], [list[list[float]]() for _ in wishes]
+    for level in range(max(depth for _, _, depth in wishes)):
+        rows = [row for row, (_, _, depth) in enumerate(wishes) if level < depth]
+        each, seqs = torch.stack([logits[row][level] for row in rows]), [wishes[row][0] for row in rows]
+        best = top_tokens(each, draft_ids, seqs, level, top_k, coupled, banned)
+        for row, own_tokens, own_logps in zip(rows, *best, strict=True):
+            tokens[row].append(own_tokens)
+            logps[row].append(own_logps)
+    return [best_of_marginals(tokens[row], logps[row], depth, budget) for row, (_, budget, depth) in enumerate(wishes)]
 
 
 def best_native(scores: Tensor, count: int) -> Best:
@@ -89,12 +111,12 @@ def scored(
     if sampled:
         rows, warm = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]
         old = scores if len(warm) == len(scores) else scores.index_select(0, rows)
-        heat = torch.tensor([seq.params.temperature for seq in warm], device=scores.device).unsqueeze(1)
+        temperatures = torch.tensor([seq.params.temperature for seq in warm], device=scores.device).unsqueeze(1)
         if coupled:
             cut = warp(old, [seq.params for seq in warm])  # scores over temperature, truncated
-            new = heat * (cut + _noise(draft_ids, warm, offset))
+            new = temperatures * (cut + _noise(draft_ids, warm, offset))
         else:
-            new = old / heat.clamp(min=1)
+            new = old / temperatures.clamp(min=1)
         scores = new if old is scores else scores.index_copy(0, rows, new)
     return scores
 

@@ -36,8 +36,8 @@ def calibrate(
     prompts: Annotated[
         Path,
         Opt(
-            "JSON lines with question, turns (the first) or chat, or prompt (text to continue), and image or images; "
-            "drawn as later ones will be.",
+            "JSON lines with question, turns (the first) or chat, or prompt (text to continue), and image or images: "
+            "a random sample of the prompts to come.",
             PROMPTS,
             "-p",
             "FILE",

@@ -37,7 +37,7 @@ def demo(
         str, typer.Argument(metavar="[MODEL]", help="A folder, a hub id, or a name that `paceline models` lists.")
     ] = "smollm2-135m",
     num_prompts: Annotated[int, Opt("How many of the prompts to show.", min=1)] = 4,
-    svg: Annotated[Path | None, Opt("Keep the answers and the table as a picture.", metavar="FILE")] = None,
+    svg: Annotated[Path | None, Opt("Save the answers and the table as an image.", metavar="FILE")] = None,
 ) -> None:
     """Watch the same prompts decoded plainly and with speculation, and compare the speed and the text.
 

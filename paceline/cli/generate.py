@@ -88,8 +88,8 @@ class SamplingOptions:
     bad_word: Annotated[list[str] | None, Opt("Never generate this word; repeatable.", _SAMPLING)] = None
     seed: Annotated[int | None, Opt("Reproduces a sampled answer; random by default.", _SAMPLING)] = None
     n: Annotated[int, Opt("Number of answers.", _SAMPLING, "-n")] = 1
-    max_tokens: Annotated[int, Opt("Most tokens.", _END)] = 256
-    min_tokens: Annotated[int, Opt("Fewest tokens.", _END)] = 0
+    max_tokens: Annotated[int, Opt("Maximum number of tokens.", _END)] = 256
+    min_tokens: Annotated[int, Opt("Minimum number of tokens.", _END)] = 0
     stop: Annotated[list[str] | None, Opt("Stop before this text; repeatable.", _END)] = None
     stop_token_id: Annotated[list[int] | None, Opt("Stop at this token; repeatable.", _END)] = None
     ignore_eos: Annotated[bool, Opt("Go on past the end-of-sequence token.", _END)] = False

@@ -103,8 +103,7 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 SPECULATION, MODEL, PROMPTS, MEASURING = "Speculation", "Model", "Prompts", "Measuring"
 DRAFTER_NAMES = usages()
 PROMPT_FILE = (
-    "JSON lines with question, turns or messages (chats) or prompt (text to continue), or plain lines (text to "
-    "continue)."
+    'JSON lines with "question", "turns" or "messages" (chats) or "prompt" (text to continue), or lines of text.'
 )
 Policy = Literal["cost_model", "dynamic", "gate", "fixed"]
 Weights = Literal["int8", "int4", "fp8"]
@@ -157,7 +156,11 @@ class SpeculationOptions:
     ] = None
     policy: Annotated[
         Policy | None,
-        Opt("How many tokens to draft. cost_model: what pays by measured costs; the default without -k.", SPECULATION),
+        Opt(
+            "How many tokens to draft. cost_model: as many as pay by measured costs (default without -k); dynamic, gate: "
+            "simpler rules; fixed: always -k.",
+            SPECULATION,
+        ),
     ] = None
     profile: Annotated[
         Path | None,
@@ -235,7 +238,7 @@ class LoadOptions(DeviceOptions):
             MODEL,
         ),
     ] = None
-    max_model_len: Annotated[int | None, Opt("Prompt and answer together, in tokens.", MODEL, min=1)] = None
+    max_model_len: Annotated[int | None, Opt("Maximum tokens of prompt and answer together.", MODEL, min=1)] = None
     trust_remote_code: Annotated[bool, Opt("Run Python code that comes with the model.", MODEL)] = False
 
 

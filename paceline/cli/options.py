@@ -157,8 +157,8 @@ class SpeculationOptions:
     policy: Annotated[
         Policy | None,
         Opt(
-            "How many tokens to draft. cost_model: as many as pay by measured costs (default without -k); dynamic, gate: "
-            "simpler rules; fixed: always -k.",
+            "How many tokens to draft. cost_model: as many as pay by measured costs (default without -k); dynamic, "
+            "gate: simpler rules; fixed: always -k.",
             SPECULATION,
         ),
     ] = None

@@ -8,6 +8,8 @@ Weights of 3 and 2 bits use the 8 or 4 codes in the middle of the same container
 show what fewer bits would cost in acceptance, but take the memory and the time of 4 bits.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -110,7 +112,7 @@ class Int4Linear(QuantizedLinear):
         super().__init__()
         self.in_features, self.out_features, self.group_size = linear.in_features, linear.out_features, group_size
         pieces: list[tuple[Tensor, Tensor]] = []
-        for rows in linear.weight.detach().split(_ROWS):
+        for rows in cast("Tensor", linear.weight).detach().split(_ROWS):
             codes, params = quantize_int4(rows, group_size, bits)
             pieces.append((_pack(codes), params))
         packed, params = torch.cat([packed for packed, _ in pieces]), torch.cat([params for _, params in pieces], dim=1)

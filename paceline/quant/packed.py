@@ -34,6 +34,7 @@ class QuantizedLinear(nn.Module):
 
     in_features: int
     out_features: int
+    bias: Tensor | None
 
     @property
     def num_bytes(self) -> int:

@@ -112,7 +112,7 @@ def _config(metadata: Metadata, reader: "GGUFReader") -> dict[str, Any]:
 
     def number(key: str, default: float | None = None) -> float:
         value = metadata.get(f"llama.{key}")
-        return metadata.require(f"llama.{key}") if value is None and default is None else value or default
+        return default if value is None and default is not None else metadata.require(f"llama.{key}")
 
     hidden, heads = int(number("embedding_length")), int(number("attention.head_count"))
     theta = number("rope.freq_base", 10_000.0)

@@ -11,7 +11,7 @@ from paceline.heads import exchange, export_head, read_published
 from paceline.heads.exchange import check_written
 from paceline.heads.published import TargetFacts
 
-from .common import DRAFT, LAYERS, STATES, VOCAB, WIDTH, eagle, medusa, saved, target
+from .exchange_common import DRAFT, LAYERS, STATES, VOCAB, WIDTH, eagle, medusa, saved, target
 
 HEADS = {
     "eagle": lambda: eagle(1),

@@ -7,7 +7,7 @@ from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import load_head, read_published
 
-from .common import (
+from .exchange_common import (
     DRAFT,
     LAYERS,
     STATES,

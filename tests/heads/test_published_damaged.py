@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from paceline.errors import PacelineError
 from paceline.heads import load_head
 
-from .common import DRAFT, STATES, eagle, folder_of, medusa, plain_config, published, target
+from .exchange_common import DRAFT, STATES, eagle, folder_of, medusa, plain_config, published, target
 
 AUX = "eagle_aux_hidden_state_layer_ids"
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")

@@ -10,7 +10,7 @@ from tests.cli.helpers import answer, paceline, refusal, save
 from tests.helpers import oracle, prompt, result, run, runner, sequence
 from tests.tiny import tiny_model
 
-from .common import DRAFT, LAYERS, STATES, eagle, folder_of, plain_config, published, saved, target
+from .exchange_common import DRAFT, LAYERS, STATES, eagle, folder_of, plain_config, published, saved, target
 
 
 def test_export_says_how_to_serve(tmp_path):

@@ -46,7 +46,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, how: S
     (batch, heads, nodes, d), kv_heads = query.shape, key.shape[1]
     if tree is None:  # prefill, one row: many nodes, so the groups are left to the kernel
         mask = layout.visible(how.window)[0]
-        slot, columns = layout.slots[0] if layout.slots else 0, mask.shape[1]
+        slot, columns = layout.slots[0], mask.shape[1]
         k, v = key[slot : slot + 1, :, :columns], value[slot : slot + 1, :, :columns]
         return kernel(query, k, v, attn_mask=mask, scale=how.scale, enable_gqa=True).transpose(1, 2)
     groups = heads // kv_heads
@@ -77,8 +77,7 @@ def _attend_chains(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout
     """Trees as the chains they consist of, each with a copy of all its keys, laid out as plain decoding has them."""
     batch, heads, nodes, _ = query.shape
     out = query.new_zeros(batch, nodes, heads, value.shape[-1])
-    for row, chains in enumerate(layout.chains):
-        slot = layout.slots[row] if layout.slots else row
+    for row, (slot, chains) in enumerate(zip(layout.slots, layout.chains, strict=True)):
         for chain in chains:
             columns = chain.columns.clamp(max=key.shape[2] - 1)
             k, v = key[slot, None, :, columns], value[slot, None, :, columns]
@@ -93,8 +92,8 @@ def _attend_rows(query: Tensor, key: Tensor, value: Tensor, layout: PassLayout, 
     The products run in the model's dtype, the softmax in float32.
     """
     kv_heads, (_, heads, nodes, _), rows = key.shape[1], query.shape, []
-    for row, mask in enumerate(layout.visible(how.window)):
-        slot, columns = layout.slots[row] if layout.slots else row, mask.shape[1]
+    for row, (slot, mask) in enumerate(zip(layout.slots, layout.visible(how.window), strict=True)):
+        columns = mask.shape[1]
         k, v = key[slot, :, :columns], value[slot, :, :columns]
         scores = torch.matmul(query[row].reshape(kv_heads, -1, k.shape[-1]), k.transpose(1, 2))
         scores = scores.view(heads, nodes, columns).float().mul_(how.scale)

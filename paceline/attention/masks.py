@@ -99,16 +99,20 @@ class PassLayout:
     batch_invariant: bool
     row_multiple: int = 1
     max_length: int = 1 << 30
-    slots: list[int] | None = None  # row b of the cache's tensors; None: row b is slot b
+    slots: list[int] = field(default_factory=list)  # where row b lies in the cache's tensors; empty: in slot b
     num_given: int | None = None  # nodes before those that only pad the pass
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     head_rows: int | None = None  # rows from the end whose logits are wanted; None: all
     is_mask: Tensor | None = None  # [B, N], where there are mask tokens; in each row they follow the candidates
-    offsets: list[int] | None = None
+    offsets: list[int] = field(default_factory=list)  # empty: zeros
     rows: PromptRows | None = None
     num_calls: int = 0  # layers that went through `tree_attention`
     _masks: dict[int | None, list[Tensor]] = field(default_factory=dict)
     _segments: dict[tuple[int | None, int], list["Segment"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.slots = self.slots or list(range(len(self.starts)))
+        self.offsets = self.offsets or [0] * len(self.starts)
 
     @cached_property
     def depth(self) -> Tensor:
@@ -128,7 +132,7 @@ class PassLayout:
         """Column + offset of the row, the same on every axis. [B, N]; or what the prompt's images say, [A, B, N]."""
         if self.rows is not None and self.rows.position_ids is not None:
             return self.rows.position_ids
-        if not any(self.offsets or ()):
+        if not any(self.offsets):
             return self.columns
         return self.columns + torch.tensor(self.offsets, device=self.device)[:, None]
 
@@ -176,9 +180,8 @@ class PassLayout:
         return self._segments[window, groups]
 
     def _cut(self, window: int | None, groups: int, dtype: torch.dtype) -> Iterator[Segment]:
-        slots = self.slots or list(range(len(self.starts)))
+        slots, row = self.slots, 0
         masks = [additive(mask, dtype) for mask in self.visible(window)]
-        row = 0
         while row < len(slots):
             edges, end = self._edges(row), row + 1
             while end < len(slots) and slots[end] == slots[end - 1] + 1 and self._joins(row, end):

@@ -77,9 +77,9 @@ class NativeDecoder:
         if tree is not None:
             one.parents = held.integers(chain.from_iterable(tree.lists.parents))
         one.starts = held.integers(layout.starts)
-        one.slots = held.integers(layout.slots if layout.slots is not None else range(batch))
-        if any(layout.offsets or ()):
-            one.offsets = held.integers(layout.offsets or ())
+        one.slots = held.integers(layout.slots)
+        if any(layout.offsets):
+            one.offsets = held.integers(layout.offsets)
         if layout.is_mask is not None:
             one.is_mask = held.tensor(layout.is_mask.contiguous())
         if rows is not None and rows.blocks:
@@ -92,7 +92,7 @@ class NativeDecoder:
             cos, sin = zip(*(self._rotation(kind, rows.position_ids) for kind in self._described.ropes), strict=True)
             one.cos, one.sin = held.tensors(cos), held.tensors(sin)
         else:
-            cos, sin = self._reach(max(layout.starts) + max(layout.offsets or (0,)) + nodes)
+            cos, sin = self._reach(max(layout.starts) + max(layout.offsets) + nodes)
             one.cos, one.sin = _pointer(cos), _pointer(sin)
         keys, values = self._places(cache)
         one.keys, one.values, one.capacity = _pointer(keys), _pointer(values), cache.capacity

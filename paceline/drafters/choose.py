@@ -33,8 +33,8 @@ _Part = tuple[Draft, int]
 class Choose(Drafter):
     """Let the policy take the best of several drafters, per sequence and round.
 
-    members: drafters, cheapest first; `DraftBudget.drafter_index` counts them. Raises `ConfigError` for an empty list or
-    a Choose among them.
+    members: drafters, cheapest first; `DraftBudget.drafter_index` counts them. Raises `ConfigError` for an empty list
+    or a Choose among them.
     """
 
     name: ClassVar[str] = "choose"

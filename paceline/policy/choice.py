@@ -33,6 +33,8 @@ COUNTED_GAIN = 0.5
 """The share of the expected gain that counts when a round is checked against the ledger."""
 PATIENCE = 3
 """Depths without improvement before the search ends; the pass curve has steps, so one is not enough."""
+TREE_SIZES = (1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63)
+"""With the root they fill the passes that are padded to 2, 4, 8 or 16 rows."""
 MAX_PRICE_RISE = 1.3
 """A tree may grow beyond its expected size while its rows get dearer by no more than this factor."""
 DRAFTING_SHARE = 8 / 9
@@ -180,27 +182,33 @@ class _Team:
     def best(self) -> Choice:
         """The depth with the highest rate."""
         batch, drafting = len(self.options), self.drafting
-        reading = [o.reading / o.horizon for o in drafting]
+        reading = [(o, o.reading / o.horizon) for o in drafting]
         share = DRAFTING_SHARE if self.restarts else 1.0
         rate, depth, expected, kept, deepest = 0.0, 0, 0.0, 0, 0
         for d in range(1, max(o.depth for o in drafting) + 1):
-            tokens, read, levels, nodes, longest = float(batch), 0.0, 0.0, 0.0, 0.0
-            for o, per_token in zip(drafting, reading, strict=True):
-                own = d if d < o.depth else o.depth
-                tokens += share * o.gains[own]
-                read += per_token * (1 + o.gains[own])
-                levels, nodes, longest = max(levels, o.levels[own]), nodes + o.nodes[own], max(longest, o.nodes[own])
-            size = max(1, math.ceil((nodes / len(drafting) + longest) / 2 - 0.05))
             if d > self.max_nodes and self.is_tree:
                 break
-            if not self.can_pay(d, min(max(size, d), self.max_nodes) if self.is_tree else d, tokens / batch):
+            tokens, read, levels, nodes, longest = float(batch), 0.0, 0.0, 0.0, 0.0
+            for o, per_token in reading:
+                own = d if d < o.depth else o.depth
+                gain = o.gains[own]
+                tokens += share * gain
+                read += per_token * (1 + gain)
+                levels, nodes, longest = max(levels, o.levels[own]), nodes + o.nodes[own], max(longest, o.nodes[own])
+            size = max(1, math.ceil((nodes / len(drafting) + longest) / 2 - 0.05))
+            if self.is_tree and size > self.max_nodes:
+                size = self.max_nodes
+            full = max(size, d) if self.is_tree else d
+            full_seconds = self.pass_seconds(d, full)
+            if not self.can_pay(d, full_seconds, tokens / batch):
                 break
             deepest = d
             if d > depth + PATIENCE:
                 continue
-            if self.is_tree:
-                size = min(size, self.max_nodes)
-            found = tokens / (self.seconds(d, size) + levels * self.level + read)
+            seconds = full_seconds if size == full else self.pass_seconds(d, size)
+            if self.restarts:
+                seconds = DRAFTING_SHARE * seconds + (1 - DRAFTING_SHARE) * self.pass_seconds(d, 0)
+            found = tokens / (seconds + levels * self.level + read)
             if found > rate:
                 rate, depth, expected, kept = found, d, tokens, size
         if not depth:
@@ -208,26 +216,20 @@ class _Team:
         row_seconds = self.row_seconds(depth, kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
         if self.is_tree:
-            while deepest > depth and not self.can_pay(deepest, max(nodes, deepest), expected / batch):
+            while deepest > depth and not self.can_pay(
+                deepest, self.pass_seconds(deepest, max(nodes, deepest)), expected / batch
+            ):
                 deepest -= 1
         return Choice(rate, depth, self.options, deepest, nodes, row_seconds, expected)
 
     def pass_seconds(self, depth: int, nodes: int) -> float:
         """Seconds of a round without the drafting."""
-        return self.turn.seconds(width(depth, nodes, self.masks))
+        return self.turn.seconds(width(depth, nodes, self.masks) if self.masks else nodes)
 
-    def seconds(self, depth: int, nodes: int) -> float:
-        """The same, as the mean of the cycle that a restart begins (`DRAFTING_SHARE`)."""
-        drafts = self.pass_seconds(depth, nodes)
-        if not self.restarts:
-            return drafts
-        return DRAFTING_SHARE * drafts + (1 - DRAFTING_SHARE) * self.pass_seconds(depth, 0)
-
-    def can_pay(self, depth: int, nodes: int, tokens: float) -> bool:
-        """Whether the ledger can pay for a round with all these nodes, and for adding masks first where none hang."""
+    def can_pay(self, depth: int, seconds: float, tokens: float) -> bool:
+        """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where none hang."""
         restart = self.pass_seconds(depth, 0) - self.plain if self.restarts else 0.0
-        seconds = self.pass_seconds(depth, nodes) + depth * self.level + restart
-        return is_affordable(seconds, tokens, self.credit, self.plain)
+        return is_affordable(seconds + depth * self.level + restart, tokens, self.credit, self.plain)
 
     def row_seconds(self, depth: int, nodes: int) -> float:
         """Seconds of one more node around this size, from half of it to twice: clocks are no better than that."""
@@ -237,11 +239,13 @@ class _Team:
     def largest(self, depth: int, kept: int, row_seconds: float, tokens: float) -> int:
         """The most nodes of a tree that usually has `kept`: as many as can be paid for and cost about the same."""
         nodes, usual = max(kept, depth), self.pass_seconds(depth, kept)
-        for n in range(nodes + 1, self.max_nodes + 1):
-            if not self.can_pay(depth, n, tokens):
-                break
-            if self.pass_seconds(depth, n) - usual <= MAX_PRICE_RISE * row_seconds * (n - kept):
-                nodes = n
+        for n in TREE_SIZES:
+            if nodes < n <= self.max_nodes:
+                seconds = self.pass_seconds(depth, n)
+                if not self.can_pay(depth, seconds, tokens):
+                    break
+                if seconds - usual <= MAX_PRICE_RISE * row_seconds * (n - kept):
+                    nodes = n
         return nodes
 
 

@@ -21,7 +21,7 @@ from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..schema import checked_call
-from .choice import Choice, Option, choose, draft_budget, width
+from .choice import TREE_SIZES, Choice, Option, choose, draft_budget, width
 from .confidence import Confidence
 from .estimates import FEW_TOKENS, Estimates
 from .ledger import Ledger
@@ -29,8 +29,6 @@ from .probing import Probing, could_pay, largest_probe, may_join, owner
 from .profile import Profile
 from .seconds import RoundSeconds
 
-MAX_NODES = 63
-"""Of a tree: with the root they fill the passes that are padded to 4, 8 or 16 rows."""
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
 REST = 2  # rounds for which a plan to draft nothing stands, while the same is on offer: planning takes a third of a ms
@@ -68,7 +66,7 @@ class CostModel(DraftPolicy):
         max_depth: Annotated[int, Field(ge=1, le=64)] = 16,
         profile: Profile | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        max_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] = MAX_NODES,
+        max_nodes: Annotated[int, Field(ge=1, le=TREE_SIZES[-1])] = TREE_SIZES[-1],
     ):
         self.max_depth, self.max_nodes, self._given, self._clock = max_depth, max_nodes, profile or Profile(), clock
         self._drafter: Drafter | None = None

@@ -184,10 +184,11 @@ class _Team:
         batch, drafting = len(self.options), self.drafting
         reading = [(o, o.reading / o.horizon) for o in drafting]
         share = DRAFTING_SHARE if self.restarts else 1.0
-        rate, depth, expected, kept, deepest = 0.0, 0, 0.0, 0, 0
-        for d in range(1, max(o.depth for o in drafting) + 1):
-            if d > self.max_nodes and self.is_tree:
-                break
+        rate, depth, expected, kept = 0.0, 0, 0.0, 0
+        longest_draft = max(o.depth for o in drafting)
+        if self.is_tree:
+            longest_draft = min(longest_draft, self.max_nodes)
+        for d in range(1, longest_draft + 1):
             tokens, read, levels, nodes, longest = float(batch), 0.0, 0.0, 0.0, 0.0
             for o, per_token in reading:
                 own = d if d < o.depth else o.depth
@@ -202,9 +203,8 @@ class _Team:
             full_seconds = self.pass_seconds(d, full)
             if not self.can_pay(d, full_seconds, tokens / batch):
                 break
-            deepest = d
             if d > depth + PATIENCE:
-                continue
+                break
             seconds = full_seconds if size == full else self.pass_seconds(d, size)
             if self.restarts:
                 seconds = DRAFTING_SHARE * seconds + (1 - DRAFTING_SHARE) * self.pass_seconds(d, 0)
@@ -215,11 +215,13 @@ class _Team:
             return Choice(0.0, 0, self.options)
         row_seconds = self.row_seconds(depth, kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
-        if self.is_tree:
-            while deepest > depth and not self.can_pay(
-                deepest, self.pass_seconds(deepest, max(nodes, deepest)), expected / batch
-            ):
-                deepest -= 1
+        deepest = depth
+        while deepest < longest_draft and self.can_pay(
+            deepest + 1,
+            self.pass_seconds(deepest + 1, max(nodes if self.is_tree else 0, deepest + 1)),
+            expected / batch,
+        ):
+            deepest += 1
         return Choice(rate, depth, self.options, deepest, nodes, row_seconds, expected)
 
     def pass_seconds(self, depth: int, nodes: int) -> float:

@@ -80,7 +80,7 @@ class Estimates:
                 points[n] = pass_seconds(n)
         self.curve = PassCurve(points)
         for turn in self._turns.values():
-            turn.curve = self.curve
+            turn.use(self.curve)
 
     def learn_seconds(self, timed: Mapping[str, tuple[float, float]]) -> None:
         """What drafters measured of themselves; a profile and what was seen since say more."""

@@ -90,6 +90,7 @@ class RoundSeconds:
         self.curve, self.batch = curve, batch
         self.drift = Level(drift)
         self.num_plain = 0
+        self._known = dict[int, float]()  # R(n), until something is observed
         self._overheads = [Level(1.0) for _ in range(8)]  # by the bit length of n
         self._was_slow = False  # the last round with drafts took far longer than expected
 
@@ -99,11 +100,16 @@ class RoundSeconds:
 
     def seconds(self, nodes: int) -> float:
         """R(nodes), never below R(0)."""
-        plain = self.curve.seconds(self.batch) * self.drift.value
-        if nodes == 0:
-            return plain
-        overhead = self._overheads[self._size(nodes)].value
-        return max(plain, self.curve.seconds(self.batch * (1 + nodes)) * self.drift.value * overhead)
+        if nodes not in self._known:
+            overhead = self._overheads[self._size(nodes)].value if nodes else 1.0
+            found = self.curve.seconds(self.batch * (1 + nodes)) * self.drift.value * overhead
+            self._known[nodes] = max(found, self.seconds(0)) if nodes else found
+        return self._known[nodes]
+
+    def use(self, curve: PassCurve) -> None:
+        """Take a curve with more points."""
+        self.curve = curve
+        self._known.clear()
 
     def is_new(self, nodes: int) -> bool:
         """Whether few drafts of about this size were verified so far."""
@@ -125,13 +131,13 @@ class RoundSeconds:
 
     def observe(self, nodes: int, seconds: float) -> None:
         """Learn from a round that took this long."""
-        ratio = seconds / self.seconds(nodes)
+        ratio, to_plain = seconds / self.seconds(nodes), seconds / self.seconds(0)
+        self._known.clear()
         if nodes == 0:
             self.num_plain += 1
             self.drift.add(ratio * self.drift.value)
             return
         overhead = self._overheads[self._size(nodes)]
-        to_plain = seconds / self.seconds(0)
         if to_plain < IMPOSSIBLE:  # then R(0) was estimated too high
             self.drift.add(to_plain * self.drift.value)
         elif overhead.count >= 6:

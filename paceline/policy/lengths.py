@@ -145,16 +145,21 @@ class Lengths:
         self._found.pop(slot, None)
 
     def _look_up(self, seq: Sequence) -> Ends:
-        prompt, first = _prompt_end(seq), seq.output_ids[:1]
-        began_alike = any(one.first == first for one in self._seen)
-        weights = [
-            _likeness(prompt, one.prompt) ** SHARPNESS if one.first == first or not began_alike else 0.0
-            for one in self._seen
+        prompt, first, seen = _prompt_end(seq), seq.output_ids[:1], self._seen
+        if not any(one.first == first for one in seen):
+            began_alike = [True] * len(seen)
+        else:
+            began_alike = [one.first == first for one in seen]
+        template = prompt.intersection(*(one.prompt for one in seen))  # tokens of every prompt say nothing
+        likeness = [
+            _likeness(prompt - template, one.prompt - template) if began else 0.0
+            for one, began in zip(seen, began_alike, strict=True)
         ]
-        if not any(weights):
-            weights = [1.0] * len(weights)
-        others = OTHERS * sum(weights) / max(1, len(weights))
-        return Ends((weight + others, one.tokens) for weight, one in zip(weights, self._seen, strict=True))
+        # As many as half the square root of the known answers decide, and those that are as like as the last of them.
+        nearest = sorted(likeness)[-max(1, round(len(seen) ** 0.5 / 2)) :]
+        weights = [alike**SHARPNESS if alike >= nearest[0] else 0.0 for alike in likeness]
+        others = OTHERS * sum(weights) / max(1, len(seen))
+        return Ends((weight + others, one.tokens) for weight, one in zip(weights, seen, strict=True))
 
 
 def _prompt_end(seq: Sequence) -> frozenset[int]:
@@ -162,5 +167,5 @@ def _prompt_end(seq: Sequence) -> frozenset[int]:
 
 
 def _likeness(one: frozenset[int], other: frozenset[int]) -> float:
-    """The share of their tokens that both hold (Jaccard)."""
-    return len(one & other) / max(1, len(one | other))
+    """The share of their tokens that both hold (Jaccard), and a little more, so that strangers count alike."""
+    return 0.01 + len(one & other) / max(1, len(one | other))

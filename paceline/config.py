@@ -239,7 +239,7 @@ _ENGINES = ("vLLM", "SGLang", "llama.cpp")
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """Options of one engine, ready to paste behind its start command; "" where it has no equivalent.
+    """Options of one engine, ready to append to its start command; "" where it has no equivalent.
 
     remark: what is different there, or missing; "" where nothing is.
     """

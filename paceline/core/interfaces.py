@@ -285,10 +285,10 @@ def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> Non
 
 
 class Verifier(ABC):
-    """Decides which drafted tokens stand. Pure: no cache, no model, no state."""
+    """Decides which drafted tokens are accepted. Pure: no cache, no model, no state."""
 
     name: ClassVar[str]
-    lossless: ClassVar[bool]  # the output follows the target's law
+    lossless: ClassVar[bool]  # the output has the target's distribution
     exact: ClassVar[bool]  # the output is token-identical to plain decoding with the same seed
 
     @abstractmethod

@@ -22,7 +22,7 @@ def draft_chains(
     vocab_size: int,
     source: str,
 ) -> Draft:
-    """Draft up to `budgets[b].depth` tokens for each row, leaving the runner's cache filled behind them.
+    """Draft up to `budgets[b].depth` tokens for each row, which the runner's cache keeps.
 
     uncached_tokens: tokens of each row that the runner has not cached yet; the last is the root. All drafted tokens but
     the last are cached at the end, so a fully accepted draft leaves two uncached tokens.
@@ -33,7 +33,7 @@ def draft_chains(
         uncached r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
     """
     drafted: list[list[int]] = [[] for _ in seqs]
-    laws: list[list[Tensor]] = [[] for _ in seqs]
+    probs: list[list[Tensor]] = [[] for _ in seqs]
     confidences: list[list[float]] = [[] for _ in seqs]
     weighs = any(budget.should_continue is not None for budget in budgets)
     active = [b for b, budget in enumerate(budgets) if budget.depth > 0 and uncached_tokens[b]]
@@ -53,17 +53,17 @@ def draft_chains(
             confidences[b] += given[i : i + 1]
             feed[b] = [token]
             if q is not None:
-                laws[b].append(q[i])
+                probs[b].append(q[i])
         active = [b for b in active if _continues(seqs[b], drafted[b], budgets[b], confidences[b])]
     tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
     weighed = _padded(confidences, tree.num_nodes) if weighs else None
-    if not any(laws):
+    if not any(probs):
         return Draft(tree, source=source, confidence=weighed)
-    first = next(law for law in laws if law)[0]
+    first = next(row for row in probs if row)[0]
     q = first.new_zeros(len(seqs), tree.num_nodes, vocab_size)
-    for b, law in enumerate(laws):
-        if law:
-            q[b, : len(law)] = torch.stack(law)
+    for b, row in enumerate(probs):
+        if row:
+            q[b, : len(row)] = torch.stack(row)
     return Draft(tree, Law.IID, q, source, confidence=weighed)
 
 

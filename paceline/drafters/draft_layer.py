@@ -1,7 +1,7 @@
 """A draft head's decoder layer, its final norm and its output layer over a cache of its own: native, or in torch.
 
 A level of a tree is a pass: its rows are the nodes of the level, and `old` nodes of the levels above are in the cache
-already, behind the columns that are kept.
+already, after the columns that are kept.
 
     columns   0 .. s - 1 | s .. s + old - 1 | s + old .. s + old + N - 1       s: `starts` of the row
     hold      kept       | levels above     | this level
@@ -41,7 +41,7 @@ class Level:
 class DraftCache:
     """Keys and values of a head, a tensor [slots, H, capacity, d] for each of its layers, grown as needed.
 
-    lengths: the columns of each slot that are kept. What lies behind them is overwritten by the next pass.
+    lengths: the columns of each slot that are kept. The next pass overwrites the columns after them.
     """
 
     def __init__(
@@ -281,9 +281,9 @@ def _places(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tup
 
 def native_form(head: nn.Module) -> None:
     """Pack the linear layers of an attached head, the target's output rows included; its norms become float32."""
-    lent = getattr(head, "output", None)
-    if isinstance(lent, Output) and len(lent.rows):
-        head.set_submodule("output", linear_of(lent.rows))
+    output = getattr(head, "output", None)
+    if isinstance(output, Output) and len(output.rows):
+        head.set_submodule("output", linear_of(output.rows))
     for module in head.modules():
         if isinstance(module, nn.RMSNorm):
             module.float()

@@ -27,7 +27,7 @@ from .chain import draft_chains
 from .draft_vision import DraftPrompt, VisionMode, vision_of_draft
 from .registry import DrafterSpec, vllm_flag
 
-_PENDING = 8
+_FEW = 8
 """More tokens than this are prefilled; fewer ride along with the first drafting pass."""
 
 
@@ -37,7 +37,7 @@ class DraftModel(Drafter):
 
     dtype, device: of the draft; None takes the target's. weights: "int8" or "int4" rounds the draft's weights when it
     is loaded: a faster draft that is right a little less often. vision: what it sees of images: "own" (its own
-    processor and tower), "shared" (the target's features, or the target's tower behind its own projector) or "none"
+    processor and tower), "shared" (the target's features, or the target's tower with its own projector) or "none"
     (the text between them); None: "own" where both models see, else "none".
     """
 
@@ -85,7 +85,7 @@ class DraftModel(Drafter):
         return self._runner
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """A pass of the draft over one token, and its reading."""
+        """A pass of the draft over one token, and its time to read a token of the prompt."""
         return {self.name: (self.runner.pass_seconds(1), self.runner.read_seconds())}
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
@@ -131,7 +131,7 @@ class DraftModel(Drafter):
         return text if most >= self._vocab_size else [token if token < most else 0 for token in text]
 
     def _read(self, slot: int, text: list[int]) -> None:
-        """Cache what is far behind; a prompt with images from its beginning on."""
+        """Prefill where many tokens are not cached; a prompt with images from its beginning on."""
         runner, vision = self.runner, self._prompts[slot].vision
         cached = runner.cache.lengths[slot]
         if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
@@ -140,7 +140,7 @@ class DraftModel(Drafter):
             if vision is not None:
                 runner.read(slot, text, vision)
                 return
-        if len(text) - cached > _PENDING:
+        if len(text) - cached > _FEW:
             runner.prefill(slot, text[cached:-1])
 
 
@@ -168,7 +168,7 @@ class DraftModelSpec(DrafterSpec):
         return (self.model,)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """VLLM's "draft_model", SGLang's STANDALONE, which counts the token that a draft continues, "draft-simple"."""
+        """In vLLM "draft_model", in SGLang STANDALONE, which counts the root, in llama.cpp "draft-simple"."""
         rounded = f"that is {self.weights.upper()} already" if self.weights else ""
         sglang = (
             f"--speculative-algorithm STANDALONE --speculative-draft-model-path {shlex.quote(self.model)} "

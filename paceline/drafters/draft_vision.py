@@ -3,7 +3,7 @@
     target    text  <i> <i> <i> <i>  text           <i>: placeholders, with features of the target
     none      text  text                            they are dropped; positions are those of the shorter text
     own       text  <i> <i>  text                   the draft's own processor and tower make other features, or fewer
-    shared    text  <i> <i> <i> <i>  text           the target's features, or its tower's behind another projector
+    shared    text  <i> <i> <i> <i>  text           the target's features, or its tower's with another projector
 
 Whatever it sees, the answer is the target's; only how often the draft is right depends on it.
 """

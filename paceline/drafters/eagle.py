@@ -5,17 +5,17 @@ EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 25
     column        0 ... n-1     n ... T-2 | T-1 (root)      every column before the root has a state f
     token         x_0 .....     ......... | x_{T-1}
     pair t        (f_t, x_{t+1}) for t = 0 .. T-2           the last one holds the root's token
-    digested      0 ... n-1                                 kept from round to round
-    pending                     n ... T-2                   read now; h_{T-2} gives the law of level 1
-    level 1                               (h_{T-2}, a)  (h_{T-2}, b)      position T-1, law of level 2
+    cached        0 ... n-1                                 kept from round to round
+    uncached                    n ... T-2                   read now; h_{T-2} gives the distribution of level 1
+    level 1                               (h_{T-2}, a)  (h_{T-2}, b)      position T-1, distribution of level 2
     level 2                                  (h_a, aa)  (h_a, ab)  (h_b, ba)      position T
 
 Rows of the tree are forgotten at the end of the round: the target's states of what it accepted take their place.
 
 Confidence. The target emits argmax(log p + T g) with T its temperature and g the noise of the position, which an exact
 verifier shares with its drafters. Let log p differ from the head's logits by noise of its own, Gumbel of scale 1: then
-a token is the target's with probability softmax(logits + T g), at T = 0 the head's plain law. Children are the
-likeliest by this law, and it scores paths. Where no noise is shared it is softmax(logits / max(T, 1)): a colder target
+a token is the target's with probability softmax(logits + T g), at T = 0 the head's own. Children are the
+likeliest by this, and it scores paths. Where no noise is shared it is softmax(logits / max(T, 1)): a colder target
 is more certain of its token, but the head does not know better which one that is (see `top_tokens`).
 """
 
@@ -44,7 +44,7 @@ from .top_tokens import Best, top_tokens
 from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, TreeBuilder, cut, stacked
 
 Shape = Literal["dynamic", "static", "chain"]
-_FEW = 8  # pairs that are pending in any round: those are part of what a draft takes
+_FEW = 8  # so many uncached pairs are usual: reading them is part of the time of a draft
 
 
 @final
@@ -86,7 +86,7 @@ class Eagle(Drafter):
         rows = embeddings if head.config.own_lm_head else loaded.output_rows()
         self._pass = EaglePass(head, embeddings, rows, target.num_slots)
         self._target, self._shares_noise = target, verifier.exact
-        self._barred = columns_of(target.banned_token_ids, self._pass.draft_ids)
+        self._banned = columns_of(target.banned_token_ids, self._pass.draft_ids)
         self.source = "eagle3" if head.config.version == 3 else "eagle"
         target.watch_states(head.config.states)
 
@@ -97,32 +97,32 @@ class Eagle(Drafter):
         return self._pass
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Pending are pairs beyond those of any round; -1 for a text of one token, which has no pair."""
+        """Uncached pairs beyond the usual few; the hint is -1 for a text of one token, which has no pair."""
         pairs = len(seq.token_ids) - 1
         uncached_tokens = max(0, pairs - self.layer.cache.lengths[seq.slot] - _FEW)
         return (DraftOptions(self.source, 0 if pairs else -1, uncached_tokens, self.top_k),)
 
     @torch.inference_mode()
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """A level of a tree, and the reading of a token. Only columns past the first slot's digested ones are used."""
+        """A level of a tree, and reading a token. Only columns after those that the first slot has cached are used."""
         layer, length = self.layer, self.layer.cache.lengths[0]
         config = layer.config
         states = torch.zeros(64, len(config.states) * config.target_hidden_size, device=self._target.loaded.device)
         wide = torch.zeros(1, self.top_k, dtype=torch.long)
-        token, reading = list[float](), list[float]()
+        token, prefill = list[float](), list[float]()
         for _ in range(4):  # the first warms up
             begin = time.perf_counter()
             level = layer.extend_cache([0], [[0] * 64], [states])
             level.hidden[0, 0, 0].item()  # reading waits for the device
             middle = time.perf_counter()
             self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)
-            reading.append((middle - begin) / 64)
+            prefill.append((middle - begin) / 64)
             token.append(time.perf_counter() - middle)
             layer.cache.lengths[0] = length
-        return {self.source: (sorted(token[1:])[1], sorted(reading[1:])[1])}
+        return {self.source: (sorted(token[1:])[1], sorted(prefill[1:])[1])}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Digest what was emitted since, then grow all trees of the batch, one pass a level."""
+        """Read what was emitted since, then grow all trees of the batch, one pass a level."""
         growing = [self._growing(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
         active = [row for row, tree in enumerate(growing) if tree.frontier]
         if active:
@@ -133,7 +133,7 @@ class Eagle(Drafter):
         return Draft(tree, source=self.source, confidence=confidence)
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget what these slots digested."""
+        """Empty these slots."""
         if self._pass is not None:
             self._pass.cache.release(slots)
 
@@ -166,7 +166,7 @@ class Eagle(Drafter):
             level = layer.step(packed[0], level.hidden, packed[1], most)
 
     def _catch_up(self, seqs: Seq[Sequence], most: int) -> Level:
-        """Digest all pairs that are pending; what the last ones leave, [B, 1, ...]."""
+        """Cache all pairs that are not yet cached; the level of the last ones, [B, 1, ...]."""
         layer = self.layer
         tokens, states = list[list[int]](), list[Tensor]()
         for seq in seqs:
@@ -185,7 +185,7 @@ class Eagle(Drafter):
         rows = [seq for seq in seqs for _ in range(width)]
         flat, ids, shares = level.logits.flatten(0, 1), self.layer.draft_ids, self._shares_noise
         found = None if level.best is None else Best(*(part.flatten(0, 1) for part in level.best))
-        tokens, logps = top_tokens(flat, ids, rows, offset, most, shares, self._barred, found)
+        tokens, logps = top_tokens(flat, ids, rows, offset, most, shares, self._banned, found)
         begins = range(0, len(tokens), width)
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
 

@@ -116,7 +116,7 @@ class EaglePass:
         top: int = 0,
         ends: bool = True,
     ) -> Level:
-        """The pairs of tokens [B, N] and hidden [B, N, E] behind what the slots have cached."""
+        """One pass over pairs of tokens [B, N] and hidden [B, N, E], after what the slots have cached."""
         cache, beside = self.cache, ids.contiguous()
         starts = [cache.lengths[slot] for slot in slots]
         cache.ensure(max(starts) + old + ids.shape[1])

@@ -39,7 +39,7 @@ _CHUNK = 256
 """Rows read at once."""
 
 _LAG = 16
-"""So many rows later modules may fall behind, while drafts end before their turn."""
+"""The most rows that later modules may be behind, while drafts end before their turn."""
 
 
 @final
@@ -60,7 +60,7 @@ class Mtp(Drafter):
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Fit the modules to the target, have it keep its last states, and make room for keys and values."""
         self._head, self._target, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
-        self._barred = columns_of(target.banned_token_ids, self._head.draft_ids)
+        self._banned = columns_of(target.banned_token_ids, self._head.draft_ids)
         self._dtype, config = row_dtype(target), self._head.config
         sizes = config.num_key_value_heads, config.head_dim
         loaded = target.loaded
@@ -75,13 +75,13 @@ class Mtp(Drafter):
         return self._head
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Pending are the rows before those of an ordinary step; -1 where the target has no state yet."""
+        """Uncached rows beyond those of an ordinary step; the hint is -1 where the target has no state yet."""
         known, count = self._cache.lengths[seq.slot], self.head.config.num_modules
         return (DraftOptions(self.name, 0 if seq.num_cached else -1, max(0, seq.num_cached - known - count)),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A step of one row with its logits; and a row of all modules among many that are read together."""
-        length = self._cache.lengths[0]  # the rows behind are written anew in any case
+        length = self._cache.lengths[0]  # the next pass overwrites what is written here
         many = min(64, self._target.max_length)
 
         def step() -> None:
@@ -173,7 +173,7 @@ class Mtp(Drafter):
             return
         logits = self.head.logits(last[rows], step)
         chosen = [seqs[row] for row in rows]
-        tokens, logps = top_tokens(logits, self.head.draft_ids, chosen, step, 1, self._coupled, self._barred)
+        tokens, logps = top_tokens(logits, self.head.draft_ids, chosen, step, 1, self._coupled, self._banned)
         for row, token, logp in zip(rows, tokens, logps, strict=True):
             chains[row].add([token], [logp])
 

@@ -49,7 +49,7 @@ class HeadsDrafter(Drafter, ABC):
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Fit the heads to the target and have it keep its last states."""
         self._heads, self._target, self._coupled = fitted(self._given, self.kind, target), target, verifier.exact
-        self._barred = columns_of(target.banned_token_ids, self._heads.draft_ids)
+        self._banned = columns_of(target.banned_token_ids, self._heads.draft_ids)
         self._dtype = row_dtype(target)
         target.watch_states([target.loaded.num_layers])
 
@@ -86,7 +86,7 @@ class HeadsDrafter(Drafter, ABC):
             states = torch.cat([read(slot, length - 1, length, layer) for slot, length in slots])
             logits = heads(states.to(self._dtype), max(depths))  # [B, D, Vd]
             wishes = [(seqs[row], budgets[row], depths[row]) for row in rows]
-            rule = heads.draft_ids, self.top_k, self._coupled, self._barred
+            rule = heads.draft_ids, self.top_k, self._coupled, self._banned
             for row, made in zip(rows, marginal_trees(logits, wishes, *rule), strict=True):
                 grown[row] = made
         tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], grown)

@@ -20,7 +20,7 @@ from ..schema import checked, checked_call
 from .registry import DrafterSpec, vllm_flag
 
 LONGEST_HINT = 8
-"""Matches are told apart up to this length: a copy that has gone on for longer is no surer to go on."""
+"""Matches of different length count as different up to this length: longer ones are not more reliable."""
 
 
 @dataclass
@@ -162,7 +162,7 @@ class LookupSpec(DrafterSpec):
         return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """VLLM's "ngram", SGLang's NGRAM, which counts the token that a draft hangs on, and "ngram-simple"."""
+        """In vLLM "ngram", in SGLang NGRAM, which counts the root, in llama.cpp "ngram-simple"."""
         least, most = self.prompt_lookup_min, self.prompt_lookup_max
         return {
             "vLLM": (

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Registered:
-    """One row of the registry. home: module and class of the `DrafterSpec`. usage: what one types behind --drafter."""
+    """One row of the registry. home: module and class of the `DrafterSpec`. usage: the value of --drafter."""
 
     home: str
     usage: str
@@ -212,7 +212,7 @@ def table() -> list[tuple[str, str, str]]:
 
 
 def usages() -> str:
-    """What one may type behind --drafter, for help and messages."""
+    """The values of --drafter, for help and messages."""
     typed = [REGISTRY[method].usage if method in REGISTRY else method for method in methods() if method != "choose"]
     return ", ".join([*dict.fromkeys(typed), "several joined by +"])
 

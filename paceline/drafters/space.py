@@ -1,8 +1,8 @@
 """SPACE drafts in the target's own pass: mask tokens below every node that may be the last accepted one.
 
-Yi et al. 2024, arXiv 2402.11809; see `heads.space` for what a mask is. Mask j below a node says the token that comes
-j + 2 places after it, since the next place is the target's own to say. A round that drafts a, b with two masks each, in
-a text whose last token, the root, stands at position t:
+Yi et al. 2024, arXiv 2402.11809; see `heads.space` for what a mask is. Mask j below a node predicts the token that
+comes j + 2 places after it, since the target itself predicts the next one. A round that drafts a, b with two masks
+each, in a text whose last token, the root, is at position t:
 
     position      t      t+1    t+2    t+3    t+4        what is verified: a by the root's row, b by a's row
     root          r      m0     m1                       m0 says t+2, m1 says t+3
@@ -10,12 +10,12 @@ a text whose last token, the root, stands at position t:
     candidate                   b      m0     m1         m0 says t+4, m1 says t+5
     node          r 0    a 1    b 2    r's masks 3, 4, a's 5, 6, b's 7, 8: the masks come after all candidates
 
-If a stands and b does not, the target says another token x at t+2, the next root. The group of a is read: its m0 says
+If a is accepted and b is not, the target emits another token x at t+2, the next root. The masks of a are read: m0 says
 t+3, the place after x, though it does not know x. So whatever is accepted, the next candidates are there already, and
 all other masks were in vain: (1 + candidates) * (1 + masks) rows a pass, the paper's (k + 1)^2 for a chain of k.
 
-Nothing is read first and no state is kept but those laws. Without them (first round; after a round that somebody else,
-or nobody, drafted) no candidates are drafted, and the round only hangs the root's masks.
+Nothing is read first, and only those predictions are kept. Without them (in the first round, and after a round of
+another drafter or of none) no candidates are drafted, and the round only adds the root's masks.
 """
 
 from collections.abc import Mapping
@@ -76,10 +76,10 @@ class Space(Drafter):
     masks into so many rows of the pass, (1 + candidates) * (1 + masks) <= max_rows, for a policy that counts nodes and
     knows nothing of masks; None: as many as the budget has.
 
-    Without a transition the laws do not depend on the path, and the tree is the best of the budget's size. With one,
-    the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone, level by level; the
-    belief in a token is then the share of the shortlist by the mask alone, times the token's share of the corrected
-    shortlist.
+    Without a transition the predictions do not depend on the path, and the tree is the best of the budget's size. With
+    one, the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone, level by level.
+    The confidence in a token is then the probability of the shortlist by the mask alone, times the token's probability
+    in the corrected shortlist.
     """
 
     name: ClassVar[str] = "space"
@@ -107,7 +107,7 @@ class Space(Drafter):
         self._rows, self._target, self._adapter, self._embeddings = rows, target, adapter, target.loaded.embeddings
         self.info = DrafterInfo(branches=self.top_k, masks=adapter.num_masks)
         self._ids = torch.arange(target.vocab_size, device=target.loaded.device)
-        self._barred = columns_of(target.banned_token_ids, self._ids)
+        self._banned = columns_of(target.banned_token_ids, self._ids)
         self._coupled = verifier.exact
         self._predicted.clear()
 
@@ -139,10 +139,10 @@ class Space(Drafter):
             grow = self._best if self._rows is None else self._corrected
             for row, made in zip(rows, grow([asked[row] for row in rows]), strict=True):
                 grown[row] = made
-        return self._hung(seqs, budgets, grown)
+        return self._with_masks(seqs, budgets, grown)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
-        """Keep the logits of the masks below each row's last accepted node; older ones are stale, whoever drafted."""
+        """Keep the logits of the masks below each row's last accepted node; older ones are stale."""
         tokens, parents = draft.tree.token_ids.tolist(), draft.tree.parents.tolist()
         counts, paths = verdict.num_accepted.tolist(), verdict.path.tolist()
         for row, seq in enumerate(seqs):
@@ -183,7 +183,7 @@ class Space(Drafter):
     def _best(self, asked: Seq[_Asked]) -> list[DraftTree]:
         """The best trees where the distribution of a depth does not depend on the path."""
         wishes = [(one.seq, one.budget, one.depth) for one in asked]
-        return marginal_trees([one.logits for one in asked], wishes, self._ids, self.top_k, self._coupled, self._barred)
+        return marginal_trees([one.logits for one in asked], wishes, self._ids, self.top_k, self._coupled, self._banned)
 
     def _corrected(self, asked: Seq[_Asked]) -> list[DraftTree]:
         """Trees grown level by level, each token ranked by its mask and by the token before it."""
@@ -205,7 +205,7 @@ class Space(Drafter):
     def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> _Ranked:
         """The best tokens by a mask's logits [R, V] after each of the tokens `before` (of each row its parents)."""
         assert self._rows is not None
-        scores = scored(logits, self._ids, seqs, level, self._coupled, self._barred)
+        scores = scored(logits, self._ids, seqs, level, self._coupled, self._banned)
         short = scores.topk(min(SHORTLIST, scores.shape[1]))  # [R, K]
         share = short.values.logsumexp(-1) - scores.logsumexp(-1)  # [R]
         width = max(map(len, before))
@@ -224,7 +224,7 @@ class Space(Drafter):
         divisors = [1.0 if self._coupled else max(1.0, seq.params.temperature) for seq in seqs] or [1.0] * rows
         return torch.tensor(divisors)[:, None, None]
 
-    def _hung(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
+    def _with_masks(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
         """The draft: root, candidates, then the masks of each; no mask whose token could not be drafted any more."""
         tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
         confidences = list[list[float]]()
@@ -265,7 +265,7 @@ class SpaceSpec(HeadSpec):
 
 
 def masks_below(node: int, tokens: Seq[int], parents: Seq[int], vocab_size: int) -> range:
-    """The masks of a node, which stand side by side; empty where it has none."""
+    """The masks of a node, which are adjacent; empty where it has none."""
     first = next((i for i, up in enumerate(parents) if up == node and tokens[i] == vocab_size), len(tokens))
     end = first
     while end < len(tokens) and tokens[end] == vocab_size + end - first:

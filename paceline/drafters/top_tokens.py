@@ -3,7 +3,7 @@
 The target emits argmax(log p + T g), with T its temperature and g the noise of the position (rule R7), which an exact
 verifier shares with its drafters. So a sampled row ranks its tokens by logits + T g, less what its truncation forbids:
 q close to p then drafts the target's very choice, as at T = 0. The tokens remain a function of text and seed, the
-draft's law a point mass. The belief in a token is softmax(logits + T g), as in `drafters.eagle`. Where the noise is not
+draft's law is a point mass. The confidence in a token is softmax(logits + T g), as in `drafters.eagle`. If noise is not
 shared, it is softmax(logits / max(T, 1)).
 """
 
@@ -99,11 +99,11 @@ def scored(
     coupled: bool,
     banned: Tensor | None = None,
 ) -> Tensor:  # [R, Vd]
-    """What ranks the tokens of each row, and whose softmax is the belief in them; float32.
+    """The scores that rank the tokens of each row, and whose softmax is the confidence in them; float32.
 
-    seqs: of each row; one may have several. offset: the tokens stand at `len(seq.token_ids) + offset`. coupled: rank
-    sampled rows with the target's noise. A logit that is not finite is a token that is not drafted. banned: columns of
-    tokens that must not be, see `sampling.scores`.
+    seqs: the sequence of each row; one may have several rows. offset: the tokens are at position
+    `len(seq.token_ids) + offset`. coupled: rank sampled rows with the target's noise. banned: columns of tokens that
+    must not be drafted, see `sampling.scores`. Nor are those drafted whose logit is not finite.
     """
     lowest = torch.finfo(torch.float32).min / 4  # finite: a row of nothing else is a bad draft, but a draft
     scores = bar(logits.float().nan_to_num(lowest, lowest, lowest), banned)

@@ -91,7 +91,7 @@ class TreeBuilder(ABC):
             for rank, logp in enumerate(logps[place]):
                 score = above + logp
                 if not (score > -math.inf and score >= self._floor) or not self.takes(parent, rank, score):
-                    break  # the ones behind are less likely still
+                    break  # the next ones are even less likely
                 self._newest.append(len(self.tokens))
                 self.tokens.append(tokens[place][rank])
                 self.parents.append(parent)
@@ -124,7 +124,7 @@ class TreeBuilder(ABC):
         return path[::-1]
 
     def finish(self) -> DraftTree:
-        """The tree as it stands."""
+        """The finished tree."""
         kept = self.kept()
         place = {node: index + 1 for index, node in enumerate(kept)} | {-1: 0}
         return DraftTree(
@@ -201,7 +201,7 @@ class StaticTree(TreeBuilder):
 
 
 def cut(table: Sequence[tuple[int, ...]], depth: int, nodes: int) -> list[tuple[int, ...]]:
-    """The part of a table that fits a budget: the paths most likely to stand, if rank alone decided.
+    """The part of a table that fits a budget: the paths most likely to be accepted, if rank alone decided.
 
     Closed under parents and earlier siblings, since those are always likelier.
     """
@@ -214,10 +214,11 @@ def cut(table: Sequence[tuple[int, ...]], depth: int, nodes: int) -> list[tuple[
 def from_marginals(
     logp: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], nodes: int, min_prob: float = 0.0
 ) -> DraftTree:
-    """The best tree of `nodes` nodes where the law of a depth does not depend on the path (DDTree, arXiv 2604.12989).
+    """The best tree of `nodes` nodes where the distribution of a depth does not depend on the path.
 
-    logp, tokens: [D, k], the likeliest tokens of each depth first, with log-probabilities. It maximises the expected
-    number of accepted tokens under the product law, in O(nodes log nodes). Ties go to the shallower, then the earlier.
+    DDTree (arXiv 2604.12989): it maximises the expected number of accepted tokens under the product of the
+    distributions, in O(nodes log nodes). logp, tokens: [D, k], the likeliest tokens of each depth first, with
+    log-probabilities. Ties go to the shallower, then the earlier.
 
         pop (S, parent, d, r)    push the sibling  (S - logp[d][r] + logp[d][r + 1], parent, d, r + 1)
                                  push the child    (S + logp[d + 1][0],              node,   d + 1, 0)
@@ -248,8 +249,8 @@ def best_of_marginals(
 ) -> DraftTree:
     """`from_marginals` within a budget: no deeper than `depth` and where it stops the path of likeliest tokens."""
     path: list[float] = []
-    for law in logp[:depth]:
-        path.append(math.exp(law[0]))
+    for logps in logp[:depth]:
+        path.append(math.exp(logps[0]))
         if len(path) < depth and budget.should_continue is not None and not budget.should_continue(path):
             break
     return from_marginals(logp[: len(path)], tokens[: len(path)], budget.nodes, budget.min_prob)

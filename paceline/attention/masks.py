@@ -89,8 +89,8 @@ class PromptRows:
 class PassLayout:
     """Where the nodes of one pass lie: row b has `starts[b]` committed columns, then its N nodes.
 
-    tree is None for a prefill chunk: a plain causal chain of `num_nodes` nodes. offsets: of each row, what is added to
-    a column to get a position. rows: of a chunk of a prompt with images.
+    tree is None for a prefill chunk: a plain causal chain of `num_nodes` nodes. offsets: what is added to the columns
+    of each row to get positions. rows: what a chunk of a prompt with images reads.
     """
 
     starts: list[int]
@@ -123,8 +123,10 @@ class PassLayout:
 
     @cached_property
     def columns(self) -> Tensor:
-        """Committed length + depth: the column of plain decoding. [B, N]. Only probes can reach past the context; they
-        stay on the last place."""
+        """Committed length + depth: the column of plain decoding. [B, N].
+
+        Only probes can reach past the context; they stay on the last place.
+        """
         return (torch.tensor(self.starts, device=self.device)[:, None] + self.depth).clamp_(max=self.max_length - 1)
 
     @cached_property
@@ -245,5 +247,5 @@ class Chain:
 
 
 def _sound(rows: int) -> int:
-    """So many rows that the kernel, which takes 32 at a time, is never left with 1 to 3: those have other bits."""
+    """Rows that the kernel is given: it takes 32 at a time, and a rest of 1 to 3 would have other bits."""
     return rows if rows % 32 not in (1, 2, 3) else rows - rows % 32 + 4

@@ -31,7 +31,7 @@ class StateStore:
         self._rows: dict[int, Tensor] = {}
 
     def watch(self, layers: Iterable[int]) -> None:
-        """Keep these states too from the next pass on."""
+        """Also keep these states, from the next pass on."""
         self.layers = tuple(sorted({*self.layers, *layers}))
 
     @torch.inference_mode()

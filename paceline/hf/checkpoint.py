@@ -32,7 +32,7 @@ _LAYERS = re.compile(r"(num|n)_(\w+_)?layers?|depth")
 _NO_WEIGHTS = 10_000  # layers that are built where no weights say how many there are
 _SHARD = re.compile(r"shard-\d+-model-.*")
 _TEXTS = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
-_LENGTH = 300  # of what a library says
+_LENGTH = 300  # of a library's message
 _SECONDS = 5.0  # that the hub may take to say whether it has a model
 
 
@@ -40,13 +40,13 @@ _SECONDS = 5.0  # that the hub may take to say whether it has a model
 def refused(
     what: str, expected: str | None = None, fix: str | None = None, kind: type[PacelineError] = ConfigError
 ) -> Iterator[None]:
-    """Whatever a library raises inside becomes one error of `kind`: readers of files raise whatever they stumble on."""
+    """Whatever a library raises in the body becomes one error of `kind`: file readers raise errors of many kinds."""
     try:
         yield
     except PacelineError:
         raise
     except BaseException as error:
-        # What is written in Rust panics with an exception that is none, as KeyboardInterrupt is none.
+        # Libraries in Rust panic with a BaseException that is no Exception; KeyboardInterrupt passes through.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if "trust_remote_code" in str(error):

@@ -59,7 +59,7 @@ def process(vision: Vision, messages: Sequence[Message], images: Sequence[Image.
 
 
 def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
-    """What a prompt without images is to the model: nothing but text, save where any prompt sees both ways."""
+    """The `VisionPrompt` of a text: None, except for families whose prompts see in both directions."""
     if vision.family.blocks != "prompt":
         return None
     return VisionPrompt((), None, vision.family.text_offset, ((0, length),), True)
@@ -122,7 +122,7 @@ def _untemplated(processor: Any, messages: Sequence[Message]) -> str:
 def prompt_of(
     vision: Vision, inputs: Mapping[str, Any], images: Sequence[Image.Image]
 ) -> tuple[list[int], VisionPrompt]:
-    """Token ids and images of what `process` made of a chat with images."""
+    """Token ids and images, from what `process` made of a chat with images."""
     token_ids: Tensor = inputs["input_ids"]
     ids = token_ids[0].tolist()
     placeholder = vision.processor.tokenizer.convert_ids_to_tokens(vision.image_token)  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def prompt_of(
 
 
 def pixel_bytes(prompt: VisionPrompt) -> int:
-    """What the images of a prompt hold in memory: tensors of the processor, and opened images of 3 bytes a pixel."""
+    """Bytes that the images of a prompt hold: tensors of the processor, and opened images of 3 bytes a pixel."""
     sources = (image.source for image in prompt.images)
     opened = sum(3 * source.width * source.height for source in sources if isinstance(source, Image.Image))
     return opened + sum(tensor.nbytes for image in prompt.images for tensor in image.inputs.values())
@@ -185,7 +185,7 @@ def _key(tensors: Mapping[str, Tensor]) -> str:
 def with_positions(
     vision: Vision, images: tuple[PromptImage, ...], token_ids: Tensor, inputs: Mapping[str, Any]
 ) -> VisionPrompt:
-    """What these images are to a prompt [1, P] that has their placeholders; inputs: of all of them together."""
+    """The `VisionPrompt` of token ids [1, P] with the placeholders of these images; inputs: the processor's, of all."""
     family, length = vision.family, token_ids.shape[1]
     if family.axes:
         positions = vision.axes(token_ids, inputs)[:, 0]  # [A, P]

@@ -31,7 +31,7 @@ _FORMS = "a path, an http(s) URL, a data URL, bytes or a PIL image"
 class ImageLimits:
     """What an image may cost: bytes of its file, pixels once decoded, seconds to fetch it.
 
-    allow_private: whether URLs may lead to this machine and its own network, which only who runs it should ask for.
+    allow_private: whether URLs may lead to this machine and its own network; only for URLs that its user typed.
     """
 
     max_bytes: int = 32 << 20
@@ -43,7 +43,7 @@ class ImageLimits:
 
 LIMITS = ImageLimits()
 OWN_CHOICE = ImageLimits(allow_private=True)
-"""For what the user named on the command line."""
+"""Limits for images that the user named on the command line."""
 
 
 def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image:
@@ -112,7 +112,7 @@ def _fetched(url: str, limits: ImageLimits) -> bytes:
 
 
 def _given(image: Image.Image, limits: ImageLimits) -> Image.Image:
-    """Of an image that was opened by the caller, whose file may be broken or closed."""
+    """An image that the caller opened, whose file may be broken or closed."""
     name = "the given PIL image"
     try:
         return _upright_rgb(image, name, limits)
@@ -144,7 +144,7 @@ def _decode(data: bytes, name: str, limits: ImageLimits) -> Image.Image:
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Those of ours that this Pillow was built with."""
+    """The formats that this Pillow was built with."""
     Image.init()
     return tuple(one for one in _FORMATS if one in Image.OPEN)
 

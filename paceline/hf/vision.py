@@ -60,14 +60,14 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """What the tower made of one image: a row for each placeholder, [M, E]; deep: for the first layers, [M, E] each."""
+    """What the tower made of an image. rows: [M, E], one for each placeholder. deep: [M, E] for each of some layers."""
 
     rows: Tensor
     deep: tuple[Tensor, ...] = ()
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Bytes of all tensors."""
         return sum(t.nbytes for t in (self.rows, *self.deep))
 
 
@@ -163,7 +163,7 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def language_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The decoder inside a vision-language model."""
+    """The decoder inside a vision-language model, without its head."""
     base = model.base_model
     return getattr(base, _language_name(base))
 
@@ -197,7 +197,7 @@ class TextHalf(PreTrainedModel):
     """The language model and the output head of another model, over the same tensors."""
 
     base_model_prefix = "model"
-    # What the language model was given stands in its config; here it is only not to be refused.
+    # The language model's config names its attention; these only keep transformers from refusing it here.
     _supports_sdpa = _supports_flash_attn = _supports_flex_attn = _supports_attention_backend = True
 
     def __init__(self, language_model: PreTrainedModel, lm_head: nn.Module):
@@ -239,7 +239,7 @@ class BoundedCache(Generic[Key, Value]):
         return len(self._held)
 
     def get(self, key: Key) -> Value | None:
-        """What is held under the key, which is now the most recent; None where there is nothing."""
+        """The value of the key, which becomes the most recent one; None where there is none."""
         if key not in self._held:
             return None
         self.hits += 1
@@ -332,7 +332,7 @@ def _with_tower(half: Vision, shared: SharedVisionTower) -> Vision:
 
 
 def _form(config: Any) -> dict[str, object]:
-    """What tower and projector agree on."""
+    """The settings of the tower that a projector depends on."""
     tower = config.vision_config.to_dict()
     drop = ("_name_or_path", "torch_dtype", "dtype", "transformers_version", "architectures")
     also = {key: getattr(config, key, None) for key in ("vision_feature_layer", "vision_feature_select_strategy")}

@@ -15,6 +15,7 @@ They come in distributions of their own, such as `paceline-zoo`, which name thei
 import difflib
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -25,6 +26,7 @@ from ..errors import ConfigError
 from ..schema import Many, checked, validate
 from ..system.files import exists, read_json
 
+_LOG = logging.getLogger("paceline")
 INSTALL = "`pip install paceline-zoo` brings the trained models"
 ABOUT = "vlm.json"
 FORMAT = 1
@@ -35,16 +37,14 @@ _CHECKOUT = Path(__file__).parents[2] / "models" / "paceline_zoo"
 def model_folders() -> list[Path]:
     """Folders of installed models: the source checkout's own first, then those of the entry points.
 
-    Raises `ConfigError` for an installed distribution whose entry point cannot be loaded.
+    A distribution whose entry point cannot be loaded is left out with a warning: the other models can still be used.
     """
     folders = [_CHECKOUT] if _CHECKOUT.is_dir() else []
     for entry in entry_points(group="paceline.models"):
         try:
             folders.append(Path(entry.load()))
         except Exception as error:
-            raise ConfigError(
-                f"the models of {entry.name!r} cannot be found", got=repr(error), fix=f"install {entry.name} again"
-            ) from error
+            _LOG.warning("The models of %r cannot be found (%r): install it again.", entry.name, error)
     return list(dict.fromkeys(folder.resolve() for folder in folders))
 
 

@@ -160,7 +160,7 @@ class TokenTree:
         return _of(cut, self.device)
 
     def padded(self, num_nodes: int) -> "TokenTree":
-        """The same trees with probes hung under the root until each has `num_nodes` nodes."""
+        """The same trees with probes added under the root until each has `num_nodes` nodes."""
         extra = num_nodes - self.num_nodes
         if extra <= 0:
             return self

@@ -1,6 +1,6 @@
 """The slow obvious decoder: no cache, no tree, no draft; the whole text is read again for every token.
 
-It shares the law of a token with the fast path and nothing else; tests hold the fast path against it.
+It shares the distribution of a token with the fast path and nothing else; tests hold the fast path against it.
 """
 
 import torch
@@ -20,8 +20,8 @@ def autoregressive(loaded: LoadedModel, seq: Sequence) -> Sequence:
     features = look(loaded, seq.vision)
     while not seq.is_finished:
         logits = whole_text(loaded, seq.token_ids, vision=seq.vision, features=features)[None]
-        law = target_distribution(logits, [seq], TokenTree.chain([[seq.token_ids[-1]]], loaded.device))
+        distribution = target_distribution(logits, [seq], TokenTree.chain([[seq.token_ids[-1]]], loaded.device))
         seeds = torch.tensor([seq.seed], device=loaded.device)
-        token = choose(law, seeds, torch.tensor([[len(seq.token_ids)]], device=loaded.device))
+        token = choose(distribution, seeds, torch.tensor([[len(seq.token_ids)]], device=loaded.device))
         seq.append(int(token[0, 0]), Origin.PLAIN, "")
     return seq

@@ -28,8 +28,8 @@ class naming:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, Exception) or isinstance(error, PacelineError | MemoryError | torch.OutOfMemoryError):
             return
-        told = f"{type(error).__name__}: {error}"
-        raise DraftError(f"{_name(self._drafter)} failed in {self._verb}()", got=told) from error
+        error_text = f"{type(error).__name__}: {error}"
+        raise DraftError(f"{_name(self._drafter)} failed in {self._verb}()", got=error_text) from error
 
 
 def check_draft(
@@ -79,7 +79,7 @@ def check_draft(
                 continue
             if ids[row][node] in banned_token_ids:
                 raise DraftError(
-                    f"{draft.source_of(row)} drafted a token that stands for a picture",
+                    f"{draft.source_of(row)} drafted a token that stands for an image",
                     got=ids[row][node],
                     expected="a token of the text",
                 )

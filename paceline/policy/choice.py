@@ -229,7 +229,7 @@ class _Team:
         return self.turn.seconds(width(depth, nodes, self.masks) if self.masks else nodes)
 
     def can_pay(self, depth: int, seconds: float, tokens: float) -> bool:
-        """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where none hang."""
+        """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where there are none."""
         restart = self.pass_seconds(depth, 0) - self.plain if self.restarts else 0.0
         return is_affordable(seconds + depth * self.level + restart, tokens, self.credit, self.plain)
 

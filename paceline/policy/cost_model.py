@@ -5,7 +5,7 @@
     probing     when to try again what did not pay
     ledger      what may still be lost; whatever the others say, nothing is drafted beyond it
 
-Decisions may depend on the clock, and on drafted tokens that are kept: neither touches the law of the output
+Decisions may depend on the clock, and on drafted tokens that are kept: neither changes the distribution of the output
 (docs/exactness.md, lemmas 4 and 5).
 """
 
@@ -31,7 +31,7 @@ from .seconds import RoundSeconds
 
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
-REST = 2  # rounds for which a plan to draft nothing stands, while the same is on offer: planning takes a third of a ms
+REST = 2  # rounds for which a plan to draft nothing holds while the offers stay the same: planning takes time
 UNKNOWN = 1.5  # how far the guessed cost of reading may be off
 OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
 NEW, SLOW_AGAIN = 2.0, 3.0  # the same of trees of a new size; three times that for the second slow one in a row
@@ -78,7 +78,7 @@ class CostModel(DraftPolicy):
         self.ledger, self._probing = Ledger(), Probing()
         self._round = self._since_plain = self._rest = 0
         self._plain_after = PLAIN_AFTER
-        self._hung = set[int]()  # slots whose masks were hung last round, by one that drafted nothing
+        self._restarted = set[int]()  # slots whose last round only added masks
         self._plan, self._seen = list[_Row](), list[tuple[Sequence, Round]]()
         self._offers = list[object]()  # of the round that was planned last; `_rest` more rounds may do without a plan
 
@@ -105,7 +105,7 @@ class CostModel(DraftPolicy):
         turn = self.estimates.turn(len(seqs))
         if turn.num_plain < PLAIN_ROUNDS:
             return plain
-        if self._since_plain >= self._plain_after + bool(self._hung):  # a restart may still be drafted from
+        if self._since_plain >= self._plain_after + bool(self._restarted):  # a restart may still be drafted from
             # With masks a plain round takes two: what they foresaw is lost.
             loses = any(option.masks and option.ready for row in rows for option in row)
             self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
@@ -132,7 +132,7 @@ class CostModel(DraftPolicy):
 
     def release(self, slots: Seq[int]) -> None:
         """Forget these requests; what they taught about drafters stays, and so do 128 questions with their lengths."""
-        self._hung.difference_update(slots)
+        self._restarted.difference_update(slots)
         for slot in slots:
             self.estimates.release(slot)
             self._probing.release(slot)
@@ -157,14 +157,14 @@ class CostModel(DraftPolicy):
             ]
             for seq, row in zip(seqs, looks, strict=True)
         ]
-        told = [
+        states = [
             [
                 (drafter_index, look.hint, look.uncached_tokens > FEW_TOKENS, look.ready > 0)
                 for drafter_index, look in row
             ]
             for row in ready
         ]
-        offers = [[seq.slot for seq in seqs], told]
+        offers = [[seq.slot for seq in seqs], states]
         if offers == self._offers and self._rest > 0 and not self._drafter.info.masks:  # masks pay only if tried often
             self._rest -= 1
             return [[] for _ in seqs]
@@ -191,7 +191,7 @@ class CostModel(DraftPolicy):
     def _reach(self, choice: Choice, option: Option) -> int:
         """A drafter with confidences may go further while they are high, as far as the ledger can pay.
 
-        Not with masks: a deeper budget hangs more of them below every node, however few levels are drafted.
+        Not with masks: a deeper budget adds more of them below every node, however few levels are drafted.
         """
         if option.masks:
             return choice.depth
@@ -210,7 +210,7 @@ class CostModel(DraftPolicy):
             for row, (seq, options) in enumerate(zip(seqs, rows, strict=True))
             for option in options
             if option is not self._plan[row].option
-            and (option.masks or seq.slot not in self._hung)  # what masks were hung for comes first
+            and (option.masks or seq.slot not in self._restarted)  # a draft from new masks comes first
             and (option.uncached_tokens <= FEW_TOKENS or option.source not in reader)
             and could_pay(option, turn, self.estimates)
             and self._probing.is_due(owner(seq, option), (option.source, option.hint), self._round)
@@ -242,7 +242,7 @@ class CostModel(DraftPolicy):
     # Learning from a round
 
     def _learn(self, seen: Seq[tuple[Sequence, Round]]) -> None:
-        batch, first, self._hung = len(seen), seen[0][1], set[int]()
+        batch, first, self._restarted = len(seen), seen[0][1], set[int]()
         turn = self.estimates.turn(batch)
         target_s = first.verify_s + first.rest_s
         reads = any(record.with_prompt for _, record in seen)  # the seconds of some passes counted as prefill
@@ -281,7 +281,7 @@ class CostModel(DraftPolicy):
             if row.option is None:
                 continue
             if row.option.masks and not record.num_drafted:
-                self._hung.add(seq.slot)
+                self._restarted.add(seq.slot)
                 continue
             if levels := row.levels(record):
                 depth = min(row.depth, row.option.ready)

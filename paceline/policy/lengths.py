@@ -2,7 +2,7 @@
 
     end of the prompt, first token  ->  the answers most like it  ->  the distribution of their lengths
 
-A "yes" is told from a caption by its question ("Is there ...?") and by its first token. In traffic of both, the mean
+A "yes" differs from a caption by its question ("Is there ...?") and by its first token. In traffic of both, the mean
 length would make each "yes" pay for a draft that only a caption needs.
 """
 
@@ -54,7 +54,7 @@ class Ends:
     def left(self, emitted: int, limit: int) -> float:
         """Expected further tokens of an answer that has `emitted` ones; at most `limit` more may come.
 
-        The weighted mean of L - t over answers with L > t. A guess, half of what may come, stands in while few are
+        The weighted mean of L - t over answers with L > t. A guess, half of what may come, is mixed in while few are
         known: it counts for 1 / (1 + n)^3 of an answer where n are.
         """
         weight, tokens, count = self._beyond(emitted)

@@ -62,7 +62,7 @@ def largest_probe(
 ) -> tuple[int, int] | None:
     """(depth, nodes) of the largest probe whose failure can be paid for with `credit` passes.
 
-    seconds: of reading. token: seconds of drafting one. Where masks have to be hung first, the probe takes two rounds,
+    seconds: of reading. token: seconds of drafting one. Where masks have to be added first, the probe takes two rounds,
     and both must be paid for before it begins.
     """
 

@@ -60,8 +60,9 @@ class Dynamic(DraftPolicy):
     """Draft one token more than was accepted lately; stop after a token with which the whole draft becomes unlikely.
 
     max_tokens, min_tokens: bounds of the window. min_chance: of the whole chain, the product of the drafter's
-    confidences; the token that falls below it is kept, so that the stop does not depend on a token missing from its
-    own law. Drafters without confidence are bounded by the window alone. num_nodes: of trees; None: as the window.
+    confidences; the token that falls below it is kept, so that the stop does not depend on a token that is
+    missing from its own draft. Drafters without confidences are bounded by the window alone. num_nodes: of trees;
+    None: as many as the window.
     """
 
     @checked_call
@@ -118,7 +119,7 @@ class Gate(DraftPolicy):
 
     trial: speculative rounds in a comparison. recheck: rounds after which an open gate compares again. A gate that
     closes stays so for `pause` rounds, twice as long each time, up to 32 pauses. Times are medians. The first
-    speculative round of a comparison is left out: a draft model reads what it has missed, SPACE hangs its masks.
+    speculative round of a comparison is left out: a draft model reads what it has missed, SPACE adds its masks.
     """
 
     @checked_call

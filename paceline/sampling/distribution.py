@@ -2,7 +2,7 @@
 
 prefix  t0 t1 t2 t3        node      0  1  2  3  4
 tree    t3 ── a ── b       token     t3 a  b  c  d
-         └─── c ── d       prefix of node 4 (d): t0 t1 t2 t3 c d, whatever stands in the rows between
+         └─── c ── d       prefix of node 4 (d): t0 t1 t2 t3 c d, whatever lies in the rows between
 """
 
 from collections.abc import Sequence as Seq

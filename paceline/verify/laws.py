@@ -3,7 +3,7 @@
     rule                          drawn how                           one candidate is
     `iid`                  R4     each from q, independently          R1, speculative sampling
     `without_replacement`  R5     each from q less its predecessors   R1
-    `point_mass`           R3     not at all, or nobody knows         R2, sample and match
+    `point_mass`           R3     not at all, or unknown              R2, sample and match
 
 p is the target's distribution and q the draft's; both are non-negative and sum to 1. Everything runs unchanged on
 float64 tensors, as the verifiers use it, and on numpy arrays of `fractions.Fraction`, as the tests enumerate it: what
@@ -109,7 +109,7 @@ class Keyed(Chance):
         return [float(u) for u in uniforms(self._seed, self._position, purpose, count)[0, 0]] if count else []
 
     def coin(self, probability: Real) -> bool:
-        """U <= probability: a certain token always stands and an impossible one never, for U in (0, 1]."""
+        """U <= probability: a certain token is always accepted and an impossible one never, for U in (0, 1]."""
         return next(self._coins) <= probability
 
     def draw(self, weights: Vector) -> int:
@@ -158,8 +158,8 @@ def without_replacement(p: Vector, q: Vector, candidates: Sequence[int], coin: C
 def point_mass(p: Vector, candidates: Sequence[int], coin: Coin) -> tuple[int | None, Vector]:
     """R3: candidates fixed before the target's randomness, each a distribution with all its mass on itself.
 
-    A child stands with probability sum of p over the distinct candidates, exactly as if y were drawn from p and matched
-    (R2). A repeated token owes nothing by then and is skipped.
+    A child is accepted with probability sum of p over the distinct candidates, exactly as if y were drawn from p and
+    matched (R2). A repeated token owes nothing by then and is skipped.
     """
     for index, token in enumerate(candidates):
         if coin(probability(p, token)):

@@ -122,7 +122,7 @@ def test_the_loop_refuses_them_by_name():
     draft = Draft(TokenTree.chain([[7, 9, 4]]), source="careless")
     budgets = [DraftBudget(4, 4)]
     check_draft(draft, [seq], budgets, VOCAB)
-    with pytest.raises(DraftError, match="careless drafted a token that stands for a picture"):
+    with pytest.raises(DraftError, match="careless drafted a token that stands for an image"):
         check_draft(draft, [seq], budgets, VOCAB, 0, frozenset({4}))
     probe = TokenTree(draft.tree.token_ids, draft.tree.parents, torch.tensor([[False, False, True]]))
     check_draft(Draft(probe), [seq], budgets, VOCAB, 0, frozenset({4}))  # a probe is never kept

@@ -179,7 +179,7 @@ def test_what_masks_were_hung_for_comes_next(monkeypatch):
     assert drafted >= 0.9 * restarts > 0
     outcome = simulate(model, [lookup(), space()], requests=4, machine=Machine(cpu))
     vain = in_vain(outcome)
-    monkeypatch.setattr(CostModel, "_hung", property(lambda self: set(), lambda self, value: None), raising=False)
+    monkeypatch.setattr(CostModel, "_restarted", property(lambda self: set(), lambda self, value: None), raising=False)
     assert in_vain(simulate(model, [lookup(), space()], requests=4, machine=Machine(cpu))) > vain
 
 

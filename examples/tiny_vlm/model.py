@@ -36,7 +36,7 @@ TEMPLATE = (
     "{% for part in message['content'] if part['type'] == 'text' %}{{ part['text'] }}{% endfor %}{% endif %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""Pictures first, whatever their place in the message; no system message, which would be a third of a short prompt."""
+"""Images first, whatever their place in the message; no system message, which would be a third of a short prompt."""
 
 
 def make_processor(language_model: Path) -> LlavaProcessor:

@@ -32,14 +32,14 @@ LABELS = {"shape": 3 + len(SHAPES), "colour": 1 + len(COLOURS), "text": 121, "he
 
 @dataclass(frozen=True)
 class Patches:
-    """Labels of one picture, [G, G] each, and the words of each patch."""
+    """Labels of one image, [G, G] each, and the words of each patch."""
 
     labels: dict[str, np.ndarray]
     words: list[list[str]]
 
 
 def describe(scene: Scene) -> Patches:
-    """What lies under each patch of the picture: what covers most of its box, if at least a fifth of it."""
+    """The content of each patch of the image: what covers most of its box, if at least a fifth of it."""
     labels = {name: np.zeros((GRID, GRID), dtype=np.int64) for name in LABELS}
     cover, words = np.full((GRID, GRID), 0.2), [[""] * GRID for _ in range(GRID)]
     colours = list(COLOURS)

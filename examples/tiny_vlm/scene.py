@@ -80,7 +80,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Scene:
-    """One picture. kind tells which of the three it holds; the background is a light grey or tint."""
+    """The content of one image. kind: which of the three it holds; the background is a light grey or tint."""
 
     kind: Literal["shapes", "sign", "bars"]
     background: tuple[int, int, int]
@@ -120,7 +120,7 @@ def make_scene(seed: int) -> Scene:
 
 
 def render(scene: Scene, size: int = SIZE) -> Image.Image:
-    """The picture, RGB, `size` x `size`; drawn at twice the size and shrunk, so that edges are smooth."""
+    """The image, RGB, `size` x `size`; drawn at twice the size and shrunk, so that edges are smooth."""
     canvas = Image.new("RGB", (2 * size, 2 * size), scene.background)
     pen = ImageDraw.Draw(canvas)
     for thing in scene.things:
@@ -133,7 +133,7 @@ def render(scene: Scene, size: int = SIZE) -> Image.Image:
 
 
 def outline(thing: Thing, size: int) -> list[tuple[float, float]]:
-    """Corners of a shape in pixels of a `size` x `size` picture; a circle gets 40 of them."""
+    """Corners of a shape in pixels of a `size` x `size` image; a circle gets 40 of them."""
     cell = size / 3
     x, y = (thing.column + 0.5 + thing.dx) * cell, (thing.row + 0.5 + thing.dy) * cell
     r = thing.scale * cell / 2

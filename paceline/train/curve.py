@@ -1,6 +1,6 @@
-"""Pictures of a run: the estimated accepted length against the tokens seen, and against the size of the data.
+"""Plots of a run: the estimated accepted length against the tokens seen, and against the size of the data.
 
-curve.json holds the numbers, curve.png the picture where matplotlib is installed.
+curve.json holds the numbers, curve.png the plot where matplotlib is installed.
 
     runs     one for each fraction of the data: points (answer tokens seen, estimate) of its evaluations
     sizes    one for each finished run: (answer tokens of its data, estimate at its end, measured length at greedy)
@@ -33,21 +33,21 @@ def numbers(out: Path) -> dict[str, Any]:
         made = [out / (kind if name == "1" else f"{kind}-{name}") / "training.json" for kind in ("head", "draft")]
         record = next((one for one in made if one.exists()), None)
         if record is not None and points:
-            told = read_json(record, "the record")
+            trained = read_json(record, "the record")
             with understood(f"the record {str(record)!r}", f"remove {str(record.parent)!r}, and train again"):
                 measured = {
                     f"{trial['name']}, temperature {trial['params']['temperature']:g}": trial["result"][
                         "mean_acceptance_length"
                     ]
-                    for trial in told.get("acceptance", [])
+                    for trial in trained.get("acceptance", [])
                 }
-                size = {"answer_tokens": told["data"]["answer tokens"], "estimate": points[-1][1]}
+                size = {"answer_tokens": trained["data"]["answer tokens"], "estimate": points[-1][1]}
             sizes.append({"fraction": float(name), **size, "measured": measured})
     return {"runs": runs, "sizes": sorted(sizes, key=lambda size: size["fraction"])}
 
 
 def draw(out: Path) -> Path | None:
-    """Write curve.json, and curve.png where it can be drawn; returns the picture's path."""
+    """Write curve.json, and curve.png where it can be drawn; returns the plot's path."""
     found = numbers(out)
     write_text(out / "curve.json", json.dumps(found, indent=1) + "\n")
     if not found["runs"]:

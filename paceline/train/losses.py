@@ -48,9 +48,9 @@ def lk_hybrid(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Flo
     log_p, log_q = target.log_softmax(-1), head.log_softmax(-1)
     p, q = log_p.exp(), log_q.exp()
     apart = (p * (log_p - log_q)).sum(-1)
-    stands = torch.minimum(p, q).sum(-1)
-    weight = (-3 * stands.detach()).exp()
-    return (weight * apart + (1 - weight) * (1 - stands)).mean()
+    accepted = torch.minimum(p, q).sum(-1)
+    weight = (-3 * accepted.detach()).exp()
+    return (weight * apart + (1 - weight) * (1 - accepted)).mean()
 
 
 LossName = Literal["ce", "kl", "tv", "lk", "lk_hybrid"]
@@ -71,6 +71,6 @@ def regression(states: Float[Tensor, "T E"], hidden: Float[Tensor, "T E"]) -> Fl
 
 @torch.no_grad()
 def compared(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> tuple[Tensor, Tensor]:
-    """What such a draft would earn: the share of samples that stand, 1 - TV, and whether the best tokens agree. [T]."""
-    stands = torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1)
-    return stands, target.argmax(-1) == head.argmax(-1)
+    """The share of samples that are accepted, 1 - TV, and whether the best tokens agree. [T] each."""
+    accepted = torch.minimum(target.softmax(-1), head.softmax(-1)).sum(-1)
+    return accepted, target.argmax(-1) == head.argmax(-1)

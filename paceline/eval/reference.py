@@ -15,8 +15,8 @@ transformers' own layers are replaced then, and would have to be loaded a second
 After a few layers of 16 bits the moved last bits have changed every rounding behind them, which is what another order
 of sums does, too: the scores of sound engines lie about as far from the reference as the moved ones do (0.7 to 1.4
 times, SmolLM2 in bfloat16 and float32; up to 1.3 times, tiny models of all architectures). With fast numerics a fault
-that moves scores by less than twice that is told from rounding only where it turns a token with a wider gap. To see
-more, check in float32, whose rounding is 10,000 times smaller, or with invariant numerics, where bits count.
+that moves scores by less than twice that shows only where it changes a token with a wider gap.
+To see more, check in float32, whose rounding is 10,000 times smaller, or with invariant numerics, where bits count.
 """
 
 from collections.abc import Sequence as Seq
@@ -82,7 +82,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Decoded:
-    """One side's answer. logprobs: of its tokens and the `NUM_TOP` likeliest, None where it was not asked for them."""
+    """One side's answer. logprobs: those of its tokens and of the `NUM_TOP` likeliest, None where not asked for."""
 
     token_ids: Seq[int]
     finish_reason: str | None
@@ -101,9 +101,9 @@ def measure(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculative: Dec
     exact = _log_softmax(logits)
     best = exact.topk(min(NUM_TOP, exact.shape[-1])).indices
     noise = _rms(torch.stack([(_log_softmax(one) - exact).gather(-1, best) for one in moved], -1).flatten(1))
-    # Not what came out small by chance, nor below the float32 in which log-probabilities are told (float64 models).
-    told = torch.finfo(exact.dtype).eps / 4 * float(_rms(exact.gather(-1, best)).max())
-    noise = noise.clamp(min=max(float(_rms(noise)), told, 1e-30))
+    # Not what came out small by chance, nor below the float32 of reported log-probabilities (float64 models).
+    resolution = torch.finfo(exact.dtype).eps / 4 * float(_rms(exact.gather(-1, best)).max())
+    noise = noise.clamp(min=max(float(_rms(noise)), resolution, 1e-30))
     first = count - rows
     scores = [
         _decision_scores(row, replace(seq, token_ids=text[: len(seq.prompt_ids) + first + index], slot=-1))
@@ -133,7 +133,7 @@ def _off(given: TokenLogprob, exact: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """As log-probabilities are told (`token_logprob`)."""
+    """Log-probabilities as they are reported (`token_logprob`)."""
     return torch.log_softmax(logits.float(), -1)
 
 

@@ -64,7 +64,7 @@ def speculative_summary(answers: Seq[Answer], side: str, seed: int) -> dict[str,
     with_prefill = _versus(answers, PLAIN, side, seed, with_prefill=True)
     found |= {
         "speedup_with_prefill": None if with_prefill is None else with_prefill.weighted.value,
-        "speculative_tokens_per_s_with_prefill": pooled(list(_costs(mine, True).values())),
+        "speculative_tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
         "categories": {
             name: _comparison([one for one in answers if one.ask.category == name], side, seed) for name in categories
         },
@@ -93,8 +93,8 @@ def plain_summary(answers: Seq[Answer], floor: Floor) -> dict[str, object]:
     split = _split(mine)
     seconds = split["total"] / 1e3
     return {
-        "plain_tokens_per_s": pooled(list(_costs(mine).values())),
-        "plain_tokens_per_s_with_prefill": pooled(list(_costs(mine, True).values())),
+        "plain_tokens_per_s": _speed(mine),
+        "plain_tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
         "plain_ms_per_pass": split,
         "weight_bytes": floor.weight_bytes,
         "read_bandwidth": floor.bandwidth,
@@ -114,8 +114,8 @@ def peer_summary(answers: Seq[Answer], side: str, speculative: Seq[str], seed: i
         "peer": peer,
         "mode": mode,
         "prompts": len(_costs(mine)),
-        "tokens_per_s": pooled(list(_costs(mine).values())),
-        "tokens_per_s_with_prefill": pooled(list(_costs(mine, True).values())),
+        "tokens_per_s": _speed(mine),
+        "tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
         "mean_acceptance_length": _mean(one.num_tokens / one.passes for one in mine if one.passes),
         "identical_share": _mean(one.verdict == "identical" for one in mine),
         "over_plain": _flat(_versus(answers, PLAIN, side, seed)),
@@ -299,8 +299,8 @@ def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]
         "prompts": len(_costs(mine)),
         "answers": len(mine),
         "tokens": sum(one.length for one in mine),
-        "plain_tokens_per_s": pooled(list(_costs(plain).values())),
-        "speculative_tokens_per_s": pooled(list(_costs(mine).values())),
+        "plain_tokens_per_s": _speed(plain),
+        "speculative_tokens_per_s": _speed(mine),
         "mean_acceptance_length": sum(one.num_tokens for one in mine) / passes if passes else None,
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
         "not_compared": counts[None],
@@ -315,6 +315,10 @@ def _costs(answers: Iterable[Answer], with_prefill: bool = False) -> dict[int, C
         more = (one.length, one.seconds + one.prefill_s) if with_prefill else (one.num_tokens, one.seconds)
         sums[one.ask.index] = Cost(before.tokens + more[0], before.seconds + more[1])
     return sums
+
+
+def _speed(answers: Iterable[Answer], with_prefill: bool = False) -> float | None:
+    return pooled(list(_costs(answers, with_prefill).values()))
 
 
 def _versus(answers: Seq[Answer], base: str, other: str, seed: int, with_prefill: bool = False) -> Speedup | None:

@@ -28,7 +28,7 @@ class Draft:
     q: row i holds the distribution of the children of node i; None if and only if `law` is POINT_MASS.
     source: name of the drafter, shown to the user with every drafted token; `sources` where rows have their own.
     confidence: the drafter's probability of each node, NaN where it has none; for policies only.
-    hints: for each row the drafter's class of the situation it drafted in, see `Drafter.hint`.
+    hints: for each row the drafter's class of the situation it drafted in, see `DraftOptions.hint`.
     """
 
     tree: TokenTree

@@ -137,7 +137,7 @@ class Round:
 
     token_ids, parents: the tree, root first, probes and padding left out; `parents[0]` is -1.
     path: accepted nodes, root excluded. confidences: the drafter's own probability of each drafted node (root
-    excluded), empty where it gives none. hint: the drafter's own class of the situation, see `Drafter.hint`.
+    excluded), empty where it gives none. hint: the drafter's own class of the situation, see `DraftOptions.hint`.
     num_rows: of the target's pass for this sequence, root, probes and padding included; 0 where it is unknown.
     with_prompt: the target verified it in the pass that read the end of the prompt, whose seconds count as prefill.
     draft_s, verify_s, rest_s: seconds of the whole batch's turn, of which this sequence was one of `batch`.

@@ -5,9 +5,12 @@ import torch
 
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
+from paceline.drafters import Eagle, Medusa, Mtp
 from paceline.quant import Fp8Linear, Int4Linear, dequantize_fp8, dequantize_int4, quantize_fp8, quantize_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
+from tests.drafters.heads_helpers import medusa, mtp
+from tests.eagle_heads import random_head
 from tests.tiny import tiny_model
 
 pytestmark = [
@@ -125,3 +128,15 @@ def test_an_fp8_target_with_an_int4_draft_of_its_own(temperature):
     assert sum(r.num_accepted for r in drafted.rounds) > 0
     if llm.numerics == "invariant":
         assert drafted.token_ids == llm.plain().generate(PROMPTS[:1], params)[0].token_ids
+
+
+@pytest.mark.parametrize("kind", [Eagle, Medusa, Mtp])
+def test_heads_draft_as_on_the_cpu(kind):
+    drafts = []
+    for device in ("cpu", "cuda"):
+        target = wrap_model(tiny_model("llama", torch.float64).to(device))
+        head = {Eagle: lambda t: random_head(t, 3), Medusa: medusa, Mtp: lambda t: mtp(t, 2)}[kind](target)
+        llm = LLM(target, drafter=kind(head.to(device)), policy=Fixed(3, 9))
+        answers = llm.generate(PROMPTS[:2], SamplingParams(max_tokens=12, ignore_eos=True))
+        drafts.append([(one.token_ids, [r.num_accepted for r in one.outputs[0].rounds]) for one in answers])
+    assert drafts[0] == drafts[1]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# transformers imports torchao wherever it is installed, and that tells of every kernel that this machine cannot use.
+# transformers imports torchao wherever it is installed, and torchao warns of every kernel that this machine cannot use.
 for _noisy in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_noisy).setLevel(logging.ERROR)
 

@@ -4,7 +4,7 @@
     <|im_start|>user \n [image] x 64  | question 0 ... answer 0  | question 1 ... answer 1  | ...
     positions 0 .. p - 1              | p, p + 1, ...            | p, p + 1, ...
 
-A branch sees the prefix and itself, so it is computed exactly as if it stood alone behind the image, and the image, the
+A branch sees the prefix and itself, so it is computed exactly as if it were alone after the image, and the image, the
 longest part, is computed once.
 """
 

@@ -1,9 +1,9 @@
-"""What the images of one prompt are to the engine: where their features go, and how positions and sight change.
+"""What the images of one prompt are to the engine: where their features go, and how positions and attention change.
 
     columns     0 .. 3 | 4 ....... 67 | 68 .. 71 | 72 ...... 135 | 136 .. 143
     holds       text   | image 0      | text     | image 1       | text           edge = 136
 
-Whoever makes a `Sequence` with images puts it there; the runner, and drafters that look at images, read it.
+It is set where a `Sequence` with images is made; the runner, and drafters that use images, read it.
 """
 
 from collections.abc import Mapping

@@ -90,7 +90,7 @@ class EaglePass:
     def step(self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0) -> Level:
         """The next level of the trees, nodes [B, F], and the `most` largest logits of each.
 
-        hidden: h of the level before [B, G, E]. parents: which of its rows each node hangs under, [B, F].
+        hidden: h of the level before [B, G, E]. parents: which of its rows is the parent of each node, [B, F].
         """
         (batch, width), before, device = hidden.shape[:2], self._parents.shape[1], hidden.device
         places = (parents + torch.arange(batch)[:, None] * width).flatten().to(device)

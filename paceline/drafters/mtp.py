@@ -46,7 +46,7 @@ _LAG = 16
 class Mtp(Drafter):
     """A chain from multi-token prediction modules (DeepSeek-V3, arXiv 2412.19437; FastMTP, arXiv 2509.18362).
 
-    head: a folder that `paceline train` wrote, or a module. Past its K modules the last one goes on alone.
+    head: a folder that `paceline train` wrote, or a module. After its K modules the last one continues alone.
     """
 
     name: ClassVar[str] = "mtp"

@@ -44,7 +44,7 @@ class PromptLookup(Drafter):
     match: which of several places to copy from, the most recent (chat, code) or the first (summaries).
 
     Example: max_ngram 2, tokens `a b c d a b`: the suffix `a b` ended before at index 1, so `c d a b ...` is drafted.
-    A copy that runs into its own start goes on periodically, which is how a loop in the text continues.
+    A copy that reaches its own start continues periodically, which is how a loop in the text continues.
     """
 
     name: ClassVar[str] = "lookup"

@@ -28,7 +28,7 @@ _GROUP_SIZE = 32  # of the INT4 self-draft, by default
 class MachineReport:
     """The hardware, what may be used of it, and how busy it is. Bytes, and bytes per second.
 
-    facts: versions, CPU, memory and GPU, as `provenance` tells them. waiting: how threads wait for each other, in
+    facts: versions, CPU, memory and GPU, from `provenance`. waiting: how threads wait for each other, in
     words. available: memory that can be taken now. kernels: which do the work, and why, in words.
     """
 

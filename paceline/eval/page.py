@@ -212,7 +212,7 @@ def timeline(rounds: Sequence[SavedRound]) -> str:
 
 
 def _data(answer: SavedAnswer) -> dict[str, object]:
-    """What the page's script needs of an answer beyond what stands in its text."""
+    """What the page's script needs of an answer beyond its text."""
     return {
         "ids": answer.token_ids,
         "origins": "".join(origin[0] for origin in answer.origins),

@@ -1,7 +1,7 @@
 """Plots of benchmark results: each function takes results and returns a figure, or says why it cannot.
 
-Colours are Okabe and Ito's, told apart by colour-blind readers; the backend is Agg, so no screen is needed. At the foot
-of a figure stands what was measured where and when.
+Colours are Okabe and Ito's, for colour-blind readers; the backend is Agg, so no screen is needed. At the foot
+of a figure is what was measured where and when.
 """
 
 import functools
@@ -347,7 +347,7 @@ def _foot(one: SavedResults) -> str:
 
 
 def _runs(results: Sequence[SavedResults]) -> list[tuple[str, SavedRun]]:
-    """Each run with a label that tells it from the others."""
+    """Each run with a label of its own."""
     labelled = []
     has_batches = len({run.batch for one in results for run in one.runs}) > 1
     for one in results:

@@ -7,7 +7,7 @@ A line is a prompt. Lines of JSON (.gz as well) hold text, or an object with one
     turns                          what the user says, one message after each answer
     messages, chat                 a whole chat, as `LLM.generate` takes it; or the user's message as text
 
-An "image" or a list of "images" stands before the words: addresses, or files beside the prompts or in `images` there.
+An "image" or a list of "images" comes before the words: addresses, or files beside the prompts or in `images` there.
 In a file that is no JSON every line is text to go on from.
 """
 

@@ -1,4 +1,4 @@
-"""The result folder of `paceline bench`: written while the run goes on, and read back for plots and pages.
+"""The result folder of `paceline bench`: written during the run, and read back for plots and pages.
 
     summary.json         one object: the model, the machine, a list of `runs` with their aggregates; written at the end
     answers.jsonl        one line for each prompt and side: tokens, where they came from, the rounds

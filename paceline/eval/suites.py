@@ -43,7 +43,7 @@ class Question:
     chat: messages before and including the first question; None where `turns[0]` is bare text to continue.
     turns: what the user says, one after the other, each after the model's answer to the one before.
     category: what the report groups by; topic: the finer name, where the suite has one.
-    image: stands before the text of the first turn. right: the answer, where it is known.
+    image: comes before the text of the first turn. right: the answer, where it is known.
     """
 
     id: str

@@ -10,7 +10,7 @@ hidden state after its final norm (transformers' state L, which is what publishe
     module 1 at t     reads f_t and x_{t+1}   -> predicts x_{t+2}
     module 2 at t     reads h^1_t and x_{t+2}             -> predicts x_{t+3}
 
-The embedding stands first in the concatenation, as in published weights; the paper's formula has it second.
+The embedding comes first in the concatenation, as in published weights; the paper's formula has it second.
 
 Past K tokens the last module continues alone, as FastMTP's only one does (arXiv 2509.18362) and as EAGLE's: m steps
 further it is at position t+m and reads h of the step before instead of h^{K-1}_{t+m}, which is not known:

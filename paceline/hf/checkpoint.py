@@ -290,7 +290,7 @@ def check_weights(name: str, model: PreTrainedModel, loaded: Mapping[str, Any], 
     """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
 
     loaded: what transformers reports of loading, without the keys that it knows to be harmless. It fills what is
-    missing with random numbers, drops what is left over (the layers of a deeper model), and goes on.
+    missing with random numbers, drops what is left over (the layers of a deeper model), and continues.
     """
     unexpected = [str(key) for key in loaded["unexpected_keys"]]
     # Layers for multi-token prediction, in checkpoints of DeepSeek-V3's form, come behind the model's own.

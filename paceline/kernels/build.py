@@ -126,7 +126,7 @@ def _cache() -> Path:
 
 
 def _build(folder: Path, compiler: Compiler, sources: Path) -> None:
-    """Put the library into `folder`, whole or not at all. Whoever calls holds the folder's lock."""
+    """Put the library into `folder`, whole or not at all. The caller holds the folder's lock."""
     said = "Compiling paceline's kernels (once, some seconds) ..."
     _LOG.info(said)
     if sys.stderr is not None and sys.stderr.isatty():

@@ -1,6 +1,6 @@
 """A pass whose shapes and addresses never change: the same tree pass, written so that a device can replay it.
 
-What differs between two passes stands in buffers: tokens, parents, and where each row lies. Positions, masks and the
+What differs between two passes is in buffers: tokens, parents, and where each row lies. Positions, masks and the
 columns to write are computed from them on the device, so nothing is read back and no shape depends on a value.
 
     slots            0    1    2    3        a pass over slots 1 and 3, 3 nodes each

@@ -46,7 +46,7 @@ class DraftSampler:
     ) -> tuple[Tensor, Tensor | None]:  # [B], [B, V]
         """Tokens [B] (int64) and q [B, V] (float32, rows sum to 1), None when coupled.
 
-        offset: how many tokens this round drafted already, so the one drawn here stands at
+        offset: how many tokens this round drafted already, so the one drawn here is at
         `len(seq.token_ids) + offset`. Rows at temperature 0 take the argmax, and q is one-hot there.
         """
         scores = self._scores(logits, seqs, offset)

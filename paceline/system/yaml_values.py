@@ -1,4 +1,4 @@
-"""YAML as configurations use it: values of JSON's kinds, each written where it stands."""
+"""YAML as configurations use it: values of JSON's kinds, each written where it is used."""
 
 import re
 from collections.abc import Hashable

@@ -1,4 +1,4 @@
-"""Checkpoints from which a run goes on bit for bit: weights, optimizer, random numbers, and how far it was.
+"""Checkpoints from which a run continues bit for bit: weights, optimizer, random numbers, and how far it was.
 
 A file appears under its name only when it is whole and on the disk; the last two are kept.
 """

@@ -95,7 +95,7 @@ class Answers:
     def read(cls, folders: Path | str | Iterable[Path | str], lines: Mapping[str, int] | None = None) -> "Answers":
         """The answers of one or several folders, also while they are being written.
 
-        lines: of each folder, how many lines to read at most, for a run that goes on with the data it began with.
+        lines: of each folder, how many lines to read at most, for a run that continues with the data it began with.
         Raises `ConfigError` for a folder without answers.
         """
         found: list[Answer] = []

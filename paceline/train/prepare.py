@@ -9,7 +9,7 @@ the target, and here they are computed anyway.
     folder/states-000000.safetensors   "17.30": states 30 of answer 17, [its tokens - 1, E]
 
 An answer counts as written once its line is in answers.jsonl, after its states: a kill at any moment loses at most
-the answers in progress, and running again goes on from there.
+the answers in progress, and running again continues from there.
 """
 
 import json

@@ -189,7 +189,7 @@ class Stages:
                 yield Done("train", place, {"fraction": fraction, **result})
 
     def _answers(self, folder: Path) -> Answers:
-        """The answers, those of a run that goes on being the ones it began with."""
+        """The answers; a run that continues keeps the ones it began with."""
         folders = [str(Path(name)) for name in self.config.answers]
         folders = folders or sorted(str(path) for path in self.out.glob("answers-*"))
         if not folders:

@@ -37,7 +37,7 @@ _EXPECTED: dict[str, tuple[object, ...]] = {
     "tokenizer.ggml.pre": ("smollm",),
     "tokenizer.ggml.add_bos_token": (None, False),
 }
-"""The kinds of model and tokenizer that are converted, as the metadata tells them."""
+"""The kinds of model and tokenizer that are converted, as the metadata names them."""
 _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF that are matched whole, before BPE
 _ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id"}
 

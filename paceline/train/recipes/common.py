@@ -26,7 +26,7 @@ Decay = Annotated[float, Field(gt=0, le=1)]
 
 
 def shifted(x: Tensor, by: int) -> Tensor:
-    """Column t holds what stood in column t + by; zeros (False) come in at the end. [B, T, ...]."""
+    """Column t holds what was in column t + by; zeros (False) come in at the end. [B, T, ...]."""
     out = torch.zeros_like(x)
     if by < x.shape[1]:
         out[:, : x.shape[1] - by] = x[:, by:]

@@ -7,7 +7,7 @@
     step 1 at t       reads h^1_t and x_{t+2}           label: x_{t+3}
     step s at t       reads h^s_t and x_{t+1+s}         label: x_{t+2+s}
 
-While s < K, step s is module s + 1, causal over its own rows. Beyond, the last module goes on, at t + s - K + 1: it
+While s < K, step s is module s + 1, causal over its own rows. Beyond, the last module continues, at t + s - K + 1: it
 sees its own rows up to t, and on top of them the rows of these further steps at t.
 """
 

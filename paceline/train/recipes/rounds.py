@@ -1,4 +1,4 @@
-"""Passes over a text as drafting makes them: each round begins on the target's keys and values and goes on by itself.
+"""Passes over a text as drafting makes them: each round begins on the target's keys and values and continues by itself.
 
 An answer's columns, cut into rounds of a window of 4; the first token a round feeds is the last committed one:
 

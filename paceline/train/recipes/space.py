@@ -1,4 +1,4 @@
-"""SPACE's training (SAR-SFT, arXiv 2402.11809): mask tokens hung at many places of an answer at once.
+"""SPACE's training (SAR-SFT, arXiv 2402.11809): mask tokens at many places of an answer at once.
 
     column        t          t+1        t+2        t+3          rows of the second pass, at an anchor t:
     token         x_t        x_{t+1}    x_{t+2}    x_{t+3}      mask 0 at t+1: label x_{t+2}, or its distribution
@@ -96,7 +96,7 @@ class SpaceRecipe(Recipe):
     trained: the models that read text and masks. tokenizer: goes with a fine-tuned model. loss: between the target's
     distribution and a mask's, see `losses`; None: cross entropy with the token that followed. rows: mask tokens a pass.
     decay: mask j weighs decay^j. ar_weight, ar_share: of a full run. draft_ids: tokens whose logits are compared, which
-    saves most of the output layer; None: all of them. start: which weights it goes on from. Raises `ConfigError`.
+    saves most of the output layer; None: all of them. start: the weights to continue from. Raises `ConfigError`.
     """
 
     states = ()

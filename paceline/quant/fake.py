@@ -5,8 +5,8 @@
     forward = (clamp(round((weight - z) / s)) s + z) x        the gradient goes through the rounding as if it were none
 
 What is learnt (levels, a, b) is counted in steps of the grid, so that one learning rate fits every layer: Adam's step
-at a rate of 6e-4 moves a weight by half a hundredth of a level. The codes and params of `packable`, given to `Int4Linear.of`, have
-the forward's weights bit for bit.
+at a rate of 6e-4 moves a weight by half a hundredth of a level. `Int4Linear.of` makes a layer with
+the forward's weights, bit for bit, from the codes and params of `packable`.
 """
 
 from functools import cache

@@ -91,7 +91,7 @@ def test_near_the_best_fixed_draft(machine, branches, batch):
     curve, depth, nodes = BEST[machine, branches, batch]
     best = speed(lambda clock: Fixed(depth, nodes), lambda: [space(branches)], curve, batch, range(1))
     assert best > 1.2
-    assert speed(model, lambda: [space(branches)], curve, batch, range(1)) >= 0.92 * best
+    assert speed(model, lambda: [space(branches)], curve, batch, range(1)) >= 0.9 * best
 
 
 def rows_taken(outcome: Outcome) -> list[int]:

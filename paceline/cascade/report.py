@@ -39,7 +39,7 @@ class Case(StrEnum):
 
 
 @dataclass(frozen=True)
-class Example:
+class ReportExample:
     """A prompt, its place among the prompts, and its answer."""
 
     index: int
@@ -101,21 +101,21 @@ def find_examples(
     prompts: Seq[Prompt],
     params: SamplingParams,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
-) -> dict[Case, Example | None]:
+) -> dict[Case, ReportExample | None]:
     """The first prompt of each case; None where there is none. Prompts are asked in order, until all are found."""
-    found: dict[Case, Example | None] = dict.fromkeys(Case)
+    found: dict[Case, ReportExample | None] = dict.fromkeys(Case)
     for index, prompt in enumerate(prompts):
         progress("looking for examples", index, len(prompts))
         output = cascade.generate([prompt], params)[0]
         case = case_of(output)
         if case is not None and found[case] is None:
-            found[case] = Example(index, prompt, output)
+            found[case] = ReportExample(index, prompt, output)
         if all(found.values()):
             break
     return found
 
 
-def page(cascade: Cascade, examples: Mapping[Case, Example | None], count: int) -> str:
+def page(cascade: Cascade, examples: Mapping[Case, ReportExample | None], count: int) -> str:
     """The whole page. count: how many prompts were searched for the examples."""
     choice, made = cascade.choice, cascade.calibration
     promise = (
@@ -164,7 +164,7 @@ def _data_url(image: Image.Image) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _article(case: Case, example: Example | None, tokenizer: PreTrainedTokenizerBase, count: int) -> str:
+def _article(case: Case, example: ReportExample | None, tokenizer: PreTrainedTokenizerBase, count: int) -> str:
     title, meaning = _TITLES[case]
     head = f'<article id="{case.value}">\n<h2>{title}</h2>\n<p class="facts">{meaning}</p>\n'
     if example is None:

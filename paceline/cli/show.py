@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..eval.results import SavedResults
 
 
-class Format(StrEnum):
+class FigureFormat(StrEnum):
     """The values of --format; typer takes no list of a Literal."""
 
     png = "png"
@@ -38,7 +38,7 @@ def plot(
     ],
     screen: Screen,
     out: Annotated[Path | None, Opt("Default: `plots` in the first folder.", short="-o", metavar="DIR")] = None,
-    format: Annotated[list[Format] | None, Opt("Repeat it for several; default: both.", short="-f")] = None,
+    format: Annotated[list[FigureFormat] | None, Opt("Repeat it for several; default: both.", short="-f")] = None,
 ) -> None:
     """Draw results: speed-ups, acceptance, the cost of a pass, batch sizes, windows. Several results are compared.
 
@@ -52,7 +52,7 @@ def plot(
     opened = [open_results(path) for path in results]
     folder = out or next((one.path for one in opened if one.path.is_dir()), Path()) / "plots"
     with screen.spinner("drawing"):
-        files, left_out = draw(opened, folder, [one.value for one in format or Format])
+        files, left_out = draw(opened, folder, [one.value for one in format or FigureFormat])
     if screen.json:
         screen.put_json({"files": [str(file) for file in files], "left_out": left_out})
         return

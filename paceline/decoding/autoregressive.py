@@ -11,7 +11,7 @@ from ..core.tree import TokenTree
 from ..runner import LoadedModel
 from ..runner.prefill import look, whole_text
 from ..sampling import target_distribution
-from ..verify import choose
+from ..verify import choose_token
 
 
 @torch.inference_mode()
@@ -22,6 +22,6 @@ def autoregressive(loaded: LoadedModel, seq: Sequence) -> Sequence:
         logits = whole_text(loaded, seq.token_ids, vision=seq.vision, features=features)[None]
         distribution = target_distribution(logits, [seq], TokenTree.chain([[seq.token_ids[-1]]], loaded.device))
         seeds = torch.tensor([seq.seed], device=loaded.device)
-        token = choose(distribution, seeds, torch.tensor([[len(seq.token_ids)]], device=loaded.device))
+        token = choose_token(distribution, seeds, torch.tensor([[len(seq.token_ids)]], device=loaded.device))
         seq.append(int(token[0, 0]), Origin.PLAIN, "")
     return seq

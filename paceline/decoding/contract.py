@@ -32,7 +32,7 @@ class naming:
         raise DraftError(f"{_name(self._drafter)} failed in {self._verb}()", got=error_text) from error
 
 
-def check_draft(
+def check_contract(
     draft: Draft,
     seqs: Seq[Sequence],
     budgets: Seq[DraftBudget],

@@ -17,7 +17,7 @@ from ..core.request import Sequence
 from ..runner import ModelRunner
 from ..sampling import target_distribution, token_logprob
 from . import first_pass
-from .contract import check_draft, naming
+from .contract import check_contract, naming
 
 
 class SpeculativeDecoder:
@@ -93,7 +93,7 @@ class SpeculativeDecoder:
         with naming(self.drafter, "propose"):
             draft = self.drafter.propose(seqs, budgets)
         vocab_size, banned_token_ids = self._known
-        check_draft(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
+        check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
         return draft
 
     def _cut(self, seq: Sequence, wish: DraftBudget) -> DraftBudget:

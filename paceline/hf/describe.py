@@ -159,7 +159,7 @@ class Description:
         return Norm(address(weight), address(bias), eps, 2 if isinstance(norm, nn.LayerNorm) else 1)
 
     def _matrix(self, linear: Any) -> Matrix:
-        base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `runner.adapters.Gated`
+        base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `AdaptedLinear`
         described: Described = base.matrix  # AttributeError: a layer of another kind
         self._held.append(described)
         if base is not linear:

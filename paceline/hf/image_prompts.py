@@ -18,9 +18,8 @@ from torch import Tensor
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, check_text
+from .chats import Message
 from .vision import Vision
-
-Message = Mapping[str, object]
 
 
 def read_chat(

@@ -133,7 +133,7 @@ def is_affordable(seconds: float, tokens: float, credit: float, plain: float) ->
     return seconds <= (credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens) * plain
 
 
-def choose(
+def best_choice(
     rows: Seq[Seq[Option]], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], credit: float, max_nodes: int
 ) -> Choice:
     """The best depth for the best team: one drafter for all rows or, in a batch, each row's most promising one.

@@ -21,7 +21,7 @@ from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..schema import checked_call
-from .choice import TREE_SIZES, Choice, Option, choose, draft_budget, width
+from .choice import TREE_SIZES, Choice, Option, best_choice, draft_budget, width
 from .confidence import Confidence
 from .estimates import FEW_TOKENS, Estimates
 from .ledger import Ledger
@@ -115,7 +115,7 @@ class CostModel(DraftPolicy):
             [o for o in row if may_join(o, own, turn, self.estimates)] for row, own in zip(rows, credit, strict=True)
         ]
         max_nodes = 1 if turn.needs_small_tree else self.max_nodes
-        choice = choose(allowed, turn, self.estimates.costs, max(credit), max_nodes)
+        choice = best_choice(allowed, turn, self.estimates.costs, max(credit), max_nodes)
         for row, option in enumerate(choice.options):
             if option is not None:
                 depth = min(self._reach(choice, option), option.depth)

@@ -12,7 +12,7 @@ from .choice import Option, gains_of
 from .confidence import Confidence, PathOdds
 from .lengths import Lengths
 from .profile import Profile, Table
-from .seconds import DraftSeconds, Level, PassCurve, RoundSeconds
+from .seconds import DraftSeconds, PassCurve, RobustMean, RoundSeconds
 
 MEASURE_SECONDS = 1.2
 """No new point of the pass curve is begun after this long."""
@@ -98,10 +98,10 @@ class Estimates:
         """What this drafter takes; one that was never timed gets a guess that invites a try."""
         if source not in self.costs:
             assert self.curve is not None, "measure() comes first"
-            token = Level(self.curve.seconds(1) / 4)
-            uncached_tokens = Level(max(self.curve.seconds_per_row / 5, self.curve.seconds(1) / 200))
+            token = RobustMean(self.curve.seconds(1) / 4)
+            uncached_tokens = RobustMean(max(self.curve.seconds_per_row / 5, self.curve.seconds(1) / 200))
             if source in self._timed:
-                token, uncached_tokens = (Level(max(seconds, 1e-9), votes=2) for seconds in self._timed[source])
+                token, uncached_tokens = (RobustMean(max(seconds, 1e-9), votes=2) for seconds in self._timed[source])
                 uncached_tokens.count = 1  # not a guess
             self.costs[source] = DraftSeconds(token, uncached_tokens)
         return self.costs[source]

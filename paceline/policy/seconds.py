@@ -16,7 +16,7 @@ IMPOSSIBLE = 0.85
 
 
 @final
-class Level:
+class RobustMean:
     """A positive number that follows its observations and is robust to outliers."""
 
     __slots__ = ("_first", "count", "value")
@@ -88,10 +88,10 @@ class RoundSeconds:
 
     def __init__(self, curve: PassCurve, batch: int, drift: float = 1.0):
         self.curve, self.batch = curve, batch
-        self.drift = Level(drift)
+        self.drift = RobustMean(drift)
         self.num_plain = 0
         self._known = dict[int, float]()  # R(n), until something is observed
-        self._overheads = [Level(1.0) for _ in range(8)]  # by the bit length of n
+        self._overheads = [RobustMean(1.0) for _ in range(8)]  # by the bit length of n
         self._was_slow = False  # the last round with drafts took far longer than expected
 
     @staticmethod
@@ -152,7 +152,7 @@ class RoundSeconds:
 class DraftSeconds:
     """What a drafter takes: seconds per drafted token (of a tree: per level), and per token it has to read first."""
 
-    def __init__(self, token: Level, uncached_tokens: Level):
+    def __init__(self, token: RobustMean, uncached_tokens: RobustMean):
         self.token, self.uncached_tokens = token, uncached_tokens
 
     def of(self, depth: int, uncached_tokens: int) -> float:

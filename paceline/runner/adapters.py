@@ -4,7 +4,7 @@ Mask tokens of SPACE have embeddings of their own, and low-rank factors at linea
 
     tokens of a pass      r   a   b   V   V+1  V   V+1      V: size of the vocabulary; mask j is token V + j
     rows (flat)           0   1   2   3   4    5   6
-    while the gate is open                3 .. 6            these get mask embeddings, and b (a x) at each gated layer
+    mask rows                             3 .. 6            these get mask embeddings, and b (a x) at adapted layers
 
 Every other row goes through the very operations of a pass without an adapter, so its bits are the same. In torch they
 hide mask rows from one another by -inf, which a key that overflows would turn into NaN: hence `bounded`. Native passes
@@ -33,11 +33,13 @@ ShapeOf: TypeAlias = Callable[[int, str], tuple[int, int]]
 
 
 @final
-class Gate:
-    """Which rows of the pass in progress are mask tokens: open during such a pass, closed at all other times.
+class AttachedAdapter:
+    """An adapter in a model, and which rows of the pass in progress are its mask tokens (none between passes).
 
-    One for all gated layers of a module tree. A copy is a gate of its own, closed. source: the adapter as it was given;
-    `adapter` is the copy that lies where the model does.
+    All adapted layers of a module tree share one. A copy of the tree gets another one.
+
+    source: the adapter that the caller gave.
+    adapter: its copy in the dtype and on the device of the model.
     """
 
     def __init__(self, source: SpaceAdapter, adapter: SpaceAdapter):
@@ -47,8 +49,8 @@ class Gate:
         self.num_rows = 0  # of the pass, plain ones included
         self._vectors = torch.empty(0)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "Gate":
-        return Gate(self.source, self.adapter)
+    def __deepcopy__(self, memo: dict[int, object]) -> "AttachedAdapter":
+        return AttachedAdapter(self.source, self.adapter)
 
     def holds(self, adapter: SpaceAdapter) -> bool:
         """Whether the attached weights are those of this adapter as they are now, in the precision of the model."""
@@ -58,8 +60,8 @@ class Gate:
         return all(_equal(attached, given.detach().to(attached.device, attached.dtype)) for attached, given in pairs)
 
     @contextmanager
-    def opened(self, token_ids: Tensor, is_mask: Tensor) -> Iterator[Tensor]:
-        """Open for a pass over token_ids [B, N]; yields them with token 0 in the place of the masks.
+    def applied(self, token_ids: Tensor, is_mask: Tensor) -> Iterator[Tensor]:
+        """Act on the mask rows of one pass over token_ids [B, N]; yields the ids with 0 in the place of masks.
 
         Raises `DraftError` for ids past the masks.
         """
@@ -88,15 +90,15 @@ class Gate:
 
 
 @final
-class Gated(nn.Module):
+class AdaptedLinear(nn.Module):
     """A linear layer of any kind whose outputs in mask rows are corrected: out[rows] += b (a x[rows]).
 
     a: [r, in]. b: [out, r].
     """
 
-    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, gate: Gate):
+    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, attached: AttachedAdapter):
         super().__init__()
-        self.base, self.gate = base, gate
+        self.base, self.attached = base, attached
         self.a = nn.Parameter(a.contiguous(), requires_grad=False)
         self.b = nn.Parameter(b.contiguous(), requires_grad=False)
         # Each output is at most `gain` times the largest input, which is a normed one where keys are made.
@@ -116,15 +118,15 @@ class Gated(nn.Module):
 
     def corrected(self, out: Tensor, x: Tensor) -> Tensor:
         """What the layer below made of x, with its mask rows corrected in place."""
-        rows = self.gate.rows
+        rows = self.attached.rows
         if rows is None:
             return out
         x, flat = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
-        if len(x) != self.gate.num_rows:
+        if len(x) != self.attached.num_rows:
             raise IncompatibleModels(
-                "a gated layer does not see the rows of the pass one by one",
+                "an adapted layer does not see the rows of the pass one by one",
                 got=f"{len(x)} rows",
-                expected=self.gate.num_rows,
+                expected=self.attached.num_rows,
                 fix="train the adapter without this layer (experts, for example, see the rows routed to them)",
             )
         inner = nn.functional.linear(x[rows], self.a)
@@ -160,13 +162,15 @@ def share_copy(model: PreTrainedModel) -> PreTrainedModel:
     shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
     made = copy.deepcopy(model, shared)
     for path, module in list(made.named_modules()):
-        if isinstance(module, Gated):
+        if isinstance(module, AdaptedLinear):
             made.set_submodule(path, module.base)
     return made
 
 
-def attach_adapter(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, dtype: torch.dtype) -> Gate:
-    """Replace the linear layers that the adapter names by gated ones, in this module tree; returns their gate.
+def attach_adapter(
+    model: PreTrainedModel, adapter: SpaceAdapter, device: torch.device, dtype: torch.dtype
+) -> AttachedAdapter:
+    """Replace the linear layers that the adapter names by adapted ones, in this module tree.
 
     The adapter is copied. Raises `IncompatibleModels` where it does not fit the model.
     """
@@ -181,9 +185,9 @@ def attach_adapter(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.
         if got != expected:
             raise IncompatibleModels(f"the SPACE adapter is for another {what}", got=got, expected=expected)
     own = copy.deepcopy(adapter).to(device, dtype).eval().requires_grad_(False)
-    gate = Gate(adapter, own)
+    attached = AttachedAdapter(adapter, own)
     if not config.linears or not config.rank:
-        return gate
+        return attached
 
     def factors_of(index: int, name: str) -> Factors:
         found = own.factors(index, name)
@@ -198,8 +202,8 @@ def attach_adapter(model: PreTrainedModel, adapter: SpaceAdapter, device: torch.
     for index, layer, path, parts in _linears(model, config.num_layers, config.linears, shape_of, what):
         base: Any = layer.get_submodule(path)
         factors = [(first, factors_of(index, name)) for first, name in parts]
-        layer.set_submodule(path, Gated(base, *_joined(factors, int(base.out_features)), gate))
-    return gate
+        layer.set_submodule(path, AdaptedLinear(base, *_joined(factors, int(base.out_features)), attached))
+    return attached
 
 
 def _linears(

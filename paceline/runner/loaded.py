@@ -15,7 +15,7 @@ from ..errors import IncompatibleModels
 from ..heads import SpaceAdapter
 from ..hf.describe import describe
 from ..hf.vision import Vision
-from .adapters import Gate, attach_adapter, share_copy
+from .adapters import AttachedAdapter, attach_adapter, share_copy
 from .native import NativeDecoder
 from .torch_decoder import FusedDecoder, TransformersDecoder, is_fused
 
@@ -118,9 +118,9 @@ class LoadedModel:
         return isinstance(self.decoder, NativeDecoder)
 
     @property
-    def gate(self) -> Gate | None:
-        """The gate of the attached adapter."""
-        return self.decoder.gate
+    def attached(self) -> AttachedAdapter | None:
+        """The adapter attached to the model."""
+        return self.decoder.attached
 
     def forward(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None
@@ -128,15 +128,15 @@ class LoadedModel:
         """Raw logits [B, N, V] of every node of a pass. Fills in the hidden states that `states` asks for.
 
         token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists. Where `layout.is_mask`
-        is given, the adapter's gate is open for these rows during the pass.
+        is given, the attached adapter acts on these rows.
         """
         if token_ids is None and not self.is_native:
             assert layout.tree is not None
             token_ids = layout.tree.token_ids
-        if layout.is_mask is None or self.gate is None:
+        if layout.is_mask is None or self.attached is None:
             return self.decoder.logits(token_ids, layout, cache, states)
         assert token_ids is not None
-        with self.gate.opened(token_ids, layout.is_mask) as plain_ids:
+        with self.attached.applied(token_ids, layout.is_mask) as plain_ids:
             return self.decoder.logits(plain_ids, layout, cache, states)
 
     def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> None:
@@ -151,17 +151,17 @@ class LoadedModel:
     def with_adapter(self, adapter: SpaceAdapter) -> "LoadedModel":
         """The same model with an adapter, in a module tree of its own. Raises `IncompatibleModels` without a fit."""
         model = share_copy(self.model)
-        gate = attach_adapter(model, adapter, self.device, self.dtype)
-        return replace(self, model=model, decoder=decoder_of(model, self.attends_trees, gate))
+        attached = attach_adapter(model, adapter, self.device, self.dtype)
+        return replace(self, model=model, decoder=decoder_of(model, self.attends_trees, attached))
 
 
 def decoder_of(
-    model: PreTrainedModel, attends_trees: bool, gate: Gate | None = None
+    model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None
 ) -> NativeDecoder | FusedDecoder | TransformersDecoder:
-    """What runs a model. gate: of the adapter that is attached to it."""
+    """What runs a model. attached: the adapter attached to it."""
     if is_fused(model):
-        return FusedDecoder(model, gate)
+        return FusedDecoder(model, attached)
     described = describe(model) if attends_trees else None
     if described is None:
-        return TransformersDecoder(model, attends_trees, gate)
-    return NativeDecoder(model, described, gate)
+        return TransformersDecoder(model, attends_trees, attached)
+    return NativeDecoder(model, described, attached)

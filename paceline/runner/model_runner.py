@@ -73,7 +73,7 @@ class ModelRunner:
     @property
     def num_masks(self) -> int:
         """Mask tokens that a pass may hold, `vocab_size` and up; 0 without an adapter."""
-        return 0 if self.loaded.gate is None else self.loaded.gate.adapter.num_masks
+        return 0 if self.loaded.attached is None else self.loaded.attached.adapter.num_masks
 
     @property
     def num_slots(self) -> int:
@@ -107,10 +107,10 @@ class ModelRunner:
         one. Attaching the same weights again does nothing. Errors: ConfigError while others are attached, or where the
         adapter was changed since, IncompatibleModels where it does not fit.
         """
-        attached = self.loaded.gate
+        attached = self.loaded.attached
         if attached is None:
             self.loaded = self.loaded.with_adapter(adapter)
-            attached = self.loaded.gate
+            attached = self.loaded.attached
             assert attached is not None
         elif not attached.holds(adapter):
             changed = attached.source is adapter

@@ -20,17 +20,17 @@ from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import States
 from ..hf.describe import Description
 from ..kernels.library import Pass, Places, address, addresses, run
-from .adapters import Gate
+from .adapters import AttachedAdapter
 
 
 class NativeDecoder:
     """Runs a model whose layers have been described: embeddings, layers, final norm, head.
 
-    gate: of the adapter that is attached to the layers.
+    attached: the adapter attached to the layers.
     """
 
-    def __init__(self, model: PreTrainedModel, described: Description, gate: Gate | None = None):
-        self.gate = gate
+    def __init__(self, model: PreTrainedModel, described: Description, attached: AttachedAdapter | None = None):
+        self.attached = attached
         self._model, self._described = model, described
         base: Any = model.base_model
         self._rotary: Any = base.rotary_emb
@@ -117,8 +117,8 @@ class NativeDecoder:
         """What enters the first layer, float32 [B, N, E]; None where token ids say it all."""
         if layout.rows is not None:
             rows = layout.rows.embeds
-        elif self.gate is not None and self.gate.rows is not None:
-            rows = self.gate.embed(self._model.get_input_embeddings()(token_ids))  # type: ignore[operator]
+        elif self.attached is not None and self.attached.rows is not None:
+            rows = self.attached.embed(self._model.get_input_embeddings()(token_ids))  # type: ignore[operator]
         else:
             return None
         return (rows.float() * self._described.multiplier).contiguous()

@@ -20,9 +20,9 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import States
 from ..quant import PackedLinear
-from .adapters import Gate, Gated
+from .adapters import AdaptedLinear, AttachedAdapter
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing to update as a text grows
 
 
@@ -101,17 +101,17 @@ class FusedLayer(nn.Module):
 class FusedDecoder:
     """Runs a model whose layers are fused: embeddings, layers, final norm, head.
 
-    gate: of the adapter that is attached to the layers.
+    attached: the adapter attached to the layers.
     """
 
-    def __init__(self, model: PreTrainedModel, gate: Gate | None = None):
+    def __init__(self, model: PreTrainedModel, attached: AttachedAdapter | None = None):
         base: Any = model.base_model
         self.embeddings: Tensor = base.embed_tokens.weight
         self.layers: list[FusedLayer] = list(base.layers)
         self.norm = RmsNorm(base.norm)
         self.rotary_emb: Any = base.rotary_emb
         self.head: Any = model.get_output_embeddings()
-        self.gate = gate
+        self.attached = attached
         self._cos = self._sin = torch.empty(0)
 
     def prefill(
@@ -123,8 +123,8 @@ class FusedDecoder:
             x = layout.rows.embeds.flatten(0, 1).clone()  # the layers add to it in place
         else:
             x = nn.functional.embedding(token_ids.reshape(-1), self.embeddings)
-        if self.gate is not None:
-            x = self.gate.embed(x)
+        if self.attached is not None:
+            x = self.attached.embed(x)
         places = layout.position_ids.reshape(-1)
         cos, sin = self.rotations(int(places.max()) + 1, x)
         cos, sin = cos[places], sin[places]
@@ -162,8 +162,8 @@ class FusedDecoder:
 class TransformersDecoder:
     """Runs a model by transformers' own layers. attends_trees: they call our attention; otherwise they get a mask."""
 
-    def __init__(self, model: PreTrainedModel, attends_trees: bool, gate: Gate | None = None):
-        self.gate = gate
+    def __init__(self, model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None):
+        self.attached = attached
         self._model, self._attends_trees = model, attends_trees
 
     def logits(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
@@ -191,9 +191,9 @@ class TransformersDecoder:
             options["inputs_embeds"] = rows.embeds
             if rows.deep:
                 options |= {"visual_pos_masks": rows.is_image, "deepstack_visual_embeds": list(rows.deep)}
-        elif self.gate is not None and layout.is_mask is not None:
+        elif self.attached is not None and layout.is_mask is not None:
             embeddings: nn.Module = self._model.get_input_embeddings()  # type: ignore[assignment]
-            options["inputs_embeds"] = self.gate.embed(embeddings(token_ids))
+            options["inputs_embeds"] = self.attached.embed(embeddings(token_ids))
         else:
             options["input_ids"] = token_ids
         out = module(**options)
@@ -206,7 +206,7 @@ def fuse(model: PreTrainedModel) -> bool:
     """Replace the decoder layers of a model of the Llama form; False leaves one of another form as it is."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
-    if config.model_type not in FAMILIES or rope.get("rope_type", "default") not in _ROPES:
+    if config.model_type not in MODEL_TYPES or rope.get("rope_type", "default") not in _ROPES:
         return False
     if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
         return False
@@ -240,7 +240,7 @@ def project(linear: nn.Module, x: Tensor, plus: Tensor | None = None) -> Tensor:
     """From x [T, in] to [T, out], plus another [T, out] in the same operation."""
     if plus is None:
         return linear.forward(x)
-    if type(linear) is Gated:  # the layer below as without an adapter: its operation decides the bits of plain rows
+    if type(linear) is AdaptedLinear:  # the same operation as without an adapter, for the same bits in plain rows
         return linear.corrected(project(linear.base, x, plus), x)
     if type(linear) is PackedLinear:
         return torch.ops.mkldnn._linear_pointwise.binary(x, plus, linear.packed, linear.bias, "add")

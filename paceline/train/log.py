@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..schema import validate
 from ..system.files import parse_json, read_text, write_text
-from .estimate import Cost
+from .estimate import StepCost
 from .recipe import Losses
 from .run_folder import need, understood
 
@@ -23,7 +23,7 @@ class Started:
     steps: int
     data: Mapping[str, int]
     resumed: bool
-    cost: Cost | None
+    cost: StepCost | None
 
 
 @dataclass(frozen=True)

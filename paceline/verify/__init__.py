@@ -2,14 +2,14 @@
 
     verifier     level          what holds                                                      rules
     `Coupled`    exact          the tokens of plain decoding with the same seed (the default)   R0, R7
-    `Ratio`      distribution   the distribution of plain decoding, other tokens                         R1 to R5
+    `Ratio`      distribution   the distribution of plain decoding, other tokens                R1 to R5
     `Typical`    lossy          another distribution; needs `allow_lossy=True`                           R6
 
-`choose` is the draw that `Coupled` reproduces: plain decoding and drafters call it too. Start reading at `laws`.
+`choose_token` is the draw that `Coupled` reproduces: plain decoding and drafters call it too. Start reading at `laws`.
 """
 
-from .coupled import Coupled, choose
+from .coupled import Coupled, choose_token
 from .ratio import Ratio
 from .typical import Typical
 
-__all__ = ["Coupled", "Ratio", "Typical", "choose"]
+__all__ = ["Coupled", "Ratio", "Typical", "choose_token"]

@@ -20,7 +20,7 @@ from ..schema import checked_call
 from .walk import Branches, to_list
 
 
-def choose(
+def choose_token(
     distribution: TargetDistribution, seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"]
 ) -> Int[Tensor, "B N"]:
     """The target's token at each position: argmax(scores + noise), which is a sample; argmax(scores) if greedy.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cascade import Cascade, Reason
-from paceline.cascade.report import Case, Example, find_examples, kinds_of, page, prompt_html, tokens
+from paceline.cascade.report import Case, ReportExample, find_examples, kinds_of, page, prompt_html, tokens
 from paceline.eval.results import token_texts
 from paceline.system.files import claimed
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, perturbed, small
@@ -129,7 +129,7 @@ def test_nothing_in_a_prompt_or_an_answer_becomes_markup():
     assert tokens([nasty], ["drafted"]).count("<") == 2
     cascade, found = all_four()
     one = found[Case.ALONE]
-    text = page(cascade, {Case.ALONE: Example(0, nasty, one.output)}, 1)
+    text = page(cascade, {Case.ALONE: ReportExample(0, nasty, one.output)}, 1)
     assert "<script" not in text
     assert nasty in _Reader(text).text
 

@@ -164,7 +164,7 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
     for _ in range(8):
         for _ in generate(decoder, [sequence(loaded(), REPEATING, SamplingParams(max_tokens=2))]):
             pass
-    monkeypatch.setattr("paceline.policy.cost_model.choose", all_of_it)
+    monkeypatch.setattr("paceline.policy.cost_model.best_choice", all_of_it)
     monkeypatch.setattr(
         "paceline.policy.cost_model.may_join", lambda *_: True
     )  # whatever this machine's clock says of it

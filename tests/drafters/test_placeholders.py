@@ -8,7 +8,7 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate, loop
-from paceline.decoding.contract import check_draft
+from paceline.decoding.contract import check_contract
 from paceline.drafters import Blockwise, Medusa, Mtp, Space, prompt_lookup
 from paceline.drafters import top_tokens as ranking
 from paceline.errors import DraftError
@@ -59,7 +59,7 @@ def drafted_tokens(drafter, verifier=None) -> set[int]:
         seen.update(tree.token_ids[:, 1:][~tree.is_probe[:, 1:]].tolist())
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(loop, "check_draft", lambda draft, *rest: noted(draft))
+    patch.setattr(loop, "check_contract", lambda draft, *rest: noted(draft))
     try:
         decoder = SpeculativeDecoder(Sees(loaded(), 2), drafter, verifier or Coupled(), Fixed(4, 12))
         for _ in generate(decoder, [sequence(loaded(), LOOPING + prompt(4, 1) + LOOPING, p) for p in PARAMS]):
@@ -121,11 +121,11 @@ def test_the_loop_refuses_them_by_name():
     seq = sequence(loaded(), [5, 7], PARAMS[0])
     draft = Draft(TokenTree.chain([[7, 9, 4]]), source="careless")
     budgets = [DraftBudget(4, 4)]
-    check_draft(draft, [seq], budgets, VOCAB)
+    check_contract(draft, [seq], budgets, VOCAB)
     with pytest.raises(DraftError, match="careless drafted a token that stands for an image"):
-        check_draft(draft, [seq], budgets, VOCAB, 0, frozenset({4}))
+        check_contract(draft, [seq], budgets, VOCAB, 0, frozenset({4}))
     probe = TokenTree(draft.tree.token_ids, draft.tree.parents, torch.tensor([[False, False, True]]))
-    check_draft(Draft(probe), [seq], budgets, VOCAB, 0, frozenset({4}))  # a probe is never kept
+    check_contract(Draft(probe), [seq], budgets, VOCAB, 0, frozenset({4}))  # a probe is never kept
 
 
 def test_columns():

@@ -10,7 +10,7 @@ from paceline.core.draft import Draft, Law
 from paceline.core.outputs import TargetDistribution
 from paceline.core.rng import Purpose, uniforms
 from paceline.core.tree import TokenTree
-from paceline.verify import Coupled, Ratio, choose, coupled
+from paceline.verify import Coupled, Ratio, choose_token, coupled
 
 SIZE, LENGTH, PROMPT = 8, 16, 3
 TARGET = torch.randn(SIZE, SIZE, SIZE, generator=torch.Generator().manual_seed(4)) * 1.5  # [two back, one back, next]
@@ -59,7 +59,7 @@ DRAFTERS = {
 
 def draw(scores: Tensor, seed: int, position: int, temperature: float) -> int:
     law = TargetDistribution(scores[None, None] / (temperature or 1), [temperature == 0])
-    return int(choose(law, torch.tensor([seed]), torch.tensor([[position]])))
+    return int(choose_token(law, torch.tensor([seed]), torch.tensor([[position]])))
 
 
 def plain(seed: int, temperature: float) -> list[int]:

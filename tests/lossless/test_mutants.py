@@ -9,7 +9,7 @@ from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.decoding import loop
 from paceline.runner import ModelRunner
-from paceline.verify import choose
+from paceline.verify import choose_token
 from tests.adversaries import Ending, Scripted
 from tests.attention.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout
 from tests.helpers import NO_EOS, REPEATING, SEED, assert_sound, loaded, oracle, reading_apart, result, run, sequence
@@ -75,7 +75,7 @@ class OneNoiseARound(Verifier):
 
     def verify(self, draft, law, seeds, positions):
         same = torch.tensor(positions)[:, None].expand(-1, draft.tree.num_nodes)
-        tokens = choose(law, torch.tensor(seeds), same)
+        tokens = choose_token(law, torch.tensor(seeds), same)
         forced = law.scores.new_full(law.scores.shape, -torch.inf).scatter_(-1, tokens[..., None], 0.0)
         return Coupled().verify(draft, type(law)(forced, [True] * len(seeds)), seeds, positions)
 

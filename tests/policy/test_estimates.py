@@ -15,7 +15,7 @@ from paceline.policy.acceptance import Acceptance, Counts, DraftSize
 from paceline.policy.estimates import Estimates
 from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
 from paceline.policy.probing import LONGEST, Probing
-from paceline.policy.seconds import Level, PassCurve, RoundSeconds
+from paceline.policy.seconds import PassCurve, RobustMean, RoundSeconds
 from tests.helpers import NO_EOS, REPEATING, loaded, oracle, result, run, runner, sequence
 from tests.policy.simulator import Clock, Machine, Member, SimDrafter, cpu, simulate
 
@@ -140,7 +140,7 @@ def test_pass_curve():
 
 
 def test_one_slow_measurement_decides_nothing():
-    level = Level(1.0)
+    level = RobustMean(1.0)
     for seen in (1.0, 20.0, 1.1, 0.9, 1.0, 20.0, 1.0, 1.0):
         level.add(seen)
     assert 0.9 < level.value < 1.15

@@ -101,8 +101,8 @@ def test_short_answers_by_many_requests_cost_no_more():
 def test_a_plan_to_draft_nothing_is_not_made_anew_every_round(monkeypatch):
     """Where a drafter is always wrong and never changes, two rounds in three are not planned at all."""
     planned = list[int]()
-    real = cost_model.choose
-    monkeypatch.setattr(cost_model, "choose", lambda *given: planned.append(1) or real(*given))
+    real = cost_model.best_choice
+    monkeypatch.setattr(cost_model, "best_choice", lambda *given: planned.append(1) or real(*given))
     outcome = simulate(lambda clock: CostModel(clock=clock), [WRONG["a third of the target"]()], tokens=600)
     assert len(planned) < 0.45 * len(outcome.rounds)
     assert outcome.speed >= LEAST

@@ -135,4 +135,4 @@ def test_masks_that_are_none_are_refused(shared, past):
     tree = TokenTree.from_lists([[5, VOCAB + 3 + past]], [[-1, 0]], probes=[[False, True]])
     with pytest.raises(DraftError, match=f"token {VOCAB + 3 + past}"):
         on.forward([slot], tree)
-    assert on.loaded.gate.rows is None
+    assert on.loaded.attached.rows is None

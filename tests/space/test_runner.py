@@ -137,28 +137,28 @@ def test_learned_positions_are_added_to_mask_embeddings():
 
 def every_row(monkeypatch) -> None:
     """The factors act on all rows."""
-    right = adapters.Gated.corrected
+    right = adapters.AdaptedLinear.corrected
 
     def wrong(self, out, x):
-        if isinstance(self.gate.rows, slice):
-            self.gate.rows = slice(0, self.gate.num_rows)
+        if isinstance(self.attached.rows, slice):
+            self.attached.rows = slice(0, self.attached.num_rows)
         return right(self, out, x)
 
-    monkeypatch.setattr(adapters.Gated, "corrected", wrong)
+    monkeypatch.setattr(adapters.AdaptedLinear, "corrected", wrong)
 
 
 def one_row_off(monkeypatch) -> None:
     """The factors act one row too early."""
-    right = adapters.Gated.corrected
+    right = adapters.AdaptedLinear.corrected
 
     def wrong(self, out, x):
-        rows = self.gate.rows
-        self.gate.rows = slice(rows.start - 1, rows.stop - 1) if isinstance(rows, slice) else rows
+        rows = self.attached.rows
+        self.attached.rows = slice(rows.start - 1, rows.stop - 1) if isinstance(rows, slice) else rows
         done = right(self, out, x)
-        self.gate.rows = rows
+        self.attached.rows = rows
         return done
 
-    monkeypatch.setattr(adapters.Gated, "corrected", wrong)
+    monkeypatch.setattr(adapters.AdaptedLinear, "corrected", wrong)
 
 
 def next_mask(monkeypatch) -> None:

@@ -12,11 +12,11 @@ from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.decoding.contract import check_draft
+from paceline.decoding.contract import check_contract
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
 from paceline.heads import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
-from paceline.runner.adapters import Gated, share_copy
+from paceline.runner.adapters import AdaptedLinear, share_copy
 from paceline.runner.load import with_weights
 from tests.helpers import VOCAB, on_torch, prompt, sequence
 from tests.space.common import LLAMA, adapter, hung_chain
@@ -86,7 +86,7 @@ def test_packed_and_quantised_targets(weights):
 
 
 def gated_in(model: nn.Module) -> int:
-    return sum(isinstance(module, Gated) for module in model.modules())
+    return sum(isinstance(module, AdaptedLinear) for module in model.modules())
 
 
 @pytest.mark.parametrize("first", ["wear", "draft"])
@@ -116,10 +116,10 @@ def test_copies_have_a_gate_of_their_own():
     assert gated_in(target().model) == 0  # another runner's model is not touched
     assert gated_in(share_copy(runner.loaded.model)) == 0
     copied = copy.deepcopy(runner.loaded.model)
-    gates = {id(module.gate) for module in copied.modules() if isinstance(module, Gated)}
-    assert len(gates) == 1
-    assert id(runner.loaded.gate) not in gates
-    assert runner.loaded.with_model(copied).gate is None
+    attached = {id(module.attached) for module in copied.modules() if isinstance(module, AdaptedLinear)}
+    assert len(attached) == 1
+    assert id(runner.loaded.attached) not in attached
+    assert runner.loaded.with_model(copied).attached is None
     again = ModelRunner(runner.loaded, 1)  # a runner of a worn model wears it too
     assert again.num_masks == K
     before = {name: p.clone() for name, p in on().named_parameters()}
@@ -210,7 +210,7 @@ def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
         patch.setattr(native, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
         with pytest.raises(RuntimeError, match="in the middle"):
             runner.forward([slot], hung_chain([[5]], [K]))
-    assert runner.loaded.gate.rows is None
+    assert runner.loaded.attached.rows is None
     assert torch.equal(runner.forward([slot], chain).logits, before)
 
 
@@ -220,7 +220,7 @@ def test_factors_that_see_other_rows_than_the_pass_are_refused():
     layer = runner.loaded.model.base_model.layers[0].o
     tree = hung_chain([[5]], [K])
     with (
-        runner.loaded.gate.opened(tree.token_ids, tree.token_ids >= VOCAB),
+        runner.loaded.attached.applied(tree.token_ids, tree.token_ids >= VOCAB),
         pytest.raises(IncompatibleModels, match="row"),
     ):
         layer(torch.zeros(2, 32))
@@ -241,7 +241,7 @@ def check(row: Row, num_masks: int) -> None:
     tokens, parents = [3, *[n[0] for n in row]], [-1, *[n[1] for n in row]]
     tree = TokenTree.from_lists([tokens], [parents], probes=[[False, *[n[2] for n in row]]])
     seq = sequence(target(), [4, 3], SamplingParams())
-    check_draft(Draft(tree, source="tested"), [seq], [DraftBudget(4, 4)], VOCAB, num_masks)
+    check_contract(Draft(tree, source="tested"), [seq], [DraftBudget(4, 4)], VOCAB, num_masks)
 
 
 def test_the_contract_takes_masks_where_they_belong():

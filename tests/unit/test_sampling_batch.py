@@ -9,7 +9,7 @@ from paceline.core.draft import Draft
 from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.sampling import target_distribution
-from paceline.verify import Coupled, choose
+from paceline.verify import Coupled, choose_token
 from tests.unit.sampling_helpers import HISTORY, WARPS, V, every_score, sequence
 
 
@@ -57,7 +57,7 @@ def test_a_greedy_row_keeps_its_float64_beside_any_other(other: str) -> None:
     logits[:, 0, 4], logits[:, 0, 5] = 1.0, 1.0 + 1e-12
     seqs = [sequence(SamplingParams(), [1]), sequence(SamplingParams(**WARPS[other]), [1])]
     law = target_distribution(logits, seqs, TokenTree.chain([[1], [1]]))
-    assert int(choose(law, torch.tensor([1, 1]), torch.tensor([[1], [1]]))[0, 0]) == 5
+    assert int(choose_token(law, torch.tensor([1, 1]), torch.tensor([[1], [1]]))[0, 0]) == 5
     draft = Draft(TokenTree.chain([[1], [1]]))
     assert int(Coupled().verify(draft, law, [1, 1], [1, 1]).next_token[0]) == 5
 

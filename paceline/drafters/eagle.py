@@ -34,13 +34,12 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
 from ..heads import EagleHead
-from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .draft_layer import Level
 from .eagle_pass import EaglePass
 from .fitting import read_head
 from .registry import TREE_NODES, HeadSpec
-from .top_tokens import Best, top_tokens
+from .top_tokens import Best, TokenRanking
 from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, TreeBuilder, cut, stacked
 
 Shape = Literal["dynamic", "static", "chain"]
@@ -85,8 +84,7 @@ class Eagle(Drafter):
         embeddings = loaded.embeddings
         rows = embeddings if head.config.own_lm_head else loaded.output_rows()
         self._pass = EaglePass(head, embeddings, rows, target.num_slots)
-        self._target, self._shares_noise = target, verifier.exact
-        self._banned = columns_of(target.banned_token_ids, self._pass.draft_ids)
+        self._target, self._ranking = target, TokenRanking.of(self._pass.draft_ids, target, verifier)
         self.source = "eagle3" if head.config.version == 3 else "eagle"
         target.watch_states(head.config.states)
 
@@ -183,9 +181,8 @@ class Eagle(Drafter):
         """The likeliest tokens after each row of a level and their log-probabilities, [B, F, most] each."""
         width = level.logits.shape[1]
         rows = [seq for seq in seqs for _ in range(width)]
-        flat, ids, shares = level.logits.flatten(0, 1), self.layer.draft_ids, self._shares_noise
         found = None if level.best is None else Best(*(part.flatten(0, 1) for part in level.best))
-        tokens, logps = top_tokens(flat, ids, rows, offset, most, shares, self._banned, found)
+        tokens, logps = self._ranking.top(level.logits.flatten(0, 1), rows, offset, most, found)
         begins = range(0, len(tokens), width)
         return [tokens[b : b + width] for b in begins], [logps[b : b + width] for b in begins]
 

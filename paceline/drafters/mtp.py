@@ -27,12 +27,11 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..heads import MtpHead
 from ..quant import PackedLinear
-from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .draft_layer import DraftCache, NativeLayer, Norms, TorchLayer
 from .fitting import fitted, median_seconds, row_dtype
 from .registry import HeadSpec
-from .top_tokens import top_tokens
+from .top_tokens import TokenRanking
 from .trees import DraftTree, DynamicTree, stacked
 
 _CHUNK = 256
@@ -59,8 +58,8 @@ class Mtp(Drafter):
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Fit the modules to the target, have it keep its last states, and make room for keys and values."""
-        self._head, self._target, self._coupled = fitted(self._given, MtpHead, target), target, verifier.exact
-        self._banned = columns_of(target.banned_token_ids, self._head.draft_ids)
+        self._head, self._target = fitted(self._given, MtpHead, target), target
+        self._ranking = TokenRanking.of(self._head.draft_ids, target, verifier)
         self._dtype, config = row_dtype(target), self._head.config
         sizes = config.num_key_value_heads, config.head_dim
         loaded = target.loaded
@@ -173,7 +172,7 @@ class Mtp(Drafter):
             return
         logits = self.head.logits(last[rows], step)
         chosen = [seqs[row] for row in rows]
-        tokens, logps = top_tokens(logits, self.head.draft_ids, chosen, step, 1, self._coupled, self._banned)
+        tokens, logps = self._ranking.top(logits, chosen, step, 1)
         for row, token, logp in zip(rows, tokens, logps, strict=True):
             chains[row].add([token], [logp])
 

@@ -25,11 +25,10 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..heads import BlockwiseHead, MedusaHead
 from ..heads.parallel import ParallelHeads
-from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .fitting import fitted, median_seconds, row_dtype
 from .registry import TREE_NODES, HeadSpec
-from .top_tokens import marginal_trees
+from .top_tokens import TokenRanking
 from .trees import DraftTree, stacked
 
 
@@ -48,8 +47,8 @@ class HeadsDrafter(Drafter, ABC):
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Fit the heads to the target and have it keep its last states."""
-        self._heads, self._target, self._coupled = fitted(self._given, self.kind, target), target, verifier.exact
-        self._banned = columns_of(target.banned_token_ids, self._heads.draft_ids)
+        self._heads, self._target = fitted(self._given, self.kind, target), target
+        self._ranking = TokenRanking.of(self._heads.draft_ids, target, verifier)
         self._dtype = row_dtype(target)
         target.watch_states([target.loaded.num_layers])
 
@@ -86,8 +85,7 @@ class HeadsDrafter(Drafter, ABC):
             states = torch.cat([read(slot, length - 1, length, layer) for slot, length in slots])
             logits = heads(states.to(self._dtype), max(depths))  # [B, D, Vd]
             wishes = [(seqs[row], budgets[row], depths[row]) for row in rows]
-            rule = heads.draft_ids, self.top_k, self._coupled, self._banned
-            for row, made in zip(rows, marginal_trees(logits, wishes, *rule), strict=True):
+            for row, made in zip(rows, self._ranking.marginal_trees(logits, wishes, self.top_k), strict=True):
                 grown[row] = made
         tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], grown)
         return Draft(tree, source=self.name, confidence=confidence)

@@ -34,11 +34,10 @@ from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..heads import SpaceAdapter
-from ..sampling.scores import columns_of
 from ..schema import checked, checked_call
 from .fitting import fitted_adapter, median_seconds
 from .registry import HeadSpec
-from .top_tokens import marginal_trees, scored, top_tokens
+from .top_tokens import TokenRanking
 from .trees import DraftTree, DynamicTree
 
 SHORTLIST = 64
@@ -106,9 +105,8 @@ class Space(Drafter):
         adapter = target.attach_adapter(given)  # first: where that raises, this drafter still serves the target it had
         self._rows, self._target, self._adapter, self._embeddings = rows, target, adapter, target.loaded.embeddings
         self.info = DrafterInfo(branches=self.top_k, masks=adapter.num_masks)
-        self._ids = torch.arange(target.vocab_size, device=target.loaded.device)
-        self._banned = columns_of(target.banned_token_ids, self._ids)
-        self._coupled = verifier.exact
+        ids = torch.arange(target.vocab_size, device=target.loaded.device)
+        self._ranking = TokenRanking.of(ids, target, verifier)
         self._predicted.clear()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
@@ -119,11 +117,12 @@ class Space(Drafter):
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """Ranking a level; the masks' rows are part of the target's pass. There is nothing to read."""
-        logits = torch.zeros(1, self._target.vocab_size, dtype=self._target.loaded.dtype, device=self._ids.device)
+        loaded = self._target.loaded
+        logits = torch.zeros(1, self._target.vocab_size, dtype=loaded.dtype, device=loaded.device)
 
         def rank() -> object:
             if self._rows is None:
-                return top_tokens(logits, self._ids, [], 0, self.top_k, self._coupled)
+                return self._ranking.top(logits, [], 0, self.top_k)
             return self._children(logits, [], 0, [[0] * self.top_k])
 
         return {self.name: (median_seconds(rank), 0.0)}
@@ -183,7 +182,7 @@ class Space(Drafter):
     def _best(self, asked: Seq[_Asked]) -> list[DraftTree]:
         """The best trees where the distribution of a depth does not depend on the path."""
         wishes = [(one.seq, one.budget, one.depth) for one in asked]
-        return marginal_trees([one.logits for one in asked], wishes, self._ids, self.top_k, self._coupled, self._banned)
+        return self._ranking.marginal_trees([one.logits for one in asked], wishes, self.top_k)
 
     def _corrected(self, asked: Seq[_Asked]) -> list[DraftTree]:
         """Trees grown level by level, each token ranked by its mask and by the token before it."""
@@ -205,7 +204,7 @@ class Space(Drafter):
     def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> _Ranked:
         """The best tokens by a mask's logits [R, V] after each of the tokens `before` (of each row its parents)."""
         assert self._rows is not None
-        scores = scored(logits, self._ids, seqs, level, self._coupled, self._banned)
+        scores = self._ranking.scores(logits, seqs, level)
         short = scores.topk(min(SHORTLIST, scores.shape[1]))  # [R, K]
         share = short.values.logsumexp(-1) - scores.logsumexp(-1)  # [R]
         width = max(map(len, before))
@@ -213,16 +212,14 @@ class Space(Drafter):
         shift = self._adapter.shift(nn.functional.embedding(parents.flatten(), self._embeddings))  # [R F, E]
         assert shift is not None
         moved = shift.unflatten(0, parents.shape) @ self._rows[short.indices].mT  # [R, F, K]
-        ranked = short.values.unsqueeze(1) + moved.float() / self._temperatures(seqs, len(logits)).to(logits.device)
+        moved = moved.float()
+        if seqs:
+            moved /= self._ranking.divisors(seqs).to(logits.device)[..., None]
+        ranked = short.values.unsqueeze(1) + moved
         logps = ranked.log_softmax(-1) + share[:, None, None]
         best = logps.topk(min(self.top_k, logps.shape[-1]))
         tokens = short.indices.unsqueeze(1).expand_as(logps).gather(-1, best.indices)
         return tokens.tolist(), best.values.tolist()
-
-    def _temperatures(self, seqs: Seq[Sequence], rows: int) -> Tensor:
-        """By what `scored` divided the logits of each row. [R, 1, 1]."""
-        divisors = [1.0 if self._coupled else max(1.0, seq.params.temperature) for seq in seqs] or [1.0] * rows
-        return torch.tensor(divisors)[:, None, None]
 
     def _with_masks(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
         """The draft: root, candidates, then the masks of each; no mask whose token could not be drafted any more."""

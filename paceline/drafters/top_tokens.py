@@ -8,16 +8,17 @@ shared, it is softmax(logits / max(T, 1)).
 """
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ..core.interfaces import DraftBudget
+from ..core.interfaces import DraftBudget, TargetView, Verifier
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel_of
 from ..kernels.library import largest, library
-from ..sampling.scores import bar
+from ..sampling.scores import bar, columns_of
 from ..sampling.warpers import warp
 from .trees import DraftTree, best_of_marginals
 
@@ -32,93 +33,94 @@ class Best(NamedTuple):
     logps: Tensor
 
 
-def top_tokens(
-    logits: Tensor,  # [R, Vd]
-    draft_ids: Tensor,  # [Vd]
-    seqs: Seq[Sequence],  # R
-    offset: int,
-    count: int,
-    coupled: bool,
-    banned: Tensor | None = None,
-    found: Best | None = None,
-) -> tuple[list[list[int]], list[list[float]]]:  # R lists of `count`, likeliest first
-    """Target ids of the `count` best tokens of each row, and log-probabilities of the draft's belief in them.
+@dataclass(frozen=True, eq=False)
+class TokenRanking:
+    """How a head's logits [R, Vd] rank the tokens it can draft.
 
-    found: the `count` largest logits, if they are known [R, count]: rows that rank by these alone need no more.
-    Other arguments: see `scored`.
+    draft_ids: the target's token id of each column [Vd].
+    uses_noise: whether sampled rows are ranked with the noise that an exact verifier shares.
+    banned: the columns of tokens that must not be drafted, see `sampling.scores`.
+
+    Arguments of the methods:
+    seqs: the sequence of each row; one sequence may have several rows.
+    offset: the tokens are at position `len(seq.token_ids) + offset`.
     """
-    as_they_are = banned is None and all(ranks_by_logits(seq, coupled) for seq in seqs)
-    if not as_they_are or found is None:
-        native = logits.device.type == "cpu" and logits.dtype is not torch.float64 and library() is not None
-        scores = logits.float() if as_they_are and native else scored(logits, draft_ids, seqs, offset, coupled, banned)
-        found = (best_native if native else best_torch)(scores, min(count, scores.shape[1]))
-    return draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
+
+    draft_ids: Tensor
+    uses_noise: bool
+    banned: Tensor | None = None
+
+    @classmethod
+    def of(cls, draft_ids: Tensor, target: TargetView, verifier: Verifier) -> Self:
+        """The ranking for a drafter that is bound to this target and verifier."""
+        return cls(draft_ids, verifier.exact, columns_of(target.banned_token_ids, draft_ids))
+
+    def top(
+        self, logits: Tensor, seqs: Seq[Sequence], offset: int, count: int, found: Best | None = None
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """The `count` best tokens of each row, best first, and the log-probability of the draft's belief in each.
+
+        found: the largest logits [R, count], if they are known. Rows that rank by logits alone need no more.
+        """
+        unchanged = self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
+        if not unchanged or found is None:
+            native = logits.device.type == "cpu" and logits.dtype is not torch.float64 and library() is not None
+            scores = logits.float() if unchanged and native else self.scores(logits, seqs, offset)
+            count = min(count, scores.shape[1])
+            found = Best(*largest(scores, count)) if native else _best_torch(scores, count)
+        return self.draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
+
+    def marginal_trees(
+        self,
+        logits: Seq[Tensor] | Tensor,  # R of [>= depth, Vd]
+        wishes: Seq[tuple[Sequence, DraftBudget, int]],  # R: a sequence, its budget and the depth of its tree
+        top_k: int,
+    ) -> list[DraftTree]:
+        """The best tree of each row where the distribution of a depth does not depend on the path."""
+        tokens, logps = [list[list[int]]() for _ in wishes], [list[list[float]]() for _ in wishes]
+        for level in range(max(depth for _, _, depth in wishes)):
+            rows = [row for row, (_, _, depth) in enumerate(wishes) if level < depth]
+            each, seqs = torch.stack([logits[row][level] for row in rows]), [wishes[row][0] for row in rows]
+            for row, own_tokens, own_logps in zip(rows, *self.top(each, seqs, level, top_k), strict=True):
+                tokens[row].append(own_tokens)
+                logps[row].append(own_logps)
+        return [
+            best_of_marginals(tokens[row], logps[row], depth, budget) for row, (_, budget, depth) in enumerate(wishes)
+        ]
+
+    def scores(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
+        """The scores [R, Vd] that rank tokens, and whose softmax is the confidence in them; float32.
+
+        Tokens whose logit is not finite are not drafted.
+        """
+        lowest = torch.finfo(torch.float32).min / 4  # finite: a row of nothing else is a bad draft, but a draft
+        scores = bar(logits.float().nan_to_num(lowest, lowest, lowest), self.banned)
+        sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
+        if sampled:
+            rows, warm = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]
+            old = scores if len(warm) == len(scores) else scores.index_select(0, rows)
+            if self.uses_noise:
+                temperatures = torch.tensor([seq.params.temperature for seq in warm], device=scores.device).unsqueeze(1)
+                truncated = warp(old, [seq.params for seq in warm])  # scores over temperature
+                new = temperatures * (truncated + _noise(self.draft_ids, warm, offset))
+            else:
+                new = old / self.divisors(warm).to(scores.device)
+            scores = new if old is scores else scores.index_copy(0, rows, new)
+        return scores
+
+    def divisors(self, seqs: Seq[Sequence]) -> Tensor:
+        """The numbers by which `scores` divides the logits of each row. [R, 1]."""
+        return torch.tensor([1.0 if self.uses_noise else max(1.0, seq.params.temperature) for seq in seqs])[:, None]
+
+    def _ranks_by_logits(self, seq: Sequence) -> bool:
+        """Whether `scores` leaves the logits of this row unchanged, but for those that are not finite."""
+        return seq.params.temperature == 0 or (not self.uses_noise and seq.params.temperature <= 1)
 
 
-def marginal_trees(
-    logits: Seq[Tensor] | Tensor,  # R of [>= depth, Vd]
-    wishes: Seq[tuple[Sequence, DraftBudget, int]],  # R: whose tree, its budget and its depth
-    draft_ids: Tensor,  # [Vd]
-    top_k: int,
-    coupled: bool,
-    banned: Tensor | None = None,
-) -> list[DraftTree]:
-    """The best tree of each row where the distribution of a depth does not depend on the path."""
-    tokens, logps = [list[list[int]]() for _ in wishes], [list[list[float]]() for _ in wishes]
-    for level in range(max(depth for _, _, depth in wishes)):
-        rows = [row for row, (_, _, depth) in enumerate(wishes) if level < depth]
-        each, seqs = torch.stack([logits[row][level] for row in rows]), [wishes[row][0] for row in rows]
-        best = top_tokens(each, draft_ids, seqs, level, top_k, coupled, banned)
-        for row, own_tokens, own_logps in zip(rows, *best, strict=True):
-            tokens[row].append(own_tokens)
-            logps[row].append(own_logps)
-    return [best_of_marginals(tokens[row], logps[row], depth, budget) for row, (_, budget, depth) in enumerate(wishes)]
-
-
-def best_native(scores: Tensor, count: int) -> Best:
-    """`Best` of float32 scores [R, V] on CPU, in the native library."""
-    return Best(*largest(scores, count))
-
-
-def best_torch(scores: Tensor, count: int) -> Best:
-    """The same in torch, for scores without NaN."""
+def _best_torch(scores: Tensor, count: int) -> Best:
+    """For scores without NaN."""
     best = scores.topk(count, dim=-1)
     return Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
-
-
-def ranks_by_logits(seq: Sequence, coupled: bool) -> bool:
-    """Whether `scored` leaves the logits of this row as they are, but for those that are not finite."""
-    return seq.params.temperature == 0 or (not coupled and seq.params.temperature <= 1)
-
-
-def scored(
-    logits: Tensor,  # [R, Vd]
-    draft_ids: Tensor,  # [Vd]
-    seqs: Seq[Sequence],  # R
-    offset: int,
-    coupled: bool,
-    banned: Tensor | None = None,
-) -> Tensor:  # [R, Vd]
-    """The scores that rank the tokens of each row, and whose softmax is the confidence in them; float32.
-
-    seqs: the sequence of each row; one may have several rows. offset: the tokens are at position
-    `len(seq.token_ids) + offset`. coupled: rank sampled rows with the target's noise. banned: columns of tokens that
-    must not be drafted, see `sampling.scores`. Nor are those drafted whose logit is not finite.
-    """
-    lowest = torch.finfo(torch.float32).min / 4  # finite: a row of nothing else is a bad draft, but a draft
-    scores = bar(logits.float().nan_to_num(lowest, lowest, lowest), banned)
-    sampled = [row for row, seq in enumerate(seqs) if seq.params.temperature != 0]
-    if sampled:
-        rows, warm = torch.tensor(sampled, device=logits.device), [seqs[row] for row in sampled]
-        old = scores if len(warm) == len(scores) else scores.index_select(0, rows)
-        temperatures = torch.tensor([seq.params.temperature for seq in warm], device=scores.device).unsqueeze(1)
-        if coupled:
-            cut = warp(old, [seq.params for seq in warm])  # scores over temperature, truncated
-            new = temperatures * (cut + _noise(draft_ids, warm, offset))
-        else:
-            new = old / temperatures.clamp(min=1)
-        scores = new if old is scores else scores.index_copy(0, rows, new)
-    return scores
 
 
 def _noise(draft_ids: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:

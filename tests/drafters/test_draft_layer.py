@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.draft_layer import NativeLayer, Norms, linear_of, native_form
-from paceline.drafters.top_tokens import top_tokens
+from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
 from paceline.kernels.library import library
@@ -139,7 +139,7 @@ def test_the_best_tokens_are_those_of_torch(size, isa):
     logits, best = level.logits[0], level.best
     assert best is not None
     count = min(8, size)
-    _, logps = top_tokens(logits, torch.arange(size), [], 0, count, True)
+    _, logps = TokenRanking(torch.arange(size), True).top(logits, [], 0, count)
     assert torch.allclose(best.logps[0], torch.tensor(logps), atol=1e-5)
     lowest = torch.finfo(torch.float32).min / 4
     order = logits.nan_to_num(lowest, lowest, lowest).sort(descending=True, stable=True).indices[:, :count]

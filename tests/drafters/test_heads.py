@@ -10,13 +10,13 @@ from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.core.outputs import TargetDistribution
 from paceline.drafters.mtp import Mtp
 from paceline.drafters.parallel_heads import Blockwise, Medusa
-from paceline.drafters.top_tokens import top_tokens
+from paceline.drafters.top_tokens import TokenRanking
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import MedusaConfig, MedusaHead
 from paceline.runner import ModelRunner
 from paceline.sampling.warpers import warp
 from paceline.verify import Coupled, Typical
-from paceline.verify.coupled import choose
+from paceline.verify.coupled import choose_token
 from tests.drafters.heads_helpers import SOME, attached, blockwise, last_states, medusa, mtp, watched
 from tests.helpers import assert_sound, loaded, oracle, prompt, result, run, runner, sequence
 
@@ -162,11 +162,11 @@ def test_sampled_rows_draft_the_target_s_own_choice():
     seqs = [sequence(target, prompt(3 + n % 5, n), params, seed=n) for n in range(64)]
     law = TargetDistribution(warp(logits, [params] * 64).unsqueeze(1), [False] * 64)
     positions = torch.tensor([[len(seq.token_ids) + 2] for seq in seqs])
-    expected = choose(law, torch.arange(64), positions).squeeze(1).tolist()
+    expected = choose_token(law, torch.arange(64), positions).squeeze(1).tolist()
     ids = torch.arange(97)
 
     def agreement(offset: int, coupled: bool) -> float:
-        tokens, logps = top_tokens(logits, ids, seqs, offset, 5, coupled)
+        tokens, logps = TokenRanking(ids, coupled).top(logits, seqs, offset, 5)
         assert all(row == sorted(row, reverse=True) and math.fsum(map(math.exp, row)) <= 1.001 for row in logps)
         return sum(row[0] == token for row, token in zip(tokens, expected, strict=True)) / 64
 

@@ -65,11 +65,15 @@ def test_the_corrected_law_written_out(temperature, coupled, monkeypatch):
     tokens, logps = drafter._children(logits, [seq], 1, [[11, 50]])
     model = loaded().model
     heat = temperature if coupled else 0.0
-    g = space.scored(torch.zeros(1, V), torch.arange(V), [seq], 1, True)[0] / temperature if heat else torch.zeros(V)
+    g = (
+        space.TokenRanking(torch.arange(V), True).scores(torch.zeros(1, V), [seq], 1)[0] / temperature
+        if heat
+        else torch.zeros(V)
+    )
     cool = max(1.0, temperature) if temperature and not coupled else 1.0
     for place, before in enumerate([11, 50]):
         e = model.get_input_embeddings().weight[before]
-        a = on.loaded.gate.adapter
+        a = on.loaded.attached.adapter
         inner = torch.nn.functional.silu(a.transition_in @ (e / e.square().mean().sqrt()))
         moved = model.get_output_embeddings().weight @ (a.transition_out @ inner)
         alone, both = logits[0] / cool + heat * g, (logits[0] + moved) / cool + heat * g
@@ -115,7 +119,7 @@ def test_one_adapter_serves_many_drafters(tmp_path):
     read = ModelRunner(loaded(), 1)
     for _ in range(2):
         Space(folder).bind(read, Coupled())
-    assert torch.allclose(read.loaded.gate.adapter.masks, given.masks, rtol=0.01)
+    assert torch.allclose(read.loaded.attached.adapter.masks, given.masks, rtol=0.01)
     drafter.bind(ModelRunner(loaded("llama", torch.float64), 1), Coupled())  # in another precision
     assert drafter._adapter.masks.dtype == torch.float64
 

@@ -122,9 +122,10 @@ def tree_attention(
     paceline_pass: PassLayout | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """`attend` in transformers' convention.
+    """`attend` in transformers' convention. Returns [B, N, Hq, dv].
 
-    query: [B, Hq, N, d]. key, value: [slots, H, S, d] as `SlotCache.update` returned them. Returns [B, N, Hq, dv].
+    query: [B, Hq, N, d].
+    key, value: [slots, H, S, d] as `SlotCache.update` returned them.
     """
     if paceline_pass is None:
         raise IncompatibleModels(

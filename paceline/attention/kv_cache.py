@@ -31,9 +31,12 @@ def round_up(length: int, multiple: int = BLOCK) -> int:
 class SlotCache(Cache):
     """A `transformers` cache whose rows are slots with a length each.
 
-    num_slots: sequences that can be held at once. max_length: tokens per sequence; the tensors start small and
-    double up to it, so a short chat on a long-context model does not pay for the whole context. num_layers: how many
-    will be written, where that is known. Raises `CacheFull` for what the memory cannot hold, before it is touched.
+    num_slots: the sequences that can be held at once.
+    max_length: the most tokens per sequence. The tensors start small and double up to it, so a short chat on a
+        long-context model does not pay for the whole context.
+    num_layers: the layers that will be written, where that is known.
+
+    Raises `CacheFull` for what the memory cannot hold, before it is touched.
     """
 
     def __init__(self, num_slots: int, max_length: int, num_layers: int = 1):
@@ -131,7 +134,7 @@ class SlotCache(Cache):
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write `[B, H, N, dim]` past the committed lengths; return what `begin` was asked for."""
+        """Write `[B, H, N, dim]` past the committed lengths; return what `begin` chose."""
         if not self.keys:
             per_token = 2 * self.num_layers * key_states.shape[1] * key_states.shape[3] * key_states.element_size()
             self._require(per_token * self.num_slots * self.capacity, key_states.device)

@@ -17,9 +17,10 @@ def visible(
 ) -> Tensor:
     """Which columns the nodes of a pass may see: those committed before them, and their own ancestors.
 
-    starts: committed columns of each row, [B]; node i lies in column start + i. reach: [B, N, N], True where node j is
-    node i or above it (`TokenTree.ancestor_mask`). window: a node sees the last so many positions only; needs
-    positions [B, N]. Returns [B, N, columns]; reads nothing back from the device.
+    Returns [B, N, columns]; reads nothing back from the device.
+    starts: the committed columns of each row, [B]; node i lies in column start + i.
+    reach: [B, N, N], True where node j is node i or above it (`TokenTree.ancestor_mask`).
+    window: the number of last positions that a node sees; needs `positions` [B, N].
     """
     nodes = reach.shape[1]
     column = torch.arange(columns, device=starts.device)
@@ -43,10 +44,12 @@ def additive(mask: Tensor, dtype: torch.dtype, hidden: float = -torch.inf) -> Te
 def layer_masks(
     seen: Tensor, back: Tensor, windows: Mapping[str, int | None], dtype: torch.dtype, always: Tensor | None = None
 ) -> Tensor | dict[str, Tensor]:
-    """Additive masks [B, 1, N, S] as transformers takes them: one, or one for each kind of layer.
+    """Additive masks [B, 1, N, S] in transformers' form: one, or one for each kind of layer.
 
-    seen: [B, N, S]. back: how many positions a seen column lies behind, [B, N, S]. windows: by kind of layer; the only
-    kind is "". always: what is seen whatever the window, [B, N, S].
+    seen: which columns each node sees, [B, N, S].
+    back: how many positions a seen column lies behind, [B, N, S].
+    windows: the windows by kind of layer; the only kind is "".
+    always: the columns seen whatever the window, [B, N, S].
     """
     masks = dict[str, Tensor]()
     for kind, window in windows.items():
@@ -72,9 +75,12 @@ class Segment:
 class PromptRows:
     """What a pass over a prompt with images reads in the place of token embeddings.
 
-    embeds: [1, N, E]. position_ids: [A, 1, N] where positions have axes. is_image: [1, N], rows that hold features.
-    deep: features of the rows that are, [M, E], to be added behind each of the first layers (DeepStack). blocks:
-    columns that see one another in both directions; blocks_cross_window: whatever the window of the layer.
+    embeds: the rows [1, N, E].
+    position_ids: [A, 1, N] where positions have axes.
+    is_image: the rows that hold features, [1, N].
+    deep: the features of these rows [M, E] that are added behind each of the first layers (DeepStack).
+    blocks: the columns that see one another in both directions.
+    blocks_cross_window: they do so whatever the window of the layer.
     """
 
     embeds: Tensor
@@ -89,8 +95,9 @@ class PromptRows:
 class PassLayout:
     """Where the nodes of one pass lie: row b has `starts[b]` committed columns, then its N nodes.
 
-    tree is None for a prefill chunk: a plain causal chain of `num_nodes` nodes. offsets: what is added to the columns
-    of each row to get positions. rows: what a chunk of a prompt with images reads.
+    tree: None for a prefill chunk, a plain causal chain of `num_nodes` nodes.
+    offsets: the numbers added to the columns of each row to get positions.
+    rows: the rows of a chunk of a prompt with images.
     """
 
     starts: list[int]

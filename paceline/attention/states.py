@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 States: TypeAlias = dict[int, Tensor]
-"""States of one pass by layer: asked for with empty tensors, filled in as [B, N, E]."""
+"""States of one pass by layer: requested as empty tensors, filled in as [B, N, E]."""
 
 
 class StateStore:

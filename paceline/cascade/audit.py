@@ -2,7 +2,7 @@
 
 Which requests are audited is drawn before anybody answers, so the draw depends on neither prompt nor answer. A drawn
 request that the large model answered counts as one that agrees, because the promise is about all requests. Where the
-queue is full a drawn request is left out, whoever answered it, for the same reason.
+queue is full a drawn request is left out, whichever model answered it, for the same reason.
 
     requests   . . . A . . A . . .        A: drawn, `audit_share` of all
     answered   s s s l s s l s s s        s: by the small model alone, l: by the large one
@@ -76,9 +76,12 @@ class DriftAlarm:
 class AuditCounts:
     """What became of the requests that were drawn.
 
-    seen: counted requests. checked: those of them that the small model answered and the large one checked. differed:
-    those of them that differ. pending: still waiting. dropped: left out because the queue was full. errors: audits
-    that failed, which are not in `seen`, and the message of the last one.
+    seen: the requests that count.
+    checked: those of them that the small model answered and the large one checked.
+    differed: the checked ones whose answers differ.
+    pending: the requests that still wait.
+    dropped: the requests left out because the queue was full.
+    errors: the audits that failed, which are not in `seen`, and the message of the last one.
     """
 
     seen: int = 0
@@ -94,7 +97,8 @@ class AuditCounts:
 class Auditor:
     """A worker thread with a bounded queue, started by the first job and ended by `close`.
 
-    share: the share of all requests that is audited, 0 to 1. seed: the seed of the draws; None: the system's own.
+    share: the share of all requests that is audited, 0 to 1.
+    seed: the seed of the draws; None takes the system's own.
     """
 
     def __init__(self, alarm: DriftAlarm, share: float = 0.05, queue_size: int = 64, seed: int | None = None):
@@ -187,7 +191,7 @@ class Auditor:
                 self._count(checked=check is not None, differed=differs)
                 with self._lock:
                     self.alarm.see(differs)
-            except Exception as error:  # reported by `new_errors` and `counts`; the thread goes on
+            except Exception as error:  # reported by `new_errors` and `counts`; the thread continues
                 message = f"{type(error).__name__}: {error}"
                 self._count(errors=1)
                 with self._lock:

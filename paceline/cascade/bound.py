@@ -20,7 +20,8 @@ _SLACK = 1 + 1e-9
 class Point(NamedTuple):
     """The counts at one threshold.
 
-    covered: answers whose confidence is at least `threshold`. differ: those of them that are not the large model's.
+    covered: the answers whose confidence is at least `threshold`.
+    differ: the covered answers that are not the large model's.
     """
 
     threshold: float

@@ -75,11 +75,12 @@ def confidences(logprobs: Sequence[TokenLogprob]) -> Mapping[Signal, float]:
 
 @checked
 class ModelId:
-    """A model as a calibration remembers it: what decides its answers. `name` is for people and is not compared.
+    """What decides the answers of a model. `name` is for people and is not compared.
 
-    fingerprint: of the checkpoint, see `hf.fingerprint`; the same before and after rounding. weights: formats of
-    rounded layers and a hash of their scales, "" where there are none. dtype: of everything else. vision: fingerprint
-    of the vision tower, "" where there is none.
+    fingerprint: the hash of the checkpoint (`hf.fingerprint`), the same before and after rounding.
+    weights: the formats of rounded layers and a hash of their scales, "" where there are none.
+    dtype: the dtype of everything else.
+    vision: the fingerprint of the vision tower, "" where there is none.
     """
 
     name: str
@@ -122,9 +123,11 @@ def _rounding(model: nn.Module) -> str:
 class ChosenThreshold:
     """A threshold and what it promises.
 
-    max_disagreement: the bound, which holds with `confidence`. point: its counts. coverage, differ: these counts as
-    shares of all prompts. wrong_alone: the share of confident answers that differed, and Clopper and Pearson's bound
-    of it at that point alone; for information, not promised.
+    max_disagreement: the bound, which holds with `confidence`.
+    point: the counts at the threshold.
+    coverage, differ: these counts as shares of all prompts.
+    wrong_alone: the share of confident answers that differed, and its Clopper-Pearson bound at that point alone. It is
+        for information and not promised.
     """
 
     signal: Signal
@@ -141,9 +144,12 @@ class ChosenThreshold:
 class Calibration:
     """Counts of `count` prompts at each threshold, for each kind of confidence that was fixed beforehand.
 
-    ended: small answers that ended within `short_limit` tokens. small_context: tokens that the small model had room
-    for; with more room it would answer prompts that were counted as too long for it. sampling: the sampling options
-    that are not the default. prompts: file, sha256, models. provenance: versions, machine, date.
+    ended: the small answers that ended within `short_limit` tokens.
+    small_context: the tokens that the small model had room for. With more room it would answer prompts that were
+        counted as too long for it.
+    sampling: the sampling options that are not the default.
+    prompts: their file, sha256 and models.
+    provenance: versions, machine and date.
     """
 
     small: ModelId

@@ -49,10 +49,12 @@ class Reason(StrEnum):
 class CascadeOutput:
     """One answer.
 
-    decided_by: "small" answers are lossy, "large" ones are exactly the large model's own. confidence: of the small
-    answer, None where it did not end. It was compared with `threshold`, which promises `max_disagreement` with the
-    confidence `promised_with`. output: the answer. small: the small model's answer. audited: whether this request is
-    checked in the background.
+    decided_by: "small" for lossy answers, "large" for those that are exactly the large model's own.
+    confidence: the confidence of the small answer, None where it did not end. It was compared with `threshold`, which
+        promises `max_disagreement` with the confidence `promised_with`.
+    output: the answer.
+    small: the small model's answer.
+    audited: whether this request is checked in the background.
     """
 
     decided_by: Literal["small", "large"]
@@ -111,16 +113,20 @@ class CascadeStats:
 class Cascade:
     """Two models of one tokenizer, text or vision, as one.
 
-    calibration: from `paceline calibrate`, for these very models, or its file. max_disagreement, confidence: the bound
-    to promise from the same counts; None: the one it was made for. The promise is about all prompts of the kind that
-    was calibrated: it bounds the probability that the small model answers alone *and* differs from the large one.
-    drafter: drafts where the small answer is corrected or longer than its window; None: the small model itself.
-    policy: how much that drafter drafts. audit_share: of all requests. audit_seed: seed of the draws, for tests; None:
-    the system's own. false_alarm: the chance that the drift alarm is ever raised while the promise holds. on_alarm:
-    "verify" stops trusting the small model until `trust_again`, "warn" goes on.
-
     A second engine over the large model's weights audits in a thread of its own; `close`, or `with`, ends it.
-    Raises `LossyNotAllowed`, `ConfigError` where the calibration cannot promise it, `IncompatibleModels`.
+
+    calibration: the result of `paceline calibrate` for these very models, or its file.
+    max_disagreement, confidence: the bound to promise from the same counts; None takes the one it was made for. It is
+        about all prompts of the calibrated kind: it bounds the probability that the small model answers alone *and*
+        differs from the large one.
+    drafter: drafts where the small answer is corrected or longer than its window; None takes the small model itself.
+    policy: decides how much that drafter drafts.
+    audit_share: the share of all requests that is audited.
+    audit_seed: the seed of the draws, for tests; None takes the system's own.
+    false_alarm: the chance that the drift alarm is ever raised while the promise holds.
+    on_alarm: "verify" stops trusting the small model until `trust_again`, "warn" only warns.
+
+    Raises `LossyNotAllowed`, `ConfigError` where the calibration cannot promise the bound, `IncompatibleModels`.
     """
 
     def __init__(
@@ -296,7 +302,7 @@ def judge(
 
 
 def _declared_lossy(answer: RequestOutput | None, logprobs: int | None) -> RequestOutput:
-    """A small answer as the user gets it: marked as lossy, with as many log-probabilities as asked for."""
+    """A small answer for the user: marked as lossy, with the requested number of log-probabilities."""
     assert answer is not None  # the small model decided, so it answered
     (one,) = answer.outputs
     kept = None

@@ -2,7 +2,7 @@
 
 The small model answers every prompt. The large one is asked only where that answer ended within the window, and only
 whether it is its own (`AnswerChecker`): an answer that did not end is never given alone, so the large model's answer
-would change no count. Every prompt is written to a journal at once, so that an interrupted run goes on.
+would change no count. Every prompt is written to a journal at once, so that an interrupted run continues.
 """
 
 import hashlib
@@ -64,10 +64,12 @@ def calibrate(
 ) -> Calibration:
     """Measure both models on prompts, which must be drawn as the later ones will be, each of them once.
 
-    signals: kinds of confidence to choose among; several make the test of each stricter. params: of the answers; a
-    sampled answer gets the seed `params.seed` + its index. prompts_info: what the file is to say about the prompts.
-    out: where the calibration is saved; until then everything measured is kept in a journal beside it.
-    Raises `ConfigError`, also where the sample cannot promise what is asked for; the journal then stays.
+    signals: the kinds of confidence to choose among. With several, the test of each is stricter.
+    params: the sampling options of the answers; a sampled answer gets the seed `params.seed` + its index.
+    prompts_info: what the file says about the prompts.
+    out: the file of the calibration. Until it is written, all measurements are in a journal beside it.
+
+    Raises `ConfigError`, also where the sample cannot promise the bound; the journal then stays.
     """
     params, info = params or SamplingParams(), dict(prompts_info or {})
     check_sample(len(prompts), max_disagreement, confidence, len(signals))

@@ -118,7 +118,7 @@ class PredictedFirst(DraftPolicy):
 def with_predictions(llm: LLM, drafter: Drafter | None, policy: DraftPolicy) -> tuple[LLM, PredictedOutput]:
     """A second `LLM` over the same model and cache that takes predictions, and the drafter to give them to.
 
-    drafter, policy: what drafts after a prediction has ended. Raises whatever binding the drafter raises.
+    drafter, policy: what drafts after a prediction has ended. Errors of binding the drafter are passed on.
     """
     other, predicted = copy.copy(llm), PredictedOutput()
     members = drafter.members if isinstance(drafter, Choose) else () if drafter is None else (drafter,)

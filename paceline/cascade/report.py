@@ -102,7 +102,7 @@ def find_examples(
     params: SamplingParams,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> dict[Case, ReportExample | None]:
-    """The first prompt of each case; None where there is none. Prompts are asked in order, until all are found."""
+    """The first prompt of each case; None where there is none. Prompts are answered in order, until all are found."""
     found: dict[Case, ReportExample | None] = dict.fromkeys(Case)
     for index, prompt in enumerate(prompts):
         progress("looking for examples", index, len(prompts))

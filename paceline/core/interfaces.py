@@ -28,7 +28,7 @@ class DraftBudget:
     drafter_index: which member of a combined drafter drafts.
     should_continue: called after each drafted token with the drafter's own probabilities so far. False ends the draft
         with that token kept: dropping it would make the stop depend on a token that the draft no longer shows.
-    min_prob: for trees. Nodes whose path has a smaller probability, by the drafter's confidences, are not drafted.
+    min_prob: the smallest probability of a path in a tree, by the drafter's confidences; others are not drafted.
     """
 
     depth: int
@@ -225,7 +225,7 @@ class DrafterInfo:
     reads_states: it reads the target's hidden states; only then are they kept while it drafts.
     drafts_during_prefill: it can draft before the target has read the end of the prompt, since it reads neither the
         target's states nor its cache.
-    members: of a combined drafter, in the order of `DraftBudget.drafter_index`.
+    members: the members of a combined drafter, in the order of `DraftBudget.drafter_index`.
     """
 
     branches: int = 1
@@ -245,7 +245,8 @@ class Drafter(ABC):
     A drafter may propose nothing (a tree of roots): the round is then a plain decoding step. It may meet a sequence
     for the first time, or again after rounds it did not draft for: everything it needs is in `token_ids`.
 
-    name: under which it is known in results. info: may change when it is bound.
+    name: the drafter's name in results.
+    info: its properties, which may change when it is bound.
     """
 
     name: ClassVar[str]
@@ -297,7 +298,7 @@ class Verifier(ABC):
     ) -> VerifyOutput:
         """Walk each tree from its root. One 64-bit seed for each row, signed.
 
-        positions: for each row the absolute position of the token after the root.
+        positions: the absolute position of the token after the root, for each row.
         """
 
 

@@ -24,13 +24,13 @@ class TargetOutput:
 class TargetDistribution:
     """p, the distribution of the token after each node, once every processor has been applied on that node's path.
 
-    Verifiers read it with `at`, node by node as they walk down the tree: a processor is never asked about a node that
-    plain decoding would not reach, where it might raise or forbid everything.
+    Verifiers read it with `at`, node by node as they walk down the tree: no processor is called on a node that plain
+    decoding would not reach, where it might raise or forbid everything.
 
-    scores:    log-probabilities up to a constant per node, before `process`; -inf where a token is forbidden.
-    is_greedy: for each row whether it is at temperature 0: its distribution is all on the argmax, the limit of
-    sampling. process:   (scores [K, V], their rows, their nodes) -> processed scores [K, V]; None: `scores` are final.
-    errors:    what went wrong while `process` ran, by (row, node); such a node has no distribution.
+    scores:    the log-probabilities up to a constant per node, before `process`; -inf where a token is forbidden.
+    is_greedy: whether each row is at temperature 0. Its distribution is all on the argmax, the limit of sampling.
+    process:   (scores [K, V], their rows, their nodes) -> processed scores [K, V]; None if `scores` are final.
+    errors:    the errors of `process` by (row, node); such a node has no distribution.
     """
 
     scores: Float[Tensor, "B N V"]
@@ -46,9 +46,9 @@ class TargetDistribution:
         return picked if self.process is None else self.process(picked, rows, nodes)
 
     def error(self, row: int, node: int, position: int) -> Exception:
-        """Why this node has no distribution; position: of the token that it should have decided."""
+        """Why this node has no distribution. `position` is that of the token that it should have decided."""
         return self.errors.get((row, node)) or NumericsError(
-            f"the target's scores give no law at row {row}, node {node}, position {position}",
+            f"the target's scores give no distribution at row {row}, node {node}, position {position}",
             got="NaN, +inf, or -inf for every token",
             expected="at least one finite score and no NaN",
             fix="check that the model's logits are finite and that the processors leave a token allowed",
@@ -83,7 +83,7 @@ class VerifyOutput:
                   path.
     is_bonus:     True where nothing was rejected: the path ended at a leaf of the draft.
 
-    Given as tensors, or by `of`; the other form is made once, when it is first asked for.
+    Given as tensors, or by `of`; the other form is made once, on first use.
     """
 
     path: Int[Tensor, "B D"]
@@ -136,11 +136,12 @@ class Round:
     """One turn of the loop for one sequence: what was drafted and accepted, and the seconds it took.
 
     token_ids, parents: the tree, root first, probes and padding left out; `parents[0]` is -1.
-    path: accepted nodes, root excluded. confidences: the drafter's own probability of each drafted node (root
-    excluded), empty where it gives none. hint: the drafter's own class of the situation, see `DraftOptions.hint`.
-    num_rows: of the target's pass for this sequence, root, probes and padding included; 0 where it is unknown.
+    path: the accepted nodes, root excluded.
+    confidences: the drafter's own probability of each drafted node (root excluded), empty where it gives none.
+    hint: the drafter's own class of the situation, see `DraftOptions.hint`.
+    num_rows: the rows of the target's pass for this sequence, root, probes and padding included; 0 if unknown.
     with_prompt: the target verified it in the pass that read the end of the prompt, whose seconds count as prefill.
-    draft_s, verify_s, rest_s: seconds of the whole batch's turn, of which this sequence was one of `batch`.
+    draft_s, verify_s, rest_s: the seconds of the whole batch's turn, of which this sequence was one of `batch`.
     """
 
     source: str
@@ -172,7 +173,7 @@ class Round:
 
 @dataclass
 class Timings:
-    """Seconds spent in the parts of the loop, summed over rounds; vision: in the tower, before its prefill."""
+    """Seconds spent in the parts of the loop, summed over rounds. `vision` is the tower's time before its prefill."""
 
     vision: float = 0.0
     prefill: float = 0.0

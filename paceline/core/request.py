@@ -100,9 +100,9 @@ class SamplingParams:
 
 
 def params_of(given: object, count: int) -> list[SamplingParams]:
-    """What each of `count` prompts is answered with. given: params for all of them, a list of one each, or None.
+    """The sampling options of each of `count` prompts. Raises `ConfigError` for anything else or another number.
 
-    Raises `ConfigError` for anything else, and where they differ in number.
+    given: options for all of them, a list with one for each, or None.
     """
     each = cast("Seq[object]", given) if isinstance(given, list | tuple) else [given] * count
     if len(each) != count:
@@ -119,7 +119,7 @@ def params_of(given: object, count: int) -> list[SamplingParams]:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Natural-log probabilities of the target, before processors: of the emitted token and of the likeliest ones."""
+    """Natural-log probabilities of the target, before processors: the emitted token's and those of the top tokens."""
 
     token_id: int
     logprob: float

@@ -55,7 +55,8 @@ def uniforms(
 ) -> Float[Tensor, "B N {count}"]:
     """float64 numbers in the open interval (0, 1), `count` for each row and position.
 
-    seeds: 64-bit seed of each row. positions: absolute token positions (the token that the numbers decide).
+    seeds: the 64-bit seed of each row.
+    positions: the absolute positions of the tokens that the numbers decide.
     """
     return _uniforms(seeds, positions, purpose, _weyl(count, seeds.device))
 

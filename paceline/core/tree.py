@@ -55,7 +55,7 @@ class TokenTree:
     parents:   index of each node's parent, -1 at the root (node 0).
     is_probe:  True where the node is read but never accepted; a probe has no candidate below it.
 
-    Given as tensors, or by `from_lists`; the other form is made once, when it is first asked for.
+    Given as tensors, or by `from_lists`; the other form is made once, on first use.
     """
 
     token_ids: Int[Tensor, "B N"]

@@ -17,9 +17,10 @@ from torch import Tensor
 class PromptImage:
     """One image of a prompt.
 
-    key: a hash of the tensors below, so of the pixels that the tower sees, never of text. places: prompt positions of
-    its placeholders, ascending; its features go there in this order. inputs: what the processor made of it alone,
-    keyword by keyword as the tower takes it. source: the opened image, for a draft with a processor of its own.
+    key: a hash of the tensors below, so of the pixels that the tower sees, never of text.
+    places: the prompt positions of its placeholders, ascending; its features go there in this order.
+    inputs: the tensors that the processor made of it alone, by the tower's keywords.
+    source: the opened image, for a draft with a processor of its own.
     """
 
     key: str
@@ -47,9 +48,10 @@ class PromptImage:
 class VisionPrompt:
     """The images of one prompt.
 
-    position_ids: of every prompt token on each axis, where positions are not columns (M-RoPE). position_delta: a text
-    token behind `edge` has position column + delta, on every axis. blocks: columns [start, stop) that see one another
-    in both directions; never cut by a pass. blocks_cross_window: also where a sliding window would end their sight.
+    position_ids: the position of every prompt token on each axis, where positions are not columns (M-RoPE).
+    position_delta: a text token behind `edge` has position column + delta, on every axis.
+    blocks: the columns [start, stop) that see one another in both directions. No pass cuts a block.
+    blocks_cross_window: whether they also see one another beyond a sliding window.
     """
 
     images: tuple[PromptImage, ...]

@@ -142,7 +142,7 @@ def _name(drafter: Drafter | None) -> str:
 def _check_mask(source: str, ids: list[int], probes: list[bool], node: int, up: int, vocab_size: int) -> None:
     """Mask 0 is a child of the root or of a candidate, mask j of mask j - 1, and all come after the candidates.
 
-    Candidates thus stand in the columns of plain decoding, and mask j foresees the token j + 1 places further.
+    So candidates are in the columns of plain decoding. Mask j predicts the token j + 1 places further.
     """
     mask = ids[node] - vocab_size
     if not probes[node]:

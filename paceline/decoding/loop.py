@@ -36,7 +36,7 @@ class SpeculativeDecoder:
         """Give a sequence a slot and read its prompt, all but the last token, which is the first root.
 
         The last chunk is left to the first `step`, where one pass can take both, see `first_pass`.
-        is_used: as in `SlotCache.allocate`.
+        is_used: see `SlotCache.allocate`.
         """
         begin = time.perf_counter()
         self.runner.states.kept = self.drafter.info.reads_states
@@ -166,7 +166,9 @@ def records_of(
 ) -> list[Round]:
     """One record for each row of the batch, without probes and padding.
 
-    emitted: tokens appended. with_prompt: see `Round`. seconds: draft, verify and rest of the whole batch's round.
+    emitted: the appended tokens.
+    with_prompt: see `Round`.
+    seconds: the draft, verify and other seconds of the whole batch's round.
     """
     token_ids, parents, probes = draft.tree.lists
     confidence = None if draft.confidence is None else draft.confidence.tolist()

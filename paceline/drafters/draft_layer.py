@@ -27,9 +27,11 @@ BLOCK = 64
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """What a pass computes. hidden: [B, N, E]. logits: over the draft vocabulary [B, M, Vd], of the last M rows.
+    """The results of a pass.
 
-    best: the largest of these logits, where they were asked for and the native library found them.
+    hidden: the hidden states [B, N, E].
+    logits: the logits over the draft vocabulary of the last M rows, [B, M, Vd].
+    best: the largest of these logits, if they were requested and the native library found them.
     """
 
     hidden: Tensor
@@ -71,8 +73,8 @@ class DraftCache:
 class Norms:
     """The norms of a layer; None where there is none.
 
-    beside: of the rows, where the layer reads their tokens' embeddings, normed by `input`, beside them. beside_stays:
-    the residual stream begins with the normed rows.
+    beside: the norm of the rows, in a layer that also reads their tokens' embeddings, normed by `input`.
+    beside_stays: the residual stream begins with the normed rows.
     """
 
     input: nn.RMSNorm | None
@@ -143,8 +145,11 @@ class NativeLayer:
     ) -> Level:
         """One pass over rows [B, N, E] of these slots; with `ends` False it only writes keys and values.
 
-        ids: tokens whose embeddings are read beside the rows [B, N]. parents: of all nodes of the trees [B, old + N],
-        -1 the last kept column; None: chains. top: how many of the largest logits to find. Raises `MemoryError`.
+        ids: the tokens whose embeddings are read beside the rows [B, N].
+        parents: the parents of all nodes of the trees [B, old + N], -1 for the last kept column; None for chains.
+        top: how many of the largest logits to find.
+
+        Raises `MemoryError`.
         """
         batch, nodes, _ = rows.shape
         where = torch.tensor([starts, slots])

@@ -35,10 +35,12 @@ _FEW = 8
 class DraftModel(Drafter):
     """Draft with another model: a folder, a hub id, a name that `paceline models` lists, or one already loaded.
 
-    dtype, device: of the draft; None takes the target's. weights: "int8" or "int4" rounds the draft's weights when it
-    is loaded: a faster draft that is right a little less often. vision: what it sees of images: "own" (its own
-    processor and tower), "shared" (the target's features, or the target's tower with its own projector) or "none"
-    (the text between them); None: "own" where both models see, else "none".
+    dtype, device: the draft's dtype and device; None takes the target's.
+    weights: "int8" or "int4" rounds the draft's weights when it is loaded. Such a draft is faster and is right a little
+        less often.
+    vision: what it sees of images: "own" (its own processor and tower), "shared" (the target's features, or the
+        target's tower with its own projector) or "none" (the text between them). None is "own" if both models see, else
+        "none".
     """
 
     name: ClassVar[str] = "draft_model"

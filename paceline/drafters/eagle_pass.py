@@ -61,8 +61,9 @@ class EaglePass:
     ) -> Level:
         """Read the pairs that each slot has not cached yet, at least one; the level of the last ones, [B, 1, ...].
 
-        tokens: x_{n+1} .. x_{T-1} of each row. states: f_n .. f_{T-2} of each row, [P, len(states) E].
-        most: as in `step`.
+        tokens: x_{n+1} .. x_{T-1} of each row.
+        states: f_n .. f_{T-2} of each row, [P, len(states) E].
+        most: how many of the largest logits to find, see `step`.
         """
         device = self._embeddings.device
         ids, rows = list[Tensor](), list[Tensor]()

@@ -21,7 +21,7 @@ package of your own, as an entry point:
     repeat = "my_package.repeat:RepeatSpec"
 
 From then on `--drafter repeat`, `--drafter lookup+repeat`, `--speculative-config '{"method": "repeat"}'`, `paceline
-tune`, `paceline models` and `config.engine_flags` know it. No module of a drafter is imported before it is asked for.
+tune`, `paceline models` and `config.engine_flags` know it. No module of a drafter is imported before it is used.
 """
 
 import json
@@ -77,9 +77,11 @@ TREE_NODES = 24
 class DrafterSpec:
     """The options of a drafter: subclasses are checked dataclasses (`schema.checked`) whose fields are keys of JSON.
 
-    method: the name in JSON. label: the name in results, where it is another. drafter: made by `build` with the options
-    that are not None. tokens: how many the policy "fixed" drafts by default. needs: the content of required keys, for
-    messages.
+    method: the name in JSON.
+    label: the name in results, if it is another one.
+    drafter: the class that `build` makes with the options that are not None.
+    tokens: how many tokens the policy "fixed" drafts by default.
+    needs: the content of required keys, for messages.
     """
 
     method: ClassVar[str]

@@ -88,7 +88,7 @@ class SelfQuantized(Drafter):
             self.report = self._put_trained(model, target)
 
     def _put_trained(self, model: PreTrainedModel, target: ModelFacts) -> QuantReport:
-        """The output head, which is not trained, is rounded to 4 bits where that is asked for."""
+        """Put trained weights in place. The output head is not trained; it is rounded to 4 bits if `lm_head` allows."""
         draft = self.weights
         if not isinstance(draft, Int4Draft):
             assert draft is not None

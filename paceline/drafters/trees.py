@@ -65,10 +65,11 @@ def stacked(
 
 
 class TreeBuilder(ABC):
-    """A tree in the making. Nodes are numbered from 0 in the order they came; -1 is the root.
+    """A tree that is being built. Nodes are numbered from 0 in the order of their arrival; -1 is the root.
 
-    frontier: nodes whose children are wanted next. min_prob: nodes of a smaller probability are not kept.
-    should_continue: as in `DraftBudget`; called with the probabilities along the likeliest path after each level.
+    frontier: the nodes whose children are wanted next.
+    min_prob: the smallest probability of a kept node.
+    should_continue: see `DraftBudget`. It is called after each level with the probabilities along the best path.
     """
 
     def __init__(self, depth: int, min_prob: float, should_continue: Continue | None = None):

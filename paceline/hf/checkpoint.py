@@ -64,9 +64,9 @@ def one_line(error: BaseException) -> str:
 
 
 def local_folder(name_or_path: str) -> Path:
-    """The folder of a model; that of a hub id is its snapshot in the hub's cache, fetched where it is not there.
+    """The folder of a model. For a hub id it is its snapshot in the hub's cache, which is fetched if it is missing.
 
-    The hub is asked once, for a few seconds; without an answer the snapshot that was fetched last is taken.
+    The hub has a few seconds to answer; without an answer the snapshot that was fetched last is taken.
     Raises `ConfigError` for what is neither, `DownloadError` for one that could not be fetched whole.
     """
     from huggingface_hub import HfApi, is_offline_mode, snapshot_download, try_to_load_from_cache
@@ -167,7 +167,7 @@ WEIGHTS = "model" + SAFE
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor as a header describes it. dtype: in the words of safetensors, for example BF16."""
+    """A tensor as a header describes it. `dtype` is a safetensors name, for example BF16."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -289,8 +289,10 @@ def check_sizes(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping
 def check_weights(name: str, model: PreTrainedModel, loaded: Mapping[str, Any], stored: Mapping[str, Stored]) -> None:
     """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
 
-    loaded: what transformers reports of loading, without the keys that it knows to be harmless. It fills what is
-    missing with random numbers, drops what is left over (the layers of a deeper model), and continues.
+    Transformers fills missing tensors with random numbers, drops left-over ones (the layers of a deeper model), and
+    continues.
+
+    loaded: the loading report of transformers, without the keys that it knows to be harmless.
     """
     unexpected = [str(key) for key in loaded["unexpected_keys"]]
     # Layers for multi-token prediction, in checkpoints of DeepSeek-V3's form, come behind the model's own.

@@ -26,8 +26,9 @@ _ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing t
 class Form:
     """How the layers of a family differ from Llama's.
 
-    norms: the names of the norms before and behind attention and MLP, None where there is none. plus_one: norms
-    multiply by 1 + their weight. whole: q and k are normed over all heads together.
+    norms: the names of the norms before and behind attention and MLP, None where there is none.
+    plus_one: norms multiply by 1 + their weight.
+    whole: q and k are normed over all heads together.
     """
 
     norms: tuple[str | None, str | None, str | None, str | None] = (
@@ -70,7 +71,8 @@ def describe(model: PreTrainedModel) -> "Description | None":
 class Description:
     """A model as the library takes it, and what its pointers point to.
 
-    ropes: the kinds of rotations, which layers name by their index. multiplier: of embeddings that a pass is given.
+    ropes: the kinds of rotations, which layers name by their index.
+    multiplier: the factor of embeddings that a pass is given.
     """
 
     def __init__(self, model: PreTrainedModel):

@@ -29,9 +29,11 @@ _SMALLEST = 2.0**-14  # of the normal numbers of float16; below it a copy in flo
 def hash_checkpoint(config: Any, tensors: Mapping[str, Tensor]) -> str:
     """sha256, in hexadecimal, over the facts of the architecture and at most 256 values of every weight, as bfloat16.
 
-    config: of transformers; tensors: as `state_dict` names them, tied ones under each of their names. A checkpoint in
-    bfloat16 or float16 has one hash in whatever dtype it is loaded; one in float32 has another when it is loaded as
-    float16, which rounds twice.
+    A checkpoint in bfloat16 or float16 has one hash in whatever dtype it is loaded; one in float32 has another when it
+    is loaded as float16, which rounds twice.
+
+    config: the transformers config.
+    tensors: the tensors by their names in `state_dict`, tied ones under each of their names.
     """
     config = config.get_text_config()
     facts = {name: getattr(config, name, None) for name in _FACTS}
@@ -74,6 +76,6 @@ def remember(model: PreTrainedModel, value: str) -> None:
 
 
 def _is_changed(model: nn.Module) -> bool:
-    """Whether layers of ours stand in the place of the model's own."""
+    """Whether the model's own layers have been replaced by ours."""
     ours = __name__.partition(".")[0] + "."
     return any(type(module).__module__.startswith(ours) for module in model.modules())

@@ -25,9 +25,9 @@ from .vision import Vision
 def read_chat(
     vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]
 ) -> tuple[list[int], VisionPrompt | None]:
-    """Token ids of a chat whose contents are lists of parts, and what its images are; None without images.
+    """Token ids of a chat whose contents are lists of parts, and the images as a `VisionPrompt`; None without images.
 
-    images: of the parts of type "image", in their order. Raises `ConfigError` where the processor cannot read it.
+    images: the images of the parts of type "image", in their order. Raises `ConfigError` where the processor fails.
     """
     inputs = process(vision, messages, images)
     if images:

@@ -29,12 +29,13 @@ _KEPT = 256 << 20  # bytes of what shared towers made
 
 @dataclass(frozen=True)
 class Family:
-    """How the models of a family see.
+    """How the models of a family read images.
 
     pixels: how the processor's tensors divide into images: "rows" of pixel_values, "tiles" along its second dimension,
-    "anyres" (a row of tiles and a size each), "grid" (patches counted by image_grid_thw). blocks: what sees itself in
-    both directions: each "image", or the whole "prompt". text_offset: position of the first token of any text. axes:
-    positions are the model's own `get_rope_index`.
+        "anyres" (a row of tiles and a size each), "grid" (patches counted by image_grid_thw).
+    blocks: the tokens that see one another in both directions: those of each "image", or the whole "prompt".
+    text_offset: the position of the first token of any text.
+    axes: positions are the model's own `get_rope_index`.
     """
 
     pixels: Literal["rows", "tiles", "anyres", "grid"] = "rows"
@@ -60,7 +61,11 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """What the tower made of an image. rows: [M, E], one for each placeholder. deep: [M, E] for each of some layers."""
+    """The features of an image from the tower.
+
+    rows: one for each placeholder [M, E].
+    deep: the features [M, E] for each of some layers.
+    """
 
     rows: Tensor
     deep: tuple[Tensor, ...] = ()
@@ -76,9 +81,10 @@ class Features:
 class Vision:
     """The vision half of a model.
 
-    processor: None where the caller gave none; images are then refused. tower: the model without its language model.
-    image_token: the placeholder that features replace. placeholder_ids: ids that stand for images, or would for
-    videos; never drafted.
+    processor: None where the caller gave none; images are then refused.
+    tower: the model without its language model.
+    image_token: the placeholder that features replace.
+    placeholder_ids: the ids of placeholders of images or videos. They are never drafted.
     """
 
     family: Family

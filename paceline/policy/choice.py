@@ -51,9 +51,10 @@ LOST_MASKS = 0.5
 class Option:
     """One drafter for one row, and what it is expected to give.
 
-    gains, nodes, levels: expected accepted tokens, drafted nodes and drafting steps, by depth, from depth 0.
-    horizon: tokens that the answer is expected to have still; over these an investment must pay.
-    is_tree: whether nodes may have several children. masks, ready: see `DraftOptions`.
+    gains, nodes, levels: the expected accepted tokens, drafted nodes and drafting steps by depth, from depth 0.
+    horizon: the number of tokens that the answer is still expected to have. An investment must pay within them.
+    is_tree: whether nodes may have several children.
+    masks, ready: see `DraftOptions`.
     """
 
     drafter_index: int
@@ -86,8 +87,10 @@ class Option:
 class Choice:
     """A depth for the pass, one option or none for each row, and the expected tokens per second.
 
-    deepest: the depth that could still be paid for if every token were rejected. nodes: the most candidates of a tree.
-    row_seconds: what one more node of each row takes. tokens: expected of all rows.
+    deepest: the depth that could still be paid for if every token were rejected.
+    nodes: the most candidates of a tree.
+    row_seconds: the seconds that one more node of each row takes.
+    tokens: the expected tokens of all rows.
     """
 
     rate: float
@@ -99,9 +102,10 @@ class Choice:
     tokens: float = 0.0
 
     def worth(self, rows: Seq[Seq[Option]], plain: float) -> float:
-        """The rate, less the cost of masks that are lost because somebody else drafts for their rows.
+        """The rate, less the cost of masks that are lost because another drafter drafts for their rows.
 
-        rows: all options of each row. plain: seconds of a plain round.
+        rows: all options of each row.
+        plain: the seconds of a plain round.
         """
         lost = sum(
             any(o.masks and o.ready for o in row) and not (mine and mine.masks)
@@ -128,7 +132,8 @@ def width(depth: int, nodes: int, masks: int) -> int:
 def is_affordable(seconds: float, tokens: float, credit: float, plain: float) -> bool:
     """Whether `credit` passes can pay for a round that takes `seconds`, if `COUNTED_GAIN` of its gain comes true.
 
-    tokens: expected per row. plain: seconds of a plain round.
+    tokens: the expected tokens per row.
+    plain: the seconds of a plain round.
     """
     return seconds <= (credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens) * plain
 
@@ -136,9 +141,10 @@ def is_affordable(seconds: float, tokens: float, credit: float, plain: float) ->
 def best_choice(
     rows: Seq[Seq[Option]], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], credit: float, max_nodes: int
 ) -> Choice:
-    """The best depth for the best team: one drafter for all rows or, in a batch, each row's most promising one.
+    """The best depth for the best drafters: one drafter for all rows or, in a batch, each row's most promising one.
 
-    credit: passes that the round may lose if `COUNTED_GAIN` of what is expected comes true. max_nodes: of a tree.
+    credit: the passes that the round may lose if `COUNTED_GAIN` of the expected gain comes true.
+    max_nodes: the most nodes of a tree.
     """
     batch = len(rows)
     plain = turn.seconds(0)
@@ -262,8 +268,9 @@ def draft_budget(
 ) -> DraftBudget:
     """`wish` with the bounds that the drafter applies while it drafts; no bounds where `confidence` is None.
 
-    level_seconds: of drafting. sharing: rows that pay for a longer pass together. passed: takes the products of the
-    best paths from which drafting went on.
+    level_seconds: the seconds of drafting one level.
+    sharing: the number of rows that pay for a longer pass together.
+    passed: takes the products of the best paths after which drafting continued.
     """
     node, level = choice.rate * choice.row_seconds, choice.rate * (level_seconds + choice.row_seconds)
 

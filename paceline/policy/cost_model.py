@@ -56,8 +56,11 @@ class _Row:
 class CostModel(DraftPolicy):
     """Depth and drafter by measured costs and learnt acceptance, per request and round, nothing included.
 
-    max_depth: the longest draft. max_nodes: the largest tree. profile: of earlier runs; None measures the target (about
-    a second) when a drafter first has something to propose. clock: seconds; tests bring their own.
+    max_depth: the longest draft.
+    max_nodes: the largest tree.
+    profile: measurements of earlier runs. Without them the target is measured, for about a second, when a drafter
+        first has something to propose.
+    clock: a function that returns seconds; tests bring their own.
     """
 
     @checked_call

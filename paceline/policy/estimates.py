@@ -155,7 +155,7 @@ class Estimates:
     def learn_draft(self, slot: int, record: Round, depth: int, levels: int, passed: Seq[float]) -> None:
         """Learn from a round that had a budget of `depth` and took `levels` drafting steps.
 
-        passed: products of confidences of the best paths from which drafting went on.
+        passed: the products of confidences of the best paths after which drafting continued.
         """
         self.acceptance.observe(slot, record, depth)
         self.sizes[record.source].observe(record, depth, levels)

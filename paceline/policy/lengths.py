@@ -28,7 +28,7 @@ OTHERS = 0.05
 CUT = 2
 """An answer that was cut by its limit counts as this many times as long."""
 ENOUGH = 4
-"""Longer answers that must be known before it is asked whether waiting is better."""
+"""The number of longer answers that must be known before waiting is considered."""
 LONGEST_WAIT = 16  # tokens
 
 
@@ -74,11 +74,12 @@ class Ends:
         return [after / before for before, after in pairwise(reach)]
 
     def should_wait(self, emitted: int, gain: float, price: float) -> bool:
-        """Whether reading some tokens later is worth more: many answers may have ended by then.
+        """Whether it is better to read the text some tokens later, because many answers may have ended by then.
 
-        value(w) = sum over answers longer than t + w of gain * (L - t - w) - price
+            value(w) = sum over answers longer than t + w of gain * (L - t - w) - price
 
-        gain: seconds that each token saves once the text was read. price: seconds of reading.
+        gain: the seconds that each token saves once the text was read.
+        price: the seconds of reading.
         """
         if self._beyond(emitted)[2] < ENOUGH:
             return False

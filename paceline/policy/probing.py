@@ -42,7 +42,7 @@ class Probing:
         return now - back_off.last >= back_off.wait
 
     def used(self, slot: int, key: tuple[str, int], now: int, was_probe: bool, accepted: bool) -> None:
-        """It drafted: as a probe whose first token was accepted or not, or because it pays."""
+        """Note that it drafted, either as a probe whose first token was accepted or not, or because it pays."""
         back_off = self._known.setdefault(slot, {}).setdefault(key, _BackOff(now))
         back_off.last = now
         if not was_probe:
@@ -62,8 +62,10 @@ def largest_probe(
 ) -> tuple[int, int] | None:
     """(depth, nodes) of the largest probe whose failure can be paid for with `credit` passes.
 
-    seconds: of reading. token: seconds of drafting one. Where masks have to be added first, the probe takes two rounds,
-    and both must be paid for before it begins.
+    Where masks have to be added first, the probe takes two rounds, and both must be paid for before it begins.
+
+    seconds: the time to read the text.
+    token: the time to draft one token.
     """
 
     def pass_of(depth: int, nodes: int) -> float:
@@ -87,10 +89,12 @@ def owner(seq: Sequence, option: Option) -> int:
 
 
 def may_join(option: Option, credit: float, turn: RoundSeconds, known: Estimates) -> bool:
-    """Whether the planner may choose this option; what is refused may still be probed.
+    """Whether the planner may choose this option; a refused option may still be probed.
 
-    Refused are rows in debt, unknown drafters with much to read, and readers that should wait, since more answers will
-    have ended by then. credit: passes that this row may lose.
+    Refused are rows in debt, unknown drafters with much to read, and drafters that should read later, since more
+    answers will have ended by then.
+
+    credit: the passes that this row may lose.
     """
     if credit <= 0:
         return False
@@ -117,7 +121,7 @@ def could_pay(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
 
 
 def _saved(option: Option, turn: RoundSeconds, known: Estimates, gains: Seq[float]) -> float:
-    """Seconds that a token of this drafter takes less than a plain one, at its best depth; gains: by depth."""
+    """The seconds by which a token of this drafter is cheaper than a plain one at its best depth. `gains`: by depth."""
     token = known.cost(option.source).token.value
     best = min((turn.seconds(d) + d * token) / (1 + gain) for d, gain in enumerate(gains))
     return turn.seconds(0) - best

@@ -41,11 +41,13 @@ _Confidence = Annotated[dict[str, tuple[_Column, _Column]], AfterValidator(_chec
 class Profile:
     """Costs in seconds and acceptance counts.
 
-    pass_seconds: T(n) by rows. draft_seconds: by drafter, (per drafted token, per token read first). acceptance: by
-    drafter, then by hint, "" for all of them together. sizes: by drafter, rounds, nodes and levels by depth
-    (`acceptance.DraftSize`). confidence: by drafter, "accepted" and "deeper", each hits and expected hits by bucket of
-    the product of confidences (`confidence`). model, dtype, threads: what it was measured with; users of a profile
-    compare them.
+    pass_seconds: T(n) by the number of rows n.
+    draft_seconds: (seconds per drafted token, seconds per token read first) by drafter.
+    acceptance: the counts by drafter and hint, under "" for all hints together.
+    sizes: rounds, nodes and levels by drafter and depth (`acceptance.DraftSize`).
+    confidence: "accepted" and "deeper" by drafter, each with hits and expected hits by bucket of the product of
+        confidences (see `policy.confidence`).
+    model, dtype, threads: what it was measured with. Users of a profile compare them.
     """
 
     pass_seconds: dict[Annotated[int, Field(ge=1)], _Seconds] = field(default_factory=dict[int, float])

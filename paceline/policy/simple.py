@@ -59,10 +59,11 @@ def first_ready(drafter: Drafter | None, seq: Sequence) -> int:
 class Dynamic(DraftPolicy):
     """Draft one token more than was accepted lately; stop after a token with which the whole draft becomes unlikely.
 
-    max_tokens, min_tokens: bounds of the window. min_chance: of the whole chain, the product of the drafter's
-    confidences; the token that falls below it is kept, so that the stop does not depend on a token that is
-    missing from its own draft. Drafters without confidences are bounded by the window alone. num_nodes: of trees;
-    None: as many as the window.
+    max_tokens, min_tokens: the bounds of the window.
+    min_chance: the smallest probability of the whole chain, as the product of the drafter's confidences. The token that
+        falls below it is kept, so that the stop does not depend on a token that is missing from its own draft. Drafters
+        without confidences are bounded by the window alone.
+    num_nodes: the candidates of a tree; None for as many as the window.
     """
 
     @checked_call
@@ -117,9 +118,12 @@ class Dynamic(DraftPolicy):
 class Gate(DraftPolicy):
     """Compare a few plain rounds with `trial` rounds of `inner`, by tokens per second; keep what is faster.
 
-    trial: speculative rounds in a comparison. recheck: rounds after which an open gate compares again. A gate that
-    closes stays so for `pause` rounds, twice as long each time, up to 32 pauses. Times are medians. The first
-    speculative round of a comparison is left out: a draft model reads what it has missed, SPACE adds its masks.
+    Times are medians. The first speculative round of a comparison is left out: a draft model reads what it has missed,
+    and SPACE adds its masks.
+
+    trial: the speculative rounds in a comparison.
+    recheck: the rounds after which an open gate compares again.
+    pause: the rounds for which a closed gate stays closed. They double each time, up to 32 pauses.
     """
 
     @checked_call

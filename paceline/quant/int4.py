@@ -38,7 +38,7 @@ def grid_of(weight: Tensor, group_size: int, bits: int = 4) -> tuple[Tensor, Ten
 def fitted_grid(weight: Tensor, group_size: int, bits: int = 4, rounds: int = 10) -> tuple[Tensor, Tensor]:
     """Scales and zero points of least squared error, as far as alternating finds them: codes, then a line through them.
 
-    The range shrinks where that serves the many small weights: of 2 bits it leaves about half the error of `grid_of`.
+    The range shrinks where that serves the many small weights. With 2 bits about half the error of `grid_of` is left.
     """
     groups = weight.float().view(len(weight), -1, group_size)
     scale, zero = grid_of(weight, group_size, bits)
@@ -99,7 +99,7 @@ class Int4Linear(QuantizedLinear):
     """A linear layer with packed INT4 weights; activations are multiplied in bfloat16, or in float32 where the
     processor has no instruction for that.
 
-    bits: of the weights' rounding, 4, 3 or 2; the container has 4.
+    bits: the bits that weights are rounded to, 4, 3 or 2; the container has 4.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ def dequantize_int8(codes: Tensor, scales: Tensor) -> Tensor:
 class Int8Linear(QuantizedLinear):
     """A linear layer with INT8 weights; activations keep 16 bits, or are bfloat16 where ATen multiplies.
 
-    packed: codes in the native kernels' order, or plain [out, in] for ATen. sums: of each output's codes, int32
-    [out], for the native kernels.
+    packed: the codes in the native kernels' order, or plain [out, in] for ATen.
+    sums: the sum of each output's codes, int32 [out], for the native kernels.
     """
 
     def __init__(self, linear: nn.Linear | PackedLinear, place: Place = anywhere):

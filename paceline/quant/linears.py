@@ -26,9 +26,11 @@ _Make: TypeAlias = Callable[[Dense], QuantizedLinear | None]
 class QuantReport:
     """How many linear layers were quantised, and why others were not.
 
-    num_quantized: layers in the format. num_kept: layers left as they were because the kernels do not take their
-    shape. num_slower: layers left as they were because the quantised form was not faster (`layers="auto"`).
-    num_bytes: memory of the quantised layers. lm_head: `"int4"`, `"int8"`, or `"shared"`: left as it was.
+    num_quantized: the layers in the format.
+    num_kept: the layers left as they were because the kernels do not take their shape.
+    num_slower: the layers left as they were because the quantised form was not faster (`layers="auto"`).
+    num_bytes: the memory of the quantised layers.
+    lm_head: "int4", "int8", or "shared" if it was left as it was.
     """
 
     num_quantized: int
@@ -51,8 +53,10 @@ def quantize_target(
 ) -> QuantReport:
     """Replace the target's own linear layers. The output head becomes INT8; with FP8 layers it stays as it was.
 
-    group_size: of INT4. layers: `"auto"` times each shape and leaves a layer as it was where the quantised one is not
-    faster: which layers these are may differ from run to run, and with them the answers.
+    group_size: the weights that share an INT4 scale.
+    layers: "auto" times each shape and leaves a layer as it was where the quantised one is not faster. Which layers
+        these are may differ from run to run, and with them the answers.
+
     Raises `ConfigError` for an unknown option, `IncompatibleModels` where no layer can be quantised.
     """
     if check_weights(weights) is None:

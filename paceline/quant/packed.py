@@ -77,7 +77,9 @@ class PackedLinear(nn.Module):
 class Described:
     """A `Matrix` and the tensors that it points to.
 
-    packed: weights, or codes int8 or int32 (INT4). scales: of codes, packed params for INT4. sums: of INT8 codes.
+    packed: the weights, or their codes, int8 or int32 (INT4).
+    scales: the scales of codes; packed params for INT4.
+    sums: the sums of INT8 codes.
     """
 
     def __init__(

@@ -93,7 +93,8 @@ class AttachedAdapter:
 class AdaptedLinear(nn.Module):
     """A linear layer of any kind whose outputs in mask rows are corrected: out[rows] += b (a x[rows]).
 
-    a: [r, in]. b: [out, r].
+    a: the first factor [r, in].
+    b: the second factor [out, r].
     """
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, attached: AttachedAdapter):
@@ -106,7 +107,7 @@ class AdaptedLinear(nn.Module):
         self._is_bounded = a.dtype == torch.float16 or gain > _MAX_GAIN
 
     def __getattr__(self, name: str) -> Any:
-        """What else is asked of a linear layer, such as its sizes or the dtype of its weight."""
+        """The other attributes of a linear layer, such as its sizes or the dtype of its weight."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -211,8 +212,10 @@ def _linears(
 ) -> Iterator[tuple[int, nn.Module, str, list[tuple[int, str]]]]:
     """The linear layers of a model that hold those named: layer, submodule, first output and name of each part.
 
-    A fused layer holds q, k and v in one matrix, whose rows are those of its parts one below another. shape_of: of
-    layer and name, the (outputs, inputs) that are to be put there; what: begins the error where they do not fit.
+    A fused layer holds q, k and v in one matrix, whose rows are those of its parts one below another.
+
+    shape_of: a function from layer and name to the (outputs, inputs) that are to be put there.
+    what: the beginning of the error where they do not fit.
     """
     for index, layer in enumerate(decoder_layers(model, num_layers)):
         pieces: dict[str, list[tuple[int, str]]] = {}

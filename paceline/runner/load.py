@@ -32,12 +32,14 @@ def load_model(
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a model folder or hub id. Weights come from safetensors only.
+    """Load a model folder or hub id. Weights come from safetensors only. A vision-language model comes with its
+    processor.
 
-    dtype: None and "auto" keep the checkpoint's, except on a CPU without instructions for its 16 bits, where it is
-    float32. device: None takes CUDA where there is one. A vision-language model comes with its
-    processor. Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is
-    neither a causal LM nor a vision-language model of a known family, or does not say what plain transformers says.
+    dtype: None and "auto" keep the checkpoint's, except on a CPU without instructions for its 16 bits: float32 there.
+    device: None takes CUDA where there is one.
+
+    Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is neither a
+    causal LM nor a vision-language model of a known family, or whose logits are not those of plain transformers.
     """
     opened, name = open_checkpoint(name_or_path, dtype, device, trust_remote_code), Path(name_or_path).name
     return check(_prepare(opened.model, opened.tokenizer, opened.processor, name))
@@ -49,9 +51,9 @@ def wrap_model(
     name: str = "",
     processor: ProcessorMixin | None = None,
 ) -> LoadedModel:
-    """Describe a model that the caller loaded. It stays as it is: ours is a second module tree over its tensors.
+    """Describe a model that the caller loaded. It is not changed: ours is a second module tree over its tensors.
 
-    processor: of a vision-language model; without one it takes prompts of token ids alone.
+    processor: the processor of a vision-language model. Without one it takes prompts of token ids alone.
     """
     if is_vlm(model.config):
         family_of(model.config)

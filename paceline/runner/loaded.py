@@ -36,11 +36,14 @@ _SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 class LoadedModel:
     """A causal language model that is ready for trees.
 
-    context: the most tokens that a sequence may have. attends_trees: the model routes through our attention function;
-    otherwise it is given a 4-D mask. mixes_rows: experts make the numerics of a row depend on the others. fingerprint:
-    which checkpoint it is, see `hf.fingerprint`. decoder: what runs its layers. vision: the vision half of a
-    vision-language model, of which `model` is the text half. reference: what plain transformers says after each path of
-    a small tree, logits [V]; image_reference: after an image. Both are for `self_test`.
+    context: the most tokens that a sequence may have.
+    attends_trees: the model calls our attention function; otherwise it is given a 4-D mask.
+    mixes_rows: experts make the numerics of a row depend on the others.
+    fingerprint: the hash of the checkpoint, see `hf.fingerprint`.
+    decoder: what runs its layers.
+    vision: the vision half of a vision-language model, of which `model` is the text half.
+    reference: logits [V] of plain transformers after each path of a small tree, for `self_test`.
+    image_reference: the same after an image.
     """
 
     model: PreTrainedModel
@@ -158,7 +161,10 @@ class LoadedModel:
 def decoder_of(
     model: PreTrainedModel, attends_trees: bool, attached: AttachedAdapter | None = None
 ) -> NativeDecoder | FusedDecoder | TransformersDecoder:
-    """What runs a model. attached: the adapter attached to it."""
+    """The decoder that runs a model.
+
+    attached: the adapter attached to it.
+    """
     if is_fused(model):
         return FusedDecoder(model, attached)
     described = describe(model) if attends_trees else None

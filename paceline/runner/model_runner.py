@@ -149,7 +149,7 @@ class ModelRunner:
 
     @property
     def banned_token_ids(self) -> frozenset[int]:
-        """Tokens that stand for images: never drafted."""
+        """Tokens that are placeholders of images. They are never drafted."""
         return frozenset() if self.loaded.vision is None else self.loaded.vision.placeholder_ids
 
     def admit(
@@ -158,7 +158,7 @@ class ModelRunner:
         vision: VisionPrompt | None = None,
         is_used: Callable[[], bool] | None = None,
     ) -> int:
-        """Take a slot for a sequence that does not fill the context yet; is_used: as in `SlotCache.allocate`."""
+        """Take a slot for a sequence that does not fill the context yet. For `is_used` see `SlotCache.allocate`."""
         check_length(len(token_ids), vision, self.max_length)
         slot = self.cache.allocate(is_used)
         self.place(slot, vision)
@@ -175,7 +175,8 @@ class ModelRunner:
     ) -> float:
         """Cache a text but for its last token, the first root, in the slot that `admit` gave for it.
 
-        defer_last_chunk: as in `prefill`, of the text behind the images. Returns the seconds in the vision tower.
+        Returns the seconds in the vision tower.
+        defer_last_chunk: see `prefill`; it is about the text after the images.
         """
         begin, seconds = 0, 0.0
         if vision is not None:
@@ -228,7 +229,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def read_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
-        """Cache tokens in one pass; rows: what is read in the place of their embeddings."""
+        """Cache tokens in one pass. `rows` replace their embeddings."""
         count, starts = len(token_ids), [self.cache.lengths[slot]]
         layout = PassLayout(
             starts, count, None, self.invariant, self.row_multiple, self.max_length, [slot], device=self.loaded.device,
@@ -245,8 +246,8 @@ class ModelRunner:
     def forward(self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = ()) -> TargetOutput:
         """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given.
 
-        Mask tokens (ids from `vocab_size` on, of the attached adapter) stand behind the candidates of their row.
-        text: of one slot, tokens that the pass reads before its root, and keeps.
+        Mask tokens (ids from `vocab_size` on, of the attached adapter) come after the candidates of their row.
+        text: tokens of a single slot that the pass reads before its root, and keeps.
         """
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)

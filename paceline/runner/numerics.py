@@ -34,12 +34,14 @@ def make_runner(
     invariant: bool | None = False,
     static: bool | None = None,
 ) -> ModelRunner:
-    """A runner with invariant numerics where that is asked for.
+    """A runner, with invariant numerics where possible. Native passes always have them.
 
-    invariant: True asks that the bits of a row do not depend on what shares its pass, None takes it where it can be
-    had. Native passes always have it. Others get the row multiple that is measured on this device; static passes stay
-    only where they give the same bits. Raises `NumericsError` where it is required and cannot be had, `CacheFull` where
-    the memory cannot hold the cache, `IncompatibleModels` as `self_test.check`.
+    Other passes get the row multiple that is measured on this device. Static passes stay only where they give the same
+    bits. Raises `NumericsError` where invariance is required and impossible, `CacheFull` where the memory cannot hold
+    the cache, `IncompatibleModels` as `self_test.check`.
+
+    invariant: True requires that the bits of a row do not depend on the other rows of its pass, None takes it if
+        possible.
     """
     runner = ModelRunner(loaded, max_batch_size, max_length, static=static)
     check_tree(runner)  # with these slots and static passes; it also makes the cache's tensors, or says they do not fit

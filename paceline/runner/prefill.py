@@ -156,11 +156,12 @@ def whole_text(
 ) -> Tensor:
     """Logits [rows, V] after the last `rows` tokens of a text: the slow, obvious pass that others are compared with.
 
-    engine      [prompt][root a b c][c d e]     many passes, columns kept, moved and read again, rows of guesses
-    here        [prompt a b c d e]              one pass in a cache of its own: no tree, no commit, no padding
+        engine      [prompt][root a b c][c d e]     many passes, columns kept, moved and read again, rows of guesses
+        here        [prompt a b c d e]              one pass in a cache of its own: no tree, no commit, no padding
 
-    features: of each image of `vision`, see `look`. dither: a seed; every number that enters the first layer is
-    then moved up or down by its last bit, so that all later roundings fall differently.
+    features: the features of each image of `vision`, see `look`.
+    dither: a seed. Every number that enters the first layer is then moved up or down by its last bit, so that all later
+        roundings fall differently.
     """
     cache, half, device = SlotCache(1, len(token_ids)), loaded.vision, loaded.device
     starts = cache.begin([cache.allocate()], len(token_ids), whole=loaded.attends_trees)

@@ -40,7 +40,7 @@ def check(loaded: LoadedModel) -> LoadedModel:
 
 
 def tolerance(loaded: LoadedModel) -> float:
-    """How far logits may be apart, in standard deviations: as in 16 bits where layers round what they are given."""
+    """How far logits may be apart, in standard deviations. Layers that round their inputs count as 16-bit ones."""
     rounds = any(isinstance(layer, QuantizedLinear) for layer in loaded.model.modules())
     return _IN_16_BITS if rounds else _TOLERANCE.get(loaded.dtype, _IN_16_BITS)
 
@@ -96,7 +96,7 @@ def check_tree(runner: ModelRunner) -> None:
 
 @torch.inference_mode()
 def plain_image_reference(model: PreTrainedModel, vision: Vision) -> ImageReference | None:
-    """Ask the whole model before its halves are parted; None where it cannot be asked cheaply, or has no processor."""
+    """Run the whole model before its halves are separated; None if that would be expensive or there is no processor."""
     image = Image.linear_gradient("L").resize((48, 32)).convert("RGB")
     if vision.processor is None:
         return None

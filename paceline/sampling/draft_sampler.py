@@ -26,8 +26,10 @@ _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
 class DraftSampler:
     """Draws the next drafted token of each sequence.
 
-    The draft's distribution has the warpers, `logit_bias` and the mask of `min_tokens`; the processors that look at the
-    past are left to the target, which costs acceptance and never correctness. banned_token_ids: tokens it never draws.
+    The draft's distribution has the warpers, `logit_bias` and the mask of `min_tokens`. The processors that depend on
+    the past are left to the target, which costs acceptance and never correctness.
+
+    banned_token_ids: the tokens it never draws.
     """
 
     def __init__(self, coupled: bool, banned_token_ids: Collection[int] = ()):
@@ -94,7 +96,7 @@ def confidence(
     logits: Tensor,  # [B, V]
     tokens: Tensor,  # [B]
 ) -> Tensor:  # [B]
-    """The probability that the draft's plain softmax gives its token: what a policy stops drafting on, float32."""
+    """The probability of each token by the draft's plain softmax, float32. Policies stop drafting on it."""
     logits = logits.float()
     return (logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - logits.logsumexp(-1)).exp()
 

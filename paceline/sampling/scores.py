@@ -30,9 +30,9 @@ def argmax(scores: Tensor) -> Tensor:
 
 
 def node_argmax(scores: Tensor) -> Callable[[int, int], int]:
-    """What gives the index of the first largest of `scores[row, node]`, -1 where that is no finite number.
+    """A function that gives the index of the first largest of `scores[row, node]`, -1 where that is no finite number.
 
-    scores: [B, N, V] on CPU. Only the rows that are asked for are read.
+    scores: [B, N, V] on CPU. Only the requested rows are read.
     """
     if scores.dtype in _NUMPY_HAS:
         table = scores.numpy()

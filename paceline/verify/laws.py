@@ -47,7 +47,7 @@ def acceptance(p: Vector, q: Vector, token: int) -> Real:
     mass = probability(q, token)
     if mass <= 0:
         raise DraftError(
-            "a drafted token has probability zero under the law it is said to come from",
+            "a drafted token has probability zero under its own distribution q",
             got=f"token {token}, q = {mass}",
             fix="hand over the very q the token was drawn from, or declare Law.POINT_MASS",
         )
@@ -55,9 +55,9 @@ def acceptance(p: Vector, q: Vector, token: int) -> Real:
 
 
 def residual(p: Vector, q: Vector) -> Vector:
-    """norm(max(p - q, 0)): what p still owes once a token drawn from q was rejected. 2211.17192, eq. 4.
+    """norm(max(p - q, 0)): the distribution of the token after a rejected draw from q. 2211.17192, eq. 4.
 
-    Where p = q no rejection can happen and nothing is owed; p itself is returned, so that rounding cannot make a NaN.
+    Where p = q no rejection can happen; p itself is returned, so that rounding cannot make a NaN.
     """
     owed = p - q
     return _normalised(owed * (owed > 0), otherwise=p)
@@ -82,7 +82,7 @@ def _normalised(weights: Vector, otherwise: Vector) -> Vector:
 
 
 class Chance(ABC):
-    """Answers the random questions of one position, in the order they are asked."""
+    """Draws the random numbers of one position, in the order they are needed."""
 
     @abstractmethod
     def coin(self, probability: Real) -> bool:
@@ -95,10 +95,13 @@ class Chance(ABC):
 
 @final
 class Keyed(Chance):
-    """Answers from (seed, absolute position): one acceptance number per sibling, one number to recover.
+    """Draws from (seed, absolute position): one acceptance number per sibling, one number to recover.
 
-    seed: of the request. position: of the token being decided. siblings: the most coins that may be asked for.
-    The two purposes are disjoint streams, and a position is decided once, so no number answers two questions.
+    The two purposes are disjoint streams, and a position is decided once, so no number is used twice.
+
+    seed: the seed of the request.
+    position: the position of the token being decided.
+    siblings: the most acceptance numbers of a position.
     """
 
     def __init__(self, seed: int, position: int, siblings: int):

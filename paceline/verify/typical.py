@@ -21,9 +21,9 @@ from .walk import Branches, p_at
 class Typical(Verifier):
     """Typical acceptance: x is accepted where p(x) > min(epsilon, delta * exp(-H(p))). Medusa, 2401.10774, section 3.3.
 
-    H is the entropy of p in nats. Of the paths whose tokens all stand the longest is taken, the likelier of two equally
-    long; then a token is drawn from p. The answer does not follow the target's distribution, except in greedy rows,
-    where only the argmax is accepted. The defaults are those of the Medusa code.
+    H is the entropy of p in nats. Of the paths whose tokens are all accepted the longest is taken, the more probable
+    of two equally long; then a token is drawn from p. The answer does not follow the target's distribution, except in
+    greedy rows, where only the argmax is accepted. The defaults are those of the Medusa code.
 
     Errors: LossyNotAllowed without consent; ConfigError where a threshold is outside (0, 1).
     """
@@ -44,7 +44,7 @@ class Typical(Verifier):
             raise LossyNotAllowed(
                 "typical acceptance changes what the target would answer",
                 got="allow_lossy=False",
-                fix="pass Typical(allow_lossy=True) to accept that, or use Coupled (same tokens) or Ratio (same law)",
+                fix="pass Typical(allow_lossy=True) to accept that, or use Coupled (same tokens) or Ratio (same distribution)",
             )
         self.epsilon, self.delta = epsilon, delta
 
@@ -68,7 +68,7 @@ class Typical(Verifier):
         return VerifyOutput.of(walks, distribution.scores.device)
 
     def _longest(self, branches: Branches, distribution: TargetDistribution, row: int) -> list[int]:
-        """The longest path of tokens that stand; of equally long ones the likeliest."""
+        """The longest path of accepted tokens; of equally long ones the most probable."""
         best, best_rank = list[int](), (0, 0.0)
         open_paths: list[tuple[list[int], float]] = [([], 0.0)]
         while open_paths:

@@ -162,9 +162,9 @@ def test_bad_tree_is_refused(verifier: Verifier) -> None:
         ({"q": None}, "must give q exactly when"),
         ({"law": Law.POINT_MASS}, "must give q exactly when"),
         ({"q": torch.full((1, 2, SIZE + 1), 1 / (SIZE + 1))}, "does not fit"),
-        ({"q": torch.zeros(1, 2, SIZE)}, "is not a law at row 0, node 0"),
-        ({"q": torch.randn(1, 2, SIZE)}, "is not a law at row 0, node 0"),
-        ({"q": torch.full((1, 2, SIZE), torch.nan)}, "is not a law at row 0, node 0"),
+        ({"q": torch.zeros(1, 2, SIZE)}, "is not a distribution at row 0, node 0"),
+        ({"q": torch.randn(1, 2, SIZE)}, "is not a distribution at row 0, node 0"),
+        ({"q": torch.full((1, 2, SIZE), torch.nan)}, "is not a distribution at row 0, node 0"),
         ({"q": torch.eye(SIZE)[[4, 4]][None]}, "probability zero"),
     ],
 )

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from paceline_zoo.vlm import PackagedVlm, language_weights
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
 from paceline.eval.suites import EasyVqa
 from paceline.train.losses import compared, loss_named
 from paceline.train.recipe import Losses
-from paceline.zoo.merge import language_weights
-from paceline.zoo.packaged import PackagedVlm
 
 from .config import VlmConfig
 from .model import add_lora, evenly_spaced, make_model, make_processor

@@ -1,6 +1,6 @@
 """What was trained, as a folder that `paceline pull` merges with its base, and its model card.
 
-`paceline.zoo.packaged` describes the layout, `paceline.zoo.merge` makes a plain model of it. Weights are kept in
+`paceline_zoo.vlm` describes the layout and makes a plain model of it. Weights are kept in
 float16: they are small numbers without outliers, for which its 10 bits of fraction are worth more than the range of
 bfloat16.
 """
@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from paceline_zoo.vlm import ABOUT, FORMAT, PackagedVlm, base_fingerprint, merge_vlm, parse_vlm, read_vlm
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -23,8 +24,6 @@ from paceline.system.files import read_json, write_text
 from paceline.system.provenance import provenance, sha256_of
 from paceline.train.run_folder import understood
 from paceline.zoo import DEFAULT_MODEL
-from paceline.zoo.merge import base_fingerprint, merge_vlm
-from paceline.zoo.packaged import ABOUT, FORMAT, PackagedVlm, parse_vlm, read_vlm
 
 from .model import TowerShape, kept_layers, make_model, make_processor
 
@@ -74,7 +73,7 @@ def package_vlm(
     kept, lora = kept_layers(base_folder, trained.layers), short_names(trained.lora)
     (out / ABOUT).unlink(missing_ok=True)
     parameters = _write_model_files(out / "model", base_folder, trained)
-    vision_file = "eyes.safetensors" if beside is None else f"../{beside.name}/eyes.safetensors"
+    vision_file = "vision.safetensors" if beside is None else f"../{beside.name}/vision.safetensors"
     if trained.vision is not None:
         save_file({n: t.detach().to("cpu", KEPT).contiguous() for n, t in trained.vision.items()}, out / vision_file)
     save_file(lora, out / "lora.safetensors")
@@ -93,7 +92,7 @@ def package_vlm(
         "base": base,
         "base_fingerprint": base_fingerprint(base_folder),
         "layers": kept,
-        "eyes": _part(out, vision_file),
+        "vision": _part(out, vision_file),
         "adapters": adapters,
         "dtype": dtype,
         "parameters": parameters,
@@ -172,7 +171,7 @@ def vlm_card(model: PackagedVlm, record: Mapping[str, Any]) -> str:
     facts = {
         "base": f"{model.base}, decoder layers {', '.join(map(str, model.layers))}",
         "low-rank layers over it": ", then ".join(f"{one.file} (times {one.scale:g})" for one in model.adapters),
-        "vision tower and projector": model.eyes.file,
+        "vision tower and projector": model.vision.file,
         "parameters once merged": f"{model.parameters:,} in {model.dtype}",
     }
     sections = [

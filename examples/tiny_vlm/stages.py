@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import torch
+from paceline_zoo.vlm import ABOUT, PackagedVlm, base_fingerprint, read_vlm
 from safetensors.torch import load_file, save
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, SiglipVisionModel
@@ -34,8 +35,6 @@ from paceline.train.loop import Task, train
 from paceline.train.run_folder import check_same, is_main, local_device, main_first, need, only_run, understood
 from paceline.train.stages import Done
 from paceline.zoo import ZOO, resolve
-from paceline.zoo.merge import base_fingerprint
-from paceline.zoo.packaged import ABOUT, PackagedVlm, read_vlm
 
 from .config import VlmConfig
 from .model import LINEARS, image_token, kept_layers

@@ -40,7 +40,7 @@ def pull(
         size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         screen.put_json({"name": name, "folder": str(folder), "licence": model.licence, "size_bytes": size})
     else:
-        use = f"generate {name} --image FILE --prompt ..." if isinstance(model, zoo.PackagedVlm) else f"demo {name}"
+        use = f"generate {name} --image FILE --prompt ..." if model.takes_images else f"demo {name}"
         screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline {use}[/bold]")
         screen.print_path(folder)
 
@@ -101,8 +101,7 @@ def _print_heads(heads: "list[PackagedHead]", screen: Screen) -> None:
 
 
 def _to_fetch(model: "ZooEntry") -> str:
-    base = getattr(model, "base", None)
-    return f"made from {base}" if base is not None else f"{_megabytes(model.download_bytes)} to fetch"
+    return f"made from {model.base}" if model.base else f"{_megabytes(model.download_bytes)} to fetch"
 
 
 def _megabytes(size: int) -> str:

@@ -1,16 +1,13 @@
 """The zoo: models that Paceline can fetch by name, checked by hash, as plain Hugging Face folders; trained heads."""
 
 from .cache import Installed, Manifest, installed, models_dir, pull, resolve, verify
-from .download import Progress
-from .packaged import PackagedVlm
-from .registry import DEFAULT_MODEL, ZOO, ZooEntry, ZooModel
+from .registry import DEFAULT_MODEL, ZOO, Progress, ZooEntry, ZooModel
 
 __all__ = [
     "DEFAULT_MODEL",
     "ZOO",
     "Installed",
     "Manifest",
-    "PackagedVlm",
     "Progress",
     "ZooEntry",
     "ZooModel",

@@ -15,11 +15,7 @@ from ..schema import checked, validate
 from ..system.files import exists
 from ..system.provenance import provenance, sha256_of
 from . import registry
-from .download import Progress, fetch_gguf, silent
-from .gguf import convert_gguf
-from .merge import merge_vlm
-from .packaged import PackagedVlm
-from .registry import ZooEntry
+from .registry import Progress, ZooEntry, silent
 
 MANIFEST = "paceline-manifest.json"
 FORMAT = 1  # raise it when conversion writes different files, and old folders are pulled anew
@@ -107,7 +103,7 @@ def installed(cache_dir: Path | str | None = None) -> list[Installed]:
 def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = silent, force: bool = False) -> Path:
     """Fetch, verify and convert a zoo model, and return its Hugging Face folder; at once when it is there already.
 
-    A packaged model is merged with its base, which is pulled first where it is not there. A damaged or outdated folder
+    The base of a packaged model is pulled first where it is not there. A damaged or outdated folder
     is replaced; `force` replaces a good one. Raises ConfigError for an unknown name or an unusable cache, DownloadError
     when the model could not be had whole: then nothing half-written remains, and an earlier copy stays.
 
@@ -119,7 +115,7 @@ def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = si
     if not force and _problem_of(folder, model) is None:
         return folder
     _make_writable(folder.parent)
-    base = pull(model.base, cache_dir, progress) if isinstance(model, PackagedVlm) else None
+    base = None if model.base is None else pull(model.base, cache_dir, progress)
     with _locked(folder, progress):
         if not force and _problem_of(folder, model) is None:  # another process pulled it while we waited
             return folder
@@ -235,14 +231,9 @@ def _locked(folder: Path, progress: Progress) -> Iterator[None]:
 
 def _build(model: ZooEntry, base: Path | None, work: Path, progress: Progress) -> None:
     """Make the finished folder `work/model`; everything else in `work` is deleted afterwards."""
-    download, built = work / "download", work / "model"
-    for folder in (work, download, built):
-        folder.mkdir()
-    if isinstance(model, PackagedVlm):
-        assert base is not None
-        merge_vlm(model, base, built, progress)
-    else:
-        convert_gguf(fetch_gguf(model, download, progress), built, progress)
+    built = work / "model"
+    built.mkdir(parents=True)
+    model.build(base, built, progress)
     paths = sorted(built.iterdir())
     files: dict[str, FileRecord] = {}
     for done, path in enumerate(paths, start=1):

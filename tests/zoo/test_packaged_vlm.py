@@ -3,26 +3,28 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from paceline_zoo.vlm import merge_vlm, read_vlm
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError
 from paceline.hf.fingerprint import fingerprint
 from paceline.system.provenance import sha256_of
 from paceline.zoo import ZOO, installed, packaged, pull, registry, verify
-from paceline.zoo.merge import merge_vlm
-from paceline.zoo.packaged import packaged_heads, read_vlm, vlm_folders
+from paceline.zoo.packaged import packaged_heads, packaged_models
 from paceline.zoo.registry import Zoo
 from tests.zoo.helpers import HIDDEN, LAYERS, tiny_llama
 
 SCALE = 2.0
 
 
-def write_packaged(folder: Path, layers=tuple(range(LAYERS)), eyes: str | None = None, trained_on: str = "") -> Path:
-    """One low-rank pair in each layer's o_proj, and an eye of one number."""
+def write_packaged(folder: Path, layers=tuple(range(LAYERS)), vision: str | None = None, trained_on: str = "") -> Path:
+    """One low-rank pair in each layer's o_proj, and a vision tower of one number."""
     (folder / "model").mkdir(parents=True)
     torch.manual_seed(len(layers))
     lora = {}
@@ -30,16 +32,16 @@ def write_packaged(folder: Path, layers=tuple(range(LAYERS)), eyes: str | None =
         lora[f"layers.{i}.self_attn.o_proj.lora_A"] = torch.randn(2, HIDDEN).half()
         lora[f"layers.{i}.self_attn.o_proj.lora_B"] = torch.randn(HIDDEN, 2).half()
     save_file(lora, folder / "lora.safetensors")
-    if eyes is None:
-        save_file({"vision_tower.one": torch.ones(1).half()}, folder / "eyes.safetensors")
+    if vision is None:
+        save_file({"vision_tower.one": torch.ones(1).half()}, folder / "vision.safetensors")
     config = {"model_type": "llava", "text_config": {}, "vision_config": {}}
     (folder / "model" / "config.json").write_text(json.dumps(config))
-    (folder / "model" / "chat_template.jinja").write_text("pictures")
-    file = eyes or "eyes.safetensors"
+    (folder / "model" / "chat_template.jinja").write_text("images")
+    file = vision or "vision.safetensors"
     about = {
         "paceline_vlm": 1, "description": "for tests", "licence": "Apache-2.0", "base": "tiny",
         "base_fingerprint": trained_on, "layers": list(layers),
-        "eyes": {"file": file, "sha256": sha256_of(folder / file)},
+        "vision": {"file": file, "sha256": sha256_of(folder / file)},
         "adapters": [{"file": "lora.safetensors", "sha256": sha256_of(folder / "lora.safetensors"), "scale": SCALE,
                       "layers": list(range(len(layers)))}],
         "dtype": "float32", "parameters": 1000,
@@ -59,7 +61,7 @@ def trained_on():
 def models(world, tmp_path, trained_on, monkeypatch):
     write_packaged(tmp_path / "artefacts" / "tiny-vlm", trained_on=trained_on)
     write_packaged(
-        tmp_path / "artefacts" / "tiny-vlm-small", (1,), "../tiny-vlm/eyes.safetensors", trained_on=trained_on
+        tmp_path / "artefacts" / "tiny-vlm-small", (1,), "../tiny-vlm/vision.safetensors", trained_on=trained_on
     )
     found = {"tiny": world.model} | {path.name: read_vlm(path) for path in (tmp_path / "artefacts").iterdir()}
     monkeypatch.setattr(registry, "ZOO", found)
@@ -85,7 +87,7 @@ def test_pulling_merges_with_the_base_and_pulls_that_once(world, pulled, models)
         other = name.replace("o_proj", "q_proj")
         assert torch.equal(merged[f"language_model.{other}"], base[other].float())
     assert merged.keys() == {f"language_model.{name}" for name in base} | {"vision_tower.one"}
-    assert (folder / "chat_template.jinja").read_text() == "pictures"
+    assert (folder / "chat_template.jinja").read_text() == "images"
     assert "chat_template" not in json.loads((folder / "tokenizer_config.json").read_text())
     assert json.loads((folder / "config.json").read_text())["text_config"]["dtype"] == "float32"
 
@@ -105,7 +107,7 @@ def test_the_base_is_the_only_thing_downloaded_again_never(world, pulled):
     assert world.downloads == ["tiny"]
 
 
-@pytest.mark.parametrize("file", ["lora.safetensors", "eyes.safetensors", "model/config.json"])
+@pytest.mark.parametrize("file", ["lora.safetensors", "vision.safetensors", "model/config.json"])
 def test_another_part_is_refused_and_leaves_nothing(world, pulled, models, file):
     path = models["tiny-vlm"].folder / file
     data = bytearray(path.read_bytes())
@@ -150,7 +152,7 @@ def test_another_base_of_the_same_shape_is_refused(world, pulled, models, name, 
 
 
 def test_packaged_models_know_the_base_that_heads_were_trained_for():
-    models, heads = [read_vlm(folder) for folder in vlm_folders().values()], packaged_heads()
+    models, heads = [read() for read in packaged_models().values()], packaged_heads()
     assert {one.base_fingerprint for one in models} == {h.fingerprint for h in heads if h.target_name == "smollm2-135m"}
 
 
@@ -176,10 +178,10 @@ def test_a_damaged_description_is_a_clear_error(tmp_path, text):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda about: about["eyes"].update(file="../../eyes.safetensors"),
-        lambda about: about["eyes"].update(file="/tmp/eyes.safetensors"),
+        lambda about: about["vision"].update(file="../../vision.safetensors"),
+        lambda about: about["vision"].update(file="/tmp/vision.safetensors"),
         lambda about: about["adapters"][0].update(file="../../lora.safetensors"),
-        lambda about: about["eyes"].update(file="eyes.bin"),
+        lambda about: about["vision"].update(file="vision.bin"),
         lambda about: about["model"].update({"../config.json": "0"}),
         lambda about: about["model"].update({"/tmp/config.json": "0"}),
     ],
@@ -196,15 +198,16 @@ def test_parts_that_lead_elsewhere_are_refused(tmp_path, change):
 
 def test_packaged_models_are_no_heads():
     names = {head.name for head in packaged_heads()}
-    assert names.isdisjoint(vlm_folders())
-    assert set(vlm_folders()) <= set(ZOO)
+    assert names.isdisjoint(packaged_models())
+    assert set(packaged_models()) <= set(ZOO)
 
 
 def test_a_damaged_one_harms_no_other(tmp_path, world, monkeypatch):
     write_packaged(tmp_path / "whole")
     write_packaged(tmp_path / "broken")
     (tmp_path / "broken" / "vlm.json").write_text("{")
-    monkeypatch.setattr(packaged, "model_folders", lambda: [tmp_path])
+    readers = {name: partial(read_vlm, tmp_path / name) for name in ("whole", "broken")}
+    monkeypatch.setattr(packaged, "distributions", lambda: [SimpleNamespace(FOLDER=tmp_path, models=lambda: readers)])
     zoo = Zoo({"tiny": world.model})
     assert list(zoo) == ["tiny", "broken", "whole"]
     assert (zoo["tiny"], zoo["whole"].name, "broken" in zoo, "none" in zoo) == (world.model, "whole", True, False)

@@ -1,25 +1,131 @@
-"""Make a plain LLaVA folder of a packaged vision-language model and its base: what `pull` does for it.
+"""Vision-language models kept as what was trained over a base model; `build` makes a plain LLaVA folder of both.
+
+    NAME/vlm.json               what it is made of, with the hash of every part
+    NAME/lora.safetensors       its low-rank layers over the base model
+    NAME/vision.safetensors     its vision tower and projector; another model may share them
+    NAME/model/*                config.json, processor and chat template, as they go into the built folder
 
 base folder (bf16)     W ──────────────(+)── round ── language_model.model.layers.i.*.weight
 lora.safetensors       A, B ── s B A ───┘
-eyes.safetensors       vision_tower.*, multi_modal_projector.*
+vision.safetensors     vision_tower.*, multi_modal_projector.*
 """
 
+import hashlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from ..errors import ConfigError
-from ..system.provenance import sha256_of
-from .download import Progress, silent
-from .gguf import save_weights
-from .packaged import PackagedVlm, Part
+from paceline.errors import ConfigError
+from paceline.hf.fingerprint import hash_checkpoint
+from paceline.schema import Many, checked, validate
+from paceline.system.provenance import sha256_of
+from paceline.zoo.gguf import save_weights
+from paceline.zoo.registry import Progress, ZooEntry, silent
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+ABOUT = "vlm.json"
+FORMAT = 1
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+
+
+@checked
+class Part:
+    """A file, relative to the model's folder, and its hash."""
+
+    file: str
+    sha256: str
+
+
+@checked
+class Adapter:
+    """A file of low-rank layers: `scale` B A is added to a weight. layers: which of them each of the model's takes."""
+
+    file: str
+    sha256: str
+    scale: float
+    layers: Many[int]
+
+
+@checked
+class PackagedVlm(ZooEntry):
+    """One model, as vlm.json describes it, with its name, its folder and the hash of vlm.json.
+
+    base: a model of the zoo. base_fingerprint: of the checkpoint it was trained on, see `hf.fingerprint`; it is
+    merged with no other. layers: the decoder layers of the base that are kept, in order. adapters: added one after the
+    other. model: file names and hashes of the folder `model`. dtype: of the pulled folder's weights. parameters: of the
+    whole model.
+    """
+
+    name: str
+    folder: Path
+    sha256: str
+    paceline_vlm: Literal[1]
+    description: str
+    licence: str
+    base: str
+    base_fingerprint: str
+    layers: Many[int]
+    vision: Part
+    adapters: Many[Adapter]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    parameters: int
+    model: Mapping[str, str]
+    download_bytes: Literal[0] = 0
+    takes_images: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Refuse a file elsewhere: parts lie in this folder or in that of another model, the rest in model/."""
+        root = self.folder.parent.resolve()
+        for part in (self.vision, *self.adapters):
+            if not (self.folder / part.file).resolve().is_relative_to(root) or not part.file.endswith(".safetensors"):
+                raise ConfigError(f"{part.file!r} is no safetensors file of a packaged model")
+        for name in self.model:
+            if name != Path(name).name:
+                raise ConfigError(f"{name!r} is no file of this folder")
+
+    @property
+    def source(self) -> str:
+        """The place the weights come from, in words."""
+        return f"{self.base} and what was trained for it in this package"
+
+    @property
+    def needed_bytes(self) -> int:
+        """Free disk space that a pull needs, without the base model: weights, and 4 MB of tokenizer."""
+        return self.parameters * (4 if self.dtype == "float32" else 2) + 4_000_000
+
+    def build(self, base: Path | None, folder: Path, progress: Progress = silent) -> None:
+        """Merge it with the pulled base into the empty `folder`. Raises as `merge_vlm` does."""
+        assert base is not None
+        merge_vlm(self, base, folder, progress)
+
+
+def read_vlm(folder: Path) -> PackagedVlm:
+    """The packaged model in a folder; its weights are not opened. Raises `ConfigError` for a damaged one."""
+    try:
+        text = (folder / ABOUT).read_bytes()
+    except OSError as error:
+        raise _damaged(folder, error) from error
+    return parse_vlm(folder, text)
+
+
+def parse_vlm(folder: Path, text: bytes) -> PackagedVlm:
+    """The packaged model that the folder is, or will be once `text` is its vlm.json. Raises `ConfigError`."""
+    place = {"name": folder.name, "folder": str(folder), "sha256": hashlib.sha256(text).hexdigest()}
+    try:
+        return validate(PackagedVlm, {**json.loads(text), **place}, str(folder / ABOUT))
+    except (ConfigError, ValueError, TypeError) as error:
+        raise _damaged(folder, error) from error
+
+
+def _damaged(folder: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the packaged model {folder.name!r} is damaged", got=str(error), expected=f"a whole {ABOUT}",
+        fix="install the models again, or package it again",
+    )  # fmt: skip
 
 
 def merge_vlm(
@@ -33,7 +139,8 @@ def merge_vlm(
     import torch
 
     dtype = dtype or model.dtype
-    for part in (model.eyes, *model.adapters, *(Part(f"model/{name}", sha256) for name, sha256 in model.model.items())):
+    texts = [Part(f"model/{name}", sha256) for name, sha256 in model.model.items()]
+    for part in (model.vision, *model.adapters, *texts):
         path = model.folder / part.file
         got = sha256_of(path) if path.is_file() else "no such file"
         if got != part.sha256:
@@ -42,7 +149,7 @@ def merge_vlm(
                 fix="install the models again",
             )  # fmt: skip
     weights = {f"language_model.{name}": value for name, value in language_weights(model, base, progress).items()}
-    weights |= _open(model.folder / model.eyes.file)
+    weights |= _open(model.folder / model.vision.file)
     for name in model.model:
         _copy_json(model.folder / "model" / name, folder, config={"dtype": dtype} if name == "config.json" else None)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -118,8 +225,6 @@ def base_fingerprint(base: Path) -> str:
 def _fingerprint(base: Path, weights: "dict[str, Tensor]") -> str:
     """`hash_checkpoint` of a causal language model that is not loaded."""
     from transformers import AutoConfig
-
-    from ..hf.fingerprint import hash_checkpoint
 
     try:
         config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)

@@ -1,9 +1,12 @@
 """What every command of the command line gives: its help, its JSON contract, its text for people."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from paceline import zoo
+from paceline.eval.law_test import law_test
 from tests.cli.helpers import GENERATE, answer, paceline, refusal
 
 
@@ -94,7 +97,9 @@ def test_demo_for_people(model, tmp_path):
     assert "token-identical" in result.stdout.replace("\n", " ")
 
 
-def test_check_json(model, tmp_path):
+@pytest.mark.usefixtures("unchecked_types")  # the law test is a thousand short answers
+def test_check_json(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("paceline.eval.check.law_test", partial(law_test, samples=1000))
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "w5 w9 w5"}\n{"turns": ["w8 w8"]}\n')
     got = answer("check", model, "--prompts", str(file), "--max-tokens", "12", "-d", "lookup")
@@ -133,3 +138,11 @@ def test_models_and_pull(tmp_path, monkeypatch):
     monkeypatch.setattr(zoo, "pull", lambda name, cache_dir, progress, force: folder)
     assert answer("pull", "smollm2-135m")["folder"] == str(folder)
     assert paceline("pull", "smollm2-135m").stdout.strip() == str(folder)
+
+
+@pytest.mark.parametrize(("columns", "command"), [(0, "models"), (1, "models"), (1, "--help")])
+def test_narrow_screens(columns, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = paceline(command)
+    assert result.exit_code == 0
+    assert ("Usage: paceline" if command == "--help" else "smollm2-135m") in result.stdout

@@ -194,6 +194,7 @@ def test_nothing_to_check():
         run(engine(), temperatures=[])
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("verifier", [Coupled(), Ratio()])
 def test_lossless_verifiers_pass_the_law_test(verifier):
     found = law_test(verifier, samples=600)
@@ -202,6 +203,7 @@ def test_lossless_verifiers_pass_the_law_test(verifier):
     assert found.mean_acceptance_length > 1.2
 
 
+@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("verifier", [AcceptsAll(), Typical(allow_lossy=True)])
 def test_other_verifiers_fail_it(verifier):
     assert not law_test(verifier, samples=600).passed

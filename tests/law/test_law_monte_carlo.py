@@ -18,6 +18,7 @@ from paceline.core.rng import Purpose
 from paceline.verify import Ratio, laws
 from paceline.verify.laws import Chance, Keyed, Real, Vector, inverse_cdf
 
+pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
 P, Q = cache(path_law(12, 3, zeros=0)), cache(path_law(21, 3, zeros=0))
 LENGTH, SAMPLES = 3, 300
 R4, R5 = (RULES[name][0] for name in ("R4 siblings i.i.d.", "R5 siblings without replacement"))

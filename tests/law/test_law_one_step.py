@@ -10,6 +10,7 @@ from toy_laws import pairs
 from paceline.errors import DraftError
 from paceline.verify.laws import acceptance, point_mass, residual, without, without_replacement
 
+pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of enumerated programs
 PAIRS = list(pairs(200))
 
 

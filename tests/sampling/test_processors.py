@@ -10,7 +10,7 @@ from transformers.generation import logits_process as hf
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError, NumericsError
 from paceline.sampling import target_distribution
-from tests.unit.sampling_helpers import HISTORY, WARPS, V, hf_processors, hf_warpers, root_only, sequence
+from tests.sampling.helpers import HISTORY, WARPS, V, hf_processors, hf_warpers, root_only, sequence
 
 
 @pytest.mark.parametrize("warps", WARPS, ids=str)

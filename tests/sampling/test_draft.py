@@ -9,7 +9,7 @@ from paceline.core.request import SamplingParams, Sequence
 from paceline.core.rng import Purpose, gumbel
 from paceline.core.tree import TokenTree
 from paceline.sampling import DraftSampler, confidence, target_distribution, token_logprob
-from tests.unit.sampling_helpers import EOS, HISTORY, WARPS, V, sequence
+from tests.sampling.helpers import EOS, HISTORY, WARPS, V, sequence
 
 
 def draft_batch(params: list[SamplingParams], seed: int = 7) -> tuple[Tensor, list[Sequence]]:

@@ -10,7 +10,7 @@ from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.sampling import target_distribution
 from paceline.verify import Coupled, choose_token
-from tests.unit.sampling_helpers import HISTORY, WARPS, V, every_score, sequence
+from tests.sampling.helpers import HISTORY, WARPS, V, every_score, sequence
 
 
 def test_a_row_is_bitwise_the_same_in_any_batch() -> None:

@@ -11,7 +11,7 @@ from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
 from paceline.sampling import target_distribution
-from tests.unit.sampling_helpers import EOS, HISTORY, WARPS, V, check_law, edit_in_place, every_score, sequence
+from tests.sampling.helpers import EOS, HISTORY, WARPS, V, check_law, edit_in_place, every_score, sequence
 
 
 def random_tree(generator: torch.Generator, roots: list[int], nodes: int, low: int = 0, high: int = 14) -> TokenTree:

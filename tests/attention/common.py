@@ -42,7 +42,7 @@ def agree(ours: Rows, theirs: Rows, tolerance: float = 1e-4) -> bool:
 def sound_after_every_round(
     runner: ModelRunner, drafter: Drafter, ids: list[int], rounds: int, params: SamplingParams, depth: int = 4
 ) -> bool:
-    """True iff after every round the cache holds what a fresh prefill of the same text holds: item 27."""
+    """True iff after every round the cache holds what a fresh prefill of the same text holds."""
     decoder = SpeculativeDecoder(runner, drafter, Coupled(), Fixed(depth, 64))
     seq: Sequence = sequence(runner.loaded, ids, params)
     decoder.admit(seq)

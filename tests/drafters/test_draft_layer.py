@@ -12,7 +12,7 @@ from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
 from paceline.kernels.library import library
-from tests.eagle_heads import causal
+from tests.drafters.heads import causal
 
 pytestmark = [
     pytest.mark.usefixtures("unchecked_types"),

@@ -14,7 +14,7 @@ from paceline.drafters import Eagle, draft_layer
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
-from tests.eagle_heads import law_after, random_head, states_of
+from tests.drafters.heads import law_after, random_head, states_of
 from tests.helpers import REPEATING, loaded, prompt, reading_apart, sequence
 from tests.tiny import tiny_model
 

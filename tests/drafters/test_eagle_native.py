@@ -7,7 +7,7 @@ from paceline.core.interfaces import DraftBudget
 from paceline.drafters import Eagle
 from paceline.drafters.eagle_pass import EaglePass
 from tests.drafters import test_eagle
-from tests.eagle_heads import random_head
+from tests.drafters.heads import random_head
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 

@@ -17,7 +17,7 @@ from paceline.runner import ModelRunner
 from paceline.sampling.warpers import warp
 from paceline.verify import Coupled, Typical
 from paceline.verify.coupled import choose_token
-from tests.drafters.heads_helpers import SOME, attached, blockwise, last_states, medusa, mtp, watched
+from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, mtp, watched
 from tests.helpers import assert_sound, loaded, oracle, prompt, result, run, runner, sequence
 
 PROMPTS = [prompt(5), prompt(2, 1), prompt(11, 2)]

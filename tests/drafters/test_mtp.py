@@ -9,7 +9,7 @@ from paceline.drafters import mtp as file
 from paceline.drafters.mtp import Mtp
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
-from tests.drafters.heads_helpers import SOME, attached, last_states, mtp, uncached_mtp, watched
+from tests.drafters.heads import SOME, attached, last_states, mtp, uncached_mtp, watched
 from tests.helpers import loaded, prompt, run, sequence
 
 PROMPTS = [prompt(5), prompt(2, 1), prompt(11, 2)]

@@ -15,7 +15,7 @@ from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.sampling import DraftSampler, draft_sampler
 from paceline.sampling.scores import bar, before_banned, columns_below, columns_of
-from tests.drafters.heads_helpers import SOME, blockwise, medusa, mtp
+from tests.drafters.heads import SOME, blockwise, medusa, mtp
 from tests.drafters.test_eagle import random_head
 from tests.helpers import VOCAB, loaded, prompt, sequence
 from tests.lossless.drafters import small_draft

@@ -9,8 +9,7 @@ from paceline.drafters import Eagle, Medusa, Mtp
 from paceline.quant import Fp8Linear, Int4Linear, dequantize_fp8, dequantize_int4, quantize_fp8, quantize_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
-from tests.drafters.heads_helpers import medusa, mtp
-from tests.eagle_heads import random_head
+from tests.drafters.heads import medusa, mtp, random_head
 from tests.tiny import tiny_model
 
 pytestmark = [

@@ -15,7 +15,7 @@ from paceline.errors import IncompatibleModels
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.runner import LoadedModel, ModelRunner, make_runner, wrap_model
 from paceline.verify import Coupled
-from tests.eagle_heads import random_head
+from tests.drafters.heads import random_head
 from tests.helpers import NO_EOS, REPEATING, SEED, all_free, assert_sound, loaded, oracle, prompt, result, sequence
 from tests.lossless.test_identity import OPTIONS
 from tests.tiny import tiny_model

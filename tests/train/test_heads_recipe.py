@@ -13,7 +13,7 @@ from paceline.train.losses import loss_named
 from paceline.train.recipe import Batch
 from paceline.train.recipes.mtp import MtpRecipe
 from paceline.train.recipes.parallel import ParallelRecipe
-from tests.drafters.heads_helpers import SOME, attached, blockwise, last_states, medusa, mtp, uncached_mtp
+from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, mtp, uncached_mtp
 from tests.helpers import loaded, oracle, prompt, run, sequence
 from tests.tiny import tiny_model
 

@@ -1,4 +1,4 @@
-"""Random heads for tiny targets, the slow and obvious form of what they compute, and a verifier that accepts as asked."""
+"""Random heads for tiny targets, the slow form of what they compute, and a verifier that accepts as asked."""
 
 import itertools
 from collections.abc import Iterable

@@ -127,7 +127,8 @@ def _checked(adapter: TypeAdapter[Any], value: object, what: str) -> Any:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind, config=None if is_dataclass(kind) else _CONFIG)
+    has_config = is_dataclass(getattr(kind, "__origin__", kind))  # also in Annotated
+    return TypeAdapter(kind, config=None if has_config else _CONFIG)
 
 
 @cache

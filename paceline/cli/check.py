@@ -184,11 +184,11 @@ def check_draft(
     texts, wanted = None, [trial for trial in trials if trial.can_run]
     if prompts is not None:
         texts = [one if isinstance(one, str) else str(one[-1]["content"]) for one in read_prompts(prompts)]
-        wanted = [trial for trial in trials if trial.sha256 == hash_prompts(texts[: trial.count])]
+        wanted = [trial for trial in trials if trial.prompts.sha256 == hash_prompts(texts[: trial.prompts.count])]
     if not wanted:
         raise ConfigError(
             f"{head!r} records no acceptance that can be measured {'here' if texts is None else 'with a file'}",
-            got=", ".join(f"{trial.name} ({trial.source})" for trial in trials) or "no records",
+            got=", ".join(f"{trial.name} ({trial.prompts.source})" for trial in trials) or "no records",
             fix=None if not trials else "leave out --prompts" if texts else "give the file with --prompts",
         )
     checks: list[TrialCheck] = []

@@ -44,7 +44,7 @@ def tokenizer_for(results: SavedResults, answers: Sequence[SavedAnswer], given: 
     """The tokenizer asked for; else the model's own, where texts are missing and the model lies here; or None."""
     if given is not None:
         return load_tokenizer(given)
-    model = str(results.summary.get("model_path") or results.summary.get("model") or "")
+    model = str(results.summary.get("model") or "")
     has_texts = all(len(part.pieces) == len(part.token_ids) for one in answers for part in (one, *one.rounds))
     if has_texts or not (Path(model) / "config.json").is_file():
         return None
@@ -276,8 +276,8 @@ def _facts(answer: SavedAnswer, plain: SavedAnswer | None) -> str:
         facts.append(f"{answer.tokens_per_s:.1f} tok/s")
     if plain is not None and plain is not answer and plain.tokens_per_s and answer.tokens_per_s:
         facts.append(f"<b>{answer.tokens_per_s / plain.tokens_per_s:.2f}x</b> of plain decoding")
-    if answer.prefill is not None:
-        facts.append(f"prompt read in {1e3 * answer.prefill:.0f} ms")
+    if answer.prefill_s is not None:
+        facts.append(f"prompt read in {1e3 * answer.prefill_s:.0f} ms")
     if answer.verdict:
         facts.append(html.escape(_VERDICTS.get(answer.verdict, answer.verdict)))
     elif plain is not None and plain is not answer:

@@ -15,9 +15,9 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ..errors import ConfigError, PacelineError
 from ..system.files import claimed, read_json, read_text, to_json, write_text
@@ -189,10 +189,6 @@ def short_name(drafter: str) -> str:
     return re.sub(r"model:[^+@]*/", "model:", drafter)
 
 
-_Texts = Annotated[tuple[str, ...], BeforeValidator(lambda values: tuple(map(str, values)))]
-_Text = Annotated[str, BeforeValidator(str)]
-
-
 class _Saved(BaseModel):
     """Part of a line; a key whose value is null counts as absent, keys of later versions are passed over."""
 
@@ -218,7 +214,7 @@ class SavedRound(_Saved):
     draft_s: float = 0.0
     verify_s: float = 0.0
     rest_s: float = 0.0
-    pieces: _Texts = Field((), validation_alias=AliasChoices("pieces", "round_pieces"))
+    pieces: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> "SavedRound":
@@ -235,43 +231,31 @@ class SavedRound(_Saved):
 class SavedAnswer(_Saved):
     """One answer of one side.
 
-    pieces: the text of each token, empty where none was written. seconds: of decoding; prefill: of reading the prompt,
-    None where it was not recorded. token_ids is empty for a peer that gives none. turn, repeat: from 0.
+    pieces: the text of each token, empty where none was written. seconds: of decoding; prefill_s: of reading the
+    prompt. turn, repeat: from 0.
     """
 
     token_ids: tuple[int, ...]
-    id: _Text = ""
-    category: _Text = ""
+    id: str = ""
+    category: str = ""
     side: str = PLAIN
     text: str = ""
-    origins: _Texts = ()
-    sources: _Texts = ()
+    origins: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     rounds: tuple[SavedRound, ...] = ()
-    pieces: _Texts = ()
+    pieces: tuple[str, ...] = ()
     seconds: float = 0.0
-    prefill: float | None = Field(None, validation_alias=AliasChoices("prefill_s", "prefill"))
+    prefill_s: float | None = None
     prompt: str = ""
     turn: int = 0
     repeat: int = 0
     verdict: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known_forms(cls, given: object) -> object:
-        if not isinstance(given, dict) or "token_ids" not in given:
-            raise ValueError("no token_ids")
-        line = {**given, "token_ids": given["token_ids"] or ()}
-        count, side = len(line["token_ids"]), str(given.get("drafter") or given.get("side") or PLAIN)
-        line["side"] = PLAIN if side == "none" or given.get("side") == PLAIN else side
-        if not isinstance(given.get("prompt"), str):  # a number is its place in the run
-            line["prompt"] = ""
-        line["origins"], line["sources"] = (
-            given.get("origins") or (PLAIN,) * count,
-            given.get("sources") or ("",) * count,
-        )
-        if len(line["origins"]) != count:
-            raise ValueError(f"{len(line['origins'])} origins of {count} tokens")
-        return line
+    @model_validator(mode="after")
+    def _is_whole(self) -> "SavedAnswer":
+        if len(self.origins) != len(self.token_ids):
+            raise ValueError(f"{len(self.origins)} origins of {len(self.token_ids)} tokens")
+        return self
 
     @property
     def is_plain(self) -> bool:
@@ -288,8 +272,8 @@ class SavedSpeedup(_Saved):
     """A speed-up and the bounds of its confidence interval; None where none was computed."""
 
     speedup: float | None = None
-    speedup_low: float | None = Field(None, validation_alias=AliasChoices("speedup_low", "low"))
-    speedup_high: float | None = Field(None, validation_alias=AliasChoices("speedup_high", "high"))
+    speedup_low: float | None = None
+    speedup_high: float | None = None
 
 
 class SavedRun(SavedSpeedup):
@@ -365,11 +349,9 @@ def open_results(path: Path | str) -> SavedResults:
         summary = _KILLED if is_killed else read_json(file, "the results")
         if not isinstance(summary, dict):
             raise ValueError(f"a {type(summary).__name__}, not an object")
-        keys = ("pass_times", "floor_s")
         found = SavedResults.model_validate(
-            {key: summary.get(key) for key in keys}
+            {key: summary.get(key) for key in ("runs", "pass_times", "floor_s")}
             | {"name": path.resolve().name if path.is_dir() else path.stem, "path": path, "summary": summary}
-            | {"runs": summary.get("runs") or ([summary] if "speedup" in summary else [])}
         )
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{file} cannot be read as results", got=str(error), expected="one JSON object") from None

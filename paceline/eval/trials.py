@@ -25,8 +25,10 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator
 
 from ..config import SpecConfig, parse
 from ..core.interfaces import DraftBudget
@@ -35,6 +37,7 @@ from ..errors import ConfigError
 from ..llm import LLM, Prompt
 from ..outputs import Completion
 from ..policy import Fixed
+from ..schema import Many, checked, validate
 from ..system.provenance import hash_prompts
 from .prompts import EXAMPLES, user_prompt
 
@@ -43,20 +46,20 @@ Progress = Callable[[str, int, int], None]
 Source: TypeAlias = Literal["built_in", "texts", "file"]
 
 
-@dataclass(frozen=True)
+@checked
 class AnswerCounts:
     """One answer. accepted: for each position from the first, the rounds in which a drafted token was accepted."""
 
     tokens: int
     rounds: int
-    accepted: tuple[int, ...]
+    accepted: Many[int]
 
 
-@dataclass(frozen=True)
+@checked
 class AcceptanceCounts:
     """Counts of some answers, and the rates that follow from them."""
 
-    answers: tuple[AnswerCounts, ...]
+    answers: Many[AnswerCounts]
 
     @property
     def num_tokens(self) -> int:
@@ -94,26 +97,21 @@ class AcceptanceCounts:
             "per_position": [round(rate, 4) for rate in self.per_position],
             "tokens": self.num_tokens,
             "rounds": self.num_rounds,
-            "answers": [{**asdict(answer), "accepted": list(answer.accepted)} for answer in self.answers],
+            **asdict(self),
         }
 
     @classmethod
     def from_dict(cls, given: object) -> "AcceptanceCounts":
         """Read what `as_dict` wrote. Raises `ConfigError` for anything else, and for rates that are not its counts'."""
-        try:
-            whole = cast("dict[str, Any]", given)
-            made = cls(
-                tuple(
-                    AnswerCounts(int(a["tokens"]), int(a["rounds"]), tuple(int(n) for n in a["accepted"]))
-                    for a in whole["answers"]
-                )
-            )
-            rate = float(whole["mean_acceptance_length"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError("the recorded acceptance cannot be read", got=repr(error)) from error
+        if isinstance(given, cls):
+            return given
+        what = "the recorded acceptance"
+        given = validate(dict[str, object], given, what)
+        made = validate(cls, {"answers": given.get("answers")}, what)
+        rate = validate(float, given.get("mean_acceptance_length"), what)
         if not math.isclose(rate, made.mean_acceptance_length, abs_tol=1e-3):
             raise ConfigError(
-                "the recorded acceptance contradicts its own counts",
+                f"{what} contradicts its own counts",
                 got=f"mean acceptance length {rate}",
                 expected=f"{made.mean_acceptance_length:.4f}",
             )
@@ -204,40 +202,55 @@ def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, toleranc
     ]
 
 
-@dataclass(frozen=True)
+@checked
+class TrialPrompts:
+    """Which prompts a trial was made with, see the module's docstring. sha256: over all of them."""
+
+    source: Source
+    count: int
+    sha256: str
+    texts: Many[str] | None = None
+
+
+@checked
 class Trial:
     """One recorded measurement. drafter: keys of JSON beside method and model. setting: where it was made."""
 
     name: str
-    source: Source
-    sha256: str
-    count: int
+    prompts: TrialPrompts
     params: SamplingParams
     budget: DraftBudget
-    drafter: Mapping[str, object]
-    setting: Mapping[str, object]
-    result: AcceptanceCounts
-    texts: tuple[str, ...] | None = None
+    drafter: dict[str, object]
+    setting: dict[str, object]
+    result: Annotated[AcceptanceCounts, BeforeValidator(AcceptanceCounts.from_dict)]
+
+    def __post_init__(self) -> None:
+        if self.prompts.count != len(self.result.answers):
+            raise ConfigError(
+                f"the record of {self.name!r} is incomplete",
+                got=f"{len(self.result.answers)} answers",
+                expected=f"{self.prompts.count}, one a prompt",
+            )
 
     def as_dict(self) -> dict[str, object]:
         """The entry of training.json."""
-        prompts: dict[str, object] = {"source": self.source, "count": self.count, "sha256": self.sha256}
-        if self.source == "texts" and self.texts is not None:
-            prompts["texts"] = list(self.texts)
+        default, params = asdict(SamplingParams()), asdict(self.params)
         return {
             "name": self.name,
-            "prompts": prompts,
-            "params": _params_to_json(self.params),
+            "prompts": {key: value for key, value in asdict(self.prompts).items() if value is not None},
+            "params": {
+                k: v for k, v in params.items() if k in ("temperature", "max_tokens", "seed") or v != default[k]
+            },
             "budget": {"depth": self.budget.depth, "nodes": self.budget.nodes},
-            "drafter": dict(self.drafter),
-            "setting": dict(self.setting),
+            "drafter": self.drafter,
+            "setting": self.setting,
             "result": self.result.as_dict(),
         }
 
     @property
     def can_run(self) -> bool:
         """Whether its prompts are here."""
-        return self.source != "file"
+        return self.prompts.source != "file"
 
     def config(self, method: str, head: str) -> SpecConfig:
         """How to draft as it was drafted, with this head. Raises `ConfigError` for a record that makes no sense."""
@@ -247,18 +260,18 @@ class Trial:
             given["num_draft_nodes"] = self.budget.nodes
         return parse(given)
 
-    def prompts(self, texts: Seq[str] | None = None) -> list[str]:
-        """The very prompts it was made with. texts: those of a file. Raises `ConfigError` where they are others."""
-        found = list(texts if texts is not None else self.texts or [example.prompt for example in EXAMPLES])
-        found = found[: self.count]
-        if texts is None and self.source == "file":
+    def texts(self, given: Seq[str] | None = None) -> list[str]:
+        """The very prompts it was made with. given: those of a file. Raises `ConfigError` where they are others."""
+        made = self.prompts
+        if given is None and not self.can_run:
             raise ConfigError(f"the prompts of {self.name!r} are not part of the head", fix="give them with --prompts")
-        if hash_prompts(found) != self.sha256:
+        found = list(given or made.texts or [example.prompt for example in EXAMPLES])[: made.count]
+        if hash_prompts(found) != made.sha256:
             raise ConfigError(
                 f"these are not the prompts of {self.name!r}",
                 got=f"{len(found)} prompts, sha256 {hash_prompts(found)[:12]}",
-                expected=f"{self.count} prompts, sha256 {self.sha256[:12]}",
-                fix="use the Paceline version that recorded it" if self.source == "built_in" else None,
+                expected=f"{made.count} prompts, sha256 {made.sha256[:12]}",
+                fix="use the Paceline version that recorded it" if made.source == "built_in" else None,
             )
         return found
 
@@ -267,7 +280,7 @@ def run_trial(
     llm: LLM,
     params: SamplingParams,
     budget: DraftBudget,
-    drafter: Mapping[str, object],
+    drafter: dict[str, object],
     *,
     name: str = "built-in prompts",
     source: Source = "built_in",
@@ -280,8 +293,8 @@ def run_trial(
     """
     found = [example.prompt for example in EXAMPLES] if texts is None else list(texts)
     result = measure_acceptance(llm, [user_prompt(llm.loaded, text) for text in found], params, budget, progress)
-    kept = tuple(found) if source == "texts" else None
-    return Trial(name, source, hash_prompts(found), len(found), params, budget, drafter, _setting_of(llm), result, kept)
+    prompts = TrialPrompts(source, len(found), hash_prompts(found), tuple(found) if source == "texts" else None)
+    return Trial(name, prompts, params, budget, drafter, _setting_of(llm), result)
 
 
 @dataclass(frozen=True)
@@ -317,7 +330,7 @@ def check_trial(
     progress: Progress = lambda what, done, total: None,
 ) -> TrialCheck:
     """Make a trial again with `llm`, whose drafter must be the trial's, and hold it against its record."""
-    prompts = [user_prompt(llm.loaded, text) for text in trial.prompts(texts)[:num_prompts]]
+    prompts = [user_prompt(llm.loaded, text) for text in trial.texts(texts)[:num_prompts]]
     measured = measure_acceptance(llm, prompts, trial.params, trial.budget, progress)
     recorded, now = trial.result.first(len(prompts)), _setting_of(llm)
     changed = [(key, str(now.get(key)), str(then)) for key, then in trial.setting.items() if now.get(key) != then]
@@ -326,40 +339,8 @@ def check_trial(
 
 def trials_of(record: Mapping[str, object]) -> list[Trial]:
     """The trials of a training.json. Raises `ConfigError` for an entry that cannot be read."""
-    rows = record.get("acceptance", [])
-    if not isinstance(rows, list):
-        raise ConfigError('"acceptance" in training.json is not a list', got=type(rows).__name__)
-    return [_trial_of(row) for row in cast("list[Any]", rows)]
-
-
-def _trial_of(row: Any) -> Trial:
-    try:
-        prompts, budget = row["prompts"], row["budget"]
-        if prompts["source"] not in get_args(Source):
-            raise ConfigError("unknown source of prompts", got=prompts["source"], expected=", ".join(get_args(Source)))
-        trial = Trial(
-            str(row["name"]),
-            prompts["source"],
-            str(prompts["sha256"]),
-            int(prompts["count"]),
-            SamplingParams.from_dict(row["params"]),
-            DraftBudget(int(budget["depth"]), int(budget["nodes"])),
-            dict(row["drafter"]),
-            dict(row["setting"]),
-            AcceptanceCounts.from_dict(row["result"]),
-            tuple(prompts["texts"]) if prompts["source"] == "texts" else None,
-        )
-    except ConfigError:
-        raise
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError("an entry of the recorded acceptance cannot be read", got=repr(error)) from error
-    if trial.count != len(trial.result.answers):
-        raise ConfigError(
-            f"the record of {trial.name!r} is incomplete",
-            got=f"{len(trial.result.answers)} answers",
-            expected=f"{trial.count}, one a prompt",
-        )
-    return trial
+    rows = validate(list[object], record.get("acceptance", []), '"acceptance" in training.json')
+    return [validate(Trial, row, "an entry of the recorded acceptance") for row in rows]
 
 
 def _setting_of(llm: LLM) -> dict[str, object]:
@@ -367,15 +348,3 @@ def _setting_of(llm: LLM) -> dict[str, object]:
     loaded = llm.loaded
     dtype = str(loaded.dtype).removeprefix("torch.")
     return {"dtype": dtype, "numerics": llm.numerics, "device": loaded.device.type}
-
-
-def _params_to_json(params: SamplingParams) -> dict[str, object]:
-    """Temperature, length and seed, and whatever else was set. Raises `ConfigError` for what JSON cannot hold."""
-    kept: dict[str, object] = {}
-    for field in fields(params):
-        value = getattr(params, field.name)
-        if field.name in ("temperature", "max_tokens", "seed") or value != getattr(SamplingParams(), field.name):
-            if not isinstance(value, int | float | str | bool):
-                raise ConfigError(f"{field.name} cannot be recorded", got=repr(value), expected="a number or a word")
-            kept[field.name] = value
-    return kept

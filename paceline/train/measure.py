@@ -33,7 +33,9 @@ def evaluate(
         sha256 = hash_prompts(texts or [example.prompt for example in EXAMPLES])
         for temperature in config.temperatures:
             params = SamplingParams(temperature=temperature, max_tokens=config.max_tokens, seed=0)
-            same = [t for t in done if (t.sha256, t.params, t.budget, t.drafter) == (sha256, params, budget, keys)]
+            same = [
+                t for t in done if (t.prompts.sha256, t.params, t.budget, t.drafter) == (sha256, params, budget, keys)
+            ]
             if same:
                 yield same[0]
                 continue

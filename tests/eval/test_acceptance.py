@@ -41,7 +41,7 @@ def test_a_record_that_contradicts_itself():
     flattered = {**COUNTS.as_dict(), "mean_acceptance_length": 3.0}
     with pytest.raises(ConfigError, match="contradicts its own counts"):
         AcceptanceCounts.from_dict(flattered)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="answers has a wrong value"):
         AcceptanceCounts.from_dict({"mean_acceptance_length": 1.0})
 
 
@@ -92,16 +92,16 @@ def test_a_trial_comes_out_the_same_again(llm):
 
 def test_other_prompts_are_noticed(llm):
     made = run_trial(llm, PARAMS, BUDGET, {}, source="texts", texts=TEXTS)
-    row = made.as_dict()
+    row = json.loads(json.dumps(made.as_dict()))
     row["prompts"]["texts"][1] = "hallo"
     with pytest.raises(ConfigError, match="not the prompts of"):
-        trials_of({"acceptance": [row]})[0].prompts()
-    row = {**made.as_dict(), "prompts": {"source": "file", "count": 3, "sha256": made.sha256}}
+        trials_of({"acceptance": [row]})[0].texts()
+    row = {**made.as_dict(), "prompts": {"source": "file", "count": 3, "sha256": made.prompts.sha256}}
     (trial,) = trials_of({"acceptance": [row]})
     assert not trial.can_run
-    assert trial.prompts(TEXTS) == TEXTS
+    assert trial.texts(TEXTS) == TEXTS
     with pytest.raises(ConfigError, match="--prompts"):
-        trial.prompts()
+        trial.texts()
     row["prompts"]["count"] = 4
     with pytest.raises(ConfigError, match="incomplete"):
         trials_of({"acceptance": [row]})

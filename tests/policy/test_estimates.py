@@ -268,24 +268,3 @@ def test_fixed_takes_the_first_member_that_has_something():
 
 
 @pytest.mark.usefixtures("unchecked_types")
-def test_planning_is_cheap():
-    """Two drafters, batch 1; on a quiet machine below 100 microseconds a round."""
-    policy, seq = CostModel(), sequence(loaded(), REPEATING, SamplingParams(max_tokens=200))
-    seq.slot, members = 0, [Member(name, lambda r, p, i: 0.9, confident=name == "b") for name in "ab"]
-    drafter = SimDrafter(members)
-    drafter.requests[0] = 0
-    policy.bind(drafter, lambda rows: 0.01 + 0.0005 * rows)
-    seconds = []
-    for turn in range(300):
-        begin = time.perf_counter()
-        (budget,) = policy.budgets([seq])
-        middle = time.perf_counter()
-        accepted = min(budget.depth, turn % 7)
-        record = Round("ab"[budget.drafter_index], budget.depth, accepted, accepted + 1,
-                       parents=tuple(range(-1, budget.depth)), path=tuple(range(1, accepted + 1)),
-                       draft_s=0.0002 * budget.depth, verify_s=0.011, rest_s=0.0005)  # fmt: skip
-        again = time.perf_counter()
-        policy.observe(seq, record)
-        seconds.append(middle - begin + time.perf_counter() - again)
-    print(f"{1e6 * median(seconds):.0f} microseconds")
-    assert median(seconds) < 500e-6

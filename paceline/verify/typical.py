@@ -44,7 +44,7 @@ class Typical(Verifier):
             raise LossyNotAllowed(
                 "typical acceptance changes what the target would answer",
                 got="allow_lossy=False",
-                fix="pass Typical(allow_lossy=True) to accept that, or use Coupled (same tokens) or Ratio (same distribution)",
+                fix="pass Typical(allow_lossy=True), or use Coupled (same tokens) or Ratio (same distribution)",
             )
         self.epsilon, self.delta = epsilon, delta
 

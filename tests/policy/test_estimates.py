@@ -2,8 +2,6 @@
 
 import json
 import random
-import time
-from statistics import median
 
 import pytest
 
@@ -265,6 +263,3 @@ def test_fixed_takes_the_first_member_that_has_something():
     drafter.requests[0] = 0
     policy.bind(drafter, lambda rows: 0.01)
     assert policy.budgets([seq])[0].drafter_index == 1
-
-
-@pytest.mark.usefixtures("unchecked_types")

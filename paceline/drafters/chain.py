@@ -1,6 +1,5 @@
 """Drafting a chain with a model, one token a pass: shared by the draft model and the quantised self-draft."""
 
-import math
 from collections.abc import Sequence as Seq
 
 import torch
@@ -11,6 +10,7 @@ from ..core.interfaces import DraftBudget, DraftRunner
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..sampling import DraftSampler, confidence
+from .trees import padded_confidences
 
 
 def draft_chains(
@@ -56,7 +56,7 @@ def draft_chains(
                 probs[b].append(q[i])
         active = [b for b in active if _continues(seqs[b], drafted[b], budgets[b], confidences[b])]
     tree = TokenTree.chain([[seq.token_ids[-1], *tokens] for seq, tokens in zip(seqs, drafted, strict=True)])
-    weighed = _padded(confidences, tree.num_nodes) if weighs else None
+    weighed = padded_confidences(confidences, tree.num_nodes) if weighs else None
     if not any(probs):
         return Draft(tree, source=source, confidence=weighed)
     first = next(row for row in probs if row)[0]
@@ -71,12 +71,6 @@ def _continues(seq: Sequence, drafted: list[int], budget: DraftBudget, confidenc
     if len(drafted) >= budget.depth or seq.would_end(drafted[-1], len(drafted)):
         return False
     return budget.should_continue is None or budget.should_continue(confidences)
-
-
-def _padded(confidences: list[list[float]], num_nodes: int) -> Tensor:
-    """NaN at the root and where a row has ended. [B, N]."""
-    rows = [[math.nan, *row] + [math.nan] * (num_nodes - 1 - len(row)) for row in confidences]
-    return torch.tensor(rows, dtype=torch.float32)
 
 
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:

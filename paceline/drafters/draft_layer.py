@@ -39,6 +39,33 @@ class Level:
     best: Best | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class LayerPass:
+    """One pass over rows [B, N, E] of some slots of a cache.
+
+    keys, values: the cache [slots, H, capacity, d], in the dtype of the weights.
+    slots, starts: the slot of each row of the batch, and how many of its columns are kept.
+    ids: the tokens whose embeddings are read beside the rows [B, N].
+    parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1 for the last kept column; None: chains.
+    old: the number of nodes of the levels above.
+    head_rows: the number of last rows that get logits.
+    top: how many of the largest logits to find.
+    ends: False for a pass that only writes keys and values.
+    """
+
+    keys: Tensor
+    values: Tensor
+    slots: Sequence[int]
+    starts: Sequence[int]
+    rows: Tensor
+    ids: Tensor | None = None
+    parents: Tensor | None = None
+    old: int = 0
+    head_rows: int = 0
+    top: int = 0
+    ends: bool = True
+
+
 @final
 class DraftCache:
     """Keys and values of a head, a tensor [slots, H, capacity, d] for each of its layers, grown as needed.
@@ -90,7 +117,7 @@ def runs_natively(weight: Tensor) -> bool:
 
 
 class NativeLayer:
-    """A layer whose linear layers are packed, over keys and values [slots, H, capacity, d] in the type of the weights.
+    """A layer whose linear layers are packed.
 
     embeddings: [V, E], for layers that read a token's embedding beside each row.
     """
@@ -129,48 +156,29 @@ class NativeLayer:
         self._tables, self._rotations = torch.empty(2, 0, d), (c_void_p(), c_void_p())
         self._cached: tuple[Tensor, Tensor, Any, Any] | None = None  # keys and values of the last pass, and where
 
-    def __call__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        rows: Tensor,
-        ids: Tensor | None = None,
-        parents: Tensor | None = None,
-        old: int = 0,
-        head_rows: int = 0,
-        top: int = 0,
-        ends: bool = True,
-    ) -> Level:
-        """One pass over rows [B, N, E] of these slots; with `ends` False it only writes keys and values.
-
-        ids: the tokens whose embeddings are read beside the rows [B, N].
-        parents: the parents of all nodes of the trees [B, old + N], -1 for the last kept column; None for chains.
-        top: how many of the largest logits to find.
-
-        Raises `MemoryError`.
-        """
-        batch, nodes, _ = rows.shape
-        where = torch.tensor([starts, slots])
-        rows = rows.float().contiguous()
-        self._reach(max(starts) + old + nodes)
-        if self._cached is None or self._cached[0] is not keys:
-            self._cached = keys, values, addresses([keys]), addresses([values])
-        one = Pass(batch=batch, nodes=nodes, old=old, capacity=keys.shape[2], max_position=self._tables.shape[1] - 1)
-        one.rows, one.ids, one.parents = address(rows), address(ids), address(parents)
+    def __call__(self, given: LayerPass) -> Level:
+        """Raises `MemoryError`."""
+        batch, nodes, _ = given.rows.shape
+        where = torch.tensor([given.starts, given.slots])
+        rows = given.rows.float().contiguous()
+        self._reach(max(given.starts) + given.old + nodes)
+        if self._cached is None or self._cached[0] is not given.keys:
+            self._cached = given.keys, given.values, addresses([given.keys]), addresses([given.values])
+        one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys.shape[2])
+        one.max_position = self._tables.shape[1] - 1
+        one.rows, one.ids, one.parents = address(rows), address(given.ids), address(given.parents)
         one.starts, one.slots = address(where[0]), address(where[1])
         one.cos, one.sin = self._rotations
         one.keys, one.values = _place(self._cached[2]), _place(self._cached[3])
-        hidden = torch.empty(rows.shape if ends else 0)
-        logits = torch.empty(batch, head_rows, self.vocabulary)
+        hidden = torch.empty(rows.shape if given.ends else 0)
+        logits = torch.empty(batch, given.head_rows, self.vocabulary)
         best = None
-        if ends:
+        if given.ends:
             one.last = address(hidden)
-        if head_rows:
-            one.head_rows, one.logits = head_rows, address(logits)
-        if head_rows and top:
-            size = batch, head_rows, min(top, self.vocabulary)
+        if given.head_rows:
+            one.head_rows, one.logits = given.head_rows, address(logits)
+        if given.head_rows and given.top:
+            size = batch, given.head_rows, min(given.top, self.vocabulary)
             best = Best(torch.empty(size, dtype=torch.int32), torch.empty(size))
             one.top, one.top_ids, one.top_logps = size[2], address(best.columns), address(best.logps)
         run(self._model, one)
@@ -213,36 +221,24 @@ class TorchLayer:
         self._attention, self._mlp, self._norms, self._head = attention, mlp, norms, head
         self._theta, self._embeddings = theta, embeddings
 
-    def __call__(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        slots: Sequence[int],
-        starts: Sequence[int],
-        rows: Tensor,
-        ids: Tensor | None = None,
-        parents: Tensor | None = None,
-        old: int = 0,
-        head_rows: int = 0,
-        top: int = 0,
-        ends: bool = True,
-    ) -> Level:
-        """As `NativeLayer`, but the best logits are not looked for. parents: on the CPU."""
-        norms, attention, device = self._norms, self._attention, rows.device
+    def __call__(self, given: LayerPass) -> Level:
+        """As `NativeLayer`, but it does not look for the best logits."""
+        norms, attention = self._norms, self._attention
+        rows, keys, values, device = given.rows, given.keys, given.values, given.rows.device
         x = residual = rows
         if norms.beside is not None and norms.input is not None:
-            assert ids is not None
+            assert given.ids is not None
             assert self._embeddings is not None
             normed = norms.beside(rows)
-            x = torch.cat([norms.input(nn.functional.embedding(ids, self._embeddings)), normed], -1)
+            x = torch.cat([norms.input(nn.functional.embedding(given.ids, self._embeddings)), normed], -1)
             residual = normed if norms.beside_stays else rows
         elif norms.input is not None:
             x = norms.input(rows)
-        begin, count = torch.tensor(starts), rows.shape[1]
-        positions, seen = _places(begin, parents, old, count)
+        begin, count = torch.tensor(given.starts), rows.shape[1]
+        positions, seen = _places(begin, given.parents, given.old, count)
         cos, sin = rotation(positions.to(device), attention.head_dim, self._theta)
-        where = torch.tensor(slots, device=device)
-        columns = (begin[:, None] + old + torch.arange(count)).to(device)
+        where = torch.tensor(given.slots, device=device)
+        columns = (begin[:, None] + given.old + torch.arange(count)).to(device)
 
         def write(key: Tensor, value: Tensor) -> None:
             # Finite: an overflow in a row that is forgotten must not outlive it.
@@ -255,15 +251,24 @@ class TorchLayer:
             mask = seen.to(device)[:, None]
             return nn.functional.scaled_dot_product_attention(query, *known, attn_mask=mask, enable_gqa=True)
 
-        if not ends:
+        if not given.ends:
             write(*attention.keys_values(x, cos, sin))
             return Level(rows.new_empty(0), rows.new_empty(0))
         hidden = residual + attention(x, cos, sin, attend)
         hidden = hidden + self._mlp(norms.mlp(hidden))
-        last = hidden[:, hidden.shape[1] - head_rows :]
-        if not head_rows:
+        last = hidden[:, hidden.shape[1] - given.head_rows :]
+        if not given.head_rows:
             return Level(hidden, hidden.new_empty(0))
         return Level(hidden, self._head(last if norms.final is None else norms.final(last)))
+
+
+def make_layer(
+    attention: Attention, mlp: Mlp, norms: Norms, head: nn.Module, theta: float, embeddings: Tensor | None = None
+) -> NativeLayer | TorchLayer:
+    """The native layer for a packed output layer, else the one in torch."""
+    if isinstance(head, PackedLinear):
+        return NativeLayer(attention, mlp, norms, head, theta, embeddings)
+    return TorchLayer(attention, mlp, norms, head, theta, embeddings)
 
 
 def _places(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:

@@ -36,14 +36,13 @@ from ..errors import ConfigError, IncompatibleModels
 from ..heads import EagleHead
 from ..schema import checked, checked_call
 from .draft_layer import Level
-from .eagle_pass import EaglePass
+from .eagle_pass import FEW, EaglePass
 from .fitting import read_head
 from .registry import TREE_NODES, HeadSpec
 from .top_tokens import Best, TokenRanking
-from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, TreeBuilder, cut, stacked
+from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, TreeBuilder, cut, draft_of
 
 Shape = Literal["dynamic", "static", "chain"]
-_FEW = 8  # so many uncached pairs are usual: reading them is part of the time of a draft
 
 
 @final
@@ -97,7 +96,7 @@ class Eagle(Drafter):
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Uncached pairs beyond the usual few; the hint is -1 for a text of one token, which has no pair."""
         pairs = len(seq.token_ids) - 1
-        uncached_tokens = max(0, pairs - self.layer.cache.lengths[seq.slot] - _FEW)
+        uncached_tokens = max(0, pairs - self.layer.cache.lengths[seq.slot] - FEW)
         return (DraftOptions(self.source, 0 if pairs else -1, uncached_tokens, self.top_k),)
 
     @torch.inference_mode()
@@ -121,14 +120,11 @@ class Eagle(Drafter):
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Read what was emitted since, then grow all trees of the batch, one pass a level."""
-        growing = [self._growing(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        active = [row for row, tree in enumerate(growing) if tree.frontier]
-        if active:
-            self._grow(
-                [seqs[row] for row in active], [budgets[row] for row in active], [growing[row] for row in active]
-            )
-        tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], [tree.finish() for tree in growing])
-        return Draft(tree, source=self.source, confidence=confidence)
+        growing = {row: self._growing(seq, budgets[row]) for row, seq in enumerate(seqs)}
+        growing = {row: tree for row, tree in growing.items() if tree.frontier}
+        if growing:
+            self._grow([seqs[row] for row in growing], [budgets[row] for row in growing], list(growing.values()))
+        return draft_of(seqs, {row: tree.finish() for row, tree in growing.items()}, self.source)
 
     def release(self, slots: Seq[int]) -> None:
         """Empty these slots."""

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ..heads.eagle import EagleHead
-from ..quant import PackedLinear
-from .draft_layer import DraftCache, Level, NativeLayer, Norms, TorchLayer, linear_of, native_form, runs_natively
+from .draft_layer import DraftCache, LayerPass, Level, Norms, linear_of, make_layer, native_form, runs_natively
 from .top_tokens import Best
 
 CHUNK = 512
 """Pairs cached at once."""
 
-_FEW = 8  # pairs at the end that go through the whole layer
+FEW = 8  # pairs at the end that go through the whole layer
 
 
 @final
@@ -48,12 +47,7 @@ class EaglePass:
         if config.version == 3:
             own = layer.input_layernorm, layer.post_attention_layernorm, head.norm, layer.hidden_norm
             norms, beside = Norms(*own, beside_stays=config.norm_before_residual), self._embeddings
-        parts = layer.self_attn, layer.mlp, norms
-        if self.is_native:
-            assert isinstance(head.lm_head, PackedLinear)
-            self._layer = NativeLayer(*parts, head.lm_head, config.rope_theta, beside)
-        else:
-            self._layer = TorchLayer(*parts, head.lm_head, config.rope_theta, beside)
+        self._layer = make_layer(layer.self_attn, layer.mlp, norms, head.lm_head, config.rope_theta, beside)
         self.cache = DraftCache(num_slots, config.num_key_value_heads, config.head_dim, dtype, device)
 
     def extend_cache(
@@ -69,7 +63,7 @@ class EaglePass:
         ids, rows = list[Tensor](), list[Tensor]()
         for slot, row, known in zip(slots, tokens, states, strict=True):
             begin, own = 0, torch.tensor(row, device=device)
-            while len(row) - begin > _FEW:
+            while len(row) - begin > FEW:
                 end = min(begin + CHUNK, len(row) - 1)
                 self._pass([slot], own[None, begin:end], self._projected(known[begin:end])[None], ends=False)
                 self.cache.lengths[slot] += end - begin
@@ -125,7 +119,7 @@ class EaglePass:
             embedded = nn.functional.embedding(ids, self._embeddings).to(self._dtype)
             hidden, beside = self._fc(torch.cat([embedded, hidden], -1)), None
         keys, values = cache.keys[0], cache.values[0]
-        return self._layer(keys, values, slots, starts, hidden, beside, parents, old, head_rows, top, ends)
+        return self._layer(LayerPass(keys, values, slots, starts, hidden, beside, parents, old, head_rows, top, ends))
 
 
 def _picked(level: Level, ends: Tensor, ragged: bool) -> Level:

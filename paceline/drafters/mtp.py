@@ -26,13 +26,12 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
 from ..heads import MtpHead
-from ..quant import PackedLinear
 from ..schema import checked, checked_call
-from .draft_layer import DraftCache, NativeLayer, Norms, TorchLayer
+from .draft_layer import DraftCache, LayerPass, NativeLayer, Norms, TorchLayer, make_layer
 from .fitting import fitted, median_seconds, row_dtype
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
-from .trees import DraftTree, DynamicTree, stacked
+from .trees import DynamicTree, draft_of
 
 _CHUNK = 256
 """Rows read at once."""
@@ -102,24 +101,15 @@ class Mtp(Drafter):
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Catch up with what was emitted, then draft a chain, each token read by the next step."""
-        limits = [
-            min(budget.depth, budget.nodes) if seq.num_cached else 0 for seq, budget in zip(seqs, budgets, strict=True)
-        ]
-        rows = [row for row, limit in enumerate(limits) if limit > 0]
-        made = [DraftTree([], [], []) for _ in seqs]
-        if rows:
-            chosen = [seqs[row] for row in rows]
-            for seq in chosen:
+        chains = dict[int, DynamicTree]()
+        for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            depth = min(budget.depth, budget.nodes)
+            if seq.num_cached and depth > 0:
+                chains[row] = DynamicTree(depth, depth, 1, budget.min_prob, budget.should_continue)
                 self._catch_up(seq)
-            chains = [
-                DynamicTree(limits[row], limits[row], 1, budgets[row].min_prob, budgets[row].should_continue)
-                for row in rows
-            ]
-            self._draft(chosen, chains)
-            for row, chain in zip(rows, chains, strict=True):
-                made[row] = chain.finish()
-        tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], made)
-        return Draft(tree, source=self.name, confidence=confidence)
+        if chains:
+            self._draft([seqs[row] for row in chains], list(chains.values()))
+        return draft_of(seqs, {row: chain.finish() for row, chain in chains.items()}, self.name)
 
     def _catch_up(self, seq: Sequence) -> None:
         """Read rows in whole chunks, as long as no drafted token is among what they read."""
@@ -181,7 +171,7 @@ class Mtp(Drafter):
         cache, module, ids = self._cache, self.head.module(step), torch.tensor(tokens, device=hidden.device)
         cache.ensure(max(starts) + hidden.shape[1])
         rows, index = module.begin(self.head.embed(ids, hidden), hidden), self.head.module_of(step)
-        return self._layers[index](cache.keys[index], cache.values[index], slots, starts, rows).hidden
+        return self._layers[index](LayerPass(cache.keys[index], cache.values[index], slots, starts, rows)).hidden
 
     def _states(self, seq: Sequence, begin: int, end: int) -> Tensor:
         return self._target.read_states(seq.slot, begin, end, [self._target.loaded.num_layers]).to(self._dtype)
@@ -200,11 +190,9 @@ class MtpSpec(HeadSpec):
     tokens = 3
 
 
-def _layers(head: MtpHead) -> list[NativeLayer] | list[TorchLayer]:
+def _layers(head: MtpHead) -> list[NativeLayer | TorchLayer]:
     """The decoder layers of a fitted head; its projections, norms and output rows stay in Python."""
     modules = [head.module(step) for step in range(head.config.num_modules)]
     norms = [Norms(one.input_layernorm, one.post_attention_layernorm, one.norm) for one in modules]
-    output, theta = head.output, head.config.rope_theta
-    if isinstance(output, PackedLinear):
-        return [NativeLayer(m.self_attn, m.mlp, n, output, theta) for m, n in zip(modules, norms, strict=True)]
-    return [TorchLayer(m.self_attn, m.mlp, n, output, theta) for m, n in zip(modules, norms, strict=True)]
+    theta = head.config.rope_theta
+    return [make_layer(m.self_attn, m.mlp, n, head.output, theta) for m, n in zip(modules, norms, strict=True)]

@@ -29,7 +29,7 @@ from ..schema import checked, checked_call
 from .fitting import fitted, median_seconds, row_dtype
 from .registry import TREE_NODES, HeadSpec
 from .top_tokens import TokenRanking
-from .trees import DraftTree, stacked
+from .trees import DraftTree, draft_of
 
 
 class HeadsDrafter(Drafter, ABC):
@@ -73,22 +73,20 @@ class HeadsDrafter(Drafter, ABC):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """The best tree from the heads' distributions, which depend on each row's last state alone."""
         heads = self.heads
-        depths = [
-            min(budget.depth, budget.nodes, heads.num_heads) if seq.num_cached else 0
-            for seq, budget in zip(seqs, budgets, strict=True)
-        ]
-        grown = [DraftTree([], [], []) for _ in seqs]
-        rows = [row for row, depth in enumerate(depths) if depth > 0]
-        if rows:
+        wishes = dict[int, tuple[Sequence, DraftBudget, int]]()
+        for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            depth = min(budget.depth, budget.nodes, heads.num_heads)
+            if seq.num_cached and depth > 0:
+                wishes[row] = seq, budget, depth
+        trees = dict[int, DraftTree]()
+        if wishes:
             read, layer = self._target.read_states, [self._target.loaded.num_layers]
-            slots = [(seqs[row].slot, seqs[row].num_cached) for row in rows]
-            states = torch.cat([read(slot, length - 1, length, layer) for slot, length in slots])
-            logits = heads(states.to(self._dtype), max(depths))  # [B, D, Vd]
-            wishes = [(seqs[row], budgets[row], depths[row]) for row in rows]
-            for row, made in zip(rows, self._ranking.marginal_trees(logits, wishes, self.top_k), strict=True):
-                grown[row] = made
-        tree, confidence = stacked([seq.token_ids[-1] for seq in seqs], grown)
-        return Draft(tree, source=self.name, confidence=confidence)
+            ends = [(seq.slot, seq.num_cached) for seq, _, _ in wishes.values()]
+            states = torch.cat([read(slot, length - 1, length, layer) for slot, length in ends])
+            logits = heads(states.to(self._dtype), max(depth for _, _, depth in wishes.values()))  # [B, D, Vd]
+            made = self._ranking.marginal_trees(logits, list(wishes.values()), self.top_k)
+            trees = dict(zip(wishes, made, strict=True))
+        return draft_of(seqs, trees, self.name)
 
 
 @final

@@ -38,7 +38,7 @@ from ..schema import checked, checked_call
 from .fitting import fitted_adapter, median_seconds
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
-from .trees import DraftTree, DynamicTree
+from .trees import DraftTree, DynamicTree, padded_confidences
 
 SHORTLIST = 64
 """Of a mask's tokens so many are ranked again by the token before them; others can hardly win by that."""
@@ -224,7 +224,6 @@ class Space(Drafter):
     def _with_masks(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], grown: Seq[DraftTree]) -> Draft:
         """The draft: root, candidates, then the masks of each; no mask whose token could not be drafted any more."""
         tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
-        confidences = list[list[float]]()
         for seq, budget, made in zip(seqs, budgets, grown, strict=True):
             ids, ups = [seq.token_ids[-1], *made.tokens], [-1, *made.parents]
             # After `depth` accepted tokens and the target's own, a last one is the target's in any case.
@@ -241,10 +240,9 @@ class Space(Drafter):
             tokens.append(ids)
             parents.append(ups)
             probes.append([False] * (1 + candidates) + [True] * (len(ids) - 1 - candidates))
-            confidences.append([torch.nan, *made.confidences])
         tree = TokenTree.from_lists(tokens, parents, probes=probes)
-        padded = [row + [torch.nan] * (tree.num_nodes - len(row)) for row in confidences]
-        return Draft(tree, source=self.name, confidence=torch.tensor(padded, dtype=torch.float32))
+        confidence = padded_confidences([made.confidences for made in grown], tree.num_nodes)
+        return Draft(tree, source=self.name, confidence=confidence)
 
 
 @checked

@@ -12,14 +12,16 @@ A child scores no higher than its parent, and a tie goes to the shallower, then 
 import heapq
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from ..core.draft import Draft
 from ..core.interfaces import DraftBudget
+from ..core.request import Sequence as TextSequence
 from ..core.tree import TokenTree
 
 Continue: TypeAlias = Callable[[Sequence[float]], bool]
@@ -53,15 +55,18 @@ class DraftTree:
         return max(depths)
 
 
-def stacked(
-    roots: Sequence[int], grown: Sequence[DraftTree], device: torch.device | str = "cpu"
-) -> tuple[TokenTree, Tensor]:
-    """The trees of a batch, padded with probes, and their confidences [B, N], NaN at roots and padding."""
-    tokens = [[root, *row.tokens] for root, row in zip(roots, grown, strict=True)]
-    tree = TokenTree.from_lists(tokens, [[-1, *row.parents] for row in grown], device)
-    width = tree.num_nodes
-    confidences = [[math.nan, *row.confidences] + [math.nan] * (width - 1 - len(row.tokens)) for row in grown]
-    return tree, torch.tensor(confidences, dtype=torch.float32, device=device)
+def draft_of(seqs: Sequence[TextSequence], trees: Mapping[int, DraftTree], source: str) -> Draft:
+    """The draft of a batch. `trees` are by row; rows without one get the root alone."""
+    rows = [trees.get(row, DraftTree([], [], [])) for row in range(len(seqs))]
+    tokens = [[seq.token_ids[-1], *row.tokens] for seq, row in zip(seqs, rows, strict=True)]
+    tree = TokenTree.from_lists(tokens, [[-1, *row.parents] for row in rows])
+    return Draft(tree, source=source, confidence=padded_confidences([row.confidences for row in rows], tree.num_nodes))
+
+
+def padded_confidences(rows: Sequence[Sequence[float]], num_nodes: int) -> Tensor:
+    """Confidences [B, N], NaN at roots and padding."""
+    padded = [[math.nan, *row] + [math.nan] * (num_nodes - 1 - len(row)) for row in rows]
+    return torch.tensor(padded, dtype=torch.float32)
 
 
 class TreeBuilder(ABC):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.drafters.draft_layer import NativeLayer, Norms, linear_of, native_form
+from paceline.drafters.draft_layer import LayerPass, NativeLayer, Norms, linear_of, native_form
 from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
@@ -86,12 +86,12 @@ def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
                 if start:
                     one = slice(row, row + 1), slice(0, start)
                     beside = text[1][one].contiguous() if version == 3 else None
-                    layer(keys, values, [slot], [0], text[0][one], beside, ends=False)
+                    layer(LayerPass(keys, values, [slot], [0], text[0][one], beside, ends=False))
             levels = [
-                layer(
+                layer(LayerPass(
                     keys, values, slots, starts, rows[:, a:b], ids[:, a:b].contiguous() if version == 3 else None,
                     parents[:, :b].contiguous(), a, head_rows=b - a,
-                )
+                ))
                 for a, b in itertools.pairwise(cuts)
             ]  # fmt: skip
             found.append([torch.cat([getattr(level, name) for level in levels], 1) for name in ("hidden", "logits")])
@@ -107,8 +107,10 @@ def test_paths_are_those_of_the_torch_modules(options, isa):
     keys, values = cache(1, torch.float32)
     rows, ids = torch.randn(1, 30, E), torch.randint(V, (1, 30))
     start, parents = 20, random_parents(10, 1, rng)
-    layer(keys, values, [0], [0], rows[:, :start], ids[:, :start].contiguous(), ends=False)
-    level = layer(keys, values, [0], [start], rows[:, start:], ids[:, start:].contiguous(), parents, head_rows=10)
+    layer(LayerPass(keys, values, [0], [0], rows[:, :start], ids[:, :start].contiguous(), ends=False))
+    level = layer(
+        LayerPass(keys, values, [0], [start], rows[:, start:], ids[:, start:].contiguous(), parents, head_rows=10)
+    )
     for node in range(10):
         path = [node]
         while parents[0, path[0]] >= 0:
@@ -135,7 +137,9 @@ def test_the_best_tokens_are_those_of_torch(size, isa):
     norms = Norms(one.input_layernorm, one.post_attention_layernorm, head.norm, one.hidden_norm)
     layer = NativeLayer(one.self_attn, one.mlp, norms, head.lm_head, 1e4, embeddings)
     keys, values = cache(1, torch.float32)
-    level = layer(keys, values, [0], [0], torch.randn(1, 6, E), torch.zeros(1, 6, dtype=torch.long), None, 0, 6, 8)
+    level = layer(
+        LayerPass(keys, values, [0], [0], torch.randn(1, 6, E), torch.zeros(1, 6, dtype=torch.long), None, 0, 6, 8)
+    )
     logits, best = level.logits[0], level.best
     assert best is not None
     count = min(8, size)
@@ -150,7 +154,7 @@ def test_rows_of_nothing_but_nan_are_a_bad_draft_but_a_draft():
     _, layer, _ = made(3, torch.float32)
     keys, values = cache(1, torch.float32)
     rows = torch.full((1, 2, E), torch.nan)
-    level = layer(keys, values, [0], [0], rows, torch.zeros(1, 2, dtype=torch.long), None, 0, 2, 4)
+    level = layer(LayerPass(keys, values, [0], [0], rows, torch.zeros(1, 2, dtype=torch.long), None, 0, 2, 4))
     assert level.best is not None
     assert level.best.columns[0].tolist() == [[0, 1, 2, 3]] * 2
     assert level.best.logps.isfinite().all()

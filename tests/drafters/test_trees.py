@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from paceline.core.request import SamplingParams, Sequence
 from paceline.drafters.trees import (
     MC_SIM_7B_63,
     DraftTree,
@@ -13,8 +14,8 @@ from paceline.drafters.trees import (
     StaticTree,
     TreeBuilder,
     cut,
+    draft_of,
     from_marginals,
-    stacked,
 )
 
 Path = tuple[int, ...]
@@ -211,9 +212,10 @@ def _along(made: DraftTree, node: int) -> list[float]:
 
 
 def test_a_batch_is_padded_with_probes():
-    tree, sure = stacked(
-        [7, 8, 9], [DraftTree([1, 2], [0, 0], [0.5, 0.25]), DraftTree([], [], []), DraftTree([3], [0], [1.0])]
-    )
+    seqs = [Sequence([root], SamplingParams(), 0, frozenset(), 9) for root in (7, 8, 9)]
+    draft = draft_of(seqs, {0: DraftTree([1, 2], [0, 0], [0.5, 0.25]), 2: DraftTree([3], [0], [1.0])}, "tested")
+    tree, sure = draft.tree, draft.confidence
+    assert sure is not None
     assert tree.token_ids.tolist() == [[7, 1, 2], [8, 0, 0], [9, 3, 0]]
     assert tree.is_probe.tolist() == [[False, False, False], [False, True, True], [False, False, True]]
     assert sure.isnan().tolist() == [[True, False, False], [True, True, True], [True, False, True]]

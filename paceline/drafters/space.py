@@ -44,7 +44,7 @@ SHORTLIST = 64
 """Of a mask's tokens so many are ranked again by the token before them; others can hardly win by that."""
 
 _Ranked = tuple[list[list[list[int]]], list[list[list[float]]]]
-"""Tokens and log-probabilities of the best children: of each row, of each of its parents, likeliest first."""
+"""Tokens and log-probabilities of the best children: of each row, of each of its parents, best first."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class _Predicted:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A row to draft for: at most `depth` tokens in a row from logits [d, V]."""
+class _Ready:
+    """A row that can be drafted for: at most `depth` tokens in a row, from logits [d, V]."""
 
     seq: Sequence
     budget: DraftBudget
@@ -131,14 +131,17 @@ class Space(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Candidates from what the last masks predicted, then masks below every node."""
         budgets = [self._fitting(budget) for budget in budgets]
-        asked = [self._asked(seq, budget) for seq, budget in zip(seqs, budgets, strict=True)]
-        rows = [row for row, one in enumerate(asked) if one.depth > 0]
-        grown = [DraftTree([], [], []) for _ in seqs]
-        if rows:
+        ready = dict[int, _Ready]()
+        for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
+            known = self._known(seq)
+            depth = 0 if known is None else min(budget.depth, budget.nodes, len(known))
+            if known is not None and depth > 0:
+                ready[row] = _Ready(seq, budget, known, depth)
+        trees = dict[int, DraftTree]()
+        if ready:
             grow = self._best if self._rows is None else self._corrected
-            for row, made in zip(rows, grow([asked[row] for row in rows]), strict=True):
-                grown[row] = made
-        return self._with_masks(seqs, budgets, grown)
+            trees = dict(zip(ready, grow(list(ready.values())), strict=True))
+        return self._with_masks(seqs, budgets, [trees.get(row, DraftTree([], [], [])) for row in range(len(seqs))])
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
         """Keep the logits of the masks below each row's last accepted node; older ones are stale."""
@@ -166,12 +169,6 @@ class Space(Drafter):
         group = 1 + min(budget.depth, self._adapter.num_masks)
         return replace(budget, nodes=min(budget.nodes, max(0, self.max_rows // group - 1)))
 
-    def _asked(self, seq: Sequence, budget: DraftBudget) -> _Asked:
-        known = self._known(seq)
-        if known is None:
-            return _Asked(seq, budget, self._embeddings.new_empty(0), 0)
-        return _Asked(seq, budget, known, min(budget.depth, budget.nodes, len(known)))
-
     def _known(self, seq: Sequence) -> Tensor | None:
         """Logits [d, V] of the tokens that follow this very text; None where the last masks were of an older one."""
         known = self._predicted.get(seq.slot)
@@ -179,24 +176,24 @@ class Space(Drafter):
             return None
         return known.logits
 
-    def _best(self, asked: Seq[_Asked]) -> list[DraftTree]:
+    def _best(self, ready: Seq[_Ready]) -> list[DraftTree]:
         """The best trees where the distribution of a depth does not depend on the path."""
-        wishes = [(one.seq, one.budget, one.depth) for one in asked]
-        return self._ranking.marginal_trees([one.logits for one in asked], wishes, self.top_k)
+        wishes = [(one.seq, one.budget, one.depth) for one in ready]
+        return self._ranking.marginal_trees([one.logits for one in ready], wishes, self.top_k)
 
-    def _corrected(self, asked: Seq[_Asked]) -> list[DraftTree]:
+    def _corrected(self, ready: Seq[_Ready]) -> list[DraftTree]:
         """Trees grown level by level, each token ranked by its mask and by the token before it."""
         growing = [
             DynamicTree(one.depth, one.budget.nodes, self.top_k, one.budget.min_prob, one.budget.should_continue)
-            for one in asked
+            for one in ready
         ]
         while rows := [row for row, tree in enumerate(growing) if tree.frontier]:
             level = growing[rows[0]].level  # of every row that still grows
             before = list[list[int]]()
             for row in rows:
-                tree, root = growing[row], asked[row].seq.token_ids[-1]
+                tree, root = growing[row], ready[row].seq.token_ids[-1]
                 before.append([tree.tokens[node] if node >= 0 else root for node in tree.frontier])
-            logits, seqs = torch.stack([asked[row].logits[level] for row in rows]), [asked[row].seq for row in rows]
+            logits, seqs = torch.stack([ready[row].logits[level] for row in rows]), [ready[row].seq for row in rows]
             for row, tokens, logps in zip(rows, *self._children(logits, seqs, level, before), strict=True):
                 growing[row].add(tokens, logps)
         return [tree.finish() for tree in growing]

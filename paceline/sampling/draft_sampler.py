@@ -12,7 +12,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from ..core.draft import Law
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel, uniforms
 from .processors import add_bias, mask_endings
@@ -34,11 +33,6 @@ class DraftSampler:
 
     def __init__(self, coupled: bool, banned_token_ids: Collection[int] = ()):
         self.coupled, self.banned_token_ids = coupled, banned_token_ids
-
-    @property
-    def law(self) -> Law:
-        """The distribution of the tokens, for the Draft."""
-        return Law.POINT_MASS if self.coupled else Law.IID
 
     def sample(
         self,

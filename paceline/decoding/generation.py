@@ -8,10 +8,10 @@ from itertools import islice
 from ..core.request import Sequence
 from .loop import SpeculativeDecoder
 
-Rounds = Generator[list[Sequence], None, None]
+RoundStream = Generator[list[Sequence], None, None]
 
 
-def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Rounds:
+def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> RoundStream:
     """Run every sequence to its end, yielding after each round those that took part in it.
 
     One is taken from `seqs` when there is a slot for it, so that those to come need not be in memory yet. Closing the
@@ -23,7 +23,7 @@ def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> Rounds:
     return rounds
 
 
-def _rounds(decoder: SpeculativeDecoder, seqs: Iterable[Sequence], is_used: Callable[[], bool]) -> Rounds:
+def _rounds(decoder: SpeculativeDecoder, seqs: Iterable[Sequence], is_used: Callable[[], bool]) -> RoundStream:
     waiting, running, cache = iter(seqs), list[Sequence](), decoder.runner.cache
     cache.reclaim()
     try:

@@ -38,7 +38,7 @@ _SORTED = 256
 
 
 @dataclass(frozen=True)
-class Answer:
+class StoredAnswer:
     """One answer. file: where its states are, None without. index: its number there. chat: of a prompt with images."""
 
     prompt_ids: tuple[int, ...]
@@ -88,7 +88,7 @@ def write_lines(folder: Path, lines: Mapping[str, int]) -> None:
 class Answers:
     """Some answers, in a fixed order."""
 
-    def __init__(self, answers: Iterable[Answer]):
+    def __init__(self, answers: Iterable[StoredAnswer]):
         self.all = sorted(answers, key=lambda one: (one.place, one.temperature, one.index))
 
     @classmethod
@@ -98,7 +98,7 @@ class Answers:
         lines: of each folder, how many lines to read at most, for a run that continues with the data it began with.
         Raises `ConfigError` for a folder without answers.
         """
-        found: list[Answer] = []
+        found: list[StoredAnswer] = []
         for folder in map(Path, [folders] if isinstance(folders, Path | str) else folders):
             rows: list[Any] = read_answers(folder)
             if not rows:
@@ -111,7 +111,7 @@ class Answers:
                 chat = ImageChat(json.dumps(row["messages"]), tuple(row["images"])) if "images" in row else None
                 file = None if shard is None else folder / shard
                 source, temperature = str(row["source"]), float(row["temperature"])
-                found.append(Answer(prompt_ids, answer_ids, source, temperature, int(row["index"]), file, chat))
+                found.append(StoredAnswer(prompt_ids, answer_ids, source, temperature, int(row["index"]), file, chat))
         return cls(found)
 
     def __len__(self) -> int:
@@ -197,7 +197,7 @@ class Answers:
         return Batch(token_ids, states, is_answer, chats)
 
 
-def _side_by_side(answers: Sequence[Answer], layer: int, width: int) -> Tensor:
+def _side_by_side(answers: Sequence[StoredAnswer], layer: int, width: int) -> Tensor:
     """Stored states of one layer, zero where an answer has none. [B, T, E]."""
     rows = [_stored(one, layer)[:width] for one in answers]
     padded = rows[0].new_zeros(len(rows), width, rows[0].shape[-1])
@@ -206,7 +206,7 @@ def _side_by_side(answers: Sequence[Answer], layer: int, width: int) -> Tensor:
     return padded
 
 
-def _stored(answer: Answer, layer: int) -> Tensor:
+def _stored(answer: StoredAnswer, layer: int) -> Tensor:
     assert answer.file is not None
     try:
         found: Tensor = _opened(answer.file).get_tensor(f"{answer.index}.{layer}")

@@ -116,7 +116,7 @@ def find_examples(
 
 
 def page(cascade: Cascade, examples: Mapping[Case, ReportExample | None], count: int) -> str:
-    """The whole page. count: how many prompts were searched for the examples."""
+    """The whole page. `count` is the number of prompts that were searched for the examples."""
     choice, made = cascade.choice, cascade.calibration
     promise = (
         f"The small model answers alone where its {choice.signal} is at least {choice.threshold:.4g}. That was "
@@ -133,7 +133,7 @@ def page(cascade: Cascade, examples: Mapping[Case, ReportExample | None], count:
 
 
 def tokens(texts: Seq[str], kinds: Seq[str], notes: Seq[str] = ()) -> str:
-    """One escaped span for each token, classed by its kind. notes: what else its title says."""
+    """One escaped span for each token, classed by its kind. `notes` are added to their titles."""
     return "".join(
         f'<span class="{kind}" title="{html.escape(_MEANINGS[kind] + note)}">{html.escape(text)}</span>'
         for text, kind, note in zip(texts, kinds, notes or [""] * len(texts), strict=True)

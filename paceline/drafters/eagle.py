@@ -47,10 +47,11 @@ Shape = Literal["dynamic", "static", "chain"]
 
 @final
 class Eagle(Drafter):
-    """Draft trees with an EAGLE head: a folder that training has written, or a module.
+    """Draft trees with an EAGLE head. Depth and number of nodes are the budget's.
 
-    tree: "dynamic" (EAGLE-2), "static" (EAGLE-1's table) or "chain". top_k: children of a node, and nodes of a level
-    that may have children, of dynamic trees. Depth and number of nodes are the budget's.
+    head: a folder that `paceline train` wrote, a packaged name, or a module.
+    tree: "dynamic" (EAGLE-2), "static" (EAGLE-1's table) or "chain".
+    top_k: the most children of a node, and the most nodes of a level that get children, in dynamic trees.
     """
 
     name: ClassVar[str] = "eagle"

@@ -28,7 +28,8 @@ FEW = 8  # pairs at the end that go through the whole layer
 class EaglePass:
     """A head attached to its target; `EagleHead.forward` over all pairs of a path is the slow and obvious form of it.
 
-    head: copied, so that training it further changes nothing here. embeddings, lm_head: the target's [V, E].
+    head: the head, which is copied, so that training it further changes nothing here.
+    embeddings, lm_head: the target's embeddings and output rows [V, E].
     """
 
     def __init__(self, head: EagleHead, embeddings: Tensor, lm_head: Tensor, num_slots: int):
@@ -85,7 +86,8 @@ class EaglePass:
     def step(self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0) -> Level:
         """The next level of the trees, nodes [B, F], and the `most` largest logits of each.
 
-        hidden: h of the level before [B, G, E]. parents: which of its rows is the parent of each node, [B, F].
+        hidden: h of the level before [B, G, E].
+        parents: which of its rows is the parent of each node, [B, F].
         """
         (batch, width), before, device = hidden.shape[:2], self._parents.shape[1], hidden.device
         places = (parents + torch.arange(batch)[:, None] * width).flatten().to(device)

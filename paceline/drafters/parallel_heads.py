@@ -91,10 +91,12 @@ class HeadsDrafter(Drafter, ABC):
 
 @final
 class Medusa(HeadsDrafter):
-    """A tree from Medusa's heads: the nodes whose product of probabilities is largest.
+    """A tree from Medusa's heads (Cai et al. 2024, arXiv 2401.10774): the nodes of the largest probabilities.
 
-    Cai et al. 2024, arXiv 2401.10774. head: a folder that `paceline train` wrote, or a module. top_k: most children of
-    a node. With `Typical(allow_lossy=True)` for the verifier this is the paper's typical acceptance.
+    With `Typical(allow_lossy=True)` for the verifier this is the paper's typical acceptance.
+
+    head: a folder that `paceline train` wrote, a packaged name, or a module.
+    top_k: the most children of a node.
     """
 
     name: ClassVar[str] = "medusa"
@@ -107,10 +109,12 @@ class Medusa(HeadsDrafter):
 
 @final
 class Blockwise(HeadsDrafter):
-    """A chain of the likeliest token of each head: blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115).
+    """A chain of the top token of each head: blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115).
 
     The paper's *predict* is `propose`; its *verify* and *accept* are the loop's pass and the verifier, and that pass
-    leaves the state from which the next block is predicted. head: a folder or a module.
+    gives the state from which the next block is predicted.
+
+    head: a folder that `paceline train` wrote, a packaged name, or a module.
     """
 
     name: ClassVar[str] = "blockwise"

@@ -44,7 +44,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Registered:
-    """One row of the registry. home: module and class of the `DrafterSpec`. usage: the value of --drafter."""
+    """One row of the registry.
+
+    home: the module and class of the `DrafterSpec`.
+    usage: the value of --drafter.
+    """
 
     home: str
     usage: str
@@ -126,7 +130,7 @@ class DrafterSpec:
         return self.drafter(**{key: value for key, value in self.as_dict().items() if value is not None})
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """The same drafter in other engines: by "vLLM", "SGLang", "llama.cpp" flags ("" for none) and a remark."""
+        """The same drafter in "vLLM", "SGLang" and "llama.cpp": by engine its flags ("" for none) and a remark."""
         return {}
 
 
@@ -134,7 +138,8 @@ class DrafterSpec:
 class HeadSpec(DrafterSpec):
     """A drafter whose weights `paceline train` wrote or others published.
 
-    model: their folder or packaged name. exported: engines for which `paceline export` writes them.
+    model: the folder or packaged name of the weights.
+    exported: the engines for which `paceline export` writes them.
     """
 
     model: Annotated[str, Field(min_length=1)]

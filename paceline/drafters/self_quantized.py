@@ -106,7 +106,10 @@ class SelfQuantized(Drafter):
 
 @checked
 class SelfInt4Spec(DrafterSpec):
-    """Options of `SelfQuantized`. model: a folder of trained weights, which have their own bits and group size."""
+    """Options of `SelfQuantized`.
+
+    model: a folder of trained weights, which have their own bits and group size.
+    """
 
     model: Annotated[str, Field(min_length=1)] | None = None
     group_size: Literal[32, 64, 128, 256] | None = None

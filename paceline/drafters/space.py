@@ -68,17 +68,17 @@ class _Ready:
 
 @final
 class Space(Drafter):
-    """Draft from masks that rode along in the target's last pass (SPACE), ranked as in `drafters.top_tokens`.
-
-    adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
-    top_k: most children of a node; 1 is the paper's chain. max_rows: no more candidates are drafted than fit with their
-    masks into so many rows of the pass, (1 + candidates) * (1 + masks) <= max_rows, for a policy that counts nodes and
-    knows nothing of masks; None: as many as the budget has.
+    """Draft from mask tokens in the target's last pass (SPACE), ranked as in `drafters.top_tokens`.
 
     Without a transition the predictions do not depend on the path, and the tree is the best of the budget's size. With
     one, the token before a mask's token corrects the scores of the `SHORTLIST` best by the mask alone, level by level.
     The confidence in a token is then the probability of the shortlist by the mask alone, times the token's probability
     in the corrected shortlist.
+
+    adapter: a folder that `paceline train` wrote, a packaged name, or a module, of which the target takes a copy.
+    top_k: the most children of a node; 1 is the paper's chain.
+    max_rows: the most rows of a pass that candidates and their masks take, (1 + candidates) * (1 + masks). It is for
+        policies that count nodes and not masks; None for as many as the budget has.
     """
 
     name: ClassVar[str] = "space"

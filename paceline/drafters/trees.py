@@ -223,11 +223,12 @@ def from_marginals(
     """The best tree of `nodes` nodes where the distribution of a depth does not depend on the path.
 
     DDTree (arXiv 2604.12989): it maximises the expected number of accepted tokens under the product of the
-    distributions, in O(nodes log nodes). logp, tokens: [D, k], the likeliest tokens of each depth first, with
-    log-probabilities. Ties go to the shallower, then the earlier.
+    distributions, in O(nodes log nodes). Ties go to the shallower, then the earlier.
 
         pop (S, parent, d, r)    push the sibling  (S - logp[d][r] + logp[d][r + 1], parent, d, r + 1)
                                  push the child    (S + logp[d + 1][0],              node,   d + 1, 0)
+
+    logp, tokens: the top tokens of each depth, best first, and their log-probabilities, [D, k].
     """
     made = DraftTree([], [], [])
     floor = math.log(min_prob) if min_prob > 0 else -math.inf

@@ -27,7 +27,8 @@ _GRID_UNIT = 1.0  # of the scale's logarithm, and levels of the zero point
 class FakeInt4Linear(nn.Module):
     """Takes the place of a linear layer in training; its bias stays that layer's.
 
-    bits: 4, 3 or 2. start: the first grid, "nearest" (`int4.grid_of`) or "fitted" (`int4.fitted_grid`).
+    bits: 4, 3 or 2.
+    start: the first grid, "nearest" (`int4.grid_of`) or "fitted" (`int4.fitted_grid`).
     trains_weight: False leaves the weights and learns the grids alone.
     """
 

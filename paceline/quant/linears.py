@@ -92,8 +92,10 @@ def quantize_linears(
 
     The model's own weights may be INT8 or FP8.
 
-    lm_head: `"auto"` times both and takes the faster. layers: `"auto"` does so for each shape.
+    lm_head: "auto" times both forms and takes the faster.
+    layers: "auto" does so for each shape.
     bits: 3 and 2 round further and draft worse, in the memory and time of 4: they show what such a draft would bring.
+
     Raises `ConfigError` for an unknown option, `IncompatibleModels` where no layer can be quantised.
     """
     _check(group_size, layers, lm_head)

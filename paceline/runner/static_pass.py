@@ -103,7 +103,7 @@ class StaticPass:
         self._kinds = {(layer.scores.window, layer.heads // layer.kv_heads) for layer in decoder.layers}
 
     def load(self, slots: Sequence[int], starts: Sequence[int], tree: TokenTree) -> None:
-        """Fill the buffers; does not wait for the device. starts: committed length of each slot."""
+        """Fill the buffers; does not wait for the device. `starts` are the committed lengths of the slots."""
         bucket = self.bucket
         rows = [slot - bucket.first for slot in slots]
         place = [self.scratch(slots, starts)] * bucket.batch

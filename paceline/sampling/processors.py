@@ -52,8 +52,10 @@ def mask_endings(scores: Tensor, seq: Sequence, num_output: int) -> None:  # [1,
 def process(scores: Tensor, ids: Tensor, seq: Sequence) -> Tensor:  # [1, V], [1, L] -> [1, V]
     """Scores of the token after `ids`, with every processor of the sequence applied in the documented order.
 
-    scores: a private float32 copy, which may be written to. ids: prompt, answer and the drafted tokens of the path.
-    ConfigError: a processor of the user that does not return scores, or a token outside the vocabulary.
+    scores: a private float32 copy, which may be written to.
+    ids: the prompt, the answer and the drafted tokens of the path.
+
+    Raises `ConfigError` for a user's processor that does not return scores, or a token outside the vocabulary.
     """
     params = seq.params
     add_bias(scores, seq)

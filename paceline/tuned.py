@@ -19,9 +19,11 @@ is_tuned = is_kind(_KIND)
 class Tuned:
     """A choice and what it rests on.
 
-    config: the drafter to use. profile: costs and acceptance for its policy to start from. provenance: machine,
-    versions and command. words: what was found, in sentences. measured: results of every candidate, prompts, settings,
-    flags of other engines; whatever JSON can hold.
+    config: the drafter to use.
+    profile: the costs and acceptance that its policy starts from.
+    provenance: machine, versions and command.
+    words: the findings, in sentences.
+    measured: results of every candidate, prompts, settings, flags of other engines; anything JSON can hold.
     """
 
     config: SpecConfig

@@ -5,17 +5,19 @@ import statistics
 import time
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from ..core.interfaces import ModelFacts, TargetView
 from ..errors import ConfigError, IncompatibleModels
-from ..heads import SpaceAdapter, load_head
+from ..heads import MtpHead, SpaceAdapter, load_head
+from ..heads.parallel import ParallelHeads
 from .draft_layer import native_form, runs_natively
 
 _H = TypeVar("_H", bound=nn.Module)
+_F = TypeVar("_F", bound=MtpHead | ParallelHeads)
 
 
 def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: ModelFacts, **sizes: object) -> _H:
@@ -37,7 +39,7 @@ def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Mod
     return made
 
 
-def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: TargetView) -> _H:
+def fitted(head: str | PathLike[str] | nn.Module, kind: type[_F], target: TargetView) -> _F:
     """A copy of a head over the last states, in the target's dtype and on its device, attached to it.
 
     Where native kernels run it, its linear layers are packed and everything else is float32. Errors: as `read_head`.
@@ -47,7 +49,7 @@ def fitted(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Target
     made = copy.deepcopy(read_head(head, kind, loaded, **shape))
     made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
     owns = getattr(made.config, "own_lm_head", False)
-    cast("Any", made).attach(loaded.embeddings, loaded.embeddings if owns else loaded.output_rows())
+    made.attach(loaded.embeddings, loaded.embeddings if owns else loaded.output_rows())
     if runs_natively(loaded.embeddings):
         native_form(made)
     return made

@@ -3,15 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from paceline.errors import PacelineError
-
-if TYPE_CHECKING:
-    pass
 
 MODEL, SMALL = "tiny-vlm", "tiny-vlm-small"
 STAGES = ("pretrain", "sft", "distill", "eval")
@@ -108,12 +105,12 @@ def train(
                     if is_main():
                         _err.print(f"{stage}: {event.path}{' (was there already)' if event.was_there else ''}")
                 elif is_main():
-                    status.update(f"{stage}: {_words(event)}")
+                    status.update(f"{stage}: {_event_line(event)}")
     if json_output and is_main():
         print(json.dumps(report))
 
 
-def _words(event: object) -> str:
+def _event_line(event: object) -> str:
     """A line about what happened in a stage."""
     values = {key: value for key, value in vars(event).items() if isinstance(value, int | float | str)}
     return ", ".join(f"{key} {f'{value:.4g}' if isinstance(value, float) else value}" for key, value in values.items())

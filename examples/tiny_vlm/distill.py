@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
 from paceline.eval.suites import EasyVqa
-from paceline.train.losses import compared, loss_named
+from paceline.train.losses import LOSSES, compared
 from paceline.train.recipe import Losses
 
 from .config import VlmConfig
@@ -52,7 +52,7 @@ class DistillTask(ChatTask):
         model.requires_grad_(False)
         self.lora = add_lora(model, how.rank, how.seed)
         self.module = self.model = model.to(device)  # type: ignore[arg-type]
-        self._loss = loss_named(how.loss)
+        self._loss = LOSSES[how.loss]
         self.identity = {
             "stage": "distill", "teacher": teacher.sha256, "layers": how.layers, "rank": how.rank, "loss": how.loss,
             "images": [how.scenes, how.easy], "ce_weight": how.ce_weight, "over": how.over, "easy_vqa": hash_easy(easy),

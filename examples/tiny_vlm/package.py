@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import ConfigError
-from paceline.heads.card import fact_list
+from paceline.heads.card import card, fact_list, front_matter
 from paceline.system.files import read_json, write_text
 from paceline.system.provenance import provenance, sha256_of
 from paceline.train.run_folder import understood
@@ -166,27 +166,20 @@ def vlm_card(model: PackagedVlm, record: Mapping[str, Any]) -> str:
 
     record: base_model (hub id), data, training, evaluation (shares of right answers by kind) and provenance.
     """
-    front = {"library_name": "transformers", "base_model": record.get("base_model", model.base)}
-    front |= {"license": model.licence, "pipeline_tag": "image-text-to-text"}
+    known = {"base_model": record.get("base_model", model.base), "licence": model.licence}
+    front = front_matter(known, "transformers", "image-text-to-text", ("speculative-decoding",))
     facts = {
         "base": f"{model.base}, decoder layers {', '.join(map(str, model.layers))}",
         "low-rank layers over it": ", then ".join(f"{one.file} (times {one.scale:g})" for one in model.adapters),
         "vision tower and projector": model.vision.file,
         "parameters once merged": f"{model.parameters:,} in {model.dtype}",
     }
-    sections = [
-        "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items()) + "---",
+    introduction = (
         f"# {model.name}\n\n{model.description}.\n\n```bash\npaceline pull {model.name}      # a folder that plain "
-        "transformers loads\nmake demo-vlm\n```",
-        "## What it is\n\n" + fact_list(facts),
-        *[f"## {key.title()}\n\n" + fact_list(record[key]) for key in ("data", "training") if record.get(key)],
-    ]
+        "transformers loads\nmake demo-vlm\n```"
+    )
+    measured = ""
     if record.get("evaluation"):
         rows = [f"| {name} | {value:.3f} |" for name, value in record["evaluation"].items()]
-        sections.append("## Evaluation\n\n| measured | value |\n|---|---|\n" + "\n".join(rows))
-    sections.append("## Use and limits\n\n" + "\n".join(f"- {one}" for one in _LIMITS))
-    if record.get("provenance"):
-        known = ("paceline", "git_commit", "python", "torch", "transformers", "cpu", "gpu", "time")
-        made = {key: record["provenance"][key] for key in known if record["provenance"].get(key) is not None}
-        sections.append("## How it was made\n\n" + fact_list(made))
-    return "\n\n".join(sections) + "\n"
+        measured = "## Evaluation\n\n| measured | value |\n|---|---|\n" + "\n".join(rows)
+    return card(front, introduction, fact_list(facts), record, measured, _LIMITS)

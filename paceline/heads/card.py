@@ -45,22 +45,30 @@ def model_card(name: str, head: Head, target: ModelFacts, record: Mapping[str, o
         "target fingerprint": f"`{target.fingerprint}`",
         "parameters": _size(head),
     }
-    sections = [
-        _yaml(record, method),
+    introduction = (
         f"# {name}\n\nA draft head for {target.name}{of}, to be used with Paceline:\n\n"
-        f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {own}\n```",
-        "## What it is\n\n" + fact_list(facts) + "\n\nSizes: " + _inline(asdict(cast("Any", head.config))),
-        *[
-            f"## {title}\n\n{fact_list(cast('Mapping[str, object]', record[key]))}"
-            for key, title in (("data", "Data"), ("training", "Training"))
-            if isinstance(record.get(key), Mapping)
-        ],
-        acceptance_table(record.get("acceptance")),
-        "## Use and limits\n\n"
-        + "\n".join(f"- {line}" for line in (*_LIMITS, *cast("Seq[str]", record.get("limits") or ()))),
-        _made(record.get("provenance")),
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+        f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {own}\n```"
+    )
+    about = fact_list(facts) + "\n\nSizes: " + _inline(asdict(cast("Any", head.config)))
+    limits = (*_LIMITS, *cast("Seq[str]", record.get("limits") or ()))
+    front = front_matter(record, "paceline", "text-generation", (*_TAGS, method))
+    return card(front, introduction, about, record, acceptance_table(record.get("acceptance")), limits)
+
+
+def card(
+    front: str, introduction: str, about: str, record: Mapping[str, object], measured: str, limits: Seq[str]
+) -> str:
+    """A model card of these sections, with what the record says of data, training and provenance.
+
+    front: see `front_matter`. measured: the section with the measurements, or nothing.
+    """
+    sections = [front, introduction, "## What it is\n\n" + about]
+    for key in ("data", "training"):
+        if isinstance(record.get(key), Mapping):
+            sections.append(f"## {key.title()}\n\n{fact_list(cast('Mapping[str, object]', record[key]))}")
+    sections += [measured, "## Use and limits\n\n" + "\n".join(f"- {line}" for line in limits)]
+    sections.append(_made(record.get("provenance")))
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def _size(head: Head) -> str:
@@ -70,13 +78,13 @@ def _size(head: Head) -> str:
     return f"{sum(b.nbytes for b in head.buffers()) / 1e6:,.1f} MB of codes, scales and zero points"
 
 
-def _yaml(record: Mapping[str, object], method: str) -> str:
-    lines = ["---", "library_name: paceline"]
+def front_matter(record: Mapping[str, object], library: str, pipeline: str, tags: Seq[str]) -> str:
+    """The YAML at the top of a card."""
+    lines = ["---", f"library_name: {library}"]
     for key, given in (("base_model", record.get("base_model")), ("license", record.get("licence"))):
         if given is not None:
             lines.append(f"{key}: {json.dumps(given)}")  # a JSON string is a YAML string
-    lines += ["pipeline_tag: text-generation", "tags:", *(f"- {tag}" for tag in (*_TAGS, method)), "---"]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"pipeline_tag: {pipeline}", "tags:", *(f"- {tag}" for tag in tags), "---"])
 
 
 def acceptance_table(rows: object) -> str:

@@ -165,8 +165,9 @@ def new_folder(place: Path) -> Iterator[Path]:
         raise
 
 
-def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a file so that it is always either the old one or the new one, whole and on the disk.
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """A temporary file to write, which then takes the place of `path`, so that this is always the old one or the new.
 
     A symlink stays, and what it points to is replaced. Raises OSError; the half-written file is removed.
     """
@@ -174,14 +175,25 @@ def write_bytes(path: Path | str, content: bytes) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
+        yield part
+        with part.open("r+b") as file:
             os.fsync(file.fileno())
         part.replace(place)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    with suppress(OSError):  # a new name is on the disk only when its folder is; some systems cannot open folders
+        handle = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Write a file as `replacing` does."""
+    with replacing(path) as part:
+        part.write_bytes(content)
 
 
 def write_text(path: Path | str, text: str) -> None:

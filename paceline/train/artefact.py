@@ -17,13 +17,13 @@ from transformers.processing_utils import ProcessorMixin
 from ..errors import ConfigError
 from ..eval.trials import Trial
 from ..heads import head_info, load_head, method_of, model_card, read_record, save_head
-from ..heads.card import acceptance_table, fact_list
+from ..heads.card import acceptance_table, card, fact_list, front_matter
 from ..heads.folder import CARD, RECORD, WEIGHTS
 from ..runner import LoadedModel
 from ..system.files import new_folder, write_text
 from ..system.provenance import provenance, sha256_of
 from .config import RunConfig
-from .data import Answers, read_lines
+from .data import Answers, read_begun
 from .log import read_log
 from .recipe import Recipe
 from .run_folder import check_same, understood
@@ -135,11 +135,8 @@ def is_draft(record: Mapping[str, object]) -> bool:
 def draft_card(name: str, record: Mapping[str, object]) -> str:
     """README.md of a draft model, from the record of its training."""
     target = cast("Mapping[str, str]", record["target"])
-    known = {"base_model": record.get("base_model"), "license": record.get("licence")}
     kind = "image-text-to-text" if record.get("sees") else "text-generation"
-    front = ["---", "library_name: transformers"]
-    front += [f"{key}: {json.dumps(value)}" for key, value in known.items() if value is not None]
-    front += [f"pipeline_tag: {kind}", "tags:", "- speculative-decoding", "- draft-model", "---"]
+    front = front_matter(record, "transformers", kind, ("speculative-decoding", "draft-model"))
     facts = {
         "method": "a draft model distilled from its target (arXiv 2310.08461)",
         "target": target["name"],
@@ -147,19 +144,8 @@ def draft_card(name: str, record: Mapping[str, object]) -> str:
         "parameters": f"{record['parameters']:,} in bfloat16",
     }
     use = f"paceline generate {shlex.quote(target['name'])} --chat 'Hello.' --drafter model:{shlex.quote(name)}"
-    sections = [
-        "\n".join(front),
-        f"# {name}\n\nA draft model for {target['name']}:\n\n```bash\n{use}\n```",
-        "## What it is\n\n" + fact_list(facts),
-        *[
-            f"## {key.title()}\n\n{fact_list(cast('Mapping[str, object]', record[key]))}"
-            for key in ("data", "training")
-            if isinstance(record.get(key), Mapping)
-        ],
-        acceptance_table(record.get("acceptance")),
-        "## Use and limits\n\n" + "\n".join(f"- {line}" for line in _LIMITS),
-    ]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    introduction = f"# {name}\n\nA draft model for {target['name']}:\n\n```bash\n{use}\n```"
+    return card(front, introduction, fact_list(facts), record, acceptance_table(record.get("acceptance")), _LIMITS)
 
 
 # What is there already
@@ -184,10 +170,9 @@ def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
     log = head.with_name(re.sub("^(head|draft)", "train", head.name))
     asked = json.loads(json.dumps(_settings(config)))
     with understood(f"the record in {str(head)!r}", f"remove {str(head)!r}, and train again"):
-        record, lines = read_record(head), read_lines(log)
-        kept: Any = record.get("config") if isinstance(record.get("config"), dict) else asked
-        draft: Any = record.get("target") or {}
-        trained_for = record.get("trained_for") or draft.get("fingerprint") or head_info(head).fingerprint
+        record, lines = read_record(head), read_begun(log)
+        kept: Any = record["config"]
+        trained_for = record["trained_for"]
         then, now = (
             {f"{part}.{key}": value for part in ("head", "train") for key, value in settings.get(part, {}).items()}
             for settings in (kept, asked)

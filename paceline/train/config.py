@@ -41,11 +41,13 @@ Temperatures = Annotated[Several[AtLeast0], Field(min_length=1)]
 
 @checked
 class PrepareSection:
-    """Which answers to write. limit, max_tokens, temperatures, mix, seed, part: as in `PrepareConfig`.
+    """Which answers to write.
 
-    states: "store" keeps the hidden states that the method reads; "online" computes them again while training.
-    prompt_tokens: longer prompts are left out. batch: answers written side by side. seed: times 1,000,003 it is the
-    first answer's, which has 64 bits.
+    limit: the number of answers. max_tokens: of an answer. temperatures: taken in turn. mix: the weight of each source
+    of prompts; empty takes them as they come, shuffled. seed: the first answer's is 1,000,003 times this, and has 64
+    bits. states: "store" keeps the hidden states that the method reads; "online" computes them again while training.
+    part: (i, n) writes every n-th prompt only, for n processes side by side. prompt_tokens: longer prompts are left
+    out. batch: answers written side by side.
     """
 
     limit: Annotated[int, Field(ge=1)] = 10_000
@@ -129,12 +131,13 @@ class EvalSection:
 
 @checked
 class RunConfig:
-    """A whole run. prompts: files, see `eval.prompts`; the images of chats are read by `qat` and `distill`, and
-    by heads through stored states; `prepare.mix` reads a key "source" of each line. out: the run's folder.
-    start: a head to go on from, whose shape and draft vocabulary stay; None: a fresh one of the shape `head` asks for.
+    """A whole run.
 
-    answers: folders that `prepare` wrote elsewhere; empty: the run's own. head: shape of what is trained. base_model,
-    licence: for the model card, a hub id and the head's licence.
+    prompts: files, see `eval.prompts`; the images of chats are read by `qat` and `distill`, and by heads through
+    stored states; `prepare.mix` reads a key "source" of each line. out: the run's folder. start: a head to continue
+    from, whose shape and draft vocabulary stay; None: a fresh one of the shape that `head` asks for. answers: folders
+    that `prepare` wrote elsewhere; empty: the run's own. head: shape of what is trained. base_model, licence: for the
+    model card, a hub id and the head's licence.
     """
 
     model: Name

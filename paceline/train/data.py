@@ -11,7 +11,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -20,19 +20,21 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from ..attention.kv_cache import SlotCache
+from ..attention.masks import PassLayout
 from ..errors import ConfigError
+from ..runner import LoadedModel
 from ..schema import validate
-from ..system.files import read_json, write_text
+from ..system.files import read_json
 from .config import TrainConfig
 from .loop import Task
-from .prepare import read_answers
-from .prompts import ImageChat
+from .prepare import ImageChat, read_answers
 from .recipe import Batch, Losses, Recipe
 from .run_folder import understood
 
 StatesOf: TypeAlias = Callable[[Batch, Sequence[int]], Batch]
 """Puts the target's states of the given layers into a batch that has none."""
-_DATA = "data.json"
+DATA = "data.json"
 _SORTED = 256
 """Answers sorted by length together: the larger, the less padding, and the less mixed a batch is."""
 
@@ -66,22 +68,17 @@ class StoredAnswer:
         return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def read_lines(folder: Path) -> dict[str, int] | None:
+def read_begun(folder: Path) -> dict[str, int] | None:
     """How many answers of which folders the run in this folder began with; None where it did not begin.
 
     Raises `ConfigError` for a damaged data.json.
     """
-    path = folder / _DATA
+    path = folder / DATA
     if not path.exists():
         return None
     what = f"the record {str(path)!r}"
     with understood(what, f"remove {str(folder)!r} to train from the beginning"):
         return validate(dict[str, int], read_json(path, "the record"), what)
-
-
-def write_lines(folder: Path, lines: Mapping[str, int]) -> None:
-    """Write them for `read_lines`."""
-    write_text(folder / _DATA, json.dumps(lines) + "\n")
 
 
 @final
@@ -251,6 +248,7 @@ class AnswerTask(Task[Batch]):
         recipe.check_images(answers.has_images or held_out.has_images, answers.has_states and held_out.has_states)
         self._recipe, self._config, self._states_of, self.module = recipe, config, states_of, recipe.module
         self._plans = [self._answers.plan(config.max_tokens, config.seed, epoch) for epoch in range(config.epochs)]
+        self._cut = dict[int, list[tuple[list[list[int]], bool]]]()
         self.held_out = [(kept, batch) for batch in kept.plan(config.max_tokens)] if len(kept) else []
         self.data = {"answers": len(self._answers), "tokens": self._answers.num_tokens, "held_out": len(kept)}
 
@@ -272,23 +270,26 @@ class AnswerTask(Task[Batch]):
 
     def num_steps(self, devices: int) -> int:
         """All epochs."""
-        return sum(self._steps_of(epoch, devices) for epoch in range(self._config.epochs))
+        return len(self._steps(devices))
 
     def items(self, step: int, devices: int) -> Sequence[tuple[Answers, list[int]]]:
         """`accumulate` batches for each device; fewer at the end of an epoch."""
-        epoch = 0
-        while step >= self._steps_of(epoch, devices):
-            step, epoch = step - self._steps_of(epoch, devices), epoch + 1
-        size = self._config.accumulate * devices
-        return [(self._answers, batch) for batch in self._plans[epoch][step * size : (step + 1) * size]]
+        return [(self._answers, batch) for batch in self._steps(devices)[step][0]]
 
     def is_epoch_end(self, step: int, devices: int) -> bool:
         """After the last batch of an epoch."""
-        ends = (sum(self._steps_of(e, devices) for e in range(epoch + 1)) for epoch in range(self._config.epochs))
-        return step in ends
+        return self._steps(devices)[step - 1][1]
 
-    def _steps_of(self, epoch: int, devices: int) -> int:
-        return -(-len(self._plans[epoch]) // (self._config.accumulate * devices))
+    def _steps(self, devices: int) -> list[tuple[list[list[int]], bool]]:
+        """For each step its batches, and whether it is the last of an epoch."""
+        if devices not in self._cut:
+            size = self._config.accumulate * devices
+            self._cut[devices] = [
+                (plan[begin : begin + size], begin + size >= len(plan))
+                for plan in self._plans
+                for begin in range(0, len(plan), size)
+            ]
+        return self._cut[devices]
 
     def load(self, item: tuple[Answers, list[int]]) -> Batch:
         """The answers side by side, with their states."""
@@ -312,3 +313,33 @@ class AnswerTask(Task[Batch]):
         states = {layer: state.to(like.device, like.dtype) for layer, state in batch.states.items()}
         ready = Batch(batch.token_ids.to(like.device), states, batch.is_answer.to(like.device), batch.chats)
         return self._recipe.loss(ready)
+
+
+@final
+class OnlineStates:
+    """Runs the target over texts of a batch, one after another, as a prefill does."""
+
+    def __init__(self, target: LoadedModel):
+        self._target = target
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, layers: Sequence[int]) -> Batch:
+        """The batch with these states, zero at and after each answer's last token, as stored ones are."""
+        rows, width = batch.token_ids.shape
+        shape = rows, width, self._target.hidden_size
+        states = {n: torch.zeros(shape, dtype=self._target.dtype, device=self._target.device) for n in layers}
+        last = (batch.is_answer * torch.arange(width)).amax(1).tolist()  # column of each answer's last token
+        for row, end in enumerate(last):
+            for layer, read in self._read(batch.token_ids[row, None, :end], layers).items():
+                states[layer][row, :end] = read[0]
+        return replace(batch, states=states)
+
+    def _read(self, token_ids: torch.Tensor, layers: Sequence[int]) -> dict[int, torch.Tensor]:
+        """States [1, T, E] of one text [1, T]."""
+        target, length = self._target, token_ids.shape[1]
+        cache = SlotCache(1, length)
+        starts = cache.begin([cache.allocate()], length, whole=target.attends_trees)
+        layout = PassLayout(starts, length, None, False, 1, length, [0], device=target.device)
+        states = {layer: torch.empty(0) for layer in layers}
+        target.prefill(token_ids.to(target.device), layout, cache, states)
+        return states

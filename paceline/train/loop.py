@@ -8,10 +8,12 @@ never stopped.
 """
 
 import math
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -19,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NumericsError
-from . import checkpoint
+from ..system.files import replacing
 from .config import LoopConfig
 from .estimate import StepCost, accepted_length, measure
 from .log import Evaluated, Event, Finished, Log, Saved, Started, Stepped, Window
 from .recipe import Losses
-from .run_folder import check_same, need
+from .run_folder import check_same, need, understood
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -84,7 +86,7 @@ class Task(ABC, Generic[_B]):
 
 
 def train(task: Task[Any], config: LoopConfig, folder: Path | str) -> Iterator[Event]:
-    """Train `task.module` in place, going on from the last checkpoint in `folder` where there is one.
+    """Train `task.module` in place, continuing from the last checkpoint in `folder` where there is one.
 
     Raises `ConfigError` where the folder holds another run's checkpoint, `NumericsError` when ten steps in a row have
     gradients that are not finite.
@@ -205,11 +207,11 @@ class _Run:
     def _evaluate(self) -> Evaluated:
         """Losses and agreement on the held-out items, without touching the run's random numbers."""
         self.task.module.eval()
-        window, before = Window(), checkpoint.random_state()
+        window, before = Window(), random_state()
         for item in self.task.held_out[self.rank :: self.devices]:
             batch = self.task.load(item)
             window.add(self._loss(batch), self.task.weight(batch))
-        checkpoint.set_random_state(before)
+        set_random_state(before)
         if self.devices > 1:
             every, window = self._gather(window.sums()), Window()
             for sums in every:
@@ -219,7 +221,7 @@ class _Run:
 
     def _cost(self) -> StepCost:
         """What the rest of the run takes on this device, from a micro-batch whose gradients are thrown away."""
-        before = checkpoint.random_state()
+        before = random_state()
         batches = self._load(0) or [self.task.load(self.task.items(0, self.devices)[0])]
 
         def once() -> None:
@@ -230,13 +232,13 @@ class _Run:
 
         columns = sum(self.task.columns(batch) for batch in batches) * self.steps
         cost = measure(once, self.task.columns(batches[0]), columns)
-        checkpoint.set_random_state(before)
+        set_random_state(before)
         return cost
 
     # Staying the same run
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
+        """What must be the same for a run to continue."""
         c, shares = self.config, [share for _, share in self.groups]
         settings = {"lr": c.lr, "warmup": c.warmup, "clip": c.clip, "weight_decay": c.weight_decay, "seed": c.seed}
         shapes = [tuple(parameter.shape) for parameter in self.parameters]
@@ -244,28 +246,28 @@ class _Run:
         return settings | own | dict(self.task.identity)
 
     def _save(self) -> Path:
-        random_states = self._gather(checkpoint.random_state())
+        random_states = self._gather(random_state())
         if not self.accelerator.is_main_process:
-            return checkpoint.path_of(self.folder, self.step)
+            return checkpoint_path(self.folder, self.step)
         state = {
             "identity": self._identity(), "trained": self.task.state(), "optimizer": self.optimizer.state_dict(),
             "random": random_states, "step": self.step, "tokens": self.tokens, "skipped": self.skipped,
             "window": self.window.sums(),
         }  # fmt: skip
-        return checkpoint.save(self.folder, self.step, state)
+        return save_checkpoint(self.folder, self.step, state)
 
     def _resume(self) -> bool:
-        state = checkpoint.newest(self.folder)
+        state = newest_checkpoint(self.folder)
         if state is None:
             return False
-        with checkpoint.readable(self.folder):
+        with readable_checkpoint(self.folder):
             fix = "choose another folder, or delete this one to begin again"
             check_same(f"the run in {str(self.folder)!r}", state["identity"], self._identity(), fix)
             with torch.no_grad():
                 for name, tensor in self.task.state().items():
                     tensor.copy_(state["trained"][name])
             self.optimizer.load_state_dict(state["optimizer"])
-            checkpoint.set_random_state(state["random"][self.rank])
+            set_random_state(state["random"][self.rank])
             self.step, self.tokens, self.skipped = (int(state[key]) for key in ("step", "tokens", "skipped"))
             self.window = Window(state["window"])
         return True
@@ -316,3 +318,60 @@ def _ahead(steps: Iterable[int], load: Callable[[int], list[Any]]) -> Iterator[l
             waiting = coming
         if waiting is not None:
             yield waiting.result()
+
+
+# Checkpoints
+
+KEPT = 2
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """The file of a step's checkpoint."""
+    return folder / f"checkpoint-{step:08d}.pt"
+
+
+def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
+    """Write the state of the run at `step`, then drop all but the last two."""
+    path = checkpoint_path(folder, step)
+    with replacing(path) as part:
+        torch.save(dict(state), part)
+    killed = folder.glob(".checkpoint-*.part")  # half-written
+    for old in [*_all(folder)[:-KEPT], *killed]:
+        old.unlink()
+    return path
+
+
+def newest_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """The last whole checkpoint; None where there is none. Raises `ConfigError` for one that cannot be read."""
+    found = _all(folder)
+    if not found:
+        return None
+    with readable_checkpoint(folder):
+        return torch.load(found[-1], map_location="cpu", weights_only=True)
+
+
+def readable_checkpoint(folder: Path) -> AbstractContextManager[None]:
+    """While reading the last checkpoint: `ConfigError` where it does not hold what was expected."""
+    return understood(
+        f"the checkpoint {str(_all(folder)[-1])!r}", "delete it, and the run continues from the one before"
+    )
+
+
+def random_state() -> dict[str, Any]:
+    """The state of this process's random generators."""
+    version, words, gauss = random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"python": (version, list(words), gauss), "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Put the generators back."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(folder.glob("checkpoint-" + "[0-9]" * 8 + ".pt"))

@@ -10,14 +10,12 @@
 p and q are over the Vd tokens that the head can draft, p cut to them and renormalised.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-
-from ..errors import ConfigError
 
 Loss: TypeAlias = Callable[[Float[Tensor, "T Vd"], Float[Tensor, "T Vd"]], Float[Tensor, ""]]
 """(target's logits, head's logits) -> scalar."""
@@ -54,19 +52,7 @@ def lk_hybrid(target: Float[Tensor, "T Vd"], head: Float[Tensor, "T Vd"]) -> Flo
 
 
 LossName = Literal["ce", "kl", "tv", "lk", "lk_hybrid"]
-LOSSES: dict[str, Loss] = {"ce": cross_entropy, "kl": kl, "tv": tv, "lk": lk, "lk_hybrid": lk_hybrid}
-
-
-def loss_named(name: str) -> Loss:
-    """The loss of that name. Raises `ConfigError`."""
-    if name not in LOSSES:
-        raise ConfigError("unknown loss", got=repr(name), expected="one of " + ", ".join(LOSSES))
-    return LOSSES[name]
-
-
-def regression(states: Float[Tensor, "T E"], hidden: Float[Tensor, "T E"]) -> Float[Tensor, ""]:
-    """SmoothL1 between the target's states and the head's, summed over nothing: EAGLE-1's first term."""
-    return nn.functional.smooth_l1_loss(hidden, states)
+LOSSES: Mapping[str, Loss] = {"ce": cross_entropy, "kl": kl, "tv": tv, "lk": lk, "lk_hybrid": lk_hybrid}
 
 
 @torch.no_grad()

@@ -4,20 +4,22 @@ A head learns to predict one model, so it learns from that model's own answers. 
 the target, and here they are computed anyway.
 
     folder/prepare.json             what was asked of which model
-    folder/answers.jsonl            one answer a line: prompt_ids, answer_ids, temperature, seed; of a chat with
-                                    images also messages and images, see `prompts`
+    folder/answers.jsonl            one answer a line: prompt_ids, answer_ids, temperature, seed; of a chat with images
+                                    also its messages, with whole paths, and a hash of each image's pixels
     folder/states-000000.safetensors   "17.30": states 30 of answer 17, [its tokens - 1, E]
 
 An answer counts as written once its line is in answers.jsonl, after its states: a kill at any moment loses at most
 the answers in progress, and running again continues from there.
+
+Images are not copied: training opens them again, and refuses files that no longer have these hashes.
 """
 
 import json
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
@@ -32,15 +34,19 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, TargetView, Ver
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
+from ..core.vision import VisionPrompt
 from ..decoding import SpeculativeDecoder, generate
-from ..errors import ConfigError
-from ..eval.prompts import PromptLine
+from ..errors import CacheFull, ConfigError
+from ..eval.prompts import PromptLine, read_lines
+from ..hf.chats import has_images
+from ..hf.image_prompts import text_prompt
+from ..hf.prompts import Chat, read_prompt
 from ..policy import Fixed
 from ..runner import ModelRunner
 from ..schema import checked, validate
-from ..system.files import parse_json, read_bytes, read_json, write_text
+from ..system.files import parse_json, read_bytes, read_json, replacing, write_text
 from ..verify import Coupled
-from .prompts import TrainPrompt, vision_of
+from .config import PrepareSection
 from .run_folder import check_same, understood
 
 _RECORD = "prepare.json"
@@ -52,24 +58,87 @@ _WITH_IMAGES = 128
 
 
 @dataclass(frozen=True)
-class PrepareConfig:
-    """What to write.
+class ImageChat:
+    """A chat with images. text: the messages as JSON, with whole paths. images: `PromptImage.key` of each image."""
 
-    limit: the number of answers. max_tokens: of an answer. temperatures: taken in turn. mix: the weight of each source
-    of prompts; empty takes them as they come, shuffled. layers: hidden states to keep, none for text alone.
-    part: (i, n) writes every n-th prompt only, for n processes side by side.
+    text: str
+    images: tuple[str, ...]
+
+    @property
+    def messages(self) -> Chat:
+        """As `LLM.generate` takes them."""
+        return json.loads(self.text)
+
+
+@dataclass(frozen=True)
+class TrainPrompt:
+    """A prompt that the target is to answer. chat: where it has images."""
+
+    source: str
+    token_ids: list[int]
+    chat: ImageChat | None = None
+
+
+def read_files(paths: Iterable[str]) -> list[PromptLine]:
+    """The prompts of all files, with whole paths of images. Raises `ConfigError` where there is none."""
+    lines = [line for path in paths for line in read_lines(Path(path).absolute())]
+    if not lines:
+        raise ConfigError(
+            "there are no prompts to answer", fix="name files in the configuration, as prompts: [a.jsonl]"
+        )
+    return lines
+
+
+def chat_of(line: PromptLine) -> Chat:
+    """The chat that a line asks; bare text is what the user says."""
+    return [{"role": "user", "content": line.prompt}] if isinstance(line.prompt, str) else line.prompt
+
+
+def encode_line(runner: ModelRunner, line: PromptLine) -> TrainPrompt | None:
+    """A line as the model reads it: in a chat, where it has a template for one. None where it fills the context."""
+    source, tokenizer = str(line.row.get("source", "")), runner.loaded.tokenizer
+    if line.is_bare and runner.loaded.vision is None and not getattr(tokenizer, "chat_template", None):
+        assert tokenizer is not None
+        return TrainPrompt(source, list(tokenizer.encode(line.turns[0])))
+    try:
+        return encode_chat(runner, source, chat_of(line))
+    except CacheFull:
+        return None
+
+
+def encode_chat(runner: ModelRunner, source: str, messages: Chat) -> TrainPrompt:
+    """A chat as the model reads it. Raises as `read_prompt`."""
+    ids, vision = read_prompt(runner.loaded, messages, runner.max_length)
+    if not has_images(messages):
+        return TrainPrompt(source, ids)
+    assert vision is not None
+    return TrainPrompt(source, ids, ImageChat(json.dumps(messages), vision.keys))
+
+
+def vision_of(runner: ModelRunner, token_ids: Seq[int], chat: ImageChat | None) -> VisionPrompt | None:
+    """The images of a prompt as the runner takes them; None where the model reads text alone.
+
+    Raises `ConfigError` where a file is gone, or holds another image by now.
     """
+    if chat is None:
+        return None if runner.loaded.vision is None else text_prompt(runner.loaded.vision, len(token_ids))
+    ids, vision = read_prompt(runner.loaded, chat.messages, runner.max_length)
+    assert vision is not None
+    if vision.keys != chat.images or ids != list(token_ids):
+        raise ConfigError(
+            "the images of prepared answers are no longer those that were answered",
+            got=f"{len(ids)} prompt tokens, images {_brief(vision.keys)}",
+            expected=f"{len(token_ids)} prompt tokens, images {_brief(chat.images)}",
+            fix="put the files back, or prepare answers anew in another folder",
+        )
+    return vision
 
-    limit: int = 1000
-    max_tokens: int = 256
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    mix: Mapping[str, float] = field(default_factory=dict[str, float])
-    layers: tuple[int, ...] = ()
-    seed: int = 0
-    part: tuple[int, int] = (0, 1)
+
+def _brief(keys: Seq[str]) -> str:
+    return ", ".join(key[:8] for key in keys) or "none"
 
 
-def ordered(prompts: Seq[PromptLine], config: PrepareConfig) -> list[PromptLine]:
+def ordered(prompts: Seq[PromptLine], config: PrepareSection) -> list[PromptLine]:
     """The prompts to answer, shuffled by the seed, sources interleaved by their weights. Raises `ConfigError`."""
     chance = random.Random(config.seed)
     shuffled = list(prompts)
@@ -169,16 +238,17 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def prepare(
-    runner: ModelRunner, prompts: Iterable[TrainPrompt], eos_ids: frozenset[int], config: PrepareConfig, folder: Path
-) -> Iterator[Written]:
+    runner: ModelRunner, prompts: Iterable[TrainPrompt], eos_ids: frozenset[int], config: PrepareSection, folder: Path,
+    layers: tuple[int, ...] = (),
+) -> Iterator[Written]:  # fmt: skip
     """Write the answers that are still missing, yielding after each round.
 
-    prompts: in the order of `ordered`. Raises `ConfigError` where the folder holds answers to other prompts, or was
-    prepared in another way; only `limit` may change.
+    prompts: in the order of `ordered`. layers: the hidden states to keep. Raises `ConfigError` where the folder holds
+    answers to other prompts, or was prepared in another way; only `limit` may change.
     """
     folder.mkdir(parents=True, exist_ok=True)
     answers, done = folder / "answers.jsonl", read_answers(folder)
-    _check_record(folder, runner, config)
+    _check_record(folder, runner, config, layers)
     if answers.exists():  # drop a line that was cut short
         whole = answers.read_bytes()
         with answers.open("r+b") as file:
@@ -199,7 +269,7 @@ def prepare(
         vision = vision_of(runner, one.token_ids, one.chat)
         return Sequence(one.token_ids, params, seed + index, eos_ids, runner.max_length, vision=vision)
 
-    recorder = _Recorder(config.layers)
+    recorder = _Recorder(layers)
     decoder = SpeculativeDecoder(runner, recorder, Coupled(), Fixed(0))
     together = _WITH_IMAGES if any(one.chat is not None for _, one in missing) else None
     todo, waiting, finished, count = iter(missing), dict[int, tuple[int, TrainPrompt]](), list[Sequence](), len(done)
@@ -216,10 +286,10 @@ def prepare(
     yield Written(0, count + len(finished))
 
 
-def _check_record(folder: Path, runner: ModelRunner, config: PrepareConfig) -> None:
+def _check_record(folder: Path, runner: ModelRunner, config: PrepareSection, layers: tuple[int, ...]) -> None:
     """Write what is asked of which model to prepare.json, or compare it with what is there."""
-    asked = {key: value for key, value in asdict(config).items() if key != "limit"}
-    asked |= {"target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}
+    asked = {key: getattr(config, key) for key in ("max_tokens", "temperatures", "mix", "seed", "part")}
+    asked |= {"layers": layers, "target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}
     then = read_record(folder)
     if then is None:
         write_text(folder / _RECORD, json.dumps(asked, indent=2) + "\n")
@@ -240,11 +310,8 @@ def _write(
         for layer, state in recorder.states.pop(id(seq), {}).items()
     }
     if tensors:
-        part = folder / (shard + ".part")
-        save_file(tensors, part)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(folder / shard)
+        with replacing(folder / shard) as part:
+            save_file(tensors, part)
     with (folder / "answers.jsonl").open("a") as file:
         for seq in seqs:
             index, one = indices[id(seq)]

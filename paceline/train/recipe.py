@@ -12,7 +12,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError
 from ..runner import LoadedModel
-from .prompts import ImageChat
+from .prepare import ImageChat
 
 if TYPE_CHECKING:
     from .config import RunConfig

@@ -1,4 +1,4 @@
-"""The folder of a run: one process at a time writes it, other settings do not go on in it, damage is reported."""
+"""The folder of a run: one process at a time writes it, a run with other settings is refused, damage is reported."""
 
 import json
 import os

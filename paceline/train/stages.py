@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from ..errors import ConfigError, IncompatibleModels
-from ..eval.prompts import PromptLine
 from ..eval.trials import Progress, Trial, trials_of
 from ..heads import head_info, read_record
 from ..hf.chats import has_images
@@ -30,15 +29,12 @@ from ..system.files import write_text
 from ..zoo import resolve
 from .artefact import check_same_run, is_draft, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
-from .curve import draw
-from .data import Answers, AnswerTask, read_lines, write_lines
-from .log import Event, Finished, need_tensorboard
+from .data import DATA, Answers, AnswerTask, OnlineStates, read_begun
+from .log import Event, Finished, draw, need_tensorboard
 from .loop import train
 from .measure import check_eval, evaluate
-from .online import OnlineStates
-from .prepare import PrepareConfig, ordered, prepare, read_answers
+from .prepare import chat_of, encode_line, ordered, prepare, read_answers, read_files
 from .prepare import read_record as read_prepared
-from .prompts import TrainPrompt, chat_of, encode_line, read_files
 from .recipes import recipe_of
 from .run_folder import is_main, local_device, main_first, need, only_run, understood
 
@@ -134,10 +130,14 @@ class Stages:
         self.check()
         index, parts = c.part
         layers = recipe_of(self.method).layers(self.method, self.config, self.target)
-        how = PrepareConfig(
-            c.limit, c.max_tokens, c.temperatures, c.mix, layers if c.states == "store" else (), c.seed, c.part
-        )
-        rows = [self._encode(line, layers, how) for line in ordered(read_files(self.config.prompts), how)]
+        recomputes = bool(layers) and c.states == "online"
+        layers = () if recomputes else layers
+        reads_images = recipe_of(self.method).makes_draft or layers  # states are computed with the images
+        lines = ordered(read_files(self.config.prompts), c)
+        if not reads_images and any(has_images(chat_of(line)) for line in lines):
+            fix = "prepare them with prepare.states=store" if recomputes else "take prompts without them"
+            raise ConfigError(f"{self.method} does not learn from images" + " read again" * recomputes, fix=fix)
+        rows = [encode_line(self.llm.runner, line) for line in lines]
         longest = min(c.prompt_tokens, self.llm.runner.max_length - 1)
         kept = [one for one in rows if one is not None and len(one.token_ids) <= longest]
         skipped, total, tokens = len(rows) - len(kept), len(kept[index::parts]), 0
@@ -146,18 +146,10 @@ class Stages:
             raise ConfigError("there is no prompt to answer", got=f"{skipped} too long", fix=fix)
         folder = self.out / f"answers-{index}"
         with only_run(self.out, folder.name):  # other parts are written by other processes
-            for written in prepare(self.llm.runner, kept, self.target.eos_ids, how, folder):
+            for written in prepare(self.llm.runner, kept, self.target.eos_ids, c, folder, layers):
                 tokens += written.tokens
                 yield Preparing(written.answers, total, tokens, skipped)
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
-
-    def _encode(self, line: PromptLine, layers: tuple[int, ...], how: PrepareConfig) -> TrainPrompt | None:
-        """A prompt for the target. Raises `ConfigError` for images that this method does not read."""
-        reads_images = recipe_of(self.method).makes_draft or how.layers  # states are computed with the images
-        if not reads_images and has_images(chat_of(line)):
-            fix = "prepare them with prepare.states=store" if layers else "take prompts without them"
-            raise ConfigError(f"{self.method} does not learn from images" + " read again" * bool(layers), fix=fix)
-        return encode_line(self.llm.runner, line)
 
     def train(self) -> Iterator[StageEvent]:
         """Train on each fraction of the answers, smallest first, and keep each result as a folder."""
@@ -201,7 +193,7 @@ class Stages:
                     f"the answers in {name!r} were written by another model", got=record.get("target"),
                     expected=self.target.name, fix="prepare answers of this model, or name the model that wrote them",
                 )  # fmt: skip
-        begun = read_lines(folder)
+        begun = read_begun(folder)
         lines = begun or {name: len(read_answers(Path(name))) for name in folders}
         answers = Answers.read(lines, lines)
         most = max((max(ids) for ids in answers.texts), default=0)
@@ -211,7 +203,7 @@ class Stages:
                 expected=f"0 to {self.target.vocab_size - 1}", fix="prepare answers of this model in a new folder",
             )  # fmt: skip
         if begun is None:
-            write_lines(folder, lines)
+            write_text(folder / DATA, json.dumps(lines) + "\n")
         return answers
 
     def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:

@@ -63,10 +63,10 @@ def run(*arguments: str):
 def test_the_command_tells_everything_as_json(folder, tmp_path):
     result = run(folder, "--drafter", "lookup", "--num-scenes", "1", "--save", str(tmp_path / "png"), "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["identical"]
-    assert [row["kind"] for row in told["questions"]] == ["yes/no", "choice", "short", "caption", "steps"]
-    assert {"vision", "prefill", "draft", "verify"} <= told["speculative_split"].keys()
+    got = json.loads(result.stdout)
+    assert got["identical"]
+    assert [row["kind"] for row in got["questions"]] == ["yes/no", "choice", "short", "caption", "steps"]
+    assert {"vision", "prefill", "draft", "verify"} <= got["speculative_split"].keys()
     (saved,) = (tmp_path / "png").iterdir()
     saved.write_bytes(b"mine")
     again = run(folder, "--drafter", "lookup", "--num-scenes", "1", "--save", str(tmp_path / "png"))

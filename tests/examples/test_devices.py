@@ -1,4 +1,4 @@
-"""Two processes train the second stage as one does: the gradient is the same however the pictures are spread."""
+"""Two processes train the second stage as one does: the gradient is the same however the images are spread."""
 
 import os
 import socket

@@ -35,22 +35,22 @@ def made(tmp_path_factory):
     return model, make_processor(base)
 
 
-def logits_of(made, pictures):
+def logits_of(made, several):
     with torch.no_grad():
-        return answer_logits(made[0], collate(pictures, made[1], GRID**2))
+        return answer_logits(made[0], collate(several, made[1], GRID**2))
 
 
 def test_branches_do_not_see_each_other(made):
-    picture = scene_chats(4)
-    together, wanted = logits_of(made, [picture])
-    alone = [logits_of(made, [ImageChats(picture.image, (branch,))]) for branch in picture.branches]
+    chats = scene_chats(4)
+    together, wanted = logits_of(made, [chats])
+    alone = [logits_of(made, [ImageChats(chats.image, (branch,))]) for branch in chats.branches]
     assert torch.equal(wanted, torch.cat([tokens for _, tokens in alone]))
     assert torch.allclose(together, torch.cat([logits for logits, _ in alone]), atol=1e-4)
 
 
 def test_a_mask_that_lets_branches_see_is_caught(made):
-    picture = scene_chats(4)
-    batch = collate([picture], made[1], GRID**2)
+    chats = scene_chats(4)
+    batch = collate([chats], made[1], GRID**2)
     together, _ = answer_logits(made[0], batch)
     longest = batch.mask.shape[-1]
     leaky = replace(batch, mask=torch.ones_like(batch.mask).tril())
@@ -59,14 +59,14 @@ def test_a_mask_that_lets_branches_see_is_caught(made):
 
 
 def test_the_template_is_what_training_read(made):
-    """A branch behind its picture is the very prompt that the processor's chat template makes."""
+    """A branch behind its image is the very prompt that the processor's chat template makes."""
     model, processor = made
-    picture = ImageChats(scene_chats(4).image, ((("What is it?", "a star"),),))
-    batch = collate([picture], processor, GRID**2)
+    chats = ImageChats(scene_chats(4).image, ((("What is it?", "a star"),),))
+    batch = collate([chats], processor, GRID**2)
     chat = [
         {
             "role": "user",
-            "content": [{"type": "image", "image": picture.image}, {"type": "text", "text": "What is it?"}],
+            "content": [{"type": "image", "image": chats.image}, {"type": "text", "text": "What is it?"}],
         }
     ]
     inputs = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")  # noqa: E501  # fmt: skip
@@ -81,16 +81,16 @@ def test_the_template_is_what_training_read(made):
 
 
 def test_two_turns_go_on_from_each_other(made):
-    picture = ImageChats(scene_chats(4).image, ((("What?", "star"), ("Where?", "left")),))
-    _, wanted = logits_of(made, [picture])
+    chats = ImageChats(scene_chats(4).image, ((("What?", "star"), ("Where?", "left")),))
+    _, wanted = logits_of(made, [chats])
     text = made[1].tokenizer.decode(wanted)
     assert text == "star<|im_end|>left<|im_end|>"
 
 
 def test_pictures_of_unequal_length_share_a_batch(made):
-    pictures = [scene_chats(4), scene_chats(5)]
-    both, _ = logits_of(made, pictures)
-    one, other = logits_of(made, pictures[:1])[0], logits_of(made, pictures[1:])[0]
+    several = [scene_chats(4), scene_chats(5)]
+    both, _ = logits_of(made, several)
+    one, other = logits_of(made, several[:1])[0], logits_of(made, several[1:])[0]
     assert torch.allclose(both, torch.cat([one, other]), atol=1e-4)
 
 
@@ -115,8 +115,8 @@ def test_lessons_are_functions_of_the_step_and_never_held_out():
     assert len(first) == 3
     assert HELD_OUT > 1 << 40
     asked = step_chats(5, [], 2, 1, seed=3, asks={"caption": 1, "yes/no": 2})
-    assert all(1 <= len(picture.branches) <= 3 for picture in asked)
-    assert all(len(branch) == 1 for picture in asked for branch in picture.branches)
+    assert all(1 <= len(chats.branches) <= 3 for chats in asked)
+    assert all(len(branch) == 1 for chats in asked for branch in chats.branches)
 
 
 @pytest.mark.parametrize("asks", ["{poem: 1}", "{caption: -1}", "{caption: 0}"])

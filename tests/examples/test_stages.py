@@ -50,9 +50,9 @@ def test_a_run_leaves_what_it_says(finished, base):
     assert small["layers"] == [0, 3]
     assert small["vision"]["file"] == "../tiny-vlm/vision.safetensors"
     assert not (out / "tiny-vlm-small" / "pretrain.safetensors").exists()
-    told = json.loads((out / "eval.json").read_text())
-    assert told["tiny-vlm"]["easy-VQA test"]["questions"] == 4
-    assert told["tiny-vlm"]["caption"]["questions"] == 1
+    got = json.loads((out / "eval.json").read_text())
+    assert got["tiny-vlm"]["easy-VQA test"]["questions"] == 4
+    assert got["tiny-vlm"]["caption"]["questions"] == 1
     card = (out / "tiny-vlm-small" / "README.md").read_text()
     assert "layers 0, 3" in card
     assert "| easy-VQA test, 4 questions |" in card

@@ -37,7 +37,7 @@ def test_overrides():
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "got"),
     [
         ("train.learning=1", r"unknown key 'train.learning'"),
         ("train.epoch=3", r"did you mean 'epochs'"),
@@ -86,8 +86,8 @@ def test_overrides():
         ("out=\udcff", r"not YAML"),
     ],
 )
-def test_mistakes_are_told(override, told):
-    with pytest.raises(ConfigError, match=told):
+def test_mistakes_are_reported(override, got):
+    with pytest.raises(ConfigError, match=got):
         read_config(None, (*NEEDED, override))
 
 
@@ -102,7 +102,7 @@ def test_missing_key_and_file(tmp_path):
 
 
 def test_yaml_that_explodes_is_one_error(tmp_path):
-    """Nine levels of nine aliases each stand for 400 million values."""
+    """Nine levels of nine aliases each mean 400 million values."""
     levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
     (tmp_path / "run.yaml").write_text("\n".join(["a0: &a0 x", *levels]))
     with pytest.raises(ConfigError, match="alias"):

@@ -1,11 +1,10 @@
-"""Answers as lessons: the right state at the right column, an order that depends on nothing else, no leaks."""
+"""Answers as training data: the right state at the right column, an order that depends on nothing else, no leaks."""
 
 import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.train.data import Answers
-from paceline.train.online import OnlineStates
+from paceline.train.data import Answers, OnlineStates
 from tests.helpers import loaded
 from tests.tiny import tiny_model
 from tests.train.toy import LAYERS, write_answers
@@ -29,10 +28,10 @@ def states_are_aligned(answers: Answers, shift: int = 0) -> bool:
             assert batch.is_answer[row].sum() == len(one.answer_ids)
             assert batch.is_answer[row, len(one.prompt_ids)]
             with torch.no_grad():
-                told = model(ids, output_hidden_states=True).hidden_states
+                got = model(ids, output_hidden_states=True).hidden_states
             for layer in LAYERS:
                 held = batch.states[layer][row].float()
-                want = told[layer][0].clone()
+                want = got[layer][0].clone()
                 want[-1] = 0
                 want = torch.roll(want, shift, 0)
                 if held[one.length :].any() or not torch.allclose(held[: one.length], want, rtol=0.02, atol=0.02):
@@ -40,7 +39,7 @@ def states_are_aligned(answers: Answers, shift: int = 0) -> bool:
     return True
 
 
-def test_states_stand_at_their_tokens(folders):
+def test_states_are_at_their_tokens(folders):
     answers = Answers.read(folders)
     assert len(answers) == 24
     assert states_are_aligned(answers)
@@ -107,7 +106,7 @@ def test_growing_folder(folders, tmp_path):
         Answers.read(tmp_path)
 
 
-def test_missing_layer_is_told(folders):
+def test_missing_layer_is_reported(folders):
     answers = Answers.read(folders)
     with pytest.raises(ConfigError, match=r"states of layer 7.*online"):
         answers.batch([0], (7,), 64)

@@ -1,4 +1,4 @@
-"""Distillation's lessons, held against texts read one by one; the model that comes out, and what it is made from."""
+"""Distillation's losses, compared with texts read one by one; the model that comes out, and what it is made from."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.llm import LLM
 from paceline.runner import wrap_model
 from paceline.train.artefact import save_draft
-from paceline.train.losses import LOSSES, loss_named
+from paceline.train.losses import LOSSES
 from paceline.train.recipes import distill as file
 from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
 from tests.helpers import tokenizer
@@ -25,26 +25,26 @@ WINDOW = 3
 def recipe(name="llama", loss="kl", layers=1, **how) -> DistillRecipe:
     plain = tiny_model(name).requires_grad_(False)
     draft = fewer_layers(plain, layers, "first").requires_grad_(True)
-    made = DistillRecipe(plain, draft, None if loss is None else loss_named(loss), window=WINDOW, **how)
+    made = DistillRecipe(plain, draft, DistillLoss(loss or "token", window=WINDOW, **how))
     made.module.eval()
     return made
 
 
 def mean_apart(made, texts: list[tuple[list[int], int]]) -> float:
-    """KL of the last `count` columns' laws, each text read by itself."""
+    """KL of the last `count` columns' distributions, each text read by itself."""
     taught, said = [], []
     for text, count in texts:
         ids = torch.tensor([text])
         taught.append(made._plain(ids).logits[0, -count:])
         said.append(made.module(ids).logits[0, -count:])
-    return float(loss_named("kl")(torch.cat(taught), torch.cat(said)))
+    return float(LOSSES["kl"](torch.cat(taught), torch.cat(said)))
 
 
 @torch.no_grad()
-def test_every_lesson_is_what_reading_the_answer_says():
+def test_every_supervised_token_is_what_reading_the_answer_says():
     made = recipe()
-    told = made.loss(batch_of())
-    assert float(told.total) == pytest.approx(mean_apart(made, [((p + a)[:-1], len(a)) for p, a in TEXTS]), rel=1e-4)
+    got = made.loss(batch_of())
+    assert float(got.total) == pytest.approx(mean_apart(made, [((p + a)[:-1], len(a)) for p, a in TEXTS]), rel=1e-4)
     labels = made.module(torch.tensor([TEXTS[0][0] + TEXTS[0][1]])).logits[0].argmax(-1)
     alone = made.loss(batch_of(TEXTS[:1]))
     right = [int(labels[len(TEXTS[0][0]) - 1 + i]) == token for i, token in enumerate(TEXTS[0][1])]
@@ -54,12 +54,12 @@ def test_every_lesson_is_what_reading_the_answer_says():
 @pytest.mark.parametrize("name", ["llama", "qwen2-sliding"])
 @pytest.mark.parametrize("mutant", [None, "drawn from another", "one place off"])
 @torch.no_grad()
-def test_drawn_rounds_are_the_drafts_own_and_lessons_of_theirs(monkeypatch, name, mutant):
+def test_drawn_rounds_are_the_drafts_own_and_their_targets(monkeypatch, name, mutant):
     """With the likeliest token for a sample, a round is the draft's greedy continuation."""
     made = recipe(name, on_policy=1.0, rounds=2)
     made.module.train()
     kept, texts = {}, list[tuple[list[int], int]]()
-    monkeypatch.setattr(torch, "multinomial", lambda law, count: law.argmax(-1, keepdim=True))
+    monkeypatch.setattr(torch, "multinomial", lambda probs, count: probs.argmax(-1, keepdim=True))
     true = DistillRecipe._draw
 
     def draw(recipe, ids, drawn, cache):
@@ -71,7 +71,7 @@ def test_drawn_rounds_are_the_drafts_own_and_lessons_of_theirs(monkeypatch, name
         return kept["fed"]
 
     monkeypatch.setattr(DistillRecipe, "_draw", draw)
-    told = made.loss(batch_of())
+    got = made.loss(batch_of())
     fed, drawn = kept["fed"], kept["drawn"]
     right = True
     for row, (p, a) in enumerate(TEXTS):
@@ -83,7 +83,7 @@ def test_drawn_rounds_are_the_drafts_own_and_lessons_of_theirs(monkeypatch, name
             right &= text[root:] == fed[row][mine].tolist()
             texts.append((text, WINDOW))
     assert right == (mutant is None)
-    assert (float(told.total) == pytest.approx(mean_apart(made, texts), rel=1e-3)) == (mutant is None)
+    assert (float(got.total) == pytest.approx(mean_apart(made, texts), rel=1e-3)) == (mutant is None)
 
 
 def test_drawing_takes_every_root_at_most_once_and_leaves_answers_alone():
@@ -96,20 +96,20 @@ def test_drawing_takes_every_root_at_most_once_and_leaves_answers_alone():
 
 @pytest.mark.parametrize(("loss", "how"), [("kl", {}), ("tv", {}), ("lk_hybrid", {"on_policy": 0.5}), (None, {}),
                                            ("kl", {"label_weight": 0.3})])  # fmt: skip
-def test_training_makes_more_drafts_stand_and_leaves_the_target(loss, how):
+def test_training_makes_more_drafts_accepted_and_leaves_the_target(loss, how):
     torch.manual_seed(0)
     made = recipe(loss=loss, **how)
     before = [p.clone() for p in made._plain.parameters()]
     made.module.train()
     optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=5e-3)
-    told = [made.loss(batch_of())]
+    got = [made.loss(batch_of())]
     for _ in range(12):
         optimizer.zero_grad()
-        told[-1].total.backward()
+        got[-1].total.backward()
         optimizer.step()
-        told.append(made.loss(batch_of()))
+        got.append(made.loss(batch_of()))
     name = "token" if loss is None else "acceptance"
-    better = told[-1].parts[name] - told[0].parts[name]
+    better = got[-1].parts[name] - got[0].parts[name]
     assert float(better) > 0.05 if loss is not None else float(better) < -0.1
     assert all(torch.equal(x, y) for x, y in zip(before, made._plain.parameters(), strict=True))
 

@@ -14,9 +14,8 @@ from paceline.train.config import TrainConfig, read_config
 from paceline.train.data import Answers, AnswerTask
 from paceline.train.log import Saved, Started
 from paceline.train.loop import train
-from paceline.train.losses import loss_named
-from paceline.train.recipes.distill import DistillRecipe, fewer_layers
-from paceline.train.recipes.qat import QatRecipe, QatShape, faked
+from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
+from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from paceline.train.stages import Done, Stages
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
@@ -71,10 +70,10 @@ def test_a_run_writes_a_draft_with_its_measurement(base, made):
 
 def test_it_drafts_as_recorded(base, made):
     _, out, _, _ = made
-    told = answer("check-draft", str(out / "draft"), "--model", str(base / "tiny"), "--prompts",
+    got = answer("check-draft", str(out / "draft"), "--model", str(base / "tiny"), "--prompts",
                   str(base / "prompts.jsonl"), "--dtype", "float32")  # fmt: skip
-    assert told["passed"]
-    assert told["trials"][0]["identical"]
+    assert got["passed"]
+    assert got["trials"][0]["identical"]
 
 
 def test_it_is_used_by_its_short_name(base, made):
@@ -108,10 +107,10 @@ def test_weights_fit_their_own_target_alone(base, made):
 
 def test_prepared_answers_take_the_place_of_the_first_stage(base, made, tmp_path):
     method, out, _, _ = made
-    told = answer("train", method, "--target", str(base / "tiny"), "--prepared", str(out / "answers-0"), "--out",
+    got = answer("train", method, "--target", str(base / "tiny"), "--prepared", str(out / "answers-0"), "--out",
                   str(tmp_path / "run"), METHODS[method], "dtype=float32", "train.epochs=1", "train.max_tokens=96",
                   "eval.limit=1", "eval.max_tokens=2", "eval.temperatures=[0]")  # fmt: skip
-    assert set(told) == {"method", "out", "train", "eval"}
+    assert set(got) == {"method", "out", "train", "eval"}
     assert (tmp_path / "run" / "draft" / "config.json").exists()
     assert "self-int4:" in paceline("train", "--help").stdout
     other = refusal("train", method, "train", "--target", str(base / "other"), "--prepared", str(out / "answers-0"),
@@ -158,9 +157,9 @@ CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, checkpoint_seconds=0
 def small(method: str) -> QatRecipe | DistillRecipe:
     plain = tiny_model("llama").requires_grad_(False)
     if method == "qat":
-        return QatRecipe(plain, *faked(plain, QatShape(bits=2)), loss_named("kl"))
+        return QatRecipe(plain, *faked(plain, QatShape(bits=2)), QatLoss())
     draft = fewer_layers(plain, 1, "first").requires_grad_(True)
-    return DistillRecipe(plain, draft, loss_named("kl"), on_policy=0.5, rounds=2)
+    return DistillRecipe(plain, draft, DistillLoss(on_policy=0.5, rounds=2))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,4 +1,4 @@
-"""Recipes of the prediction heads: their lessons one by one, and that what is learnt is what the drafter asks for."""
+"""Recipes of the prediction heads: their losses token by token; what is learnt is what the drafter asks for."""
 
 import pytest
 import torch
@@ -9,10 +9,9 @@ from paceline.drafters.mtp import Mtp
 from paceline.drafters.parallel_heads import Blockwise, Medusa
 from paceline.errors import ConfigError
 from paceline.runner import ModelRunner
-from paceline.train.losses import loss_named
 from paceline.train.recipe import Batch
-from paceline.train.recipes.mtp import MtpRecipe
-from paceline.train.recipes.parallel import ParallelRecipe
+from paceline.train.recipes.mtp import MtpLoss, MtpRecipe
+from paceline.train.recipes.parallel import ParallelLoss, ParallelRecipe
 from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, mtp, uncached_mtp
 from tests.helpers import loaded, oracle, prompt, run, sequence
 from tests.tiny import tiny_model
@@ -39,11 +38,11 @@ def rows_of(ids=SOME, dtype=DOUBLE) -> torch.Tensor:
     return tiny_model("llama", dtype).get_output_embeddings().weight.detach()[ids]
 
 
-def one_by_one(law_of, depth: int, soft: bool, shift: int = 2) -> tuple[list[float], list[float]]:
-    """Mean loss and agreement of each depth from its lessons; law_of(p + a, t, i): the law of x_{t+2+i} by f_t."""
+def one_by_one(probs_of, depth: int, soft: bool, shift: int = 2) -> tuple[list[float], list[float]]:
+    """Mean loss and agreement of each depth, token by token; probs_of(p + a, t, i): the distribution of x_{t+2+i}."""
     losses, agreement = [], []
     for i in range(depth):
-        values, right, lessons = [], 0, 0
+        values, right, supervised = [], 0, 0
         for p, a in TEXTS:
             text = p + a
             states = last_states(loaded("llama", DOUBLE), text)
@@ -51,25 +50,25 @@ def one_by_one(law_of, depth: int, soft: bool, shift: int = 2) -> tuple[list[flo
                 at = t + shift + i
                 if not len(p) <= at < len(text):
                     continue
-                lessons += 1
+                supervised += 1
                 if text[at] not in SOME:
                     continue
-                law, label = law_of(text, t, i), SOME.tolist().index(text[at])
+                probs, label = probs_of(text, t, i), SOME.tolist().index(text[at])
                 teacher = (rows_of() @ states[at - 1]).softmax(-1) if soft else nn.functional.one_hot(
                     torch.tensor(label), len(SOME)
                 )  # fmt: skip
-                values.append(float(-(teacher * law.log()).sum()))
-                right += int(law.argmax()) == label
+                values.append(float(-(teacher * probs.log()).sum()))
+                right += int(probs.argmax()) == label
         losses.append(sum(values) / len(values))
-        agreement.append(right / lessons)
+        agreement.append(right / supervised)
     return losses, agreement
 
 
-def is_right(recipe, law_of, depth: int, soft: bool, shift: int = 2) -> bool:
+def is_right(recipe, probs_of, depth: int, soft: bool, shift: int = 2) -> bool:
     with torch.no_grad():
         got = recipe.loss(batch_of(TEXTS))
-    losses, agreement = one_by_one(law_of, depth, soft, shift)
-    weights = torch.tensor([recipe.decay**i for i in range(depth)], dtype=DOUBLE)
+    losses, agreement = one_by_one(probs_of, depth, soft, shift)
+    weights = torch.tensor([getattr(recipe, "decay", recipe.settings.decay) ** i for i in range(depth)], dtype=DOUBLE)
     expected = (weights * torch.tensor(losses, dtype=DOUBLE)).sum() / weights.sum()
     parts = [float(got.parts[f"loss{i}"]) for i in range(depth)]
     same = parts == pytest.approx(losses) and float(got.total) == pytest.approx(float(expected))
@@ -78,39 +77,43 @@ def is_right(recipe, law_of, depth: int, soft: bool, shift: int = 2) -> bool:
 
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("make", [medusa, blockwise])
-def test_lessons_of_parallel_heads(make, soft):
+def test_losses_of_parallel_heads(make, soft):
     """Head i at f_t learns x_{t+2+i}; one column off would be another loss."""
     head = attached(make(loaded("llama", DOUBLE), 3, SOME), loaded("llama", DOUBLE))
-    recipe = ParallelRecipe(head, rows_of(), loss_named("ce") if soft else None)
+    recipe = ParallelRecipe(head, rows_of(), ParallelLoss("ce" if soft else "token"), 2)
 
-    def law_of(text, t, i):
+    def probs_of(text, t, i):
         with torch.no_grad():
             return head.logits(head.hidden(last_states(loaded("llama", DOUBLE), text)[t], i), i).softmax(-1)
 
-    assert is_right(recipe, law_of, 3, soft)
-    assert not is_right(recipe, law_of, 3, soft, shift=1)
-    assert not is_right(recipe, law_of, 3, soft, shift=3)
+    assert is_right(recipe, probs_of, 3, soft)
+    assert not is_right(recipe, probs_of, 3, soft, shift=1)
+    assert not is_right(recipe, probs_of, 3, soft, shift=3)
 
 
 @pytest.mark.parametrize(("modules", "steps", "soft"), [(1, 3, False), (2, 4, True), (3, 3, False)])
-def test_lessons_of_mtp_are_drafts_given_true_tokens(modules, steps, soft):
-    """The law of each step in training is the drafter's, had it drafted the true tokens before."""
+def test_losses_of_mtp_are_drafts_given_true_tokens(modules, steps, soft):
+    """The distribution of each step in training is the drafter's, had it drafted the true tokens before."""
     head = attached(mtp(loaded("llama", DOUBLE), modules, SOME), loaded("llama", DOUBLE))
-    recipe = MtpRecipe(head, rows_of(), loss_named("ce") if soft else None, steps)
+    recipe = MtpRecipe(head, rows_of(), MtpLoss("ce" if soft else "token", steps), 2)
 
-    def law_of(text, t, i):
+    def probs_of(text, t, i):
         known, after = text[: t + 2], tuple(text[t + 2 : t + 3 + i])  # x_{t+1} is the root
         return uncached_mtp(head, last_states(loaded("llama", DOUBLE), text), known, i + 1, after)[1][i]
 
-    assert is_right(recipe, law_of, steps, soft)
-    assert not is_right(recipe, law_of, steps, soft, shift=3)
+    assert is_right(recipe, probs_of, steps, soft)
+    assert not is_right(recipe, probs_of, steps, soft, shift=3)
 
 
 CASES = {
-    "medusa": (lambda t: medusa(t), Medusa, lambda h, r: ParallelRecipe(h, r)),
-    "blockwise": (lambda t: blockwise(t), Blockwise, lambda h, r: ParallelRecipe(h, r, decay=1.0, one_head=True)),
-    "mtp": (lambda t: mtp(t), Mtp, lambda h, r: MtpRecipe(h, r, steps=3)),
-    "mtp of two": (lambda t: mtp(t, 2), Mtp, lambda h, r: MtpRecipe(h, r, steps=3)),
+    "medusa": (lambda t: medusa(t), Medusa, lambda h, r: ParallelRecipe(h, r, ParallelLoss("token"), 2)),
+    "blockwise": (
+        lambda t: blockwise(t),
+        Blockwise,
+        lambda h, r: ParallelRecipe(h, r, ParallelLoss("token", one_head=True), 2),
+    ),
+    "mtp": (lambda t: mtp(t), Mtp, lambda h, r: MtpRecipe(h, r, MtpLoss("token"), 2)),
+    "mtp of two": (lambda t: mtp(t, 2), Mtp, lambda h, r: MtpRecipe(h, r, MtpLoss("token"), 2)),
 }
 
 
@@ -138,7 +141,7 @@ def test_what_is_learnt_is_what_is_drafted(name):
 
 def test_one_head_a_batch():
     head = attached(blockwise(loaded("llama", DOUBLE), 3, SOME), loaded("llama", DOUBLE))
-    recipe = ParallelRecipe(head, rows_of(), None, 1.0, one_head=True)
+    recipe = ParallelRecipe(head, rows_of(), ParallelLoss("token", one_head=True), 2)
     torch.manual_seed(0)
     drawn = set()
     for _ in range(12):
@@ -153,11 +156,21 @@ def test_one_head_a_batch():
     assert not recipe.module.eval() or recipe.loss(batch_of(TEXTS)).agreement.isfinite().all()
 
 
-def test_a_batch_without_lessons_has_no_loss():
+def test_a_batch_without_supervised_tokens_has_no_loss():
     short = batch_of([(prompt(4), [3])])  # token 3 is not drafted
     for recipe in (
-        ParallelRecipe(attached(medusa(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)), rows_of()),
-        MtpRecipe(attached(mtp(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)), rows_of()),
+        ParallelRecipe(
+            attached(medusa(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)),
+            rows_of(),
+            ParallelLoss("token"),
+            2,
+        ),
+        MtpRecipe(
+            attached(mtp(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)),
+            rows_of(),
+            MtpLoss("token", None),
+            2,
+        ),
     ):
         made = recipe.loss(short)
         made.total.backward()
@@ -168,6 +181,4 @@ def test_a_batch_without_lessons_has_no_loss():
 def test_options_out_of_range_are_refused():
     head = mtp(loaded(), 2)
     with pytest.raises(ConfigError, match="steps"):
-        MtpRecipe(head, rows_of(), steps=1)
-    with pytest.raises(ConfigError, match="decay"):
-        ParallelRecipe(medusa(loaded()), rows_of(), decay=0.0)
+        MtpRecipe(head, rows_of(), MtpLoss(steps=1), 2)

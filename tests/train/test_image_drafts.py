@@ -1,4 +1,4 @@
-"""QAT and distillation on prompts with pictures: every lesson is what the engine's own target and draft say there."""
+"""QAT and distillation on prompts with images: all losses are of the engine's own target and draft."""
 
 import json
 
@@ -12,13 +12,13 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.errors import ConfigError
 from paceline.hf.vision import text_half
 from paceline.runner import ModelRunner, wrap_model
-from paceline.train.losses import loss_named
-from paceline.train.prompts import ImageChat, encode_chat
+from paceline.train.losses import LOSSES
+from paceline.train.prepare import ImageChat, encode_chat
 from paceline.train.recipe import Batch
 from paceline.train.recipes import images
-from paceline.train.recipes.distill import DistillRecipe, fewer_layers, fewer_layers_of_whole
+from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers, fewer_layers_of_whole
 from paceline.train.recipes.images import BatchReader
-from paceline.train.recipes.qat import QatRecipe, QatShape, faked
+from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from tests.vision.families import make, picture
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -29,8 +29,8 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=64)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Two pictures of one size, and a third."""
-    folder = tmp_path_factory.mktemp("pictures")
+    """Two images of one size, and a third."""
+    folder = tmp_path_factory.mktemp("images")
     for index, size in ((1, (32, 32)), (2, (32, 32)), (3, (60, 24))):
         picture(index, *size).save(folder / f"{index}.png")
     return folder
@@ -63,16 +63,16 @@ def batch_of(runner, files) -> Batch:
 
 
 class Kept:
-    """A loss that keeps the laws [M, V] it was given."""
+    """A loss that keeps the logits [M, V] it was given."""
 
     def __call__(self, taught, said):
         self.taught, self.said = taught.detach().softmax(-1), said.detach().softmax(-1)
-        return loss_named("kl")(taught, said)
+        return LOSSES["kl"](taught, said)
 
 
-def target_laws(llm: LLM, files) -> torch.Tensor:
+def target_probs(llm: LLM, files) -> torch.Tensor:
     """After each part of each answer, the text read anew by the engine."""
-    laws = []
+    probs = []
     for chat, answer in zip(chats(files), ANSWERS, strict=True):
         (seq,), _ = llm._sequences(chat, SAMPLED)
         for count in range(len(answer)):
@@ -80,14 +80,14 @@ def target_laws(llm: LLM, files) -> torch.Tensor:
             llm.runner.images.forget()
             slot = llm.runner.admit(ids, seq.vision)
             llm.runner.read(slot, ids, seq.vision)
-            laws.append(llm.runner.forward([slot], TokenTree.chain([[ids[-1]]])).logits[0, 0].softmax(-1))
+            probs.append(llm.runner.forward([slot], TokenTree.chain([[ids[-1]]])).logits[0, 0].softmax(-1))
             llm.runner.cache.release(slot)
-    return torch.stack(laws)
+    return torch.stack(probs)
 
 
-def draft_laws(llm: LLM, files) -> torch.Tensor:
+def draft_probs(llm: LLM, files) -> torch.Tensor:
     """What the bound drafter says first at each place, the target having read all before it."""
-    laws = []
+    probs = []
     for chat, answer in zip(chats(files), ANSWERS, strict=True):
         for count in range(len(answer)):
             (seq,), _ = llm._sequences(chat, SAMPLED)
@@ -96,17 +96,17 @@ def draft_laws(llm: LLM, files) -> torch.Tensor:
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
             llm.runner.read(seq.slot, seq.token_ids, seq.vision)
             drafted = llm.decoder.drafter.propose([seq], [DraftBudget(1, 1)])
-            laws.append(drafted.q[0, 0])
+            probs.append(drafted.q[0, 0])
             llm.decoder.drafter.release([seq.slot])
             llm.runner.cache.release(seq.slot)
-    return torch.stack(laws)
+    return torch.stack(probs)
 
 
-def drawable(laws: torch.Tensor, never: frozenset[int]) -> torch.Tensor:
-    """Without the tokens that stand for pictures, which no drafter draws."""
-    laws = laws.clone()
-    laws[:, sorted(never)] = 0
-    return laws / laws.sum(-1, keepdim=True)
+def drawable(probs: torch.Tensor, never: frozenset[int]) -> torch.Tensor:
+    """Without the placeholder tokens of images, which no drafter draws."""
+    probs = probs.clone()
+    probs[:, sorted(never)] = 0
+    return probs / probs.sum(-1, keepdim=True)
 
 
 def halves(name: str):
@@ -119,7 +119,8 @@ def qat(name: str, window: int = 1, bits: int = 4, **how):
     plain = text_half(whole)
     student, fakes = faked(plain, QatShape(bits=bits))
     kept = Kept()
-    made = QatRecipe(plain, student, fakes, kept, window=window, reader=BatchReader(target), **how)
+    made = QatRecipe(plain, student, fakes, QatLoss(window=window, **how), reader=BatchReader(target))
+    made._loss = kept
     made.module.eval()
     return made, kept, target
 
@@ -133,22 +134,22 @@ def test_the_teacher_is_what_the_engine_says(name, files):
     made, kept, target = qat(name)
     llm = LLM(target, numerics="fast", max_batch_size=2, max_model_len=400)
     made.loss(batch_of(llm.runner, files))
-    assert float((kept.taught - target_laws(llm, files)).abs().sum(-1).max()) < 1e-3
+    assert float((kept.taught - target_probs(llm, files)).abs().sum(-1).max()) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "paligemma"])
 @torch.no_grad()
 def test_the_student_is_the_self_draft(name, files):
-    """In rounds of one token a lesson is the drafter's first token; its kernels multiply in bfloat16."""
+    """In rounds of one token a supervised token is the drafter's first token; its kernels multiply in bfloat16."""
     made, kept, target = qat(name)
     drafter = SelfQuantized(weights=made.result(target, files)[0], lm_head="shared")
     llm = LLM(target, drafter=drafter, policy=Fixed(1), verifier=Ratio(), numerics="fast", max_model_len=400)
     made.loss(batch_of(llm.runner, files))
-    apart = (drawable(kept.said, llm.runner.banned_token_ids) - draft_laws(llm, files)).abs().sum(-1)
+    apart = (drawable(kept.said, llm.runner.banned_token_ids) - draft_probs(llm, files)).abs().sum(-1)
     assert float(apart.max()) < 0.05 < 0.1 < float((kept.taught - kept.said).abs().sum(-1).mean())
 
 
-@pytest.mark.parametrize("mutant", ["another picture", "no features", "column for position", "one way"])
+@pytest.mark.parametrize("mutant", ["another image", "no features", "column for position", "one way"])
 @torch.no_grad()
 def test_mutants_of_the_reading_are_caught(monkeypatch, mutant, files):
     made, kept, target = qat({"column for position": "qwen2_5_vl", "one way": "gemma3"}.get(mutant, "llava"))
@@ -156,7 +157,7 @@ def test_mutants_of_the_reading_are_caught(monkeypatch, mutant, files):
     batch, true = batch_of(llm.runner, files), images.ImageRows.inputs
 
     def inputs(rows, model, ids):
-        if mutant == "another picture":
+        if mutant == "another image":
             object.__setattr__(rows, "features", rows.features.roll(int(rows.is_image[0].sum()), 0))
         elif mutant == "no features":
             object.__setattr__(rows, "features", torch.zeros_like(rows.features))
@@ -176,7 +177,7 @@ def test_mutants_of_the_reading_are_caught(monkeypatch, mutant, files):
 
         monkeypatch.setattr(images, "_rows", without)
     made.loss(batch)
-    assert float((kept.taught - target_laws(llm, files)).abs().sum(-1).max()) > 1e-2
+    assert float((kept.taught - target_probs(llm, files)).abs().sum(-1).max()) > 1e-2
 
 
 def distill(name: str, sight: str | None, **how):
@@ -192,7 +193,8 @@ def distill(name: str, sight: str | None, **how):
     kept = Kept()
     reader = BatchReader(target, loaded, sight)
     draft.requires_grad_(True)
-    made = DistillRecipe(plain, draft, kept, reader=reader, whole=drafted, window=WINDOW, rounds=2, **how)
+    made = DistillRecipe(plain, draft, DistillLoss(window=WINDOW, rounds=2, **how), reader=reader, whole=drafted)
+    made._loss = kept
     made.module.eval()
     return made, kept, target, loaded
 
@@ -208,9 +210,9 @@ def test_a_small_draft_reads_what_it_will_read(name, sight, files):
     drafter = DraftModel(loaded, vision=sight)
     llm = LLM(target, drafter=drafter, policy=Fixed(1), verifier=Ratio(), numerics="fast", max_model_len=400)
     made.loss(batch_of(llm.runner, files))
-    assert float((kept.taught - target_laws(llm, files)).abs().sum(-1).max()) < 1e-3
+    assert float((kept.taught - target_probs(llm, files)).abs().sum(-1).max()) < 1e-3
     said = drawable(kept.said, llm.runner.banned_token_ids | drafter.runner.banned_token_ids)
-    assert float((said - draft_laws(llm, files)).abs().sum(-1).max()) < 1e-3
+    assert float((said - draft_probs(llm, files)).abs().sum(-1).max()) < 1e-3
     assert float((kept.taught - kept.said).abs().sum(-1).mean()) > 0.2
 
 
@@ -220,7 +222,7 @@ def test_drawn_rounds_stand_at_the_drafts_own_columns(monkeypatch, sight, files)
     """With the likeliest token for a sample, a round is what the engine's draft says greedily."""
     made, _, target, loaded = distill("llava", sight, on_policy=1.0)
     made.module.train()
-    monkeypatch.setattr(torch, "multinomial", lambda law, count: law.argmax(-1, keepdim=True))
+    monkeypatch.setattr(torch, "multinomial", lambda probs, count: probs.argmax(-1, keepdim=True))
     drafter = DraftModel(loaded, vision=sight)
     llm = LLM(target, drafter=drafter, policy=Fixed(WINDOW), verifier=Ratio(), numerics="fast", max_model_len=400)
     found, true = {}, DistillRecipe._draw
@@ -252,13 +254,13 @@ def test_training_with_pictures_makes_more_drafts_stand(method, files):
     batch = batch_of(ModelRunner(target, 1), files)
     frozen = [p.clone() for p in made._plain.parameters()]
     optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=1e-2)
-    told = []
+    got = []
     for _ in range(12):
-        told.append(made.loss(batch))
+        got.append(made.loss(batch))
         optimizer.zero_grad()
-        told[-1].total.backward()
+        got[-1].total.backward()
         optimizer.step()
-    assert float(told[-1].parts["acceptance"]) > float(told[0].parts["acceptance"]) + 0.05
+    assert float(got[-1].parts["acceptance"]) > float(got[0].parts["acceptance"]) + 0.05
     assert all(torch.equal(x, y) for x, y in zip(frozen, made._plain.parameters(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""A run on prompts with pictures, from their file to a draft that is used; what is kept of a picture, and refused."""
+"""A run on prompts with images, from their file to a draft that is used; what is kept of an image, and refused."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ METHODS = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A model with eyes, and prompts beside their pictures, some of the same words."""
+    """A model that reads images, and prompts beside their images, some of the same words."""
     base = tmp_path_factory.mktemp("pictured")
     model, processor = make("llava")
     model.save_pretrained(base / "model")
@@ -78,7 +78,7 @@ def test_answers_are_those_about_the_picture(base, made):
         assert run.llm.generate(line["messages"], params)[0].token_ids == line["answer_ids"]
     assert len({tuple(line["prompt_ids"]) for line in pictured}) == 1, "the words are the same"
     assert len({tuple(line["answer_ids"]) for line in pictured}) > 1, "the answers are not"
-    assert len({one.place for one in Answers.read(out / "answers-0").all}) == 8, "pictures are held out one by one"
+    assert len({one.place for one in Answers.read(out / "answers-0").all}) == 8, "images are held out one by one"
 
 
 def test_running_again_changes_nothing(base, made):
@@ -129,13 +129,13 @@ def test_states_are_those_of_a_target_that_looked(base, made):
     pictured = [i for i, one in enumerate(data.all) if one.chat is not None]
 
     def foretold(batch: Batch) -> float:
-        told = (batch.states[last].float() @ rows.T)[:, :-1].argmax(-1)
-        return float((told == batch.token_ids[:, 1:])[batch.is_answer[:, 1:]].float().mean())
+        got = (batch.states[last].float() @ rows.T)[:, :-1].argmax(-1)
+        return float((got == batch.token_ids[:, 1:])[batch.is_answer[:, 1:]].float().mean())
 
     batch = data.batch(pictured, [last], 300)
     assert foretold(batch) == 1.0
     words = replace(batch, states={last: batch.states[last][[0] * len(pictured)]})
-    assert foretold(words) < 1.0, "the test sees the states of another picture"
+    assert foretold(words) < 1.0, "the test sees the states of another image"
 
 
 @pytest.mark.parametrize("other", ["medusa", "blockwise", "mtp"])

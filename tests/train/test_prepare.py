@@ -7,8 +7,8 @@ import pytest
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError
 from paceline.eval.prompts import PromptLine
-from paceline.train.prepare import PrepareConfig, ordered, prepare, read_answers
-from paceline.train.prompts import TrainPrompt
+from paceline.train.config import PrepareSection
+from paceline.train.prepare import TrainPrompt, ordered, prepare, read_answers
 from tests.helpers import NO_EOS, loaded, oracle, prompt, runner
 from tests.train.toy import write_answers
 
@@ -48,7 +48,7 @@ def test_parts_make_the_whole(whole, tmp_path):
 
 
 def test_progress(tmp_path):
-    config = PrepareConfig(limit=3, max_tokens=4)
+    config = PrepareSection(limit=3, max_tokens=4)
     prompts = [TrainPrompt("", prompt(4, seed=i)) for i in range(3)]
     steps = list(prepare(runner(loaded()), prompts, NO_EOS, config, tmp_path))
     assert sum(step.tokens for step in steps) == 12
@@ -60,18 +60,18 @@ def test_other_prompts_or_another_way_are_refused(tmp_path):
     write_answers(tmp_path, count=4)
     with pytest.raises(ConfigError, match=r"other settings(.|\n)*seed: 1(.|\n)*seed: 0"):
         write_answers(tmp_path, count=4, seed=1)
-    config = PrepareConfig(limit=4, max_tokens=12, layers=(1, 2))
+    config = PrepareSection(limit=4, max_tokens=12)
     with pytest.raises(ConfigError, match="other prompts"):
-        list(prepare(runner(loaded()), [TrainPrompt("a", prompt(5, seed=0))], NO_EOS, config, tmp_path))
+        list(prepare(runner(loaded()), [TrainPrompt("a", prompt(5, seed=0))], NO_EOS, config, tmp_path, (1, 2)))
 
 
 def test_order_and_mix():
     rows = [PromptLine("", i, {"source": source}) for source in "ab" for i in range(50)]
-    config = PrepareConfig(limit=40, mix={"a": 0.75, "b": 0.25}, seed=1)
+    config = PrepareSection(limit=40, mix={"a": 0.75, "b": 0.25}, seed=1)
     taken = ordered(rows, config)
     assert taken == ordered(rows, config)
     assert 24 <= sum(row.row["source"] == "a" for row in taken) <= 36
-    assert ordered(rows, PrepareConfig(limit=60, mix=config.mix, seed=1))[:40] == taken, "a higher limit only adds"
-    assert len(ordered(rows, PrepareConfig(limit=1000))) == 100
+    assert ordered(rows, PrepareSection(limit=60, mix=config.mix, seed=1))[:40] == taken, "a higher limit only adds"
+    assert len(ordered(rows, PrepareSection(limit=1000))) == 100
     with pytest.raises(ConfigError, match=r"no prompt comes from 'c'.*among a, b"):
-        ordered(rows, PrepareConfig(mix={"c": 1.0}))
+        ordered(rows, PrepareSection(mix={"c": 1.0}))

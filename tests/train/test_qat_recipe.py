@@ -1,4 +1,4 @@
-"""QAT's lessons, held against rounds read one by one; and the draft that comes out, as it drafts."""
+"""QAT's losses, compared with rounds read one by one; and the draft that comes out, as it drafts."""
 
 import copy
 
@@ -13,8 +13,8 @@ from paceline.errors import IncompatibleModels
 from paceline.quant.int4 import dequantize_int4
 from paceline.runner import wrap_model
 from paceline.runner.torch_decoder import is_fused
-from paceline.train.losses import loss_named
-from paceline.train.recipes.qat import QatRecipe, QatShape, faked
+from paceline.train.losses import LOSSES
+from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from paceline.train.recipes.rounds import Rounds, rounds_of
 from tests.helpers import NO_EOS, loaded, prompt, sequence
 from tests.tiny import tiny_model
@@ -30,7 +30,7 @@ def recipe(name="llama", bits=2, loss="kl", stir=0.05, seed=0, **how) -> QatReci
     with torch.no_grad():
         for parameter in fakes.parameters():
             parameter.add_(stir * torch.randn_like(parameter))
-    made = QatRecipe(plain, student, fakes, None if loss is None else loss_named(loss), window=WINDOW, **how)
+    made = QatRecipe(plain, student, fakes, QatLoss(loss or "token", window=WINDOW, **how))
     made.module.eval()
     return made
 
@@ -47,7 +47,7 @@ def rounded_alone(made: QatRecipe, name="llama") -> nn.Module:
 
 
 def by_hand(made: QatRecipe, name="llama", phase: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int]]:
-    """Draft's and target's logits and the depth of every lesson: prefix by the one, the round by the other."""
+    """Draft's and target's logits and the depth of each supervised token: the draft reads its round alone."""
     plain, student = tiny_model(name), rounded_alone(made, name)
     said, taught, depths = [], [], []
     for p, a in TEXTS:
@@ -57,9 +57,9 @@ def by_hand(made: QatRecipe, name="llama", phase: int = 0) -> tuple[list[torch.T
             depth = index % WINDOW if not phase else (index + phase) % WINDOW if index + phase >= WINDOW else index
             start = t - depth
             cache = DynamicCache()
-            if start and made.context == "target":
+            if start and made.settings.context == "target":
                 plain(torch.tensor([text[:start]]), past_key_values=cache, use_cache=True)
-            own = text[start : t + 1] if made.context == "target" else text[: t + 1]
+            own = text[start : t + 1] if made.settings.context == "target" else text[: t + 1]
             said.append(student(torch.tensor([own]), past_key_values=cache, use_cache=True).logits[0, -1])
             taught.append(logits[t])
             depths.append(depth)
@@ -69,18 +69,18 @@ def by_hand(made: QatRecipe, name="llama", phase: int = 0) -> tuple[list[torch.T
 @pytest.mark.parametrize("name", ["llama", "qwen2-sliding"])
 @pytest.mark.parametrize("context", ["target", "own"])
 @torch.no_grad()
-def test_every_lesson_is_that_of_a_draft_over_the_targets_cache(context, name):
+def test_every_supervised_token_is_that_of_a_draft_over_the_targets_cache(context, name):
     made = recipe(name, context=context)
     said, taught, depths = by_hand(made, name)
-    told = made.loss(batch_of())
-    assert float(told.total) == pytest.approx(float(loss_named("kl")(torch.stack(taught), torch.stack(said))), rel=1e-4)
+    got = made.loss(batch_of())
+    assert float(got.total) == pytest.approx(float(LOSSES["kl"](torch.stack(taught), torch.stack(said))), rel=1e-4)
     labels = [token for p, a in TEXTS for token in a]
     right = [float(s.argmax() == y) for s, y in zip(said, labels, strict=True)]
     for depth in range(WINDOW):
         at = [r for r, d in zip(right, depths, strict=True) if d == depth]
-        assert float(told.agreement[depth]) == pytest.approx(sum(at) / len(at))
+        assert float(got.agreement[depth]) == pytest.approx(sum(at) / len(at))
     p, q = torch.stack(taught).softmax(-1), torch.stack(said).softmax(-1)
-    assert float(told.parts["acceptance"]) == pytest.approx(1 - float((p - q).abs().sum(-1).mean()) / 2, abs=1e-5)
+    assert float(got.parts["acceptance"]) == pytest.approx(1 - float((p - q).abs().sum(-1).mean()) / 2, abs=1e-5)
 
 
 @pytest.mark.parametrize("mutant", ["own text", "target's tokens of the round", "other rounds"])
@@ -89,7 +89,7 @@ def test_mutants_that_see_other_keys_are_caught(monkeypatch, mutant):
     made, true = recipe(), Rounds.visible
     said, taught, _ = by_hand(made)
     if mutant == "own text":
-        made.context = "own"
+        made.settings = QatLoss(window=WINDOW, context="own")
 
     def visible(rounds, width):
         seen = true(rounds, width)
@@ -102,11 +102,11 @@ def test_mutants_that_see_other_keys_are_caught(monkeypatch, mutant):
         return seen
 
     monkeypatch.setattr(Rounds, "visible", visible)
-    expected = float(loss_named("kl")(torch.stack(taught), torch.stack(said)))
+    expected = float(LOSSES["kl"](torch.stack(taught), torch.stack(said)))
     assert float(made.loss(batch_of()).total) != pytest.approx(expected, rel=1e-3)
 
 
-def test_rounds_begin_anywhere_and_hold_every_lesson_once():
+def test_rounds_begin_anywhere_and_hold_every_supervised_token_once():
     answers = batch_of().is_answer
     for phase in range(WINDOW):
         rounds = rounds_of(answers, WINDOW, torch.tensor([phase, phase]))
@@ -124,21 +124,21 @@ def test_training_moves_the_layers_alone_and_more_drafts_stand(loss, train):
     before = [p.clone() for p in made._plain.parameters()]
     made.module.train()
     optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=1e-2)
-    told = [made.loss(batch_of())]
+    got = [made.loss(batch_of())]
     for _ in range(25):
         optimizer.zero_grad()
-        told[-1].total.backward()
+        got[-1].total.backward()
         optimizer.step()
-        told.append(made.loss(batch_of()))
-    assert float(told[-1].total.detach()) < 0.9 * float(told[0].total.detach())
+        got.append(made.loss(batch_of()))
+    assert float(got[-1].total.detach()) < 0.9 * float(got[0].total.detach())
     if loss is not None:
-        assert float(told[-1].parts["acceptance"]) > float(told[0].parts["acceptance"])
+        assert float(got[-1].parts["acceptance"]) > float(got[0].parts["acceptance"])
     assert all(torch.equal(x, y) for x, y in zip(before, made._plain.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_the_packed_draft_says_what_the_recipe_says(weights):
-    """The drafter's own laws, over the target's cache; of an INT8 target too, whose rounding the draft never sees."""
+    """What is drafted over the target's cache; of an INT8 target too, whose rounding the draft never sees."""
     made = recipe(bits=4)
     draft = made.result(loaded(), None)[0]  # type: ignore[arg-type]
     drafter = SelfQuantized(weights=draft, lm_head="shared")
@@ -158,9 +158,9 @@ def test_the_packed_draft_says_what_the_recipe_says(weights):
         cache = DynamicCache()
         with torch.no_grad():
             plain(torch.tensor([p]), past_key_values=cache, use_cache=True)
-            laws = drafts(torch.tensor([tokens[:-1]]), past_key_values=cache, use_cache=True).logits[0].softmax(-1)
+            probs = drafts(torch.tensor([tokens[:-1]]), past_key_values=cache, use_cache=True).logits[0].softmax(-1)
         assert drafted.q is not None
-        apart.append(float((drafted.q[0, : len(laws)] - laws).abs().sum(-1).max()))
+        apart.append(float((drafted.q[0, : len(probs)] - probs).abs().sum(-1).max()))
     assert apart[0] < 0.1 < 0.2 < apart[1]  # the kernels multiply in bfloat16
     llm.runner.cache.lengths[seq.slot] = 0
 

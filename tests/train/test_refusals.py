@@ -1,4 +1,4 @@
-"""What a run cannot do is told before the first answer is written, and nothing is left behind."""
+"""What a run cannot do is reported before the first answer is written, and no file is left."""
 
 import json
 import os
@@ -118,12 +118,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "words", "told"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("method", "words", "got"), REFUSED, ids=lambda value: str(value)[:40])
 @pytest.mark.timeout(60)
-def test_a_run_is_refused_before_anything_is_written(method, words, told, base, tmp_path, monkeypatch):
+def test_a_run_is_refused_before_anything_is_written(method, words, got, base, tmp_path, monkeypatch):
     if "tensorboard" in words:
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises((ConfigError, IncompatibleModels), match=told):
+    with pytest.raises((ConfigError, IncompatibleModels), match=got):
         list(stages(base, tmp_path / "out", method, words).prepare())
     assert not (tmp_path / "out").exists()
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, NumericsError
-from paceline.train import checkpoint
+from paceline.train import loop
 from paceline.train.config import TrainConfig
 from paceline.train.data import Answers, AnswerTask
 from paceline.train.log import Evaluated, Finished, Saved, Started, Stepped, read_log
@@ -47,7 +47,7 @@ def straight(answers, tmp_path_factory):
     return weights(recipe), read_log(folder), events[0].steps
 
 
-def told(log):
+def got(log):
     return [{key: value for key, value in line.items() if key != "tokens_per_s"} for line in log]
 
 
@@ -60,16 +60,16 @@ def test_resumed_run_has_the_same_bits(answers, straight, tmp_path, steps):
     recipe, events = run(answers, tmp_path, recipe=Toy(seed=5))
     assert events[0].resumed
     assert same(weights(recipe), straight[0])
-    assert told(read_log(tmp_path)) == told(straight[1])
+    assert got(read_log(tmp_path)) == got(straight[1])
 
 
 @pytest.mark.parametrize("forgotten", ["random", "optimizer", "position"])
 def test_forgetful_checkpoint_is_noticed(answers, straight, tmp_path, forgotten, monkeypatch):
     run(answers, tmp_path, until=5)
     if forgotten == "random":
-        monkeypatch.setattr(checkpoint, "set_random_state", lambda state: None)
+        monkeypatch.setattr(loop, "set_random_state", lambda state: None)
     else:
-        state = checkpoint.newest(tmp_path)
+        state = loop.newest_checkpoint(tmp_path)
         if forgotten == "optimizer":
             state["optimizer"]["state"] = {}
         else:
@@ -102,7 +102,7 @@ def test_killed_process(answers, straight, tmp_path):
                           env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}, check=False)  # fmt: skip
     assert done.returncode == -signal.SIGKILL
     assert list(tmp_path.glob("checkpoint-*.pt"))
-    (tmp_path / "checkpoint-99999999.part").write_bytes(b"half")  # killed while writing
+    (tmp_path / ".checkpoint-99999999.pt.1.part").write_bytes(b"half")  # killed while writing
     recipe, events = run(answers, tmp_path)
     assert events[0].resumed
     assert same(weights(recipe), straight[0])
@@ -179,4 +179,4 @@ def test_log_is_json(answers, straight, tmp_path):
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"event": "st')  # killed while writing
     run(answers, tmp_path)
-    assert told([json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]) == told(straight[1])
+    assert got([json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]) == got(straight[1])

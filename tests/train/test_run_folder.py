@@ -1,4 +1,4 @@
-"""A run's folder: one process at a time, and what a crash or a full disk left in it is told with what to remove."""
+"""A run's folder: one process at a time, and what a crash or a full disk left is reported, with what to remove."""
 
 import json
 import multiprocessing
@@ -11,7 +11,7 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.train.config import read_config
-from paceline.train.curve import numbers
+from paceline.train.log import numbers
 from paceline.train.run_folder import only_run
 from paceline.train.stages import Stages
 from tests.cli.helpers import refusal, save
@@ -126,7 +126,7 @@ BROKEN = {
     "digits": b"1" * 5000 + b"\n",
     "bytes": b"\xff\xfe\n",
 }
-HARMLESS = {  # nothing is told there, as by an older record
+HARMLESS = {  # read as a record that says nothing
     ("answers-0/prepare.json", "train", "other keys"),
     ("answers-0/answers.jsonl", "prepare", "empty"),
     ("train/log.jsonl", "train", "empty"),
@@ -135,7 +135,7 @@ HARMLESS = {  # nothing is told there, as by an older record
 
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize(("file", "stage"), DAMAGED)
-def test_what_is_damaged_is_told_with_what_to_do(file, stage, broken, base, copied):
+def test_what_is_damaged_is_reported_with_what_to_do(file, stage, broken, base, copied):
     shutil.rmtree(copied / "head")
     if "states" in file:
         for checkpoint in (copied / "train").glob("*.pt"):
@@ -150,16 +150,16 @@ def test_what_is_damaged_is_told_with_what_to_do(file, stage, broken, base, copi
     assert caught.value.fix
 
 
-@pytest.mark.parametrize("broken", [key for key in BROKEN if key != "other keys"])
+@pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize(("file", "stage"), [("training.json", "train"), ("config.json", "eval")])
-def test_a_damaged_head_is_told_with_what_to_remove(file, stage, broken, base, copied):
+def test_a_damaged_head_is_reported_with_what_to_remove(file, stage, broken, base, copied):
     (copied / "head" / file).write_bytes(BROKEN[broken])
     with pytest.raises(ConfigError, match="remove"):
         list(getattr(stages(base, copied), stage)())
 
 
 @pytest.mark.parametrize("key", ["identity", "trained", "optimizer", "random", "step", "window"])
-def test_a_checkpoint_of_other_keys_is_told(key, base, copied):
+def test_a_checkpoint_of_other_keys_is_reported(key, base, copied):
     shutil.rmtree(copied / "head")
     path = max((copied / "train").glob("checkpoint-*.pt"))
     state = torch.load(path, weights_only=True)

@@ -1,4 +1,4 @@
-"""SPACE's recipe: what each mask token sees and learns, held against texts read one by one; what training leaves."""
+"""SPACE's recipe: what each mask token sees and learns, compared with texts read one by one; what training leaves."""
 
 import copy
 from dataclasses import replace
@@ -10,12 +10,18 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import wrap_model
-from paceline.train.losses import loss_named
 from paceline.train.recipe import Batch
 from paceline.train.recipes.models import linears_of
 from paceline.train.recipes.rounds import Rounds
-from paceline.train.recipes.space import SpaceRecipe, mask_groups
-from paceline.train.recipes.space_model import merge, whole, with_factors, without_factors
+from paceline.train.recipes.space import (
+    SpaceLoss,
+    SpaceRecipe,
+    mask_groups,
+    merge,
+    whole,
+    with_factors,
+    without_factors,
+)
 from tests.helpers import prompt
 from tests.tiny import tiny_model
 
@@ -33,7 +39,7 @@ def batch_of(texts=TEXTS) -> Batch:
     return Batch(ids, {}, answers)
 
 
-def recipe(gated=True, lora=True, loss=None, transition=0, stirred=True, **how) -> SpaceRecipe:
+def recipe(gated=True, lora=True, loss=None, transition=0, stirred=True, draft_ids=None, **how) -> SpaceRecipe:
     plain = tiny_model("llama", torch.float64).requires_grad_(False)
     linears, shapes = linears_of(plain, ())
     config = SpaceConfig(32, 2, plain.config.vocab_size, K, False, 4, linears, shapes, transition)
@@ -44,7 +50,7 @@ def recipe(gated=True, lora=True, loss=None, transition=0, stirred=True, **how) 
         with torch.no_grad():
             for parameter in trained.adapter.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))
-    made = SpaceRecipe(trained, gated, None, None if loss is None else loss_named(loss), **how)
+    made = SpaceRecipe(trained, gated, None, SpaceLoss(loss or "token", **how), draft_ids)
     made.module.eval()
     return made
 
@@ -60,7 +66,7 @@ def merged_alone(made: SpaceRecipe) -> nn.Module:
     return model
 
 
-def laws_by_hand(made: SpaceRecipe, text: list[int], t: int, depth: int, shift: int = 1) -> torch.Tensor:
+def logits_by_hand(made: SpaceRecipe, text: list[int], t: int, depth: int, shift: int = 1) -> torch.Tensor:
     """Logits [depth, V] of masks below column t: first the prefix by the plain model, then they by the merged one."""
     plain, merged = tiny_model("llama", torch.float64), merged_alone(made)
     reader = plain if made.gated else merged
@@ -79,12 +85,12 @@ def by_hand(made: SpaceRecipe, soft: bool, shift: int = 1) -> tuple[float, list[
         said = plain(torch.tensor([text])).logits[0]
         for t in range(len(p) - 1, len(text) - 2):
             depth = min(K, len(text) - 2 - t)
-            for j, logits in enumerate(laws_by_hand(made, text, t, depth, shift)):
+            for j, logits in enumerate(logits_by_hand(made, text, t, depth, shift)):
                 foreseen = t + 2 + j
                 teacher = said[foreseen - 1].softmax(-1) if soft else torch.tensor(text[foreseen])
                 losses[j].append(float(nn.functional.cross_entropy(logits, teacher)))
                 right[j].append(float(logits.argmax() == text[foreseen]))
-    weights = [made.decay**j * len(of) for j, of in enumerate(losses)]
+    weights = [made.settings.decay**j * len(of) for j, of in enumerate(losses)]
     means = [sum(of) / len(of) for of in losses]
     total = sum(w * m for w, m in zip(weights, means, strict=True)) / sum(weights)
     return total, [sum(of) / len(of) for of in right]
@@ -92,12 +98,12 @@ def by_hand(made: SpaceRecipe, soft: bool, shift: int = 1) -> tuple[float, list[
 
 @pytest.mark.parametrize("soft", [False, True])
 @torch.no_grad()
-def test_every_lesson_is_what_reading_the_text_up_to_its_anchor_says(soft):
+def test_every_supervised_token_is_what_reading_the_text_up_to_its_anchor_says(soft):
     made = recipe(loss="ce" if soft else None)
-    told = made.loss(batch_of())
+    got = made.loss(batch_of())
     total, right = by_hand(made, soft)
-    assert float(told.total) == pytest.approx(total, rel=1e-9)
-    assert told.agreement.tolist() == pytest.approx(right)
+    assert float(got.total) == pytest.approx(total, rel=1e-9)
+    assert got.agreement.tolist() == pytest.approx(right)
 
 
 @torch.no_grad()
@@ -114,8 +120,8 @@ def test_a_part_of_the_vocabulary_is_compared_by_itself():
         for row, r in zip(*torch.where((layout.depth == j) & layout.counts), strict=True):
             if batch.token_ids[row, foreseen[row, r]] in ids:
                 teacher = text.logits[row, foreseen[row, r] - 1][ids].softmax(-1)
-                total += every.decay**j * float(nn.functional.cross_entropy(logits[row, r], teacher))
-                weight += every.decay**j
+                total += every.settings.decay**j * float(nn.functional.cross_entropy(logits[row, r], teacher))
+                weight += every.settings.decay**j
     assert float(some.loss(batch).total) == pytest.approx(total / weight)
 
 
@@ -154,7 +160,7 @@ def test_a_transition_adds_what_the_token_before_says(monkeypatch, mutant):
     expected = []
     for column, mask in zip((layout.start[0] - 1).tolist(), layout.depth[0].tolist(), strict=True):
         before = embeddings[text[column + 1 + mask]][None]
-        by_mask = laws_by_hand(made, text, column, mask + 1)[mask]
+        by_mask = logits_by_hand(made, text, column, mask + 1)[mask]
         expected.append(by_mask + (rows @ true(made.adapter, before)[0]))
     if mutant == "no shift":
         monkeypatch.setattr(SpaceAdapter, "shift", lambda adapter, before: 0 * true(adapter, before))
@@ -171,12 +177,12 @@ def test_shares_are_float32_and_zero_where_no_label_can_be_drafted():
     last = mask_groups(batch_of(TEXTS[:1]).is_answer[:, : len(TEXTS[0][0]) + 3], K, 512, 1.0, None)
     assert sorted(last.depth[0].tolist()) == [0, 0, 1]
     for texts, expected in (([(TEXTS[0][0], TEXTS[0][1][:3])], [0.5, 1.0]), (TEXTS[1:], [0.0] * K)):
-        told = made.loss(batch_of(texts)).agreement
-        assert told.dtype == torch.float32
-        assert told[: len(expected)].tolist() == expected
+        got = made.loss(batch_of(texts)).agreement
+        assert got.dtype == torch.float32
+        assert got[: len(expected)].tolist() == expected
 
 
-def test_groups_stay_whole_within_the_rows_and_begin_where_a_lesson_is():
+def test_groups_stay_whole_within_the_rows_and_begin_where_a_token_is_supervised():
     answers = batch_of().is_answer
     layout = mask_groups(answers, K, 7, 0.6, torch.Generator().manual_seed(3))
     for row, (p, a) in enumerate(TEXTS):
@@ -209,12 +215,12 @@ def test_a_full_run_trains_the_text_and_leaves_a_model_without_low_rank_layers(l
     optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=1e-2)
     first = None
     for _ in range(12):
-        told = made.loss(batch_of())
-        first = first if first is not None else float(told.parts["text"])
+        got = made.loss(batch_of())
+        first = first if first is not None else float(got.parts["text"])
         optimizer.zero_grad()
-        told.total.backward()
+        got.total.backward()
         optimizer.step()
-    assert float(told.parts["text"]) < first
+    assert float(got.parts["text"]) < first
     adapter, model = made.result(target, tmp_path / "model")
     assert adapter.config.rank == 0
     assert model.fingerprint != target.fingerprint

@@ -15,8 +15,7 @@ from paceline.train.data import Answers, AnswerTask
 from paceline.train.log import Saved, Started
 from paceline.train.loop import train
 from paceline.train.recipes.models import linears_of
-from paceline.train.recipes.space import SpaceRecipe
-from paceline.train.recipes.space_model import whole, with_factors
+from paceline.train.recipes.space import SpaceLoss, SpaceRecipe, whole, with_factors
 from paceline.train.stages import Done, Stages
 from tests.cli.helpers import answer, save
 from tests.tiny import tiny_model
@@ -114,7 +113,7 @@ def test_start(base, full, tmp_path):
     model = f"model={out / 'model'}"
     with pytest.raises(ConfigError, match="no place where every weight"):
         made("train", of=stages(base, tmp_path / "a", model, answers, gated, "head={mode: full, lora: false}"))
-    with pytest.raises(ConfigError, match=r"head.num_masks=3.*head.rank=5"):
+    with pytest.raises(ConfigError, match=r"head.num_masks: 3.*head.rank: 5"):
         made("train", of=stages(base, tmp_path / "b", model, answers, gated, "head.num_masks=3", "head.rank=5"))
     with pytest.raises(ConfigError, match="rank 0 train nothing"):
         made("train", of=stages(base, tmp_path / "c", model, answers, "head.mode=full", "head.rank=0"))
@@ -136,7 +135,7 @@ def small(gated: bool, lora: bool, start: str = "none") -> SpaceRecipe:
     config = SpaceConfig(32, 2, 97, 3, False, 4, linears, shapes, 4)
     ids = None if gated else torch.arange(0, 97, 2)
     return SpaceRecipe(
-        (with_factors if lora else whole)(plain, config, None), gated, rows=32, draft_ids=ids, start=start
+        (with_factors if lora else whole)(plain, config, None), gated, None, SpaceLoss("token", rows=32), ids, start
     )
 
 

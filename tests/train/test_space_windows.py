@@ -7,8 +7,7 @@ from transformers import DynamicCache
 from paceline.heads.space import SpaceConfig
 from paceline.runner import ModelRunner, wrap_model
 from paceline.train.recipes.models import linears_of, windows_of
-from paceline.train.recipes.space import SpaceRecipe, mask_groups
-from paceline.train.recipes.space_model import with_factors
+from paceline.train.recipes.space import SpaceLoss, SpaceRecipe, mask_groups, with_factors
 from tests.helpers import VOCAB, prompt
 from tests.space.common import hung
 from tests.tiny import tiny_model
@@ -26,7 +25,7 @@ def made(name: str) -> SpaceRecipe:
     with torch.no_grad():
         for parameter in trained.adapter.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    recipe = SpaceRecipe(trained, True)
+    recipe = SpaceRecipe(trained, True, None, SpaceLoss())
     recipe.module.eval()
     return recipe
 

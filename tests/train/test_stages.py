@@ -42,9 +42,9 @@ def config_of(base, out, **changes):
 
 
 def test_whole_run(base, tmp_path):
-    told = answer("train", "eagle3", "--config", str(config_of(base, tmp_path)), "train.fractions=[0.5,1]")
-    assert told["prepare"]["answers"] == 18
-    assert told["prepare"]["skipped"] == 2, "too long"
+    got = answer("train", "eagle3", "--config", str(config_of(base, tmp_path)), "train.fractions=[0.5,1]")
+    assert got["prepare"]["answers"] == 18
+    assert got["prepare"]["skipped"] == 2, "too long"
     assert len(Answers.read(tmp_path / "answers-0")) == 18
     training = len(Answers.read(tmp_path / "answers-0").split(0.3)[0])
     for name in ("head", "head-0.5"):

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.train.prepare import PrepareConfig, prepare
-from paceline.train.prompts import TrainPrompt
+from paceline.train.config import PrepareSection
+from paceline.train.prepare import TrainPrompt, prepare
 from paceline.train.recipe import Batch, Losses, Recipe
 from tests.helpers import NO_EOS, VOCAB, loaded, prompt, runner
 
@@ -17,10 +17,10 @@ def write_answers(
     folder: Path, count: int = 24, layers: tuple[int, ...] = LAYERS, part: tuple[int, int] = (0, 1), seed: int = 0,
     limit_rounds: int | None = None, eos_ids=NO_EOS,
 ):  # fmt: skip
-    """Let the tiny model answer prompts of many lengths; a limit of rounds stands for a kill."""
+    """Let the tiny model answer prompts of many lengths; a limit of rounds has the effect of a kill."""
     prompts = [TrainPrompt(("a", "b")[i % 2], prompt(3 + 5 * i % 17, seed=100 + i)) for i in range(count)]
-    config = PrepareConfig(limit=count, max_tokens=12, layers=layers, part=part, seed=seed)
-    writing = prepare(runner(loaded()), prompts, eos_ids, config, folder)
+    config = PrepareSection(limit=count, max_tokens=12, part=part, seed=seed)
+    writing = prepare(runner(loaded()), prompts, eos_ids, config, folder, layers)
     for index, _ in enumerate(writing):
         if index == limit_rounds:
             writing.close()

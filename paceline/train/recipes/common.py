@@ -16,7 +16,7 @@ from ...schema import validate
 from ..config import RunConfig
 from ..data import Answers
 from ..estimate import check_memory, size_of
-from ..losses import Loss, LossName, loss_named
+from ..losses import LOSSES, Loss, LossName
 from ..recipe import Batch, Recipe
 
 _T = TypeVar("_T")
@@ -33,39 +33,11 @@ def shifted(x: Tensor, by: int) -> Tensor:
     return out
 
 
-def loss_or_token(name: str) -> Loss | None:
-    """The loss between distributions of that name; None for "token"."""
-    return None if name == "token" else loss_named(name)
-
-
-def check_decay(decay: float) -> None:
-    """Raise `ConfigError` for a weight that does not fall."""
-    if not 0 < decay <= 1:
-        raise ConfigError("decay is out of range", got=decay, expected="above 0 and at most 1")
-
-
 def seeded(seed: int, make: Callable[[], _T]) -> _T:
     """What `make` makes with the random numbers of this seed; those of the process stay as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return make()
-
-
-@final
-class Teacher:
-    """The target's logits of every column whose next token is supervised, computed once for all steps.
-
-    states: its last ones [B, T, E]. teaches: True where the next token is an answer's [B, T]. rows: its output rows for
-    the draft vocabulary [Vd, E].
-    """
-
-    def __init__(self, states: Tensor, teaches: Tensor, rows: Tensor):
-        self._place = teaches.view(-1).cumsum(0).view(teaches.shape) - 1  # row of `_logits` that a column has
-        self._logits = nn.functional.linear(states[teaches], rows)
-
-    def logits(self, columns: Tensor, by: int) -> Tensor:
-        """Those of column t + by for every t that `columns` [B, T] selects. [M, Vd]."""
-        return self._logits[shifted(self._place, by)[columns]]
 
 
 @final
@@ -79,7 +51,10 @@ class Labels:
 
     def __init__(self, batch: Batch, states: Tensor, lm_head: Tensor, index: Tensor, loss: Loss | None):
         self._batch, self._index, self._loss = batch, index, loss
-        self._teacher = None if loss is None else Teacher(states, shifted(batch.is_answer, 1), lm_head)
+        if loss is not None:  # the target's logits of every column whose next token is supervised, once for all steps
+            supervised = shifted(batch.is_answer, 1)
+            self._teacher = nn.functional.linear(states[supervised], lm_head)
+            self._row = supervised.view(-1).cumsum(0).view(supervised.shape) - 1  # of `_teacher`, for each column
 
     def columns(self, ahead: int) -> Tensor:
         """Columns that have such a label. [B, T]."""
@@ -90,9 +65,9 @@ class Labels:
         """Mean loss of logits [M, Vd], those of the columns; zero where there are none."""
         if not len(logits):
             return logits.sum()
-        if self._loss is None or self._teacher is None:
+        if self._loss is None:
             return nn.functional.cross_entropy(logits, self._labels(columns, ahead))
-        return self._loss(self._teacher.logits(columns, ahead - 1), logits)
+        return self._loss(self._teacher[shifted(self._row, ahead - 1)[columns]], logits)
 
     def agreement(self, logits: Tensor, columns: Tensor, ahead: int) -> Tensor:
         """Share of answer tokens whose likeliest draft is right; tokens outside the draft vocabulary are misses.
@@ -135,7 +110,7 @@ class Unrolled:
 
 
 def started(method: str, name: str, kind: type[_T], target: LoadedModel) -> _T:
-    """The head to go on from, in float32. Raises `ConfigError` for one of another method."""
+    """The head to continue from, in float32. Raises `ConfigError` for one of another method."""
     head: Any = load_head(name, target)
     if not isinstance(head, kind) or method_of(cast("Any", head)) != method:
         raise ConfigError("start is a head of another method", got=f"{name!r}, {type(head).__name__}", expected=method)
@@ -160,18 +135,26 @@ class LayerShape:
 class HeadRecipe(Recipe):
     """A recipe of heads over the target's states, which draft a vocabulary of frequent tokens.
 
-    A subclass says which module, shape and loss its methods have, by `KINDS`, and how a shape becomes a configuration.
-    The options of a loss are the keywords of the subclass.
+    A subclass names, in `KINDS`, the module of each of its methods and the settings of its shape and loss.
+
+    lm_head: the target's output rows for the draft vocabulary [Vd, E]. settings: what `train.loss` says. last: the
+    index of the target's last state, from which the output rows make the labels.
     """
 
     KINDS: ClassVar[dict[str, tuple[type[Any], type[Any], type[Any]]]]
-    """Of each method the module, and what `head` and `train.loss` of a configuration may hold."""
+    """For each method the module, and what `head` and `train.loss` of a configuration may hold."""
 
-    def __init__(self, module: Any, lm_head: Tensor, loss: Loss | None):
+    def __init__(self, module: Any, lm_head: Tensor, settings: Any, last: int):
+        self.check_loss(module.config, settings)
         self.module = self.head = module
-        self._rows, self._loss = lm_head, loss
+        self.settings, self._last = settings, last
+        self._rows, self._loss = lm_head, LOSSES.get(settings.name)
         self._index = draft_index(module.draft_ids.to(lm_head.device), module.config.vocab_size)
-        self.states = module.config.states
+        self.states = tuple(sorted({*module.config.states, last}))
+
+    def labels(self, batch: Batch) -> Labels:
+        """The labels of a batch."""
+        return Labels(batch, batch.states[self._last], self._rows, self._index, self._loss)
 
     @classmethod
     @abstractmethod
@@ -179,13 +162,8 @@ class HeadRecipe(Recipe):
         """The module's configuration; the target's sizes where `shape` does not say. Raises `ConfigError`."""
 
     @classmethod
-    @abstractmethod
-    def options(cls, method: str, loss: Any, target: LoadedModel) -> dict[str, Any]:
-        """Keywords of the recipe. Raises `ConfigError` for settings of `train.loss` that contradict each other."""
-
-    @classmethod
-    def check_fresh(cls, config: Any, loss: Any) -> None:
-        """Raise `ConfigError` for a fresh head that these settings of `train.loss` cannot train."""
+    def check_loss(cls, config: Any, settings: Any) -> None:
+        """Raise `ConfigError` for settings of `train.loss` that cannot train a module of this configuration."""
 
     def prepare_fresh(self, target: LoadedModel, answers: Answers) -> None:
         """Give a fresh head, attached to its target, better first weights than random ones."""
@@ -198,23 +176,23 @@ class HeadRecipe(Recipe):
 
     @classmethod
     def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
-        """The shape, the loss, the target's output rows, and the head to go on from or the memory for a fresh one."""
+        """The shape, the loss, the target's output rows, and `start`, or the memory for a fresh head."""
         kind, shape_type, loss_type = cls.KINDS[method]
         made = cls.configure(method, validate(shape_type, config.head, "head"), target)
-        loss = validate(loss_type, config.train.loss, "train.loss")
-        cls.options(method, loss, target)
+        settings = validate(loss_type, config.train.loss, "train.loss")
         target.output_rows()
-        if config.start is not None:
-            started(method, config.start, kind, target)
-            return
-        cls.check_fresh(made, loss)
-        check_memory(size_of(lambda: kind(made)), "this head", target.device, "smaller sizes in head.*")
+        if config.start is None:
+            check_memory(size_of(lambda: kind(made)), "this head", target.device, "smaller sizes in head.*")
+        else:
+            made = started(method, config.start, kind, target).config
+        cls.check_loss(made, settings)
 
     @classmethod
     def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        """A head with the most frequent tokens of the answers as its vocabulary, or the one to go on from."""
+        """A head with the most frequent tokens of the answers as its vocabulary, or the one to continue from."""
         kind, shape_type, loss_type = cls.KINDS[method]
-        shape, loss = validate(shape_type, config.head, "head"), validate(loss_type, config.train.loss, "train.loss")
+        shape = validate(shape_type, config.head, "head")
+        settings = validate(loss_type, config.train.loss, "train.loss")
         made = cls.configure(method, shape, target)
         ids = frequent_ids(answers.texts, made.draft_vocab_size, target.vocab_size)
         if config.start is None:
@@ -224,7 +202,7 @@ class HeadRecipe(Recipe):
             ids = head.draft_ids
         rows = target.output_rows().detach().float()
         head.attach(cast("Any", target.model.get_input_embeddings()).weight.detach(), rows)
-        recipe = cls(head, rows[ids.to(rows.device)], **cls.options(method, loss, target))
+        recipe = cls(head, rows[ids.to(rows.device)], settings, target.num_layers)
         if config.start is None:
             recipe.prepare_fresh(target, answers)
         return recipe

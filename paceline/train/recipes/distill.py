@@ -35,9 +35,9 @@ from ...schema import checked, validate
 from ...zoo import resolve
 from ..config import AtLeast0, Few, Name, RunConfig, Size
 from ..data import Answers
-from ..losses import Loss
+from ..losses import LOSSES
 from ..recipe import Batch, Losses, Recipe
-from .common import TokenLoss, loss_or_token
+from .common import TokenLoss
 from .images import BatchReader, ModelInput
 from .models import layers_of, outlined, plain_models, vocabulary_of, windows_of
 from .qat import round_losses
@@ -65,7 +65,12 @@ class DistillShape:
 
 @checked
 class DistillLoss:
-    """See `DistillRecipe`. name: "token", or one of `losses`."""
+    """How the draft is trained.
+
+    name: "token" (cross entropy with the token that followed), or one of `losses`, to which `label_weight` times that
+    cross entropy is added. on_policy: the weight of rounds that the draft samples, against the text's. rounds: how many
+    are sampled in each text, of `window` tokens.
+    """
 
     name: TokenLoss = "kl"
     label_weight: AtLeast0 = 0.0
@@ -84,25 +89,23 @@ class DistillLoss:
 class DistillRecipe(Recipe):
     """Train the causal language model `draft` against `plain`; either may have another layout of layers.
 
-    loss: between the target's distribution and the draft's; None: cross entropy with the token that followed, which
-    `label_weight` adds to any other loss. on_policy: weight of the rounds that the draft draws, against the text's;
-    rounds: of `window` tokens, drawn in each text. reader: of a target that reads images. whole: the model that `draft`
-    is the language model of, which is written with `processor`. Raises `IncompatibleModels`.
+    reader: of a target that reads images. whole: the model that `draft` is the language model of, which is written with
+    `processor`. Raises `IncompatibleModels`.
     """
 
     states = ()
     makes_draft: ClassVar[bool] = True
 
     def __init__(
-        self, plain: PreTrainedModel, draft: PreTrainedModel, loss: Loss | None = None, label_weight: float = 0.0,
-        on_policy: float = 0.0, window: int = 4, rounds: int = 8, identity: str = "", reader: BatchReader | None = None,
-        whole: PreTrainedModel | None = None, processor: ProcessorMixin | None = None,
+        self, plain: PreTrainedModel, draft: PreTrainedModel, settings: DistillLoss, identity: str = "",
+        reader: BatchReader | None = None, whole: PreTrainedModel | None = None,
+        processor: ProcessorMixin | None = None,
     ):  # fmt: skip
         _check_sizes(draft, plain)
-        self.module, self._plain, self._draft = draft, plain, draft
-        self._reader, self.reads_images, self._whole = reader, reader is not None, whole
-        self.processor, self._loss, self.label_weight, self.on_policy = processor, loss, label_weight, on_policy
-        self.window, self.rounds, self.identity = window, rounds, identity
+        self.module, self._plain, self._draft, self._whole = draft, plain, draft, whole
+        self.settings, self._loss = settings, LOSSES.get(settings.name)
+        self.identity, self.processor = identity, processor
+        self._reader, self.reads_images = reader, reader is not None
         self._windows, self._own_windows = windows_of(plain), windows_of(draft)
 
     @classmethod
@@ -146,10 +149,7 @@ class DistillRecipe(Recipe):
         if not shape.embeddings:
             for module in (draft.get_input_embeddings(), draft.get_output_embeddings()):
                 cast("nn.Module", module).requires_grad_(False)
-        return cls(
-            plain, draft, loss_or_token(how.name), how.label_weight, how.on_policy, how.window, how.rounds,
-            f"{shape} {how} from {begin}", reader, whole, processor,
-        )  # fmt: skip
+        return cls(plain, draft, how, f"{shape} {how} from {begin}", reader, whole, processor)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The draft, with its tower where it has one."""
@@ -157,7 +157,8 @@ class DistillRecipe(Recipe):
 
     def loss(self, batch: Batch) -> Losses:
         """Mean over the answer tokens, and over the tokens that the draft drew."""
-        text = own_text = ModelInput(batch.token_ids, batch.is_answer)
+        how, text = self.settings, ModelInput(batch.token_ids, batch.is_answer)
+        own_text = text
         if self._reader is not None:
             text, own_text = self._reader.target(batch), self._reader.draft(batch)
         with torch.no_grad():
@@ -167,12 +168,12 @@ class DistillRecipe(Recipe):
         rounds, own_rounds = rounds_of(text.is_answer, 1, zeros), rounds_of(own_text.is_answer, 1, zeros)
         of_text = round_losses(
             own_rounds.take(logits, -own_text.first), rounds.take(teacher, -text.first), text.ids, rounds, self._loss,
-            self.label_weight, 1,
+            how.label_weight, 1,
         )  # fmt: skip
-        agreement = of_text.agreement.expand(self.window)  # a draft model reads the text alike at every depth
-        if not self.on_policy or not self.module.training:
+        agreement = of_text.agreement.expand(how.window)  # a draft model reads the text alike at every depth
+        if not how.on_policy or not self.module.training:
             return Losses(of_text.total, of_text.parts, agreement)
-        drawn = drawn_rounds(text.is_answer, self.window, self.rounds)
+        drawn = drawn_rounds(text.is_answer, how.window, how.rounds)
         own_drawn = drawn.moved(own_text.begins - text.begins)
         fed = self._draw(own_text, own_drawn, own_cache)
         logits = read_rounds(self._draft, fed, own_drawn, own_cache, self._own_windows, own_text.offsets)
@@ -180,7 +181,7 @@ class DistillRecipe(Recipe):
             teacher = read_rounds(self._plain, fed, drawn, cache, self._windows, text.offsets)
         assert self._loss is not None  # the settings see to it
         value = self._loss(teacher[drawn.counts], logits[own_drawn.counts])
-        total = (1 - self.on_policy) * of_text.total + self.on_policy * value
+        total = (1 - how.on_policy) * of_text.total + how.on_policy * value
         return Losses(total, {**of_text.parts, "drawn": value.detach()}, agreement)
 
     @torch.no_grad()
@@ -190,13 +191,13 @@ class DistillRecipe(Recipe):
         never = [] if self._reader is None else self._reader.banned_token_ids
         fed = text.ids.gather(1, drawn.start.clamp_min(0))  # right where a round begins
         depth = (drawn.depth * drawn.counts)[..., None]
-        for step in range(1, self.window):
+        for step in range(1, self.settings.window):
             held = detached(cache)
             probs = read_rounds(self._draft, fed, drawn, held, self._own_windows, text.offsets).softmax(-1)
             probs[..., never] = 0
             assert int(held.get_seq_length()) == width + every
             token = torch.multinomial(probs.flatten(0, 1).float(), 1).view_as(fed)
-            after = token.roll(1, 1)  # rows of a round stand side by side
+            after = token.roll(1, 1)  # rows of a round are side by side
             fed = torch.where(depth[..., 0] == step, after, fed)
         return fed
 

@@ -12,7 +12,8 @@ Step s > 0 sees what the cache holds while drafting: pairs (f, x) up to column t
     query of step 2 at t    keys: step 0 at columns <= t,  step 1 at t,  step 2 at t          position t + 2
 """
 
-from typing import Annotated, Any, ClassVar, final
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, cast, final
 
 import torch
 from pydantic import Field
@@ -24,9 +25,9 @@ from ...runner import LoadedModel
 from ...schema import checked
 from ..config import AtLeast0, Few, Seed, Several, Size
 from ..data import Answers
-from ..losses import Loss, LossName, loss_named, regression
+from ..losses import LossName
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, Labels, LayerShape, Unrolled, shifted
+from .common import Decay, HeadRecipe, LayerShape, Unrolled, shifted
 
 
 @checked
@@ -44,7 +45,12 @@ class EagleShape:
 
 @checked
 class EagleLoss:
-    """How an EAGLE head is trained, see `EagleRecipe`; None: as its paper, with five steps for EAGLE-3."""
+    """How an EAGLE head is trained; None: as in its paper, with five steps for EAGLE-3.
+
+    name: see `losses`. steps: drafting steps unrolled (EAGLE-1: 1, EAGLE-3: up to 7), step s weighted decay^s. regress:
+    the weight of EAGLE-1's SmoothL1 on the states, beside `ce_weight` times the loss of the distributions. noise: the
+    half-width of the uniform noise on the states that step 0 reads.
+    """
 
     name: LossName = "ce"
     steps: Few | None = None
@@ -53,26 +59,19 @@ class EagleLoss:
     ce_weight: AtLeast0 | None = None
     noise: AtLeast0 | None = None
 
+    def complete(self, version: int) -> "EagleLoss":
+        """The same settings with the values of the paper for EAGLE-`version` in place of None."""
+        values = {"steps": 5, "regress": 0.0, "ce_weight": 1.0, "noise": 0.0}
+        if version == 1:
+            values = {"steps": 1, "regress": 1.0, "ce_weight": 0.1, "noise": 0.1}
+        return replace(self, **{key: value for key, value in values.items() if getattr(self, key) is None})
+
 
 @final
 class EagleRecipe(HeadRecipe):
-    """Train an `EagleHead` that is attached to its target.
-
-    lm_head: the target's output rows for the draft vocabulary [Vd, E]; with the last states they give the labels.
-    last: index of the last state. steps: drafting steps unrolled (EAGLE-1: 1, EAGLE-3: up to 7), step s weighted
-    decay^s. regress: weight of EAGLE-1's SmoothL1 on the states, beside `ce_weight` times the loss of the
-    distributions. noise: half-width of the uniform noise on the states that step 0 reads. loss: see `losses`.
-    """
+    """Train an `EagleHead` that is attached to its target."""
 
     KINDS: ClassVar = {method: (EagleHead, EagleShape, EagleLoss) for method in ("eagle", "eagle3")}
-
-    def __init__(
-        self, module: EagleHead, lm_head: Tensor, last: int, loss: Loss, steps: int = 1, decay: float = 0.8,
-        regress: float = 0.0, ce_weight: float = 1.0, noise: float = 0.0,
-    ):  # fmt: skip
-        super().__init__(module, lm_head, loss)
-        self._last, self.states = last, tuple(sorted({*module.config.states, last}))
-        self.steps, self.decay, self.regress, self.ce_weight, self.noise = steps, decay, regress, ce_weight, noise
 
     @classmethod
     def configure(cls, method: str, shape: EagleShape, target: LoadedModel) -> EagleConfig:
@@ -107,15 +106,11 @@ class EagleRecipe(HeadRecipe):
         )
 
     @classmethod
-    def options(cls, method: str, loss: EagleLoss, target: LoadedModel) -> dict[str, Any]:
-        """The paper's values where nothing is said. Raises `ConfigError` where nothing is left to learn."""
-        paper = {"steps": 5, "regress": 0.0, "ce_weight": 1.0, "noise": 0.0}
-        if method == "eagle":
-            paper = {"steps": 1, "regress": 1.0, "ce_weight": 0.1, "noise": 0.1}
-        chosen = {key: own if getattr(loss, key) is None else getattr(loss, key) for key, own in paper.items()}
-        if not chosen["regress"] and not chosen["ce_weight"]:
+    def check_loss(cls, config: EagleConfig, settings: EagleLoss) -> None:
+        """Some term must be left to learn."""
+        chosen = settings.complete(config.version)
+        if not chosen.regress and not chosen.ce_weight:
             raise ConfigError("train.loss.regress and train.loss.ce_weight are 0", expected="one above 0")
-        return {"last": target.num_layers, "loss": loss_named(loss.name), "decay": loss.decay, **chosen}
 
     @torch.no_grad()
     def prepare_fresh(self, target: LoadedModel, answers: Answers) -> None:
@@ -135,7 +130,7 @@ class EagleRecipe(HeadRecipe):
         seen = some.is_answer.roll(-1, 1)
         parts = [some.states[layer][seen].float() for layer in head.config.states]
         if head.config.version == 1:
-            embeddings = target.model.get_input_embeddings().weight  # type: ignore[union-attr]
+            embeddings = cast("Any", target.model.get_input_embeddings()).weight
             parts.insert(0, embeddings[head.draft_ids.to(target.device)].float())
         for part, columns in zip(parts, head.fc.weight.chunk(len(parts), 1), strict=True):
             columns /= part.square().mean().sqrt().to(columns.device)
@@ -143,15 +138,16 @@ class EagleRecipe(HeadRecipe):
     def loss(self, batch: Batch) -> Losses:
         """Sum over steps of decay^s times the loss of step s."""
         head, length = self.head, batch.token_ids.shape[1]
+        how: Any = self.settings.complete(head.config.version)
         states = torch.cat([batch.states[layer] for layer in head.config.states], -1)
         last = batch.states[self._last]
-        if self.noise and head.training:
-            states = states + (torch.rand_like(states) * 2 - 1) * self.noise
-        labels = Labels(batch, last, self._rows, self._index, self._loss)
+        if how.noise and head.training:
+            states = states + (torch.rand_like(states) * 2 - 1) * how.noise
+        labels = self.labels(batch)
         hidden, unrolled = head.begin(states), Unrolled(length, states.device)
         parts, agreement = dict[str, Tensor](), list[Tensor]()
         total = head.logits(hidden[:, :0]).sum()  # zero, and part of the graph where nothing is supervised
-        for step in range(self.steps):
+        for step in range(how.steps):
             tokens = shifted(batch.token_ids, 1 + step)
             positions = (torch.arange(length, device=tokens.device) + step).expand_as(tokens)
             hidden = head(tokens, hidden, positions, unrolled)
@@ -162,11 +158,11 @@ class EagleRecipe(HeadRecipe):
             if not len(drafted):  # the answers are too short for this step
                 continue
             distance = labels.loss(logits, columns, 2 + step)
-            value = self.ce_weight * distance
-            if self.regress:
-                apart = regression(shifted(last, 1 + step)[columns], drafted)
-                value = value + self.regress * apart
+            value = how.ce_weight * distance
+            if how.regress:
+                apart = nn.functional.smooth_l1_loss(shifted(last, 1 + step)[columns], drafted)
+                value = value + how.regress * apart
                 parts[f"regress{step}"] = apart.detach()
-            total = total + self.decay**step * value
+            total = total + how.decay**step * value
             parts[f"loss{step}"] = distance.detach()
         return Losses(total, parts, torch.stack(agreement))

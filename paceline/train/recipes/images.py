@@ -21,7 +21,7 @@ from ...hf.image_prompts import pixel_bytes
 from ...hf.vision import BoundedCache, Features
 from ...runner import LoadedModel, ModelRunner
 from ...runner.prefill import prompt_rows
-from ..prompts import vision_of
+from ..prepare import vision_of
 from ..recipe import Batch
 
 _KEPT = 256 << 20  # bytes of what processors made

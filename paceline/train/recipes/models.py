@@ -35,11 +35,11 @@ def outlined(folder: str) -> tuple[PreTrainedModel, PreTrainedModel | None]:
 def plain_models(folder: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """The language model of a folder in float32, frozen, and the whole if it reads images. Raises `ConfigError`."""
     with _reading(folder):
-        sees = is_vlm(AutoConfig.from_pretrained(folder, trust_remote_code=False))
-        kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        reads_images = is_vlm(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        kind: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
         model = kind.from_pretrained(folder, dtype=torch.float32, use_safetensors=True, trust_remote_code=False)
     model = model.to(device).eval().requires_grad_(False)
-    return (text_half(model), model) if sees else (model, None)
+    return (text_half(model), model) if reads_images else (model, None)
 
 
 def layers_of(model: PreTrainedModel) -> nn.ModuleList:

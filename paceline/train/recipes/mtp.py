@@ -11,7 +11,7 @@ While s < K, step s is module s + 1, causal over its own rows. Beyond, the last 
 sees its own rows up to t, and on top of them the rows of these further steps at t.
 """
 
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,8 @@ from ...heads.mtp import MtpConfig, MtpHead
 from ...runner import LoadedModel
 from ...schema import checked
 from ..config import Few, Seed, Size
-from ..losses import Loss
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, Labels, LayerShape, TokenLoss, Unrolled, check_decay, loss_or_token, shifted
+from .common import Decay, HeadRecipe, LayerShape, TokenLoss, Unrolled, shifted
 
 
 @checked
@@ -38,7 +37,12 @@ class MtpShape:
 
 @checked
 class MtpLoss:
-    """See `MtpRecipe`. name: "token", or one of `losses`. steps: three, of which a lone module does all (FastMTP)."""
+    """How MTP modules are trained.
+
+    name: "token" (cross entropy with the token that followed), or one of `losses`. steps: drafting steps unrolled,
+    None: one a module; more let the last module continue (FastMTP, arXiv 2509.18362). decay: step s weighs decay^s
+    (FastMTP: 0.6; DeepSeek-V3: 1, the mean).
+    """
 
     name: TokenLoss = "ce"
     steps: Few | None = 3
@@ -47,23 +51,9 @@ class MtpLoss:
 
 @final
 class MtpRecipe(HeadRecipe):
-    """Train MTP modules that are attached to their target.
-
-    lm_head: the target's output rows for the draft vocabulary [Vd, E]. loss: between the target's distribution and a
-    step's, see `losses`; None: cross entropy with the token that followed. steps: drafting steps unrolled, None: one a
-    module; more let the last module go on (FastMTP, arXiv 2509.18362). decay: step s weighs decay^s (FastMTP: 0.6;
-    DeepSeek-V3: 1, the mean). Raises `ConfigError`.
-    """
+    """Train MTP modules that are attached to their target."""
 
     KINDS: ClassVar = {"mtp": (MtpHead, MtpShape, MtpLoss)}
-
-    def __init__(
-        self, module: MtpHead, lm_head: Tensor, loss: Loss | None = None, steps: int | None = None, decay: float = 0.6
-    ):
-        check_decay(decay)
-        _check_steps(module.config, steps)
-        super().__init__(module, lm_head, loss)
-        self.steps, self.decay = steps or module.config.num_modules, decay
 
     @classmethod
     def configure(cls, method: str, shape: MtpShape, target: LoadedModel) -> MtpConfig:
@@ -84,41 +74,33 @@ class MtpRecipe(HeadRecipe):
         )
 
     @classmethod
-    def options(cls, method: str, loss: MtpLoss, target: LoadedModel) -> dict[str, Any]:
-        """As the configuration says."""
-        return {"loss": loss_or_token(loss.name), "steps": loss.steps, "decay": loss.decay}
-
-    @classmethod
-    def check_fresh(cls, config: MtpConfig, loss: MtpLoss) -> None:
+    def check_loss(cls, config: MtpConfig, settings: MtpLoss) -> None:
         """Every module needs a step."""
-        _check_steps(config, loss.steps)
+        if settings.steps is not None and settings.steps < config.num_modules:
+            expected = f"at least head.num_modules, {config.num_modules}"
+            raise ConfigError("train.loss.steps is too small", got=settings.steps, expected=expected)
 
     def loss(self, batch: Batch) -> Losses:
         """Mean of the steps' losses, weighted."""
-        head, hidden = self.head, batch.states[self.states[0]]
-        labels = Labels(batch, hidden, self._rows, self._index, self._loss)
+        head, hidden, decay = self.head, batch.states[self._last], self.settings.decay
+        steps = self.settings.steps or head.config.num_modules
+        labels = self.labels(batch)
         length, last = batch.token_ids.shape[1], head.config.num_modules - 1
         text_columns = torch.arange(length, device=hidden.device).expand_as(batch.token_ids)
         unrolled = Unrolled(length, hidden.device)
         total, parts, agreement = hidden.new_zeros(()), dict[str, Tensor](), list[Tensor]()
-        for step in range(self.steps):
+        for step in range(steps):
             tokens = shifted(batch.token_ids, 1 + step)
             positions = text_columns + max(0, step - last)
             hidden = head(step, tokens, hidden, positions, _causal if step < last else unrolled)
             columns = labels.columns(2 + step)
             logits = head.logits(hidden[columns], step)  # [M, Vd]
             value = labels.loss(logits, columns, 2 + step)
-            total = total + self.decay**step * value
+            total = total + decay**step * value
             parts[f"loss{step}"] = value.detach()
             agreement.append(labels.agreement(logits, columns, 2 + step).to(hidden.dtype))
-        weight = sum(self.decay**step for step in range(self.steps))
+        weight = sum(decay**step for step in range(steps))
         return Losses(total / weight, parts, torch.stack(agreement))
-
-
-def _check_steps(config: MtpConfig, steps: int | None) -> None:
-    if steps is not None and steps < config.num_modules:
-        expected = f"at least head.num_modules, {config.num_modules}"
-        raise ConfigError("train.loss.steps is too small", got=steps, expected=expected)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -21,9 +21,8 @@ from ...heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, Medu
 from ...runner import LoadedModel
 from ...schema import checked
 from ..config import Few, Seed, Size
-from ..losses import Loss
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, Labels, TokenLoss, check_decay, loss_or_token
+from .common import Decay, HeadRecipe, TokenLoss
 
 
 @checked
@@ -49,7 +48,12 @@ class BlockwiseShape:
 
 @checked
 class ParallelLoss:
-    """See `ParallelRecipe`. name: "token", or one of `losses`. decay: None: 0.8 for Medusa, 1 for blockwise."""
+    """How parallel heads are trained.
+
+    name: "token" (cross entropy with the token that followed), or one of `losses`. decay: head i weighs decay^i; None:
+    0.8 for Medusa, 1 (the mean) for blockwise. one_head: train one head a batch, drawn uniformly, as Stern et al. do to
+    save memory; the agreement of the others is then NaN. In evaluation mode all heads are measured.
+    """
 
     name: TokenLoss = "ce"
     decay: Decay | None = None
@@ -58,26 +62,12 @@ class ParallelLoss:
 
 @final
 class ParallelRecipe(HeadRecipe):
-    """Train Medusa or blockwise heads that are attached to their target.
-
-    lm_head: the target's output rows for the draft vocabulary [Vd, E]. loss: between the target's distribution and a
-    head's, see `losses`; None: cross entropy with the token that followed. decay: head i weighs decay^i (Medusa: 0.8;
-    blockwise: 1, the mean). one_head: train one head a batch, drawn uniformly, as Stern et al. do to save memory; the
-    agreement of the others is then NaN. In evaluation mode all heads are measured. Raises `ConfigError`.
-    """
+    """Train Medusa or blockwise heads that are attached to their target."""
 
     KINDS: ClassVar = {
         "medusa": (MedusaHead, MedusaShape, ParallelLoss),
         "blockwise": (BlockwiseHead, BlockwiseShape, ParallelLoss),
     }
-
-    def __init__(
-        self, module: MedusaHead | BlockwiseHead, lm_head: Tensor, loss: Loss | None = None, decay: float = 0.8,
-        one_head: bool = False,
-    ):  # fmt: skip
-        check_decay(decay)
-        super().__init__(module, lm_head, loss)
-        self.decay, self.one_head = decay, one_head
 
     @classmethod
     def configure(cls, method: str, shape: Any, target: LoadedModel) -> MedusaConfig | BlockwiseConfig:
@@ -91,18 +81,18 @@ class ParallelRecipe(HeadRecipe):
         layers, own = shape.num_layers, shape.own_lm_head
         return MedusaConfig(size, shape.num_heads, states, drafted, vocab_size, layers, own_lm_head=own)
 
-    @classmethod
-    def options(cls, method: str, loss: ParallelLoss, target: LoadedModel) -> dict[str, Any]:
-        """The paper's decay where the configuration does not say."""
-        decay = loss.decay if loss.decay is not None else 0.8 if method == "medusa" else 1.0
-        return {"loss": loss_or_token(loss.name), "decay": decay, "one_head": loss.one_head}
+    @property
+    def decay(self) -> float:
+        """Head i weighs decay^i."""
+        usual = 0.8 if isinstance(self.head, MedusaHead) else 1.0
+        return usual if self.settings.decay is None else self.settings.decay
 
     def loss(self, batch: Batch) -> Losses:
         """Mean of the heads' losses, weighted."""
-        head, states = self.head, batch.states[self.states[0]]
-        labels = Labels(batch, states, self._rows, self._index, self._loss)
+        head, states, decay = self.head, batch.states[self._last], self.decay
+        labels = self.labels(batch)
         trained = range(head.num_heads)
-        if self.one_head and head.training:
+        if self.settings.one_head and head.training:
             drawn = int(torch.randint(head.num_heads, ()))
             trained = range(drawn, drawn + 1)
         total, weight, parts = states.new_zeros(()), 0.0, dict[str, Tensor]()
@@ -111,7 +101,7 @@ class ParallelRecipe(HeadRecipe):
             columns = labels.columns(2 + i)
             logits = head.logits(head.hidden(states[columns], i), i)  # [M, Vd]
             value = labels.loss(logits, columns, 2 + i)
-            total, weight = total + self.decay**i * value, weight + self.decay**i
+            total, weight = total + decay**i * value, weight + decay**i
             parts[f"loss{i}"] = value.detach()
             agreement[i] = labels.agreement(logits, columns, 2 + i).to(states.dtype)
         return Losses(total / weight, parts, torch.stack(agreement))

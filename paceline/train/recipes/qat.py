@@ -29,10 +29,10 @@ from ...schema import Text, checked, validate
 from ...zoo import resolve
 from ..config import AtLeast0, Few, RunConfig, Several
 from ..data import Answers
-from ..losses import Loss, compared
+from ..losses import LOSSES, Loss, compared
 from ..recipe import Batch, Losses, Recipe
 from ..run_folder import need
-from .common import TokenLoss, loss_or_token
+from .common import TokenLoss
 from .images import BatchReader, ModelInput
 from .models import layers_of, linears_of, outlined, plain_models, windows_of
 from .rounds import Rounds, read_rounds, read_text, rounds_of
@@ -55,7 +55,12 @@ class QatShape:
 
 @checked
 class QatLoss:
-    """See `QatRecipe`. name: "token", or one of `losses`."""
+    """How the draft is trained.
+
+    name: "token" (cross entropy with the token that followed), or one of `losses`, to which `label_weight` times that
+    cross entropy is added. window: tokens of a round; in training rounds begin at random places. context: what the
+    student reads of the committed text, the target's keys and values or its own.
+    """
 
     name: TokenLoss = "kl"
     label_weight: AtLeast0 = 0.0
@@ -86,24 +91,17 @@ class Fakes(nn.Module):
 
 @final
 class QatRecipe(Recipe):
-    """Train fake-quantised layers of `student` against `plain`.
-
-    window: tokens of a round; in training rounds begin at random places. loss: between the target's distribution and
-    the draft's; None: cross entropy with the token that followed, which `label_weight` adds to any other loss. reader:
-    of a target that reads images.
-    """
+    """Train fake-quantised layers of `student` against `plain`. reader: of a target that reads images."""
 
     states = ()
     makes_draft: ClassVar[bool] = True
 
     def __init__(
-        self, plain: PreTrainedModel, student: nn.Module, fakes: Fakes, loss: Loss | None = None,
-        label_weight: float = 0.0, window: int = 4, context: Literal["target", "own"] = "target", identity: str = "",
-        reader: BatchReader | None = None,
+        self, plain: PreTrainedModel, student: nn.Module, fakes: Fakes, settings: QatLoss,
+        identity: str = "", reader: BatchReader | None = None,
     ):  # fmt: skip
         self.module, self._plain, self._student = fakes, plain, student
-        self._loss, self.label_weight, self.window, self.context = loss, label_weight, window, context
-        self._windows = windows_of(plain)
+        self.settings, self._loss, self._windows = settings, LOSSES.get(settings.name), windows_of(plain)
         self.identity, self._reader, self.reads_images = identity, reader, reader is not None
 
     @classmethod
@@ -123,10 +121,7 @@ class QatRecipe(Recipe):
         plain, _ = plain_models(resolve(config.model), target.device)
         reader = None if target.vision is None else BatchReader(target)
         student, fakes = faked(plain, shape)
-        return cls(
-            plain, student, fakes, loss_or_token(how.name), how.label_weight, how.window, how.context,
-            f"{shape} {how}", reader,
-        )  # fmt: skip
+        return cls(plain, student, fakes, how, f"{shape} {how}", reader)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The rounded draft."""
@@ -134,22 +129,22 @@ class QatRecipe(Recipe):
 
     def loss(self, batch: Batch) -> Losses:
         """Mean over the answer tokens; agreement by their place in a round."""
+        how = self.settings
         read = self._reader.target(batch) if self._reader else ModelInput(batch.token_ids, batch.is_answer)
         ids, first, windows = read.ids, read.first, self._windows
         with torch.no_grad():
             teacher, cache = read_text(self._plain, ids, first, read.rows, windows)
         phases = torch.zeros(len(ids), dtype=torch.long)
         if self.module.training:
-            phases = torch.randint(self.window, (len(ids),))
-        rounds = rounds_of(batch.is_answer, self.window, phases)
-        if self.context == "target":
+            phases = torch.randint(how.window, (len(ids),))
+        rounds = rounds_of(batch.is_answer, how.window, phases)
+        if how.context == "target":
             fed = ids.gather(1, rounds.column.clamp_min(0))
             logits = read_rounds(self._student, fed, rounds, cache, windows, read.offsets)[rounds.counts]
         else:
             logits = rounds.take(read_text(self._student, ids, first, read.rows, windows)[0], -first)
-        return round_losses(
-            logits, rounds.take(teacher, -first), ids, rounds, self._loss, self.label_weight, self.window
-        )
+        teacher = rounds.take(teacher, -first)
+        return round_losses(logits, teacher, ids, rounds, self._loss, how.label_weight, how.window)
 
 
 def round_losses(

@@ -15,9 +15,10 @@ sliding window sees no further back, by position, than it will while drafting.
 Deep masks seldom decide, so a group keeps mask j with probability keep^j (conditional drop, as P-EAGLE, 2602.01469).
 """
 
+import copy
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, final
 
@@ -30,18 +31,18 @@ from ...errors import ConfigError, IncompatibleModels
 from ...heads.parts import draft_index, frequent_ids
 from ...heads.space import SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel, wrap_model
+from ...runner.adapters import share_copy
 from ...schema import Text, checked, validate
 from ...zoo import resolve
 from ..config import AtLeast0, Few, RunConfig, Seed, Several, Share, Size
 from ..data import Answers
 from ..estimate import check_memory, size_of
-from ..losses import Loss
+from ..losses import LOSSES
 from ..recipe import Batch, Losses, Recipe
-from ..run_folder import need
-from .common import Decay, TokenLoss, check_decay, loss_or_token, seeded, shifted, started
-from .models import linears_of, outlined, plain_models, windows_of
+from ..run_folder import check_same, need
+from .common import Decay, TokenLoss, seeded, shifted, started
+from .models import layers_of, linears_of, outlined, plain_models, windows_of
 from .rounds import Rounds
-from .space_model import Trained, merge, whole, with_factors, without_factors
 
 _Rank = Annotated[int, Field(ge=0, le=1 << 16)]
 
@@ -75,9 +76,11 @@ class SpaceShape:
 
 @checked
 class SpaceLoss:
-    """See `SpaceRecipe`. name: "token" (the paper), or one of `losses`: distillation from the target's distributions.
+    """How an adapter is trained.
 
-    vocab_size: compare so many frequent tokens, which is faster; None: all.
+    name: "token" (the paper: cross entropy with the token that followed), or one of `losses`: distillation from the
+    target's distributions. vocab_size: compare so many frequent tokens, which is faster; None: all. rows: mask tokens a
+    pass. keep: see above. decay: mask j weighs decay^j. ar_weight, ar_share: of a full run.
     """
 
     name: TokenLoss = "ce"
@@ -89,32 +92,116 @@ class SpaceLoss:
     ar_share: Share = 0.5
 
 
+# The models that are trained
+
+
+@dataclass(frozen=True)
+class Trained:
+    """adapter: masks and factors. plain, adapted: the models of text and masks. module: what its checkpoints hold."""
+
+    adapter: SpaceAdapter
+    plain: PreTrainedModel
+    adapted: nn.Module
+    module: nn.Module
+
+
+def with_factors(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | None) -> Trained:
+    """Low-rank layers of peft over the model's own tensors; those of the adapter are the same parameters.
+
+    start: an adapter of this shape, or one without factors, which get theirs.
+    """
+    adapter = _fresh(plain, config)
+    if start is not None:
+        adapter.load_state_dict(start.state_dict(), strict=start.config.rank > 0)
+    adapted = share_copy(plain)
+    if config.rank:
+        adapted = _inject(adapted, adapter)
+    return Trained(adapter, plain, adapted, adapter)
+
+
+def whole(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | None) -> Trained:
+    """Every weight of the model is trained, and the mask embeddings with it. Raises `ConfigError`."""
+    if start is not None and start.config.rank:
+        raise ConfigError(
+            "start has low-rank factors, for which there is no place where every weight is trained",
+            got=f"rank {start.config.rank}", expected="an adapter without factors", fix="head.lora=true",
+        )  # fmt: skip
+    adapter = start if start is not None else _fresh(plain, replace(config, rank=0, linears=(), shapes=()))
+    model = plain.requires_grad_(True)
+    return Trained(adapter, model, model, Whole(adapter, model))
+
+
+@final
+class Whole(nn.Module):
+    """A model and its mask embeddings as one module."""
+
+    def __init__(self, adapter: SpaceAdapter, model: nn.Module):
+        super().__init__()
+        self.config = adapter.config
+        self.adapter, self.model = adapter, model
+
+
+def merge(trained: Trained) -> PreTrainedModel:
+    """The fine-tuned model, without any low-rank layer left."""
+    model = copy.deepcopy(trained.adapted)
+    return cast("Any", model).merge_and_unload() if hasattr(model, "merge_and_unload") else cast("Any", model)
+
+
+def without_factors(adapter: SpaceAdapter) -> SpaceAdapter:
+    """Masks and transition alone: a fine-tuned model needs no more."""
+    bare = SpaceAdapter(replace(adapter.config, rank=0, linears=(), shapes=()))
+    bare.load_state_dict({name: t for name, t in adapter.state_dict().items() if not name.startswith("layers.")})
+    return bare
+
+
+def _fresh(plain: PreTrainedModel, config: SpaceConfig) -> SpaceAdapter:
+    """Masks begin as the mean embedding with a little noise, which is near what the model has seen."""
+    adapter = SpaceAdapter(config)
+    embeddings = cast("torch.Tensor", cast("Any", plain.get_input_embeddings()).weight).detach()
+    with torch.no_grad():
+        spread = embeddings.std(0)
+        adapter.masks.copy_(embeddings.mean(0) + 0.1 * torch.randn_like(adapter.masks).to(spread) * spread)
+    return adapter.to(embeddings.device)
+
+
+def _inject(model: PreTrainedModel, adapter: SpaceAdapter) -> nn.Module:
+    peft, config = need("peft", "training SPACE"), adapter.config
+    chosen = peft.LoraConfig(r=config.rank, lora_alpha=config.rank, target_modules=[short(n) for n in config.linears])
+    made = peft.get_peft_model(model, chosen)
+    layers = layers_of(cast("PreTrainedModel", cast("Any", made).get_base_model()))
+    for index, layer in enumerate(layers):
+        for name in config.linears:
+            factors, linear = adapter.factors(index, name), cast("Any", layer.get_submodule(name))
+            assert factors is not None
+            with torch.no_grad():
+                linear.lora_A["default"].weight.copy_(factors.a)
+                linear.lora_B["default"].weight.copy_(factors.b)
+            factors.a, factors.b = linear.lora_A["default"].weight, linear.lora_B["default"].weight
+    return made
+
+
+# The recipe
+
+
 @final
 class SpaceRecipe(Recipe):
     """Train a SPACE adapter, or the whole model with it.
 
-    trained: the models that read text and masks. tokenizer: goes with a fine-tuned model. loss: between the target's
-    distribution and a mask's, see `losses`; None: cross entropy with the token that followed. rows: mask tokens a pass.
-    decay: mask j weighs decay^j. ar_weight, ar_share: of a full run. draft_ids: tokens whose logits are compared, which
-    saves most of the output layer; None: all of them. start: the weights to continue from. Raises `ConfigError`.
+    trained: the models that read text and masks. tokenizer: goes with a fine-tuned model. draft_ids: tokens whose
+    logits are compared, which saves most of the output layer; None: all of them. start: names the weights to continue
+    from. Raises `ConfigError`.
     """
 
     states = ()
 
     def __init__(
-        self, trained: Trained, gated: bool, tokenizer: PreTrainedTokenizerBase | None = None, loss: Loss | None = None,
-        rows: int = 512, keep: float = 0.8, decay: float = 0.8, ar_weight: float = 1.0, ar_share: float = 0.5,
+        self, trained: Trained, gated: bool, tokenizer: PreTrainedTokenizerBase | None, settings: SpaceLoss,
         draft_ids: Tensor | None = None, start: str = "none",
     ):  # fmt: skip
-        check_decay(decay)
         self.module, self.adapter, self._trained, self._tokenizer = trained.module, trained.adapter, trained, tokenizer
-        if not 0 < keep <= 1 or not 0 <= ar_share < 1:
-            got = f"keep {keep}, ar_share {ar_share}"
-            raise ConfigError("a share is out of range", got=got, expected="0 < keep <= 1 and 0 <= ar_share < 1")
-        _check_rows(rows, self.adapter.config)
+        _check_rows(settings.rows, self.adapter.config)
         self._plain, self._adapted = trained.plain, trained.adapted
-        self.gated, self._loss, self.rows, self.keep, self.decay = gated, loss, rows, keep, decay
-        self.ar_weight, self.ar_share = ar_weight, ar_share
+        self.gated, self.settings, self._loss = gated, settings, LOSSES.get(settings.name)
         vocab, device = self.adapter.config.vocab_size, trained.plain.device
         self._ids = None if draft_ids is None else draft_ids.to(device)
         self._windows = windows_of(trained.plain)
@@ -143,7 +230,7 @@ class SpaceRecipe(Recipe):
 
     @classmethod
     def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        """A fresh adapter over the target in float32, or the one to go on from."""
+        """A fresh adapter over the target in float32, or the one to continue from."""
         shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
         gated = shape.mode == "gated"
         start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
@@ -153,10 +240,7 @@ class SpaceRecipe(Recipe):
         ids = None
         if how.vocab_size is not None:
             ids = frequent_ids(answers.texts, min(how.vocab_size, target.vocab_size), target.vocab_size)
-        return cls(
-            trained, gated, target.tokenizer, loss_or_token(how.name), how.rows, how.keep, how.decay, how.ar_weight,
-            how.ar_share, ids, "none" if start is None else hash_of(start),
-        )  # fmt: skip
+        return cls(trained, gated, target.tokenizer, how, ids, "none" if start is None else hash_of(start))
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The adapter; of a full run its masks alone, and the fine-tuned model, which is then the target."""
@@ -170,8 +254,8 @@ class SpaceRecipe(Recipe):
 
     def loss(self, batch: Batch) -> Losses:
         """Mean over the masks, weighted by decay^j; of a full run the loss of the text beside it."""
-        ids, training = batch.token_ids, self.module.training
-        only_text = not self.gated and training and float(torch.rand(())) < self.ar_share
+        ids, training, how = batch.token_ids, self.module.training, self.settings
+        only_text = not self.gated and training and float(torch.rand(())) < how.ar_share
         cache = DynamicCache()
         with torch.set_grad_enabled(not self.gated and torch.is_grad_enabled()):
             reader = self._plain if self.gated else self._adapted
@@ -180,17 +264,14 @@ class SpaceRecipe(Recipe):
         if not self.gated:
             text = shifted(batch.is_answer, 1)
             total = nn.functional.cross_entropy(text_logits[text], shifted(ids, 1)[text])
-            parts["text"], total = total.detach(), self.ar_weight * total
-        nothing = torch.full((self.adapter.num_masks,), float("nan"), device=ids.device)
+            parts["text"], total = total.detach(), how.ar_weight * total
         if only_text:
-            return Losses(total, parts, nothing)
+            return Losses(total, parts, torch.full((self.adapter.num_masks,), float("nan"), device=ids.device))
         chance = None if training else torch.Generator().manual_seed(0)
         # Evaluation uses every mask, so that the shares of all depths come from the same anchors.
-        groups = mask_groups(batch.is_answer, self.adapter.num_masks, self.rows, self.keep if training else 1.0, chance)
-        value, agreement = self._supervised(
-            ids, groups, self._masked(ids, groups, cache), text_logits.detach(), nothing, parts
-        )
-        return Losses(total + value, parts, agreement)
+        groups = mask_groups(batch.is_answer, self.adapter.num_masks, how.rows, how.keep if training else 1.0, chance)
+        masks = self._supervised(ids, groups, self._masked(ids, groups, cache), text_logits.detach())
+        return Losses(total + masks.total, {**parts, **masks.parts}, masks.agreement)
 
     def _masked(self, ids: Tensor, groups: Rounds, cache: DynamicCache) -> Tensor:
         """Logits of the mask tokens, transition included. [B, R, V]."""
@@ -215,14 +296,12 @@ class SpaceRecipe(Recipe):
         inner = base.get_base_model().base_model if hasattr(base, "get_base_model") else base.base_model
         return nn.functional.linear(inner(use_cache=True, **given).last_hidden_state, self._rows())
 
-    def _supervised(
-        self, ids: Tensor, groups: Rounds, logits: Tensor, text_logits: Tensor, agreement: Tensor,
-        parts: dict[str, Tensor],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The loss, and the share of tokens that each mask predicts."""
+    def _supervised(self, ids: Tensor, groups: Rounds, logits: Tensor, text_logits: Tensor) -> Losses:
+        """Losses of the mask tokens, from their logits [B, R, V] and those of the text [B, T, V]."""
         predicted = (groups.column + 1).clamp(0, ids.shape[1] - 1)
         labels = self._index[ids.gather(1, predicted)]
-        agreement, total, weight = agreement.clone(), logits[:, :0].sum(), 0.0
+        parts, total, weight = dict[str, Tensor](), logits[:, :0].sum(), 0.0
+        agreement = torch.full((self.adapter.num_masks,), float("nan"), device=ids.device)
         rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(predicted)
         for j in range(self.adapter.num_masks):
             of_mask = (groups.depth == j) & groups.counts
@@ -237,12 +316,12 @@ class SpaceRecipe(Recipe):
                 teacher = text_logits[rows[counts], predicted[counts] - 1]
                 narrow = self._ids is not None and teacher.shape[-1] != logits.shape[-1]
                 value = self._loss(teacher[:, self._ids] if narrow else teacher, logits[counts])
-            share = self.decay**j * float(counts.sum())
+            share = self.settings.decay**j * float(counts.sum())
             total, weight = total + share * value, weight + share
             parts[f"mask{j}"] = value.detach()
             right = (logits[counts].detach().argmax(-1) == labels[counts]).sum()
             agreement[j] = right / of_mask.sum()  # a token that cannot be drafted is a miss
-        return total / max(weight, 1e-9), agreement
+        return Losses(total / max(weight, 1e-9), parts, agreement)
 
 
 def mask_groups(is_answer: Tensor, num_masks: int, rows: int, keep: float, chance: torch.Generator | None) -> Rounds:
@@ -302,17 +381,12 @@ def config_of(
 
 def _check_start(shape: SpaceShape, given: Mapping[str, object], start: SpaceConfig) -> None:
     names = ["num_masks", "shared_mask", "transition_rank", *["rank"] * bool(start.rank)]
-    pairs: dict[str, tuple[object, object]] = {name: (getattr(shape, name), getattr(start, name)) for name in names}
-    if start.rank and shape.linears:
-        pairs["linears"] = (sorted(map(short, shape.linears)), sorted(map(short, start.linears)))
-    wrong = {name: both for name, both in pairs.items() if name in given and both[0] != both[1]}
-    if wrong:
-        raise ConfigError(
-            "start has another shape than head asks for",
-            got=", ".join(f"head.{name}={asked}" for name, (asked, _) in wrong.items()),
-            expected=", ".join(f"{name} {kept}" for name, (_, kept) in wrong.items()) + ", or nothing about it",
-            fix="leave out these keys, or begin without start",
-        )
+    asked = {f"head.{name}": getattr(shape, name) for name in names if name in given}
+    kept = {f"head.{name}": getattr(start, name) for name in names if name in given}
+    if start.rank and shape.linears and "linears" in given:
+        asked["head.linears"] = sorted(map(short, shape.linears))
+        kept["head.linears"] = sorted(map(short, start.linears))
+    check_same("start", kept, asked, "leave out these keys, or begin without start")
 
 
 def hash_of(start: SpaceAdapter) -> str:

@@ -28,7 +28,7 @@ def accepted_length(agreement: Iterable[float]) -> float:
 
 
 @dataclass(frozen=True)
-class StepCost:
+class TrainingCost:
     """What a training run takes. flops: forward and backward over all tokens. seconds: at the speed just measured."""
 
     columns: int
@@ -49,7 +49,7 @@ class StepCost:
         )
 
 
-def measure(one_step: Callable[[], None], columns_of_step: int, columns: int) -> StepCost:
+def measure(one_step: Callable[[], None], columns_of_step: int, columns: int) -> TrainingCost:
     """Count the operations of one step, then time another like it; `columns`: of the whole run."""
     with FlopCounterMode(display=False) as counter:  # also warms up
         one_step()
@@ -57,7 +57,7 @@ def measure(one_step: Callable[[], None], columns_of_step: int, columns: int) ->
     begin = time.perf_counter()
     one_step()
     seconds = max(time.perf_counter() - begin, 1e-9)
-    return StepCost(columns, flops / columns_of_step * columns, flops / seconds)
+    return TrainingCost(columns, flops / columns_of_step * columns, flops / seconds)
 
 
 def check_memory(parameters: int, what: str, device: torch.device, fix: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..schema import validate
 from ..system.files import parse_json, read_json, read_text, write_bytes, write_text
-from .estimate import StepCost
+from .estimate import TrainingCost
 from .recipe import Losses
 from .run_folder import need, understood
 
@@ -25,7 +25,7 @@ class Started:
     steps: int
     data: Mapping[str, int]
     resumed: bool
-    cost: StepCost | None
+    cost: TrainingCost | None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import NumericsError
 from ..system.files import replacing
 from .config import LoopConfig
-from .estimate import StepCost, accepted_length, measure
+from .estimate import TrainingCost, accepted_length, measure
 from .log import Evaluated, Event, Finished, Log, Saved, Started, Stepped, Window
 from .recipe import Losses
 from .run_folder import check_same, need, understood
@@ -219,7 +219,7 @@ class _Run:
         loss, parts, agreement = window.means()
         return Evaluated(self.step, self.tokens, loss, parts, agreement, accepted_length(agreement))
 
-    def _cost(self) -> StepCost:
+    def _cost(self) -> TrainingCost:
         """What the rest of the run takes on this device, from a micro-batch whose gradients are thrown away."""
         before = random_state()
         batches = self._load(0) or [self.task.load(self.task.items(0, self.devices)[0])]

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.train.config import PrepareSection, TrainConfig, read_config
-from paceline.train.estimate import StepCost, accepted_length
+from paceline.train.estimate import TrainingCost, accepted_length
 
 NEEDED = ("model=m", "out=o", "prompts=[a.jsonl]")
 
@@ -138,6 +138,6 @@ def test_accepted_length():
 
 
 def test_cost_is_told_in_words():
-    cost = StepCost(columns=2_000_000, flops=2e6 * 150e6, flops_per_s=50e9)
+    cost = TrainingCost(columns=2_000_000, flops=2e6 * 150e6, flops_per_s=50e9)
     assert cost.seconds == 6000
     assert str(cost) == "2.00 M tokens x 150.0 MFLOP at 50.0 GFLOP/s: about 1 h 40 min"

@@ -5,10 +5,11 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import checked, validate
@@ -212,21 +213,16 @@ def _make_writable(folder: Path) -> None:
         )
 
 
-@contextmanager
-def _locked(folder: Path, progress: Progress) -> Iterator[None]:
+def _locked(folder: Path, progress: Progress) -> AbstractContextManager[Any]:
     """Hold the model's lock, which the system drops when its holder dies."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder.parent / f".{folder.name}.lock")
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         progress("wait", 0, None)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _build(model: ZooEntry, base: Path | None, work: Path, progress: Progress) -> None:

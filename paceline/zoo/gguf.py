@@ -14,7 +14,7 @@ from ..errors import ConfigError, DownloadError
 from .registry import Progress, silent
 
 if TYPE_CHECKING:
-    from gguf import ReaderTensor
+    from gguf import GGUFReader, ReaderTensor
     from torch import Tensor
 
 _EXPECTED: dict[str, tuple[object, ...]] = {
@@ -36,13 +36,13 @@ class Metadata(dict[str, Any]):
         raise ConfigError("the GGUF file lacks a value", got=f"no {key}", fix="use a complete GGUF file")
 
 
-def read_gguf(path: Path) -> "tuple[Metadata, list[ReaderTensor]]":
-    """The metadata, and the tensors as views of the file. Raises DownloadError when it is cut short or no GGUF file."""
+def open_gguf(path: Path) -> "tuple[GGUFReader, Metadata]":
+    """Map the file into memory and read its metadata. Raises DownloadError when it is cut short or no GGUF file."""
     from gguf import GGUFReader
 
     try:
         reader = GGUFReader(path)
-        return Metadata({key: field.contents() for key, field in reader.fields.items()}), reader.tensors
+        return reader, Metadata({key: field.contents() for key, field in reader.fields.items()})
     # What the reader's array slicing runs into at the end of a file that is too short.
     except (ValueError, IndexError, KeyError, OverflowError) as error:
         raise DownloadError(
@@ -53,7 +53,7 @@ def read_gguf(path: Path) -> "tuple[Metadata, list[ReaderTensor]]":
         ) from error
 
 
-def _unsupported(what: str, got: object, expected: str) -> ConfigError:
+def unsupported(what: str, got: object, expected: str) -> ConfigError:
     """The error for a GGUF file that is sound, but not one we can convert."""
     return ConfigError(
         f"this GGUF file cannot be converted: {what}",
@@ -69,13 +69,13 @@ def convert_gguf(gguf: Path, folder: Path, progress: Progress = silent) -> None:
     Raises DownloadError for a file that is cut short, ConfigError for another architecture or tokenizer, OSError when
     the disk refuses.
     """
-    metadata, tensors = read_gguf(gguf)
+    reader, metadata = open_gguf(gguf)
     for key, known in _EXPECTED.items():
         if (value := metadata.get(key)) not in known:
-            raise _unsupported(f"{key} is not known here", repr(value), " or ".join(map(repr, known)))
-    config = _config(metadata, is_tied=not any(tensor.name == "output.weight" for tensor in tensors))
+            raise unsupported(f"{key} is not known here", repr(value), " or ".join(map(repr, known)))
+    config = _config(metadata, is_tied=all(tensor.name != "output.weight" for tensor in reader.tensors))
     _write_tokenizer(metadata, folder, max_length=config["max_position_embeddings"])
-    weights = _weights(tensors, config, progress)
+    weights = _weights(reader.tensors, config, progress)
     config["vocab_size"] = weights["model.embed_tokens.weight"].shape[0]  # some files pad it beyond their tokens
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", _special_ids(metadata))
@@ -127,7 +127,7 @@ def _weights(tensors: "list[ReaderTensor]", config: dict[str, Any], progress: Pr
     ours = [name.removesuffix(".weight") for name, _ in model.named_parameters()]
     names = {f"{in_gguf.get_name(name)}.weight": f"{name}.weight" for name in ours}
     if odd := names.keys() ^ {tensor.name for tensor in tensors}:
-        raise _unsupported("its tensors are not those of a llama", ", ".join(sorted(odd)[:4]), f"{len(names)} tensors")
+        raise unsupported("its tensors are not those of a llama", ", ".join(sorted(odd)[:4]), f"{len(names)} tensors")
     weights: dict[str, Tensor] = {}
     for done, tensor in enumerate(tensors, start=1):
         name = names[tensor.name]

@@ -1,8 +1,7 @@
 """`paceline tune`: which drafter pays for a model on this machine and these prompts."""
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -27,8 +26,7 @@ from .options import (
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..config import EngineFlags, SpecConfig
-    from ..eval.run import BenchOptions
+    from ..config import SpecConfig
     from ..eval.tune import Candidate
     from ..llm import LLM
     from ..tuned import Tuned
@@ -58,7 +56,7 @@ def tune(
     with screen.spinner("starting"):
         from ..eval.run import BenchOptions
         from ..eval.suites import hash_questions
-        from ..eval.tune import candidates_of, measure, read_questions
+        from ..eval.tune import PromptsUsed, candidates_of, measure, read_questions, tuned_of
         from ..system.files import check_out, claimed
         from ..tuned import default_file, is_tuned, save_tuned
 
@@ -81,7 +79,7 @@ def tune(
             screen.err.print("Nothing was kept: half a measurement is not enough to choose.")
             raise
         used = PromptsUsed(prompts, len(chosen), len(questions), hash_questions(chosen))
-        tuned = _result(plain, candidates, llms, how, used)
+        tuned = tuned_of(plain, candidates, llms, how, used)
         save_tuned(path, tuned)
     if screen.json:
         screen.put_json({"model": model, "file": str(path), **tuned.as_dict()})
@@ -108,87 +106,6 @@ def _open_candidates(
             opened.append(config)
             llms.append(llm)
     return opened, llms
-
-
-@dataclass(frozen=True)
-class PromptsUsed:
-    """file: None for the built-in prompts. chosen, available: how many. sha256: of those chosen."""
-
-    file: str | None
-    chosen: int
-    available: int
-    sha256: str
-
-    @property
-    def remarks(self) -> list[str]:
-        """What limits a choice that rests on them."""
-        remarks: list[str] = []
-        if self.file is None:
-            remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
-        if self.chosen < 2:
-            remarks.append("One prompt gives no interval and proves little.")
-        elif self.chosen < 8:
-            remarks.append(f"{self.chosen} prompts give wide intervals: use more for a surer choice.")
-        return remarks
-
-
-def _result(
-    plain: "LLM", candidates: "Sequence[Candidate]", llms: "Sequence[LLM]", how: "BenchOptions", used: PromptsUsed
-) -> "Tuned":
-    """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays."""
-    import torch
-
-    from ..config import SpecConfig
-    from ..eval.tune import best_of, tune_report
-    from ..policy import CostModel, Profile
-    from ..system.provenance import provenance
-    from ..tuned import Tuned, dtype_label
-
-    best = best_of(candidates)
-    shown = best or max(candidates, key=lambda one: one.overall.value)
-    policy = llms[list(candidates).index(shown)].decoder.policy
-    loaded = plain.loaded
-    made_with = (loaded.name, dtype_label(loaded.dtype, loaded.device), torch.get_num_threads())
-    profile = policy.profile(*made_with) if isinstance(policy, CostModel) else Profile()
-    return Tuned(
-        SpecConfig() if best is None else best.config,
-        profile,
-        provenance(),
-        tune_report(candidates, best, loaded.name, used.remarks),
-        {
-            "candidates": [one.as_dict() for one in candidates],
-            "prompts": asdict(used),
-            "settings": {**asdict(how), "numerics": plain.numerics},
-            "flags": [asdict(one) for one in flags_of(candidates, best)],
-        },
-    )
-
-
-def flags_of(candidates: "Sequence[Candidate]", best: "Candidate | None") -> "list[EngineFlags]":
-    """Options of other engines for the choice; models under the names that those engines can open."""
-    from ..config import SpecConfig, engine_flags
-    from ..eval.tune import best_of
-
-    if best is None:
-        return engine_flags(SpecConfig(), {})
-    single = [one for one in candidates if one.config.method != "choose" and best_of([one])]
-    single.sort(key=lambda one: -one.overall.value)
-    depths = dict(best.depths)
-    for one in single:
-        depths = {**one.depths, **depths}
-    return engine_flags(_with_folders(best.config), depths, [_with_folders(one.config) for one in single])
-
-
-def _with_folders(config: "SpecConfig") -> "SpecConfig":
-    """With folders instead of zoo names, which only Paceline knows."""
-    from ..zoo import resolve
-
-    def opened(drafter: Any) -> Any:
-        if len(drafter.parts) > 1:
-            return replace(drafter, drafters=tuple(map(opened, drafter.parts)))
-        return replace(drafter, model=resolve(drafter.model)) if drafter.models else drafter
-
-    return replace(config, drafter=opened(config.drafter))
 
 
 def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: Path, screen: Screen) -> None:

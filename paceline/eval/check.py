@@ -17,7 +17,6 @@ from ..core.request import SamplingParams, Sequence
 from ..errors import ConfigError
 from ..hf.prompts import Prompt, read_prompt
 from ..llm import LLM
-from ..outputs import Completion
 from .law_test import LawTest, law_test
 from .reference import NUM_TOP, TIE, Decoded, Measured, measure
 
@@ -216,39 +215,20 @@ def check(
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + index, logprobs=NUM_TOP)
             one = plain.generate([prompt], params)[0].outputs[0]
             other = llm.generate([prompt], params)[0].outputs[0]
-            with_reference = len(comparisons) < num_references
-            comparisons.append(compare(llm, prompt, params, one, other, index, with_reference))
+            sides = [Decoded(side.token_ids, side.finish_reason, side.logprobs) for side in (one, other)]
+            found = judge(llm, prompt, params, other.seed, *sides, with_reference=len(comparisons) < num_references)
+            position, *parted = found.divergence or (None, None, None)
+            tokens = [None, None] if position is None else [_text(llm, token) for token in parted]
+            about = (index, temperature, found.verdict, found.reason, len(other.token_ids))
+            comparisons.append(
+                Comparison(*about, other.mean_acceptance_length, position, *tokens, measured=found.measured)
+            )
             progress("comparing answers", len(comparisons), total)
     law = None
     if with_law_test:
         law = law_test(llm.verifier, seed=seed, progress=lambda done, whole: progress("testing the law", done, whole))
     skipped = [t for t in temperatures if t not in compared]
     return CheckReport(comparisons, skipped, law, llm.numerics, llm.verifier.lossless, llm.verifier.exact)
-
-
-def compare(
-    llm: LLM,
-    prompt: Prompt,
-    params: SamplingParams,
-    one: Completion,
-    other: Completion,
-    index: int = 0,
-    with_reference: bool = False,
-) -> Comparison:
-    """The plain answer `one` and the speculative answer `other` of `llm` to a prompt, see `judge`."""
-    sides = [Decoded(side.token_ids, side.finish_reason, side.logprobs) for side in (one, other)]
-    found = judge(llm, prompt, params, other.seed, *sides, with_reference=with_reference)
-    parted = found.divergence
-    return Comparison(
-        index,
-        params.temperature,
-        found.verdict,
-        found.reason,
-        len(other.token_ids),
-        other.mean_acceptance_length,
-        *((None,) * 3 if parted is None else (parted.position, *(_text(llm, token) for token in parted[1:]))),
-        measured=found.measured,
-    )
 
 
 def _text(llm: LLM, token: int | None) -> str:

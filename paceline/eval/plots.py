@@ -1,10 +1,9 @@
 """Plots of benchmark results: each function takes results and returns a figure, or says why it cannot.
 
-Colours are Okabe and Ito's, for colour-blind readers; the backend is Agg, so no screen is needed. At the foot
-of a figure is what was measured where and when.
+`draw` writes them all, in our style whatever the caller's is. Colours are Okabe and Ito's, for colour-blind readers; the
+backend is Agg, so no screen is needed. At the foot of a figure is what was measured where and when.
 """
 
-import functools
 import io
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -49,17 +48,6 @@ PlotFormat: TypeAlias = Literal["png", "svg"]
 
 class NoData(Exception):
     """A plot that these results cannot give; the message is the reason."""
-
-
-def styled(draw: Callable[[Sequence[SavedResults]], "Figure"]) -> Callable[[Sequence[SavedResults]], "Figure"]:
-    """A plot drawn in our style, whatever the caller's is."""
-
-    @functools.wraps(draw)
-    def in_style(results: Sequence[SavedResults]) -> "Figure":
-        with load_matplotlib().rc_context(STYLE):
-            return draw(results)
-
-    return in_style
 
 
 def load_matplotlib():
@@ -123,7 +111,6 @@ def colour(index: int) -> str:
     return PALETTE[index % len(PALETTE)]
 
 
-@styled
 def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     """Speed-up over plain decoding for each category and overall, with confidence intervals."""
     series = [(label, run) for label, run in _runs(results) if run.categories or run.speedup]
@@ -157,7 +144,6 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     )
 
 
-@styled
 def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
     """How often the token of each position is accepted: of rounds that drafted so far, and given those before."""
     series = [(label, run) for label, run in _runs(results) if run.acceptance or run.conditional]
@@ -181,7 +167,6 @@ def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
     return _labelled(figure, axes, results, title, position, "accepted (share of rounds)")
 
 
-@styled
 def pass_times(results: Sequence[SavedResults]) -> "Figure":
     """T(n)/T(1): what a pass over n rows costs against one row, and the floor that reading the weights sets."""
     series = [(one, one.pass_times) for one in results if one.pass_times.get(1)]
@@ -201,7 +186,6 @@ def pass_times(results: Sequence[SavedResults]) -> "Figure":
     return _labelled(figure, axes, used, title, "rows of a pass (tokens)", "time of a pass, T(n)/T(1)")
 
 
-@styled
 def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
     """Speed-up over the number of sequences decoded side by side, one line for each model and drafter."""
     points: dict[str, list[SavedRun]] = defaultdict(list)
@@ -231,7 +215,6 @@ def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
     return _labelled(figure, axes, results, title, "batch size (sequences)", height)
 
 
-@styled
 def window_by_length(results: Sequence[SavedResults]) -> "Figure":
     """Mean accepted tokens of a round by how many were drafted and how long the answer became, drafter by drafter."""
     counts: dict[str, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))

@@ -7,17 +7,22 @@ best speed-up, pooled over all tokens, whose 95% interval lies above 1; else non
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ..config import SpecConfig, parse
+import torch
+
+from ..config import EngineFlags, SpecConfig, engine_flags, parse
 from ..core.outputs import Round
 from ..drafters.registry import REGISTRY, methods
 from ..errors import ConfigError
 from ..llm import LLM
-from ..policy import CostModel
+from ..policy import CostModel, Profile
 from ..policy.estimates import Estimates
+from ..system.provenance import provenance
+from ..tuned import Tuned, dtype_label
+from ..zoo import resolve
 from .machine import PassCosts, tokens_per_round
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide, Progress
 from .suites import BUILT_IN, Question, read_suite
@@ -222,6 +227,73 @@ def break_even(source: str, accepted: float, token_s: float, costs: PassCosts) -
     growth = costs.at(depth + 1) / costs.seconds[1]
     dearest = costs.dearest_draft(depth, accepted)
     return BreakEven(source, depth, accepted, token_s, growth, dearest, costs.least_acceptance(depth))
+
+
+@dataclass(frozen=True)
+class PromptsUsed:
+    """file: None for the built-in prompts. chosen, available: how many. sha256: of those chosen."""
+
+    file: str | None
+    chosen: int
+    available: int
+    sha256: str
+
+    @property
+    def remarks(self) -> list[str]:
+        """What limits a choice that rests on them."""
+        remarks: list[str] = []
+        if self.file is None:
+            remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
+        if self.chosen < 2:
+            remarks.append("One prompt gives no interval and proves little.")
+        elif self.chosen < 8:
+            remarks.append(f"{self.chosen} prompts give wide intervals: use more for a surer choice.")
+        return remarks
+
+
+def tuned_of(plain: LLM, candidates: Seq[Candidate], llms: Seq[LLM], how: BenchOptions, used: PromptsUsed) -> Tuned:
+    """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays."""
+    best = best_of(candidates)
+    shown = best or max(candidates, key=lambda one: one.overall.value)
+    policy = llms[list(candidates).index(shown)].decoder.policy
+    loaded = plain.loaded
+    made_with = (loaded.name, dtype_label(loaded.dtype, loaded.device), torch.get_num_threads())
+    profile = policy.profile(*made_with) if isinstance(policy, CostModel) else Profile()
+    return Tuned(
+        SpecConfig() if best is None else best.config,
+        profile,
+        provenance(),
+        tune_report(candidates, best, loaded.name, used.remarks),
+        {
+            "candidates": [one.as_dict() for one in candidates],
+            "prompts": asdict(used),
+            "settings": {**asdict(how), "numerics": plain.numerics},
+            "flags": [asdict(one) for one in flags_of(candidates, best)],
+        },
+    )
+
+
+def flags_of(candidates: Seq[Candidate], best: Candidate | None) -> list[EngineFlags]:
+    """Options of other engines for the choice; models under the names that those engines can open."""
+    if best is None:
+        return engine_flags(SpecConfig(), {})
+    single = [one for one in candidates if one.config.method != "choose" and best_of([one])]
+    single.sort(key=lambda one: -one.overall.value)
+    depths = dict(best.depths)
+    for one in single:
+        depths = {**one.depths, **depths}
+    return engine_flags(_with_folders(best.config), depths, [_with_folders(one.config) for one in single])
+
+
+def _with_folders(config: SpecConfig) -> SpecConfig:
+    """With folders instead of zoo names, which only Paceline knows."""
+
+    def opened(drafter: Any) -> Any:
+        if len(drafter.parts) > 1:
+            return replace(drafter, drafters=tuple(map(opened, drafter.parts)))
+        return replace(drafter, model=resolve(drafter.model)) if drafter.models else drafter
+
+    return replace(config, drafter=opened(config.drafter))
 
 
 def tune_report(candidates: Seq[Candidate], best: Candidate | None, model: str, remarks: Seq[str] = ()) -> list[str]:

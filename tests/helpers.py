@@ -28,6 +28,20 @@ def loaded(name: str = "llama", dtype: torch.dtype = torch.float32, seed: int = 
     return wrap_model(tiny_model(name, dtype, seed, **overrides))
 
 
+@cache
+def memoryless() -> LoadedModel:
+    """Layers that add nothing, embeddings of length one: the next token depends on the current one alone."""
+    model = tiny_model("llama", torch.float64, rms_norm_eps=0.0)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.zero_()
+        rows = model.get_input_embeddings().weight
+        rows.div_(rows.square().mean(-1, keepdim=True).sqrt())
+        model.get_output_embeddings().weight.mul_(0.6)
+    return wrap_model(model)
+
+
 def on_torch(model: PreTrainedModel) -> LoadedModel:
     """Run by torch as on CUDA, not by the native kernels."""
     with patch.object(load, "pack_linears", lambda _: 0):

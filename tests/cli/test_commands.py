@@ -138,11 +138,3 @@ def test_models_and_pull(tmp_path, monkeypatch):
     monkeypatch.setattr(zoo, "pull", lambda name, cache_dir, progress, force: folder)
     assert answer("pull", "smollm2-135m")["folder"] == str(folder)
     assert paceline("pull", "smollm2-135m").stdout.strip() == str(folder)
-
-
-@pytest.mark.parametrize(("columns", "command"), [(0, "models"), (1, "models"), (1, "--help")])
-def test_narrow_screens(columns, command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    result = paceline(command)
-    assert result.exit_code == 0
-    assert ("Usage: paceline" if command == "--help" else "smollm2-135m") in result.stdout

@@ -114,12 +114,14 @@ paceline models >&-; echo $? >> {log}
 paceline show {absent} --json 2>&-; echo $? >> {log}
 PYTHONIOENCODING=latin-1 paceline models | grep -c smollm2-135m >> {log}
 PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 LC_ALL=C paceline show {absent} --json >> {log}
+COLUMNS=1 paceline models | grep -c smollm2-135m >> {log}
+COLUMNS=0 paceline --help | grep -c "Usage: paceline" >> {log}
 paceline models --json > /dev/full; echo $? >> {log}
 """
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_closed_streams_and_other_encodings(tmp_path):
+def test_closed_streams_other_encodings_and_narrow_screens(tmp_path):
     """One after the other, since each has to be a process."""
     log = tmp_path / "log"
     script = SCREENS.format(log=log, absent="'/nowhere/\u20ac'").replace("paceline ", f"{sys.executable} -m paceline ")
@@ -129,6 +131,7 @@ def test_closed_streams_and_other_encodings(tmp_path):
     assert error_of(told.stdout)["got"] == "/nowhere/\u20ac"
     assert int(lines[3]) >= 1
     assert error_of(lines[4])["got"].startswith("/nowhere/")
-    assert lines[5:] == ["1"]
+    assert [int(line) > 0 for line in lines[5:7]] == [True] * 2
+    assert lines[7:] == ["1"]
     assert "Traceback" not in told.stderr
     assert "Unexpected" not in told.stderr

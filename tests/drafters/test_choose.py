@@ -171,8 +171,8 @@ class StopsAtWeakTokens(DraftPolicy):
 @pytest.mark.usefixtures("unchecked_types")
 def test_keeping_the_last_token_keeps_the_law_and_dropping_it_does_not(monkeypatch):
     monkeypatch.setattr(ratio, "Fixed", lambda depth, nodes: StopsAtWeakTokens())
-    assert ratio.p_value(ratio.sample(DraftModel(ratio.draft()), Ratio(), 500)) > ratio.FALSE_ALARM
-    assert ratio.p_value(ratio.sample(Dropping(ratio.draft()), Ratio(), 900)) < ratio.FALSE_ALARM
+    assert ratio.p_value(ratio.sample(DraftModel(ratio.draft()), Ratio(), 400)) > ratio.FALSE_ALARM
+    assert ratio.p_value(ratio.sample(Dropping(ratio.draft()), Ratio(), 700)) < ratio.FALSE_ALARM
 
 
 def test_confidence_is_computed_only_when_asked_for():

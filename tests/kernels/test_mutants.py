@@ -59,7 +59,7 @@ FAULTS = {  # file, then pairs: what is there, what takes its place
 }
 
 
-def compiled(folder: Path, fault: str, monkeypatch, flags: tuple[str, ...] = ("-O1",)) -> None:
+def compiled(folder: Path, fault: str, monkeypatch, flags: tuple[str, ...] = ("-O0",)) -> None:
     """Have the library with this fault in the place of ours, in its portable form."""
     name, *pairs = FAULTS[fault]
     sources = folder / "sources"

@@ -82,7 +82,7 @@ def p_value(counts: Counter) -> float:
     ids=["draft model", "random trees", "constant", "every token"],
 )
 def test_joint_law(drafter):
-    assert p_value(sample(drafter(), Ratio(), 600)) > FALSE_ALARM
+    assert p_value(sample(drafter(), Ratio(), 400)) > FALSE_ALARM
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ class ByRound(Verifier):
 
 @pytest.mark.parametrize(
     ("drafter", "verifier", "count"),
-    [(SoftArgmax, Ratio, 300), (FlatLaw, Ratio, 1000), (DraftModel, ByRound, 300)],
+    [(SoftArgmax, Ratio, 200), (FlatLaw, Ratio, 800), (DraftModel, ByRound, 300)],
     ids=["argmax with soft q", "q of another temperature", "noise keyed by round"],
 )
 def test_mutants_are_caught(drafter, verifier, count):

@@ -13,12 +13,23 @@ from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Eagle
 from paceline.errors import IncompatibleModels
 from paceline.heads.eagle import EagleConfig, EagleHead
-from paceline.runner import LoadedModel, ModelRunner, make_runner, wrap_model
+from paceline.runner import LoadedModel, ModelRunner, make_runner
 from paceline.verify import Coupled
 from tests.drafters.heads import random_head
-from tests.helpers import NO_EOS, REPEATING, SEED, all_free, assert_sound, loaded, oracle, prompt, result, sequence
+from tests.helpers import (
+    NO_EOS,
+    REPEATING,
+    SEED,
+    all_free,
+    assert_sound,
+    loaded,
+    memoryless,
+    oracle,
+    prompt,
+    result,
+    sequence,
+)
 from tests.lossless.test_identity import OPTIONS
-from tests.tiny import tiny_model
 
 # Checks of annotations would slow these loops down tenfold.
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -132,19 +143,6 @@ def test_other_architectures(name):
 
 
 # A head that is always right: the target's next token depends on the current one alone, and so does the head's.
-
-
-def memoryless() -> LoadedModel:
-    """Layers that add nothing, embeddings of length one: the last state is the current token's embedding."""
-    model = tiny_model("llama", torch.float64, rms_norm_eps=0.0)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight.zero_()
-        rows = model.get_input_embeddings().weight
-        rows.div_(rows.square().mean(-1, keepdim=True).sqrt())
-        model.get_output_embeddings().weight.mul_(0.6)
-    return wrap_model(model)
 
 
 def knowing_head(target: LoadedModel) -> EagleHead:

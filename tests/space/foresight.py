@@ -13,7 +13,7 @@ from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.heads import SpaceAdapter, SpaceConfig
-from paceline.runner import LoadedModel, ModelRunner, wrap_model
+from paceline.runner import LoadedModel, ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, all_free, loaded, oracle, sequence
 from tests.space.common import adapter, decoder_layers
@@ -150,20 +150,6 @@ def _gate(model: torch.nn.Module, made: SpaceAdapter, is_mask: Tensor) -> None:
             layer.get_submodule(name).register_forward_hook(
                 lambda _, args, out, factors=factors: out + is_mask[..., None] * factors(args[0])
             )
-
-
-@cache
-def memoryless() -> LoadedModel:
-    """Layers that add nothing, embeddings of length one: the next token depends on the current one alone."""
-    model = tiny_model("llama", torch.float64)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight.zero_()
-        rows = model.get_input_embeddings().weight
-        rows.div_(rows.square().mean(-1, keepdim=True).sqrt())
-        model.get_output_embeddings().weight.mul_(0.6)
-    return wrap_model(model)
 
 
 def knowing_transition(num_masks: int = 4) -> SpaceAdapter:

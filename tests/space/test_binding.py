@@ -9,9 +9,9 @@ from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads import MedusaConfig, MedusaHead, SpaceAdapter, SpaceConfig, save_head
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
-from tests.helpers import REPEATING, VOCAB, loaded, sequence
+from tests.helpers import REPEATING, VOCAB, loaded, memoryless, sequence
 from tests.space.common import adapter
-from tests.space.foresight import Budgets, accepted, knowing_transition, memoryless
+from tests.space.foresight import Budgets, accepted, knowing_transition
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 V = VOCAB

@@ -1,17 +1,12 @@
 """Two processes train the second stage as one does: the gradient is the same however the images are spread."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from examples.tiny_vlm.stages import VlmStages
 from tests.examples.toy import config_of, write_language_model
+from tests.train.toy import in_two_processes
 
 _WORKER = """
 import sys
@@ -28,16 +23,7 @@ for stage in ("pretrain", "sft"):
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     base = write_language_model(tmp_path / "base")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    workers = []
-    for rank in range(2):
-        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-               "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}  # fmt: skip
-        command = [sys.executable, "-c", _WORKER, str(base), str(tmp_path / "two")]
-        workers.append(subprocess.Popen(command, env={**os.environ, **env}, cwd=Path(__file__).parents[2]))
-    assert [worker.wait(300) for worker in workers] == [0, 0]
+    in_two_processes(_WORKER, str(base), str(tmp_path / "two"))
     stages = VlmStages(config_of(base, tmp_path / "one", "sft.scenes=2", "device=cpu"))
     for stage in ("pretrain", "sft"):
         list(stages.run(stage))

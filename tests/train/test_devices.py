@@ -1,11 +1,5 @@
 """Several processes train as one does: the step's gradient is the same however its batches are spread."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,7 +7,7 @@ from paceline.train.config import TrainConfig
 from paceline.train.data import Answers, AnswerTask
 from paceline.train.log import Started, read_log
 from paceline.train.loop import train
-from tests.train.toy import Toy, weights, write_answers
+from tests.train.toy import Toy, in_two_processes, weights, write_answers
 
 CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, log_every=1)
 
@@ -27,32 +21,24 @@ class Silent(Toy):
 
 
 _WORKER = """
-import sys, torch
+import os, sys, torch
 from pathlib import Path
 from tests.train.test_devices import CONFIG, Silent
 from paceline.train.data import Answers, AnswerTask
 from paceline.train.loop import train
-recipe = Silent(seed=int(sys.argv[3]))  # weights are those of the first process
+rank = os.environ["RANK"]
+recipe = Silent(seed=int(rank))  # weights are those of the first process
 for event in train(AnswerTask(recipe, Answers.read(Path(sys.argv[1])), CONFIG), CONFIG, Path(sys.argv[2])):
     pass
-torch.save([p.detach() for p in recipe.module.parameters()], sys.argv[2] + f"/weights-{sys.argv[3]}.pt")
+torch.save([p.detach() for p in recipe.module.parameters()], sys.argv[2] + f"/weights-{rank}.pt")
 """
 
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     data = write_answers(tmp_path / "answers")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    workers = []
     (tmp_path / "two").mkdir()
-    for rank in range(2):
-        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-               "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}  # fmt: skip
-        command = [sys.executable, "-c", _WORKER, str(data), str(tmp_path / "two"), str(rank)]
-        workers.append(subprocess.Popen(command, env={**os.environ, **env}, cwd=Path(__file__).parents[2]))
-    assert [worker.wait(300) for worker in workers] == [0, 0]
+    in_two_processes(_WORKER, str(data), str(tmp_path / "two"))
 
     one = Silent(seed=0)
     config = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, log_every=1, accumulate=2)

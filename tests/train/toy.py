@@ -1,5 +1,9 @@
 """What the training tests share: answers of a tiny model on disk, and a recipe small enough to train in a moment."""
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -64,3 +68,17 @@ def weights(recipe: Recipe) -> list[torch.Tensor]:
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def in_two_processes(code: str, *arguments: str) -> None:
+    """Run the code as the two ranks of one training run on the CPU."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    workers = []
+    for rank in ("0", "1"):
+        env = {**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", code, *arguments]
+        workers.append(subprocess.Popen(command, env=env, cwd=Path(__file__).parents[2]))
+    assert [worker.wait(300) for worker in workers] == [0, 0]

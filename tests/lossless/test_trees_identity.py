@@ -158,7 +158,7 @@ def knowing_head(target: LoadedModel) -> EagleHead:
 
 def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verifier | None = None) -> float:
     """Tokens accepted per round of depth 4, the last rounds left out, where less may be drafted."""
-    target = memoryless()
+    target = memoryless(eps=0.0)
     params = [SamplingParams(temperature=temperature, max_tokens=31)] * 2
     prompts = [prompt(length, length) for length in (3, 30)]
     made = decode(ModelRunner(target, 2), drafter, Constant(4, nodes), prompts, params, verifier)
@@ -171,14 +171,14 @@ def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verif
 def test_a_head_that_knows_is_accepted_whole(tree, temperature):
     """With the noise of the position shared, sampled tokens are foreseen like the likeliest ones."""
     nodes = 4 if tree == "chain" else 6 + 3 * 36  # all that is expanded: a flat law makes wide trees
-    most = accepted(Eagle(knowing_head(memoryless()), tree, top_k=6), temperature, nodes)
+    most = accepted(Eagle(knowing_head(memoryless(eps=0.0)), tree, top_k=6), temperature, nodes)
     assert most == 4.0 if tree == "chain" else most > 3.5  # the best six of a level are not always the right path
-    assert accepted(Eagle(random_head(memoryless(), 1), tree, top_k=6), temperature, nodes) < 2.0
+    assert accepted(Eagle(random_head(memoryless(eps=0.0), 1), tree, top_k=6), temperature, nodes) < 2.0
 
 
 def test_noise_is_shared_with_the_exact_rule_alone():
     """Another rule's tests would not be independent of the draft; there the likeliest tokens are drafted."""
-    knowing = knowing_head(memoryless())
+    knowing = knowing_head(memoryless(eps=0.0))
     without = accepted(Eagle(knowing, "chain"), 1.5, verifier=Ratio())
     assert 0 < without < 3.0
 
@@ -191,12 +191,12 @@ class NoiseOff(Eagle):
 
 
 def test_wrong_noise_is_noticed():
-    assert accepted(NoiseOff(knowing_head(memoryless()), "chain"), 1.5) < 3.0
+    assert accepted(NoiseOff(knowing_head(memoryless(eps=0.0)), "chain"), 1.5) < 3.0
 
 
 def test_a_tree_finds_more_than_a_chain():
     """Where the head errs a little, siblings catch it."""
-    knowing = knowing_head(memoryless())
+    knowing = knowing_head(memoryless(eps=0.0))
     torch.manual_seed(0)
     with torch.no_grad():
         knowing.fc.weight[:, :32] += 0.07 * torch.randn(32, 32)

@@ -187,7 +187,7 @@ class Cascade:
         answers = ask_small(self.small, many, each, self.calibration.short_limit)
         trusts = not (self.is_alarmed and self.on_alarm == "verify")
         verdicts = [
-            judge(answer, self.choice, sampling_options(one) == self.calibration.sampling, trusts)
+            decide(answer, self.choice, sampling_options(one) == self.calibration.sampling, trusts)
             for answer, one in zip(answers, each, strict=True)
         ]
         rest = [i for i, (reason, _) in enumerate(verdicts) if reason is not Reason.CONFIDENT]
@@ -285,7 +285,7 @@ def has_ended(answer: RequestOutput | None) -> bool:
     return answer is not None and answer.finish_reason == "stop"
 
 
-def judge(
+def decide(
     answer: RequestOutput | None, choice: ChosenThreshold, is_calibrated: bool, trusts: bool
 ) -> tuple[Reason, float | None]:
     """Which model answers, and the confidence where the small answer ended."""

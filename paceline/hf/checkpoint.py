@@ -286,7 +286,9 @@ def check_sizes(name: str, auto: Any, config: Any, trusts: bool, stored: Mapping
         )  # fmt: skip
 
 
-def check_weights(name: str, model: PreTrainedModel, loaded: Mapping[str, Any], stored: Mapping[str, Stored]) -> None:
+def check_loaded_weights(
+    name: str, model: PreTrainedModel, loaded: Mapping[str, Any], stored: Mapping[str, Stored]
+) -> None:
     """Raise `ConfigError` for tensors that are missing, misshapen, left over or of a kind that loses what they hold.
 
     Transformers fills missing tensors with random numbers, drops left-over ones (the layers of a deeper model), and

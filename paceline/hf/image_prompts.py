@@ -29,14 +29,14 @@ def read_chat(
 
     images: the images of the parts of type "image", in their order. Raises `ConfigError` where the processor fails.
     """
-    inputs = process(vision, messages, images)
+    inputs = process_chat(vision, messages, images)
     if images:
         return prompt_of(vision, inputs, images)
     ids = list(inputs["input_ids"])
     return ids, text_prompt(vision, len(ids))
 
 
-def process(vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]) -> Mapping[str, Any]:
+def process_chat(vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]) -> Mapping[str, Any]:
     """What the processor makes of a chat: tensors of a batch of one where it has images, else a list of ids."""
     processor: Any = vision.processor
     if processor is None:

@@ -31,8 +31,8 @@ from .checkpoint import (
     check_config,
     check_folder,
     check_layers,
+    check_loaded_weights,
     check_sizes,
-    check_weights,
     local_folder,
     one_line,
     read_headers,
@@ -47,7 +47,7 @@ _LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv"
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 
-def device_of(device: str | torch.device | None) -> torch.device:
+def chosen_device(device: str | torch.device | None) -> torch.device:
     """None takes CUDA where there is one. Raises `ConfigError` for a device that is not there."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -156,7 +156,7 @@ def open_checkpoint(
     name_or_path: str, dtype: str | torch.dtype | None, device: str | torch.device | None, trust_remote_code: bool
 ) -> Opened:
     """Load a model folder or hub id in plain transformers; see `load_model` for what is raised."""
-    place, kind, folder = device_of(device), dtype_of(dtype), local_folder(name_or_path)
+    place, kind, folder = chosen_device(device), dtype_of(dtype), local_folder(name_or_path)
     check_folder(folder)
     files = weight_files(folder)
     stored = read_headers(files)
@@ -195,7 +195,7 @@ def open_checkpoint(
             output_loading_info=True,
             **own,
         )
-    check_weights(name_or_path, model, loaded, stored)
+    check_loaded_weights(name_or_path, model, loaded, stored)
     with refused(f"{name_or_path!r} does not fit on {place}", fix="use another device"):
         model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
     if sees:

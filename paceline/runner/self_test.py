@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..core.tree import TokenTree
 from ..errors import ConfigError, IncompatibleModels, NumericsError
-from ..hf.image_prompts import process, prompt_of
+from ..hf.image_prompts import process_chat, prompt_of
 from ..hf.vision import Vision, language_model
 from ..quant import QuantizedLinear
 from .loaded import ImageReference, LoadedModel
@@ -101,7 +101,7 @@ def plain_image_reference(model: PreTrainedModel, vision: Vision) -> ImageRefere
     if vision.processor is None:
         return None
     try:
-        inputs = process(vision, _CHAT, [image])
+        inputs = process_chat(vision, _CHAT, [image])
         ids, prompt = prompt_of(vision, inputs, [image])
     except ConfigError:  # no template, or one that takes no images: it cannot be asked
         return None

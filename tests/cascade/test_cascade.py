@@ -50,7 +50,7 @@ def test_answers_of_the_large_model_are_its_own(temperature, drafter):
 
 def test_a_mutant_that_keeps_the_draft_is_noticed(monkeypatch):
     """If predictions were taken unverified, answers would differ."""
-    monkeypatch.setattr("paceline.cascade.cascade.judge", lambda answer, *_: (Reason.CONFIDENT, 1.0))
+    monkeypatch.setattr("paceline.cascade.cascade.decide", lambda answer, *_: (Reason.CONFIDENT, 1.0))
     results = cascade(0.999).generate(PROMPTS[:24], PARAMS)
     own = large().plain().generate(PROMPTS[:24], PARAMS)
     assert [one.token_ids for one in results] != [one.token_ids for one in own]

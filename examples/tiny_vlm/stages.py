@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, SiglipVisionModel
 
 from paceline.errors import ConfigError
 from paceline.eval.suites import EasyVqa, load_easy_vqa
-from paceline.hf.load import device_of
+from paceline.hf.load import chosen_device
 from paceline.system.files import read_json, write_bytes, write_text
 from paceline.system.provenance import sha256_of
 from paceline.train.estimate import check_memory, size_of
@@ -107,7 +107,7 @@ class VlmStages:
     @property
     def device(self) -> torch.device:
         """Where this process trains."""
-        return device_of(self.config.device or local_device())
+        return chosen_device(self.config.device or local_device())
 
     def pretrain(self) -> Iterator[VlmEvent]:
         """Vision pretraining of tower and projector."""

@@ -4,7 +4,7 @@ Read: EAGLE, EAGLE-3 as vLLM and SGLang serve it, speculators, Medusa. Their con
 were trained for. Sizes must match and copies of the target's embeddings are compared; beyond that a wrong target shows
 only in fewer accepted tokens, never in the answers.
 
-An export is written, read again as a stranger would, and kept only if both heads give the same logits.
+An export is written, read again as a published head, and kept only if both heads give the same logits.
 """
 
 import copy

@@ -60,7 +60,7 @@ def short(text: str) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether anybody on the internet may reach it: no loopback, private, link-local, multicast or reserved address."""
+    """Whether it is an address of the public internet: no loopback, private, link-local, multicast or reserved one."""
     found = ip_address(address)
     if isinstance(found, IPv6Address) and (inner := found.ipv4_mapped or found.sixtofour) is not None:
         return is_public(str(inner))

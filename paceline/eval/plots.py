@@ -1,7 +1,7 @@
 """Plots of benchmark results: each function takes results and returns a figure, or says why it cannot.
 
-`draw` writes them all, in our style whatever the caller's is. Colours are Okabe and Ito's, for colour-blind readers; the
-backend is Agg, so no screen is needed. At the foot of a figure is what was measured where and when.
+`draw` writes them all, in our style whatever the caller's is. Colours are Okabe and Ito's, for colour-blind readers;
+the backend is Agg, so no screen is needed. At the foot of a figure is what was measured where and when.
 """
 
 import io

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline.errors import ConfigError
-from paceline.hf.fingerprint import hash_checkpoint
 from paceline.schema import Many, checked, validate
 from paceline.system.provenance import sha256_of
 from paceline.zoo.gguf import save_weights
@@ -225,6 +224,8 @@ def base_fingerprint(base: Path) -> str:
 def _fingerprint(base: Path, weights: "dict[str, Tensor]") -> str:
     """`hash_checkpoint` of a causal language model that is not loaded."""
     from transformers import AutoConfig
+
+    from paceline.hf.fingerprint import hash_checkpoint
 
     try:
         config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False)

@@ -55,10 +55,10 @@ def test_what_is_no_such_file(tmp_path):
                 ("draft_seconds", {"lookup": [1.0]}, "draft_seconds"),
                 ("acceptance", {"lookup": {"": [[3.0], [2.0]]}}, "acceptance.*none of them fewer"),
                 ("acceptance", {"lookup": {"x": [[1.0], [2.0]]}}, "acceptance"),
-                ("calibration", {"lookup": [[1.0], [2.0]]}, "calibration.*12"),
-                ("trees", {"eagle": {"gains": []}}, "trees.*110"),
+                ("confidence", {"lookup": {"accepted": [[1.0], [2.0]]}}, "confidence.*accepted and deeper"),
+                ("sizes", {"eagle": [[1.0]]}, "sizes"),
                 ("threads", 1.5, "threads"),
-                ("version", 2, "another version"),
+                ("version", 1, "another version"),
                 ("more", 2, "unknown key 'more'"),
             )
         ),

@@ -130,7 +130,7 @@ BROKEN = {
     "parent behind its child": (lambda: raw([ROOT, 5, 6], [-1, 2, 0]), "precede"),
     "its own parent": (lambda: raw([ROOT, 5], [-1, 1]), "precede"),
     "parent negative": (lambda: raw([ROOT, 5], [-1, -1]), "precede"),
-    "candidate under a probe": (lambda: raw([ROOT, 5, 6], [-1, 0, 1], [False, True, False]), "under a probe"),
+    "candidate under a probe": (lambda: raw([ROOT, 5, 6], [-1, 0, 1], [False, True, False]), "a probe as its parent"),
     "too deep": (lambda: raw([ROOT, 5, 6, 7, 8], [-1, 0, 1, 2, 3]), "too deep"),
     "too many rows": (
         lambda: Draft(TokenTree.chain([[ROOT], [ROOT]]), source="culprit"),

@@ -1,5 +1,7 @@
 """Trees: never slower than plain decoding, and near the best depth and size that hindsight would have chosen."""
 
+import statistics
+
 import pytest
 
 from paceline import CostModel, Dynamic, Fixed, Gate
@@ -75,10 +77,12 @@ def test_without_the_ledger_wrong_trees_cost_more(monkeypatch):
 
 def test_good_in_one_answer_and_wrong_in_the_next():
     tree = Branching(worth=lambda request, position: 1.0 if request % 2 else 0.0)
-    outcome = simulate(model, drafter(tree, 0.1), requests=6, machine=Machine(CURVES["flat"]))
-    rounds = [sum(request == wanted for request, _ in outcome.rounds) for wanted in range(6)]
-    assert max(rounds[1::2]) < 170, rounds
-    assert outcome.speed > 1.15
+    outcomes = [
+        simulate(model, drafter(tree, 0.1), requests=6, machine=Machine(CURVES["flat"]), seed=seed) for seed in range(6)
+    ]
+    rounds = [sum(request == wanted for request, _ in o.rounds) for o in outcomes for wanted in (1, 3, 5)]
+    assert statistics.median(rounds) < 150, rounds  # of 256; in one of ten runs the first good answer is missed
+    assert statistics.mean(o.speed for o in outcomes) > 1.18
 
 
 def test_confidence_prunes(monkeypatch):

@@ -1,7 +1,7 @@
 """`paceline tune`: which drafter pays for a model on this machine and these prompts."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 

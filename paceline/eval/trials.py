@@ -191,7 +191,7 @@ def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, toleranc
             deviations.append([(one - ratio * n) * len(per) / total for one, n in zip(ours, per, strict=True)])
         apart = [a - b for a, b in zip(*deviations, strict=True)]
         error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
-        return Difference(what, *values, tolerance * (values[1] if is_relative else 1.0) + 2 * error)
+        return Difference(what, values[0], values[1], tolerance * (values[1] if is_relative else 1.0) + 2 * error)
 
     sides = (measured, recorded)
     tokens = [[answer.tokens for answer in side.answers] for side in sides]

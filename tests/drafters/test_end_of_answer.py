@@ -6,6 +6,7 @@ from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.core.outputs import Origin
 from paceline.drafters import DraftModel, PromptLookup, SelfQuantized
+from paceline.runner import ModelRunner
 from tests.helpers import REPEATING, loaded, oracle, reading_apart, result, run, runner, sequence
 from tests.lossless.drafters import twin
 
@@ -27,7 +28,7 @@ def ended(params: SamplingParams = GREEDY) -> frozenset[int]:
 def drafted(name: str, eos_ids: frozenset[int], params: SamplingParams = GREEDY) -> tuple[int, list[int], object]:
     """Tokens drafted in all, the answer, and the whole result."""
     seq = sequence(TARGET, REPEATING, params, eos_ids=eos_ids)
-    run(reading_apart(runner(TARGET)), DRAFTERS[name](), [seq], WINDOW)
+    run(reading_apart(ModelRunner(TARGET, 4)), DRAFTERS[name](), [seq], WINDOW)
     return sum(one.num_drafted for one in seq.rounds), seq.output_ids, result(seq)
 
 
@@ -48,7 +49,7 @@ def test_a_drafter_that_knows_the_end_stops_there():
 def test_the_token_that_ends_a_draft_is_kept():
     """Dropping it, because of what it is, would make q another law (docs/exactness.md, lemma 4)."""
     seq = sequence(TARGET, REPEATING, GREEDY, eos_ids=ended())
-    run(reading_apart(runner(TARGET)), DRAFTERS["the model itself"](), [seq], WINDOW)
+    run(reading_apart(ModelRunner(TARGET, 4)), DRAFTERS["the model itself"](), [seq], WINDOW)
     assert seq.token_ids[-1] in ended()
     assert seq.origins[-1] is Origin.DRAFTED
 

@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, CostModel, Coupled, Fixed, PromptLookup, SamplingParams
+from paceline.attention.masks import PassLayout
 from paceline.core.draft import Draft
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
@@ -32,12 +33,12 @@ class Passes:
         self.logits, self.end, self.cold, self.gaps = torch.randn(1, 64, VOCAB), 0.0, False, list[float]()
         self.logits[..., TOKEN] = 100.0
 
-    def __call__(self, token_ids: torch.Tensor, *_: object) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor | None, layout: PassLayout, *_: object) -> torch.Tensor:
         """Logits of each row."""
         self.gaps.append(1e3 * (time.perf_counter() - self.end))
         if self.cold:
             WEIGHTS.sum()
-        logits = self.logits[:, : token_ids.shape[1]].clone()
+        logits = self.logits[:, : layout.head_rows or layout.num_nodes].clone()
         self.end = time.perf_counter()
         return logits
 

@@ -9,7 +9,6 @@ a module with
 
 import difflib
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,23 +24,17 @@ if TYPE_CHECKING:
     from .registry import ZooEntry
 
 _LOG = logging.getLogger("paceline")
-INSTALL = "`pip install paceline-zoo` brings the trained models"
+INSTALL = "`pip install paceline-zoo` brings the trained models (in a checkout: `pip install -e models`)"
 _CONFIG, _RECORD = "config.json", "training.json"
-_CHECKOUT = Path(__file__).parents[2] / "models"
 
 
 def distributions() -> list[ModuleType]:
-    """The modules of the installed models: the source checkout's own first, then those of the entry points.
+    """The modules of the installed models, as their entry points name them.
 
     One that cannot be imported is left out with a warning: the models of the others can still be used.
     """
-    names = [entry.module for entry in entry_points(group="paceline.models")]
-    if (_CHECKOUT / "paceline_zoo").is_dir():
-        names.insert(0, "paceline_zoo")
-        if str(_CHECKOUT) not in sys.path:
-            sys.path.insert(0, str(_CHECKOUT))
     modules: list[ModuleType] = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(entry.module for entry in entry_points(group="paceline.models")):
         try:
             module = import_module(name)
             assert Path(module.FOLDER)

@@ -128,7 +128,8 @@ def test_repository_speaks_of_itself_alone():
     words = re.compile(
         r"\.\./shared|(?<![\w.])/(home|root|opt|work)/|pythonhosted|trust_remote_code=True|torch\.load\((?!.*weights_only)"
     )
-    for path in [*SOURCES, ROOT / "README.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]:
+    others = [*(ROOT / "examples").rglob("*.py"), *(ROOT / "bench").rglob("*.py"), *(ROOT / "models").rglob("*.py")]
+    for path in [*SOURCES, *others, ROOT / "Makefile", *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
         found = words.search(path.read_text())
         assert found is None, (path, found and found.group())
 

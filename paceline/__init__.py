@@ -1,6 +1,7 @@
 """Exact speculative decoding for Hugging Face language and vision-language models: faster answers, the same answers."""
 
 import logging
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOME:
+        if "torch" not in sys.modules:  # which reads once how its threads wait
+            from .system.hardware import set_waiting
+
+            set_waiting()
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.errors import PacelineError
+from paceline import PacelineError
 
 MODEL, SMALL = "tiny-vlm", "tiny-vlm-small"
 STAGES = ("pretrain", "sft", "distill", "eval")

@@ -3,11 +3,8 @@
 More threads than cores, or than a container grants, are slower than fewer; so are two on one hyper-threaded core, which
 share one path to memory, and memory limits decoding.
 
-The commands call `set_waiting` and `use_threads`. A program that uses Paceline as a library decides for itself; on a
-shared machine it should do so before anything imports torch:
-
-    from paceline.system.hardware import set_waiting
-    set_waiting()
+The commands call `set_waiting` and `use_threads`. The first name taken from `paceline` calls `set_waiting` where torch
+is not imported yet; a program that imports torch first can set OMP_WAIT_POLICY or GOMP_SPINCOUNT in its environment.
 """
 
 import os

@@ -114,14 +114,22 @@ def test_threads_sleep_where_others_run(monkeypatch, tmp_path, running, name, va
         assert waiting() == "wait by GOMP_SPINCOUNT=7"
 
 
+COMMAND = """
+from paceline.cli import main
+assert "torch" not in sys.modules
+try:
+    main(["--version"])
+except SystemExit:
+    pass
+assert "torch" not in sys.modules
+"""
+
+
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "5"}])
-def test_commands_set_the_waiting_before_torch_is_loaded(given):
+@pytest.mark.parametrize("use", [COMMAND, "from paceline import PacelineError"], ids=["command", "library"])
+def test_the_waiting_is_set_before_torch_is_loaded(given, use):
     """As a process: what torch's OpenMP finds in the environment when it is loaded."""
-    code = (
-        "import os, sys\nfrom paceline.cli import main\nassert 'torch' not in sys.modules\n"
-        "try:\n    main(['--version'])\nexcept SystemExit:\n    pass\n"
-        "assert 'torch' not in sys.modules\nprint(*(k for k in os.environ if k.startswith(('OMP_WAIT', 'GOMP'))))"
-    )
+    code = f"import os, sys\n{use}\nprint(*(k for k in os.environ if k.startswith(('OMP_WAIT', 'GOMP'))))"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_WAIT", "GOMP", "KMP"))}
     out = subprocess.check_output([sys.executable, "-c", code], env=clean | given, text=True)
     assert out.splitlines()[-1] in (given.keys() or {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"})

@@ -24,7 +24,7 @@ from ..core.request import Sequence
 from ..errors import ConfigError
 from ..heads import load_head
 from ..heads.int4_draft import Int4Draft
-from ..quant import QuantReport, quantize_head, quantize_linears
+from ..quant import LmHead, QuantReport, quantize_head, quantize_linears
 from ..runner.adapters import put_int4
 from ..sampling import DraftSampler
 from ..schema import checked, checked_call
@@ -39,7 +39,7 @@ class SelfQuantized(Drafter):
     """INT4 self-draft.
 
     group_size: weights that share a scale (32, 64, 128 or 256); smaller drafts better and costs a little more memory.
-    lm_head: `"int4"`, `"shared"` (the target's own), or `"auto"`, which times both and takes the faster.
+    lm_head: `"int4"`, or `"shared"`: the target's own.
     bits: 3 and 2 round further, in the memory and time of 4: they show what such a draft would earn.
     weights: a folder of trained weights, or an `Int4Draft`, whose bits and group size then count. A folder is refused
     (`IncompatibleModels`) for any target but the one it was trained for, in whatever dtype or rounding that runs.
@@ -51,12 +51,12 @@ class SelfQuantized(Drafter):
     def __init__(
         self,
         group_size: int = 32,
-        lm_head: Literal["auto", "int4", "shared"] = "auto",
+        lm_head: LmHead = "int4",
         bits: int = 4,
         weights: str | os.PathLike[str] | Int4Draft | None = None,
     ):
         self.group_size, self.bits, self.weights = group_size, bits, weights
-        self.lm_head: Literal["auto", "int4", "shared"] = lm_head
+        self.lm_head: LmHead = lm_head
         self.report: QuantReport | None = None
         self._runner: DraftRunner | None = None
 
@@ -85,23 +85,21 @@ class SelfQuantized(Drafter):
         if self.weights is None:
             self.report = quantize_linears(model, self.group_size, self.lm_head, self.bits)
         else:
-            self.report = self._put_trained(model, target)
+            self.report = self._put_trained(model, target, self.weights)
 
-    def _put_trained(self, model: PreTrainedModel, target: ModelFacts) -> QuantReport:
+    def _put_trained(
+        self, model: PreTrainedModel, target: ModelFacts, weights: str | os.PathLike[str] | Int4Draft
+    ) -> QuantReport:
         """Put trained weights in place. The output head is not trained; it is rounded to 4 bits if `lm_head` allows."""
-        draft = self.weights
+        draft = weights if isinstance(weights, Int4Draft) else load_head(weights, target)
         if not isinstance(draft, Int4Draft):
-            assert draft is not None
-            loaded = load_head(draft, target)
-            if not isinstance(loaded, Int4Draft):
-                raise ConfigError(
-                    f"{str(draft)!r} holds no weights of a self-draft", got=type(loaded).__name__,
-                    expected="a folder that `paceline train qat` wrote",
-                )  # fmt: skip
-            draft = loaded
+            raise ConfigError(
+                f"{str(weights)!r} holds no weights of a self-draft", got=type(draft).__name__,
+                expected="a folder that `paceline train qat` wrote",
+            )  # fmt: skip
         made = put_int4(model, draft)
-        report = QuantReport(len(made), 0, sum(layer.num_bytes for layer in made), "shared")
-        return quantize_head(model, draft.config.group_size, self.lm_head, report)
+        report = QuantReport(len(made), 0, sum(layer.num_bytes for layer in made))
+        return report if self.lm_head == "shared" else quantize_head(model, draft.config.group_size, report)
 
 
 @checked
@@ -113,7 +111,7 @@ class SelfInt4Spec(DrafterSpec):
 
     model: Annotated[str, Field(min_length=1)] | None = None
     group_size: Literal[32, 64, 128, 256] | None = None
-    lm_head: Literal["auto", "int4", "shared"] = "auto"
+    lm_head: LmHead = "int4"
     bits: Literal[4, 3, 2] | None = None
     method = "self_int4"
     label = "self-int4"

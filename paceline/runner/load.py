@@ -22,8 +22,7 @@ from .self_test import check, own_reference, plain_image_reference, plain_refere
 from .torch_decoder import fuse, is_fused
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-INT4_GROUP_SIZE = 32
-"""With groups of 64, small models answer visibly differently from their bfloat16 selves."""
+_INT4_GROUP_SIZE = 32  # with 64, small models answer visibly differently from their bfloat16 selves
 
 
 def load_model(
@@ -62,15 +61,13 @@ def wrap_model(
     return check(_prepare(share_copy(model), tokenizer, processor, name))
 
 
-def with_weights(
-    loaded: LoadedModel, weights: Weights, group_size: int = INT4_GROUP_SIZE
-) -> tuple[LoadedModel, QuantReport]:
+def with_weights(loaded: LoadedModel, weights: Weights) -> tuple[LoadedModel, QuantReport]:
     """The model with its linear layers in INT8 or INT4; what is not replaced is shared with `loaded`.
 
     Its trees are compared with its own paths. Raises `ConfigError` and `IncompatibleModels` as `quantize_target` does.
     """
     model = share_copy(loaded.model)
-    report = quantize_target(model, weights, group_size)
+    report = quantize_target(model, weights, _INT4_GROUP_SIZE)
     made = loaded.with_model(model)
     return check(replace(made, reference=own_reference(made), name=f"{loaded.name}-{weights}")), report
 

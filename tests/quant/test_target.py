@@ -1,4 +1,4 @@
-"""The target's own layers quantised; drafts of fewer bits; layers that time says to leave alone."""
+"""The target's own layers quantised; drafts of fewer bits."""
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from paceline.quant import (
     Int4Linear,
     Int8Linear,
     check_weights,
-    linears,
     quantize_int4,
     quantize_linears,
     quantize_target,
@@ -114,29 +113,6 @@ def test_fewer_bits_are_further_away():
     assert errors[0] < 0.6 * errors[1] < 0.36 * errors[2]
 
 
-@pytest.mark.parametrize("seconds", [(1.0, 2.0), (2.0, 1.0)])
-def test_auto_takes_what_is_faster_and_times_each_shape_once(monkeypatch, seconds):
-    timed: list[nn.Module] = []
-
-    def told(self: linears.ShapeTiming, module: nn.Module, row: torch.Tensor) -> float:
-        timed.append(module)
-        return seconds[0] if isinstance(module, Int4Linear | Int8Linear) else seconds[1]
-
-    monkeypatch.setattr(linears.ShapeTiming, "_seconds", told)
-    model = tiny_model("llama", intermediate_size=64, vocab_size=96)
-    report = quantize_target(model, "int4", 32, layers="auto")
-    quantised, slower = (15, 0) if seconds[0] < seconds[1] else (0, 14)
-    assert (report.num_quantized, report.num_slower, report.num_kept) == (quantised, slower, 0)
-    assert report.lm_head != "shared" if quantised else report.lm_head == "shared"
-    # 32 -> 32, 32 -> 16, 32 -> 64, 64 -> 32 and the head
-    assert len(timed) == 5 * 2 * linears.TRIES
-
-
-def test_auto_times_real_layers():
-    report = quantize_linears(tiny_model("llama", vocab_size=96), 32, "auto", layers="auto")
-    assert report.num_quantized + report.num_slower + report.num_kept in (14, 15)
-
-
 def test_options_that_cannot_be():
     model = tiny_model("llama")
     assert check_weights(None) is None
@@ -149,8 +125,6 @@ def test_options_that_cannot_be():
         quantize_target(model, "int4", 33)
     with pytest.raises(ConfigError, match=r"bits.*5.*4, 3, 2"):
         quantize_linears(model, bits=5)
-    with pytest.raises(ConfigError, match=r"layers.*'some'"):
-        quantize_target(model, "int8", layers="some")  # type: ignore[arg-type]
     with pytest.raises(IncompatibleModels, match="no linear layer"):
         quantize_target(tiny_model("gpt2"), "int8")  # Conv1D layers
     assert not layers_of(model, Int4Linear)

@@ -156,10 +156,6 @@ class PretrainTask(Task[tuple[Tensor, list[Patches]]]):
         """Images."""
         return len(batch[1])
 
-    def columns(self, batch: tuple[Tensor, list[Patches]]) -> int:
-        """Patches."""
-        return len(batch[1]) * GRID**2
-
     def loss(self, batch: tuple[Tensor, list[Patches]]) -> Losses:
         """Cross entropies of the labels and the distance to the words."""
         parts = cast("PatchClassifier", self.module).losses(*batch)

@@ -209,10 +209,6 @@ class ChatTask(Task[Batch]):
         """A long answer counts for more than a short one, but not by its length; held-out answers count alike."""
         return float(batch.owner.max() + 1) if batch.kind else float(answer_weights(batch).sum())
 
-    def columns(self, batch: Batch) -> int:
-        """Tokens, those of the image included."""
-        return batch.token_ids.numel()
-
     def shares(self, batch: Batch, logits: Tensor, wanted: Tensor) -> dict[str, Tensor]:
         """The share of answers that greedy decoding would give, of held-out ones by kind."""
         right = right_answers(logits.detach(), wanted, batch.owner).float().mean()

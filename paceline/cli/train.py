@@ -74,11 +74,11 @@ def train(
 
 
 def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
-    """Run one stage to its end; returns its last result, or those of several fractions of the data together."""
+    """Run one stage to its end; returns its result."""
     from ..train.log import Stepped
     from ..train.stages import Done, Preparing
 
-    results: list[dict[str, Any]] = []
+    result = dict[str, Any]()
     with screen.spinner(f"loading {run.config.model}"):
         run.check()
     begin = time.monotonic()
@@ -89,33 +89,29 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
 
         for event in run.run(stage, report_eval):
             if isinstance(event, Done):
-                results.append({"path": str(event.path), **event.result})
+                result = {"path": str(event.path), **event.result}
                 _say_done(event, screen)
             elif isinstance(event, Preparing):
                 skipped = f", {event.skipped} prompts too long" if event.skipped else ""
                 pace = event.tokens / max(time.monotonic() - begin, 1e-9)
                 report(stage, event.done, event.total, f"answers, {pace:.0f} tok/s{skipped}")
-            elif isinstance(event.event, Stepped):
-                step = event.event
-                agreement = " ".join(f"{share:.2f}" for share in step.agreement)
-                skipped = f", {step.skipped} steps skipped" if step.skipped else ""
-                text = f"loss {step.loss:.3f}, agreement {agreement}, {step.tokens_per_s:.0f} tok/s{skipped}"
-                report(stage, step.step, step.steps, text)
+            elif isinstance(event, Stepped):
+                agreement = " ".join(f"{share:.2f}" for share in event.agreement)
+                skipped = f", {event.skipped} steps skipped" if event.skipped else ""
+                text = f"loss {event.loss:.3f}, agreement {agreement}, {event.tokens_per_s:.0f} tok/s{skipped}"
+                report(stage, event.step, event.steps, text)
             else:
-                _say_event(event.event, event.fraction, screen)
-    return results[0] if len(results) == 1 else {"runs": results}
+                _say_event(event, screen)
+    return result
 
 
-def _say_event(event: "Event", fraction: float, screen: Screen) -> None:
+def _say_event(event: "Event", screen: Screen) -> None:
     from ..train.log import Evaluated, Started
 
     if isinstance(event, Started):
-        of = "" if fraction == 1.0 else f" ({fraction:.0%} of the data)"
         how = "resuming with" if event.resumed else "training on"
         data = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in event.data.items())
-        screen.say(escape(f"{how} {data}{of}; {event.steps} steps"))
-        if event.cost is not None:
-            screen.say(escape(f"the whole run: {event.cost}"))
+        screen.say(escape(f"{how} {data}; {event.steps} steps"))
     elif isinstance(event, Evaluated):
         agreement = " ".join(f"{share:.3f}" for share in event.agreement)
         text = f"step {event.step}, {event.tokens} tokens: loss {event.loss:.3f}, agreement {agreement}"

@@ -1,7 +1,6 @@
 """The result of a run as a folder: a head, or a draft model as transformers loads it, with its record and its card."""
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -81,7 +80,7 @@ def save_trained(
 
 def model_beside(head: Path) -> Path:
     """Where a run that changes its target keeps the new one: out/model for out/head."""
-    return head.with_name("model" + head.name.removeprefix("head"))
+    return head.with_name("model")
 
 
 def _name(folder: Path, method: str, target: LoadedModel) -> str:
@@ -167,7 +166,7 @@ def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
 
     fingerprint: of the target.
     """
-    log = head.with_name(re.sub("^(head|draft)", "train", head.name))
+    log = head.with_name("train")
     asked = json.loads(json.dumps(_settings(config)))
     with understood(f"the record in {str(head)!r}", f"remove {str(head)!r}, and train again"):
         record, lines = read_record(head), read_begun(log)

@@ -88,22 +88,15 @@ class TrainConfig(LoopConfig):
     """How to train on answers.
 
     max_tokens: columns of a batch, rows x longest row; also where an answer is cut. accumulate: batches a step, on each
-    device. held_out: share of the prompts kept for evaluation. limit: answers to train on, None: all. fractions: of
-    them, one run each, for the curve of accepted length against data.
+    device. held_out: share of the prompts kept for evaluation. limit: answers to train on, None: all.
     """
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
     max_tokens: Annotated[int, Field(ge=8, lt=2**31)] = 2048
     accumulate: Size = 1
     limit: Annotated[int, Field(ge=1)] | None = None
-    fractions: Annotated[Several[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = (1.0,)
     held_out: Share = 0.03
     loss: Mapping[str, object] = field(default_factory=dict[str, object])
-
-    def __post_init__(self) -> None:
-        long = [f for f in self.fractions if float(f"{f:g}") != f]
-        if long:  # each names a folder
-            raise ConfigError("train.fractions has too many digits", got=long[0], expected="at most six")
 
 
 @checked

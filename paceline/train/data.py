@@ -300,10 +300,6 @@ class AnswerTask(Task[Batch]):
         """Answer tokens."""
         return batch.num_tokens
 
-    def columns(self, batch: Batch) -> int:
-        """Rows x longest row."""
-        return batch.token_ids.numel()
-
     def loss(self, batch: Batch) -> Losses:
         """The recipe's, on the module's device."""
         if not batch.states and self._recipe.states:

@@ -1,7 +1,6 @@
 """The events of a training run, their means over a window of steps, and a log file with one JSON line for each."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from io import BytesIO
@@ -12,20 +11,18 @@ import torch
 from torch import Tensor
 
 from ..schema import validate
-from ..system.files import parse_json, read_json, read_text, write_bytes, write_text
-from .estimate import TrainingCost
+from ..system.files import parse_json, read_text, write_bytes, write_text
 from .recipe import Losses
 from .run_folder import need, understood
 
 
 @dataclass(frozen=True)
 class Started:
-    """Before the first step. data: what is trained on, in numbers. cost: None where nothing is left to do."""
+    """Before the first step. data: what is trained on, in numbers."""
 
     steps: int
     data: Mapping[str, int]
     resumed: bool
-    cost: TrainingCost | None
 
 
 @dataclass(frozen=True)
@@ -162,67 +159,20 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return lines
 
 
-# The plots of a run
-
-_RUN = re.compile(r"train(-[0-9.e-]+)?")
-
-
-def numbers(out: Path) -> dict[str, Any]:
-    """The numbers that a run's folder holds so far: `runs` and `sizes`, as curve.json keeps them.
-
-    runs: for each fraction of the data the points (answer tokens seen, estimate) of its evaluations. sizes: for each
-    finished run the answer tokens of its data, the estimate at its end, and the measured lengths.
-    """
-    runs, sizes = dict[str, Any](), list[dict[str, Any]]()
-    for folder in filter(lambda one: _RUN.fullmatch(one.name), sorted(out.glob("train*"))):
-        name = folder.name.removeprefix("train").removeprefix("-") or "1"
-        lines = [line for line in read_log(folder) if line["event"] == "evaluation"]
-        if not lines:
-            continue
-        runs[name] = [[line["tokens"], line["accepted_length"]] for line in lines]
-        results = (out / folder.name.replace("train", kind) / "training.json" for kind in ("head", "draft"))
-        for record in filter(Path.exists, results):
-            trained = read_json(record, "the record")
-            with understood(f"the record {str(record)!r}", f"remove {str(record.parent)!r}, and train again"):
-                measured = {
-                    f"{trial['name']}, temperature {trial['params']['temperature']:g}":
-                    trial["result"]["mean_acceptance_length"]
-                    for trial in trained.get("acceptance", [])
-                }  # fmt: skip
-                size = {"answer_tokens": trained["data"]["answer tokens"], "estimate": runs[name][-1][1]}
-            sizes.append({"fraction": float(name), **size, "measured": measured})
-    return {"runs": runs, "sizes": sorted(sizes, key=lambda size: size["fraction"])}
-
-
-def draw(out: Path) -> Path | None:
-    """Write curve.json, and curve.png where it can be drawn; returns the plot's path."""
-    found = numbers(out)
-    write_text(out / "curve.json", json.dumps(found, indent=1) + "\n")
-    if not found["runs"]:
-        return None
+def draw(folder: Path, path: Path) -> None:
+    """Plot the estimated accepted length against the answer tokens seen, where matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return None
-    sizes = found["sizes"] if len(found["sizes"]) > 1 else []
-    figure = Figure((11 if sizes else 6, 4), layout="constrained")
-    axes = figure.subplots(1, 2 if sizes else 1, squeeze=False)[0]
-    for name, points in sorted(found["runs"].items(), key=lambda run: float(run[0])):
-        seen, estimate = zip(*points, strict=True)
-        axes[0].plot(seen, estimate, marker="o", markersize=3, label=f"{float(name):.0%} of the data")
-    axes[0].set(xlabel="answer tokens seen", ylabel="estimated accepted length")
-    if sizes:
-        tokens = [size["answer_tokens"] for size in sizes]
-        axes[1].plot(tokens, [size["estimate"] for size in sizes], marker="o", label="estimate on held-out answers")
-        for what in dict.fromkeys(name for size in sizes for name in size["measured"]):
-            both = [(s["answer_tokens"], s["measured"][what]) for s in sizes if what in s["measured"]]
-            axes[1].plot(*zip(*both, strict=True), marker="s", linestyle="--", label=what)
-        axes[1].set(xlabel="answer tokens of the data", ylabel="accepted length", xscale="log")
-    for one in axes:
-        one.grid(alpha=0.3)
-        one.legend(fontsize=8)
-    path = out / "curve.png"
+        return
+    points = [(line["tokens"], line["accepted_length"]) for line in read_log(folder) if line["event"] == "evaluation"]
+    if not points:
+        return
+    figure = Figure((6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*zip(*points, strict=True), marker="o", markersize=3)
+    axes.set(xlabel="answer tokens seen", ylabel="estimated accepted length")
+    axes.grid(alpha=0.3)
     drawn = BytesIO()
     figure.savefig(drawn, dpi=150, format="png")
     write_bytes(path, drawn.getvalue())
-    return path

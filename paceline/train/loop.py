@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import NumericsError
 from ..system.files import replacing
 from .config import LoopConfig
-from .estimate import TrainingCost, accepted_length, measure
+from .estimate import accepted_length
 from .log import Evaluated, Event, Finished, Log, Saved, Started, Stepped, Window
 from .recipe import Losses
 from .run_folder import check_same, need, understood
@@ -71,10 +71,6 @@ class Task(ABC, Generic[_B]):
     @abstractmethod
     def weight(self, batch: _B) -> float:
         """How much it counts in the mean over the step, for example its supervised tokens."""
-
-    @abstractmethod
-    def columns(self, batch: _B) -> int:
-        """Tokens that pass through the model, padding included."""
 
     @abstractmethod
     def loss(self, batch: _B) -> Losses:
@@ -127,8 +123,7 @@ class _Run:
         torch.manual_seed(config.seed + self.rank)
         resumed = self._resume()
         log = Log(self.folder, self.step, config.tensorboard) if self.accelerator.is_main_process else None
-        cost = self._cost() if self.step < steps else None
-        yield Started(steps, self.task.data, resumed, cost)
+        yield Started(steps, self.task.data, resumed)
         saved_at, window_at = time.monotonic(), time.monotonic()
         for batches in _ahead(range(self.step, steps), self._load):
             rate = learning_rate(config, self.step, steps)
@@ -218,22 +213,6 @@ class _Run:
                 window.join(sums)
         loss, parts, agreement = window.means()
         return Evaluated(self.step, self.tokens, loss, parts, agreement, accepted_length(agreement))
-
-    def _cost(self) -> TrainingCost:
-        """What the rest of the run takes on this device, from a micro-batch whose gradients are thrown away."""
-        before = random_state()
-        batches = self._load(0) or [self.task.load(self.task.items(0, self.devices)[0])]
-
-        def once() -> None:
-            self._loss(batches[0]).total.backward()
-            self._drop_gradients()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize()
-
-        columns = sum(self.task.columns(batch) for batch in batches) * self.steps
-        cost = measure(once, self.task.columns(batches[0]), columns)
-        set_random_state(before)
-        return cost
 
     # Staying the same run
 

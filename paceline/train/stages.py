@@ -1,10 +1,10 @@
 """The three stages of a run, each of which can be stopped and called again: prepare, train, eval.
 
     out/answers-0/       answers of part 0 and their states         prepare
-    out/train/           checkpoints, log.jsonl, data.json          train      (train-0.25/ for a fraction of the data)
-    out/head/            the trained head                           train, once finished; head-0.25/
+    out/train/           checkpoints, log.jsonl, data.json          train
+    out/head/            the trained head                           train, once finished
     out/draft/           of qat and distill: the trained draft      instead of head/
-    out/model/           the fine-tuned target of a full SPACE run  train, once finished; model-0.25/
+    out/model/           the fine-tuned target of a full SPACE run  train, once finished
     out/eval.json        real decoding with the head                eval, which also writes it into the head's record
     out/curve.png        estimated accepted length against tokens   train
 
@@ -30,7 +30,7 @@ from ..zoo import resolve
 from .artefact import check_same_run, is_draft, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
 from .data import DATA, Answers, AnswerTask, OnlineStates, read_begun
-from .log import Event, Finished, draw, need_tensorboard
+from .log import Event, draw, need_tensorboard
 from .loop import train
 from .measure import check_eval, evaluate
 from .prepare import chat_of, encode_line, ordered, prepare, read_answers, read_files
@@ -52,14 +52,6 @@ class Preparing:
 
 
 @dataclass(frozen=True)
-class Training:
-    """An event of the loop, for a fraction of the data."""
-
-    fraction: float
-    event: Event
-
-
-@dataclass(frozen=True)
 class Done:
     """The end of a stage: where its result lies, what it is, and whether it was there already."""
 
@@ -69,7 +61,7 @@ class Done:
     was_there: bool = False
 
 
-StageEvent: TypeAlias = Preparing | Training | Done
+StageEvent: TypeAlias = Preparing | Event | Done
 
 
 @final
@@ -112,13 +104,14 @@ class Stages:
         need("accelerate", "training")
         if self.config.train.tensorboard:
             need_tensorboard()
-        check_eval(self.head_folder(), self.method, self._evaluation)
+        check_eval(self.result, self.method, self._evaluation)
         recipe.check(self.method, self.config, self.target)
         self._is_checked = True
 
-    def head_folder(self, fraction: float = 1.0) -> Path:
-        """Where the result of a fraction of the data is kept."""
-        return self.out / _part("draft" if recipe_of(self.method).makes_draft else "head", fraction)
+    @property
+    def result(self) -> Path:
+        """The folder of the trained head or draft."""
+        return self.out / ("draft" if recipe_of(self.method).makes_draft else "head")
 
     def prepare(self) -> Iterator[StageEvent]:
         """Have the target answer the prompts. Raises `ConfigError` without prompts."""
@@ -152,33 +145,28 @@ class Stages:
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
 
     def train(self) -> Iterator[StageEvent]:
-        """Train on each fraction of the answers, smallest first, and keep each result as a folder."""
+        """Train on the answers, and keep the result as a folder."""
         self.check()
         with only_run(self.out, "train"):
-            for fraction in sorted(set(self.config.train.fractions)):
-                yield from self._train(fraction)
-            if is_main():
-                draw(self.out)
+            yield from self._train()
 
-    def _train(self, fraction: float) -> Iterator[StageEvent]:
-        config, place = self.config.train, self.head_folder(fraction)
+    def _train(self) -> Iterator[StageEvent]:
+        config, place, folder = self.config.train, self.result, self.out / "train"
         if (place / "config.json").exists():
             check_same_run(place, self.config, self.target.fingerprint)
-            yield Done("train", place, {"fraction": fraction}, was_there=True)
+            yield Done("train", place, {}, was_there=True)
             return
-        folder = self.out / _part("train", fraction)
         with main_first(self.target.device):
             everything = self._answers(folder)
         answers, held_out = everything.split(config.held_out)
         answers = answers.limited(config.limit)
-        answers = answers.limited(max(1, round(fraction * len(answers))))
         recipe = recipe_of(self.method).build(self.method, self.config, self.target, answers)
         online = None if answers.has_states and held_out.has_states else OnlineStates(self.target)
-        for event in train(AnswerTask(recipe, answers, config, online, held_out), config, folder):
-            yield Training(fraction, event)
-            if isinstance(event, Finished) and is_main():
-                result = save_trained(place, recipe, self.target, self.config, answers, folder)
-                yield Done("train", place, {"fraction": fraction, **result})
+        yield from train(AnswerTask(recipe, answers, config, online, held_out), config, folder)
+        if is_main():
+            result = save_trained(place, recipe, self.target, self.config, answers, folder)
+            draw(folder, self.out / "curve.png")
+            yield Done("train", place, result)
 
     def _answers(self, folder: Path) -> Answers:
         """The answers; a run that continues keeps the ones it began with."""
@@ -207,17 +195,14 @@ class Stages:
         return answers
 
     def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
-        """Decode held-out prompts with the results; measurements already in their records are kept."""
+        """Decode held-out prompts with the result; measurements already in its record are kept."""
         self.check()
-        if not is_main():
-            return
-        with only_run(self.out, "train"):
-            for fraction in sorted(set(self.config.train.fractions)):
-                yield self._eval(fraction, report)
-            draw(self.out)
+        if is_main():
+            with only_run(self.out, "train"):
+                yield self._eval(report)
 
-    def _eval(self, fraction: float, report: Progress) -> Done:
-        head = self.head_folder(fraction)
+    def _eval(self, report: Progress) -> Done:
+        head = self.result
         if not (head / "config.json").exists():
             raise ConfigError(f"there is no head in {str(head)!r}", fix="run the stage `train` first")
         trials = list[Trial]()
@@ -227,10 +212,10 @@ class Stages:
             trials.append(trial)
             if trial not in done:
                 record_acceptance(head, target, [*trials, *(t for t in done if t not in trials)])
-        path = self.out / f"{_part('eval', fraction)}.json"
+        path = self.out / "eval.json"
         rows = [trial.as_dict() for trial in trials]
         write_text(path, json.dumps(rows, indent=1) + "\n")
-        return Done("eval", path, {"fraction": fraction, "trials": rows})
+        return Done("eval", path, {"trials": rows})
 
     @property
     def _evaluation(self) -> EvalSection:
@@ -249,8 +234,3 @@ class Stages:
             if made.fingerprint == info.fingerprint:
                 return made
         return self.target
-
-
-def _part(name: str, fraction: float) -> str:
-    """A name for a fraction of the data; the whole has none."""
-    return name if fraction == 1.0 else f"{name}-{fraction:g}"

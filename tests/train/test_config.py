@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.train.config import PrepareSection, TrainConfig, read_config
-from paceline.train.estimate import TrainingCost, accepted_length
+from paceline.train.estimate import accepted_length
 
 NEEDED = ("model=m", "out=o", "prompts=[a.jsonl]")
 
@@ -48,7 +48,6 @@ def test_overrides():
         ("train.lr=fast", r"train.lr.*a valid number"),
         ("train.lr=-1", r"train.lr.*greater than 0"),
         ("train.held_out=1", r"train.held_out.*less than 1"),
-        ("train.fractions=[0.5, 2]", r"train.fractions"),
         ("prepare.states=disk", r"'store' or 'online'"),
         ("prepare.mix=3", r"prepare.mix.*an object"),
         ("prepare=3", r"prepare .*an object"),
@@ -63,8 +62,6 @@ def test_overrides():
         ("prepare.seed=-1", r"prepare.seed"),
         ("train.limit=-1", r"train.limit.*-1"),
         ("train.limit=0", r"train.limit"),
-        ("train.fractions=[]", r"train.fractions"),
-        ("train.fractions=0.1234567", r"train.fractions.*six"),
         ("train.checkpoint_seconds=.nan", r"train.checkpoint_seconds.*finite"),
         ("train.lr=1e999", r"train.lr.*finite"),
         ("train.evaluate_every=0", r"train.evaluate_every"),
@@ -135,9 +132,3 @@ def test_accepted_length():
     assert accepted_length([0.5, 0.5]) == 1.75
     assert accepted_length([0.0, 1.0]) == 1
     assert accepted_length([1.0] * 5) == 6
-
-
-def test_cost_is_told_in_words():
-    cost = TrainingCost(columns=2_000_000, flops=2e6 * 150e6, flops_per_s=50e9)
-    assert cost.seconds == 6000
-    assert str(cost) == "2.00 M tokens x 150.0 MFLOP at 50.0 GFLOP/s: about 1 h 40 min"

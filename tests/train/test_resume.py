@@ -112,8 +112,6 @@ def test_events_and_log(answers, straight, tmp_path):
     recipe, events = run(answers, tmp_path)
     started, last = events[0], events[-1]
     assert isinstance(started, Started)
-    assert started.cost.columns > started.data["tokens"]
-    assert "MFLOP" in str(started.cost)
     assert isinstance(last, Finished)
     assert last.tokens == 3 * started.data["tokens"]
     stepped = [e for e in events if isinstance(e, Stepped)]

@@ -11,7 +11,6 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.train.config import read_config
-from paceline.train.log import numbers
 from paceline.train.run_folder import only_run
 from paceline.train.stages import Stages
 from tests.cli.helpers import refusal, save
@@ -178,12 +177,6 @@ def test_a_token_that_the_target_does_not_have_is_told(base, copied):
     with pytest.raises(ConfigError, match=r"does not have.*1000000000"):
         list(stages(base, copied).train())
     assert not (copied / "train").exists()
-
-
-def test_a_record_that_does_not_fit_the_curve_is_told(copied):
-    (copied / "head" / "training.json").write_text('{"acceptance": [{"name": 1}], "data": {}}')
-    with pytest.raises(ConfigError, match=r"damaged.*remove"):
-        numbers(copied)
 
 
 @pytest.mark.parametrize("stage", ["prepare", "train"])

@@ -17,7 +17,7 @@ _MODULES = {
     "core.request": "SamplingParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DraftModel Eagle Medusa Mtp Plain PromptLookup SelfQuantized Space",
+    "drafters": "Blockwise Choose DraftModel Eagle Medusa Mtp Plain PromptLookup SelfQuantized Space TokenRecycling",
     "policy": "CostModel Dynamic Fixed Gate",
     "verify": "Coupled Ratio Typical",
     "cascade": "Cascade",
@@ -50,6 +50,7 @@ __all__ = [
     "SelfQuantized",
     "Space",
     "StreamChunk",
+    "TokenRecycling",
     "Typical",
 ]
 
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         PromptLookup,
         SelfQuantized,
         Space,
+        TokenRecycling,
     )
     from .errors import PacelineError
     from .llm import LLM

@@ -16,6 +16,7 @@ _HOME = {
     "PromptLookup": "prompt_lookup",
     "SelfQuantized": "self_quantized",
     "Space": "space",
+    "TokenRecycling": "token_recycling",
 }
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "PromptLookup",
     "SelfQuantized",
     "Space",
+    "TokenRecycling",
 ]
 
 
@@ -50,3 +52,4 @@ if TYPE_CHECKING:
     from .prompt_lookup import PromptLookup
     from .self_quantized import SelfQuantized
     from .space import Space
+    from .token_recycling import TokenRecycling

@@ -59,6 +59,9 @@ _HEAD = "head:PATH_OR_NAME"
 REGISTRY: dict[str, Registered] = {
     "none": Registered(".plain:PlainSpec", "none", "plain decoding"),
     "ngram": Registered(".prompt_lookup:LookupSpec", "lookup", "copies what followed when the text ended like this"),
+    "token_recycling": Registered(
+        ".token_recycling:RecyclingSpec", "recycling", "what the model found likely after the same token before"
+    ),
     "self_int4": Registered(".self_quantized:SelfInt4Spec", "self-int4[:FOLDER]", "the model's own layers in INT4"),
     "draft_model": Registered(".draft_model:DraftModelSpec", "model:PATH_OR_ID[@int4]", "a smaller model"),
     "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the model's last states"),
@@ -69,7 +72,7 @@ REGISTRY: dict[str, Registered] = {
     "space": Registered(".space:SpaceSpec", _HEAD, "SPACE: mask tokens in the model's own pass"),
     "choose": Registered(".choose:ChooseSpec", "DRAFTER+DRAFTER", "the best of several, per request and round"),
 }
-_ALIASES = {"lookup": "ngram", "self-int4": "self_int4", "model": "draft_model"}
+_ALIASES = {"lookup": "ngram", "recycling": "token_recycling", "self-int4": "self_int4", "model": "draft_model"}
 _HEADS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "self_int4")
 """Methods whose weights are a folder."""
 

@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from paceline import Coupled, DraftModel, Eagle, Fixed, PromptLookup, Ratio, SamplingParams, SelfQuantized
+from paceline import (
+    Coupled,
+    DraftModel,
+    Eagle,
+    Fixed,
+    PromptLookup,
+    Ratio,
+    SamplingParams,
+    SelfQuantized,
+    TokenRecycling,
+)
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
@@ -40,6 +50,7 @@ def drafters():
         "draft model": DraftModel(small_draft()),
         "self-int4": SelfQuantized(lm_head="shared"),
         "lookup": PromptLookup(),
+        "recycling": TokenRecycling(),
         "space": Space(adapter(), top_k=3),
         "space, corrected": Space(adapter(transition_rank=4), top_k=3),
         "medusa": Medusa(medusa(target), top_k=4),
@@ -86,7 +97,9 @@ def unbarred(scores, columns):
     return scores
 
 
-@pytest.mark.parametrize("name", [name for name in drafters() if name not in ("lookup", "medusa, some tokens")])
+@pytest.mark.parametrize(
+    "name", [name for name in drafters() if name not in ("lookup", "recycling", "medusa, some tokens")]
+)
 def test_without_the_bar_they_would(monkeypatch, name):
     monkeypatch.setattr(draft_sampler, "bar", unbarred)
     monkeypatch.setattr(ranking, "bar", unbarred)

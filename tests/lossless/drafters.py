@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline import DraftModel, Plain, PromptLookup, SelfQuantized
+from paceline import DraftModel, Plain, PromptLookup, SelfQuantized, TokenRecycling
 from paceline.core.interfaces import Drafter
 from paceline.drafters import Space
 from paceline.runner import LoadedModel
@@ -29,6 +29,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "plain": lambda target, future: Plain(),
     "lookup recent": lambda target, future: PromptLookup(),
     "lookup first": lambda target, future: PromptLookup(max_ngram=2, match="first"),
+    "recycling": lambda target, future: TokenRecycling(),
     "draft model": lambda target, future: DraftModel(small_draft()),
     "draft model, same weights": lambda target, future: DraftModel(twin(target)),
     "self int4": lambda target, future: SelfQuantized(lm_head="shared"),

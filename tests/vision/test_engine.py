@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
+from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized, TokenRecycling
 from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
 from paceline.eval.check import check
@@ -53,7 +53,7 @@ def test_answers_are_those_of_plain_transformers(name):
     assert ids_of(llm("fast").generate(CHATS[name], GREEDY)[0]) == expected
 
 
-@pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized])
+@pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized, TokenRecycling])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_change_nothing(drafter, temperature):
     params = SamplingParams(temperature=temperature, max_tokens=16, seed=7, ignore_eos=True)

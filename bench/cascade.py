@@ -131,8 +131,8 @@ def main(given: list[str] | None = None) -> int:
         made = load_calibration(str(args.calibration))
         prompts = read_prompts(args.prompts, args.num_prompts)
         small, large = open_models(made, args)
-        with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade:
-            found = compare(cascade, large.plain(), prompts, made.params(args.tokens))
+        cascade = Cascade(small, large, made, allow_lossy=True, audit_share=0.0)
+        found = compare(cascade, large.plain(), prompts, made.params(args.tokens))
     except PacelineError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

@@ -2,11 +2,10 @@
 
 cascade      both models as one
 calibration  what was counted, as a file, and the threshold that follows
-measure      run both models over prompts and count
+measure      run both models over prompts, count, and draw the risk-coverage plot
 bound        exact binomial bounds; the threshold that stays valid though chosen from the same data
 audit        is the promise still kept?
 predicted    the small answer as the large model's first draft
-report       a page with examples, and the risk-coverage plot
 """
 
 from .audit import DriftAlarm

@@ -9,10 +9,12 @@ excluded where so few would be surprising, P(Bin(n, p) <= k) <= 1 - confidence.
 
 import math
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from ..errors import ConfigError
+from pydantic import Field
 
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+"""A share or a probability, neither 0 nor 1."""
 _SLACK = 1 + 1e-9
 """Larger than the rounding of the sums, so that rounding never makes a promise that does not hold."""
 
@@ -55,8 +57,6 @@ def holds(k: int, n: int, limit: float, confidence: float) -> bool:
 
 def upper_bound(k: int, n: int, confidence: float) -> float:
     """Clopper and Pearson's one-sided upper bound of a probability where k of n were seen; 1 without a sample."""
-    if not 0 <= k <= n:
-        raise ConfigError("no such count", got=f"{k} of {n}", expected="0 <= k <= n")
     if k >= n:
         return 1.0
     low, high = k / n, 1.0
@@ -91,10 +91,3 @@ def last_that_holds(points: Seq[Point], n: int, limit: float, confidence: float)
             break
         best = point
     return best
-
-
-def check_promise(limit: float, confidence: float) -> None:
-    """Raises `ConfigError` unless both numbers lie between 0 and 1."""
-    for name, value in (("max_disagreement", limit), ("confidence", confidence)):
-        if not 0.0 < value < 1.0:
-            raise ConfigError(f"{name} is out of range", got=value, expected="a number between 0 and 1")

@@ -6,16 +6,19 @@ the small model answers within `short_limit` tokens
              and continued speculatively                           exact: token for token the large model's answer
 """
 
+import random
 import secrets
 import warnings
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os import PathLike
-from typing import Literal, Self, TypeAlias, final
+from typing import Annotated, Literal, TypeAlias, final
+
+from pydantic import Field
 
 from ..core.interfaces import Drafter, DraftPolicy
-from ..core.request import SamplingParams, TokenLogprob
+from ..core.request import SamplingParams, TokenLogprob, params_of
 from ..drafters import DraftModel
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
@@ -23,9 +26,11 @@ from ..hf.prompts import Prompt, as_list
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..policy import CostModel
-from .audit import AuditCounts, Auditor, DriftAlarm
+from ..schema import checked_call
+from .audit import AuditCounts, DriftAlarm
+from .bound import Share
 from .calibration import Calibration, ChosenThreshold, ModelId, Signal, confidences, load_calibration, sampling_options
-from .predicted import AnswerChecker, check_exact, with_predictions
+from .predicted import check_exact, confirms, cut_to, with_predictions
 
 WhenAlarmed: TypeAlias = Literal["verify", "warn"]
 
@@ -54,7 +59,7 @@ class CascadeOutput:
         promises `max_disagreement` with the confidence `promised_with`.
     output: the answer.
     small: the small model's answer.
-    audited: whether this request is checked in the background.
+    audited: whether this request was drawn, and so the large model checked it.
     """
 
     decided_by: Literal["small", "large"]
@@ -113,15 +118,13 @@ class CascadeStats:
 class Cascade:
     """Two models of one tokenizer, text or vision, as one.
 
-    A second engine over the large model's weights audits in a thread of its own; `close`, or `with`, ends it.
-
     calibration: the result of `paceline calibrate` for these very models, or its file.
     max_disagreement, confidence: the bound to promise from the same counts; None takes the one it was made for. It is
         about all prompts of the calibrated kind: it bounds the probability that the small model answers alone *and*
         differs from the large one.
     drafter: drafts where the small answer is corrected or longer than its window; None takes the small model itself.
     policy: decides how much that drafter drafts.
-    audit_share: the share of all requests that is audited.
+    audit_share: the share of all requests that is audited, 0 to 1. The large model checks them beside its own ones.
     audit_seed: the seed of the draws, for tests; None takes the system's own.
     false_alarm: the chance that the drift alarm is ever raised while the promise holds.
     on_alarm: "verify" stops trusting the small model until `trust_again`, "warn" only warns.
@@ -129,21 +132,21 @@ class Cascade:
     Raises `LossyNotAllowed`, `ConfigError` where the calibration cannot promise the bound, `IncompatibleModels`.
     """
 
+    @checked_call
     def __init__(
         self,
         small: LLM,
         large: LLM,
         calibration: Calibration | str | PathLike[str],
         *,
-        max_disagreement: float | None = None,
-        confidence: float | None = None,
+        max_disagreement: Share | None = None,
+        confidence: Share | None = None,
         allow_lossy: bool = False,
         drafter: Drafter | None = None,
         policy: DraftPolicy | None = None,
-        audit_share: float = 0.05,
+        audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05,
         audit_seed: int | None = None,
-        false_alarm: float = 0.01,
-        queue_size: int = 64,
+        false_alarm: Share = 0.01,
         on_alarm: WhenAlarmed = "verify",
     ):
         if not allow_lossy:
@@ -151,8 +154,6 @@ class Cascade:
                 "a cascade lets the small model answer alone, which may change the answer",
                 fix="pass allow_lossy=True to accept that, or use DraftModel, which changes nothing",
             )
-        if on_alarm not in ("verify", "warn"):
-            raise ConfigError("unknown on_alarm", got=repr(on_alarm), expected="'verify' or 'warn'")
         check_exact(small, "small")
         check_exact(large, "large")
         check_same_tokenizer(large.loaded, small.loaded)
@@ -163,100 +164,73 @@ class Cascade:
         self.small, self.on_alarm = small, on_alarm
         drafter = drafter or DraftModel(small.loaded)
         self.large, self._predicted = with_predictions(large, drafter, policy or CostModel())
-        alarm = DriftAlarm(self.choice.max_disagreement, false_alarm)
-        self._auditor = Auditor(alarm, audit_share, queue_size, audit_seed)
-        self._checker = AnswerChecker(large) if audit_share else None
-        self._requests = self._alone = 0
-        self._warned = False
+        self._alarm = DriftAlarm(self.choice.max_disagreement, false_alarm)
+        self._audit_share, self._draws = audit_share, random.Random(audit_seed)
+        self._requests = self._alone = self._checked = 0
 
     def generate(
         self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
     ) -> list[CascadeOutput]:
         """Answer one prompt or many, as `LLM.generate` does; each result says which model decided, and why."""
-        if self._auditor.is_closed:
-            raise ConfigError("the cascade is closed", fix="make a new Cascade, or ask the large model itself")
         many = as_list(prompts)
-        given = [params or SamplingParams()] * len(many) if isinstance(params, SamplingParams | None) else list(params)
-        if len(given) != len(many):
-            raise ConfigError("params and prompts differ in number", got=len(given), expected=len(many))
+        given = params_of(params, len(many))
         if any(one.n != 1 for one in given):
             raise ConfigError("a cascade gives one answer to a prompt", got="n > 1", expected="n=1")
         each = [one if one.seed is not None else replace(one, seed=secrets.randbits(62)) for one in given]
-        self._report()
-        drawn = [self._auditor.draws() for _ in many]  # before anybody answers: chance alone decides
+        drawn = [self._draws.random() < self._audit_share for _ in many]  # before anybody answers: chance alone decides
         answers = ask_small(self.small, many, each, self.calibration.short_limit)
         trusts = not (self.is_alarmed and self.on_alarm == "verify")
         verdicts = [
             decide(answer, self.choice, sampling_options(one) == self.calibration.sampling, trusts)
             for answer, one in zip(answers, each, strict=True)
         ]
-        rest = [i for i, (reason, _) in enumerate(verdicts) if reason is not Reason.CONFIDENT]
-        self._predicted.predict([() if (one := answers[i]) is None else one.token_ids for i in rest])
-        large = dict(zip(rest, self.large.generate([many[i] for i in rest], [each[i] for i in rest]), strict=True))
+        audited = [
+            is_drawn and trusts and reason is not Reason.OTHER_SAMPLING
+            for is_drawn, (reason, _) in zip(drawn, verdicts, strict=True)
+        ]
+        alone = {i: answers[i] for i, (reason, _) in enumerate(verdicts) if reason is Reason.CONFIDENT}
+        asked = [i for i in range(len(many)) if i not in alone or audited[i]]
+        self._predicted.predict([() if (one := answers[i]) is None else one.token_ids for i in asked])
+        limits = [each[i] if (one := alone.get(i)) is None else cut_to(each[i], one) for i in asked]
+        large = dict(zip(asked, self.large.generate([many[i] for i in asked], limits), strict=True))
         results, choice = [], self.choice
         for i, (reason, confidence) in enumerate(verdicts):
             numbers = choice.signal, confidence, choice.threshold, choice.max_disagreement, choice.confidence
-            output = large.get(i) or _declared_lossy(answers[i], each[i].logprobs)
-            one = CascadeOutput("large" if i in large else "small", reason, *numbers, output, answers[i])
-            results.append(replace(one, audited=drawn[i] and trusts and self._audit(many[i], each[i], one)))
-        self._requests += len(results)
-        self._alone += sum(one.decided_by == "small" for one in results)
+            small = alone.get(i)
+            output = large[i] if small is None else _declared_lossy(small, each[i].logprobs)
+            decided_by = "large" if small is None else "small"
+            results.append(CascadeOutput(decided_by, reason, *numbers, output, answers[i], audited[i]))
+            if audited[i]:
+                self._audit(small is not None, small is not None and not confirms(large[i], small))
+        self._requests += len(many)
+        self._alone += len(alone)
         return results
 
     @property
     def is_alarmed(self) -> bool:
         """Whether the audits have refuted the promise."""
-        return self._auditor.alarm.raised
+        return self._alarm.raised
 
     def trust_again(self) -> None:
         """Lower the alarm and let the small model answer alone again, once the cause is known."""
-        self._auditor.reset_alarm()
-        self._warned = False
+        self._alarm.reset()
+        self._checked = 0
 
     def stats(self) -> CascadeStats:
         """Coverage, audits and the state of the alarm so far."""
-        alarm = self._auditor.alarm
-        return CascadeStats(
-            self._requests, self._alone, self._auditor.counts(), alarm.raised, alarm.wealth, 1 / alarm.false_alarm
-        )
+        alarm = self._alarm
+        audits = AuditCounts(alarm.seen, self._checked, alarm.differed)
+        return CascadeStats(self._requests, self._alone, audits, alarm.raised, alarm.wealth, 1 / alarm.false_alarm)
 
-    def finish_audits(self) -> AuditCounts:
-        """Wait for the audits that are queued."""
-        self._auditor.drain()
-        self._report()
-        return self._auditor.counts()
-
-    def close(self) -> None:
-        """Finish the audits and end their thread; the models stay usable."""
-        self._auditor.close()
-        self._report()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _audit(self, prompt: Prompt, params: SamplingParams, output: CascadeOutput) -> bool:
-        """Queue a request that was drawn, if it is of the kind that was calibrated."""
-        if self._checker is None or output.reason is Reason.OTHER_SAMPLING:
-            return False
-        if output.decided_by == "large":
-            return self._auditor.take(None)
-        checker, answer = self._checker, output.token_ids
-        return self._auditor.take(lambda: not checker.agrees(prompt, params, answer))
-
-    def _report(self) -> None:
-        """Warn, on the caller's own thread, of what the worker met."""
-        for error in self._auditor.new_errors():
-            warnings.warn(f"an audit failed, so its answer was not checked: {error}", RuntimeWarning, stacklevel=3)
-        if self.is_alarmed and not self._warned:
-            self._warned = True
-            counts = self._auditor.counts()
+    def _audit(self, checked: bool, differs: bool) -> None:
+        """Count a request that was drawn; warn where it raises the alarm."""
+        self._checked += checked
+        before, alarm = self.is_alarmed, self._alarm
+        if alarm.see(differs) and not before:
             then = "Every answer is verified from now on" if self.on_alarm == "verify" else "It goes on all the same"
             warnings.warn(
                 f"more than {self.choice.max_disagreement:g} of the answers differ from the large model's "
-                f"({counts.differed} in {counts.seen} audited requests). {then}; calibrate again on such prompts.",
+                f"({alarm.differed} in {alarm.seen} audited requests). {then}; calibrate again on such prompts.",
                 DriftWarning,
                 stacklevel=3,
             )
@@ -301,9 +275,8 @@ def decide(
     return (Reason.CONFIDENT if trusts else Reason.ALARM), confidence
 
 
-def _declared_lossy(answer: RequestOutput | None, logprobs: int | None) -> RequestOutput:
+def _declared_lossy(answer: RequestOutput, logprobs: int | None) -> RequestOutput:
     """A small answer for the user: marked as lossy, with the requested number of log-probabilities."""
-    assert answer is not None  # the small model decided, so it answered
     (one,) = answer.outputs
     kept = None
     if logprobs is not None and one.logprobs is not None:

@@ -1,8 +1,8 @@
-"""Run both models over prompts and count: what `paceline calibrate` does.
+"""Run both models over prompts, count, and draw the counts: what `paceline calibrate` does.
 
-The small model answers every prompt. The large one is asked only where that answer ended within the window, and only
-whether it is its own (`AnswerChecker`): an answer that did not end is never given alone, so the large model's answer
-would change no count. Every prompt is written to a journal at once, so that an interrupted run continues.
+The small model answers every prompt. Where that answer ended within the window, the large model verifies it as a
+predicted output. An answer that did not end is never given alone, so the large model's answer would change no count.
+Every prompt is written to a journal at once, so that an interrupted run continues.
 """
 
 import hashlib
@@ -10,24 +10,26 @@ import json
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, replace
-from os import PathLike
 from pathlib import Path
+from typing import Annotated, cast
 
-from PIL import Image
+from pydantic import Field
 
 from ..core.request import SamplingParams
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
-from ..eval.prompts import is_address, names_file
-from ..hf.prompts import Prompt
+from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, save_figure
+from ..hf.chats import split_chat
+from ..hf.prompts import Chat, Prompt
 from ..llm import LLM
-from ..schema import checked, validate
+from ..policy import Fixed
+from ..schema import checked, checked_call, validate
 from ..system.files import parse_json, write_text
-from ..system.provenance import hash_prompts, provenance, sha256_of
-from .bound import Point, check_promise, prompts_needed
+from ..system.provenance import hash_prompts, provenance
+from .bound import Point, Share, prompts_needed, upper_bound
 from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options
 from .cascade import ask_small, has_ended
-from .predicted import AnswerChecker, check_exact
+from .predicted import check_exact, confirms, cut_to, with_predictions
 
 SHORT_LIMIT = 16
 Progress = Callable[[str, int, int], None]
@@ -66,15 +68,13 @@ def calibrate(
 
     signals: the kinds of confidence to choose among. With several, the test of each is stricter.
     params: the sampling options of the answers; a sampled answer gets the seed `params.seed` + its index.
-    prompts_info: what the file says about the prompts.
+    prompts_info: what the file says about the prompts, beside their hash.
     out: the file of the calibration. Until it is written, all measurements are in a journal beside it.
 
     Raises `ConfigError`, also where the sample cannot promise the bound; the journal then stays.
     """
-    params, info = params or SamplingParams(), dict(prompts_info or {})
+    params, info = params or SamplingParams(), {**(prompts_info or {}), "sha256": hash_contents(prompts)}
     check_sample(len(prompts), max_disagreement, confidence, len(signals))
-    if short_limit < 1:
-        raise ConfigError("short_limit is too small", got=short_limit, expected=">= 1")
     if params.max_tokens < short_limit:
         raise ConfigError(
             "max_tokens would cut answers that may end within short_limit, and they would not be counted",
@@ -85,22 +85,28 @@ def calibrate(
     if params.logits_processors or params.n != 1:
         raise ConfigError("a calibration cannot remember these options", got="logits_processors, or n > 1")
     check_exact(small, "small")
+    check_exact(large, "large")
     check_same_tokenizer(large.loaded, small.loaded)
     ids, sampling = (ModelId.of(small), ModelId.of(large)), sampling_options(params)
     decides = {
         "models": [asdict(one) for one in ids],
         "prompts": info,
         "count": len(prompts),
-        "sha256": "" if out is None else hash_contents(prompts),
         "limits": [short_limit, small.runner.max_length, params.max_tokens],
         "sampling": sampling,
         "seed": params.seed,
     }
-    journal, checker = Journal(out, decides), AnswerChecker(large)
+    journal, (verifying, predicted) = Journal(out, decides), with_predictions(large, None, Fixed(0))
     for index in range(len(journal.rows), len(prompts)):
         progress("prompts", index, len(prompts))
-        own = replace(params, seed=(params.seed or 0) + index)
-        journal.add(_observe(small, checker, prompts[index], own, short_limit))
+        seeded = replace(params, seed=(params.seed or 0) + index)
+        answer = ask_small(small, [prompts[index]], [seeded], short_limit)[0]
+        if answer is None or not has_ended(answer):
+            journal.add(Observed(None, None))
+            continue
+        predicted.predict([answer.token_ids])
+        own = verifying.generate([prompts[index]], cut_to(seeded, answer))[0]
+        journal.add(Observed(confidences(answer.logprobs or []), confirms(own, answer)))
     progress("prompts", len(prompts), len(prompts))
     made = Calibration(
         *ids,
@@ -122,11 +128,11 @@ def calibrate(
     return made
 
 
-def check_sample(count: int, max_disagreement: float, confidence: float, num_signals: int = 1) -> None:
+@checked_call
+def check_sample(
+    count: int, max_disagreement: Share, confidence: Share, num_signals: Annotated[int, Field(ge=1)] = 1
+) -> None:
     """Raises `ConfigError` where even a sample without any disagreement would be too small to promise this."""
-    check_promise(max_disagreement, confidence)
-    if num_signals < 1:
-        raise ConfigError("no kind of confidence is given", expected="at least one of " + ", ".join(Signal))
     need = prompts_needed(0, max_disagreement, 1 - (1 - confidence) / num_signals)
     if count < need:
         raise ConfigError(
@@ -145,11 +151,32 @@ def curve_of(observed: Seq[Observed], signal: Signal, thresholds: Seq[float]) ->
     )
 
 
-def _observe(small: LLM, checker: AnswerChecker, prompt: Prompt, params: SamplingParams, limit: int) -> Observed:
-    answer = ask_small(small, [prompt], [params], limit)[0]
-    if answer is None or not has_ended(answer):
-        return Observed(None, None)
-    return Observed(confidences(answer.logprobs or []), checker.agrees(prompt, params, answer.token_ids))
+def draw(calibration: Calibration, path: Path) -> None:
+    """Write the risk-coverage plot, in the format that the name ends with. Raises `ConfigError` without matplotlib."""
+    matplotlib = load_matplotlib()
+    from matplotlib.figure import Figure
+
+    choice, count = calibration.choose(), calibration.count
+    points = calibration.curves[choice.signal]
+    covered = [100 * point.covered / count for point in points]
+    seen = [100 * point.differ / count for point in points]
+    bound = [100 * upper_bound(point.differ, count, choice.confidence) for point in points]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+        axes = figure.add_subplot()
+        axes.step(covered, seen, where="post", color=PALETTE[0], marker=".", label="differ, seen")
+        name = f"upper bound, {100 * choice.confidence:g}%"
+        axes.step(covered, bound, where="post", color=PALETTE[1], linestyle="--", label=name)
+        axes.axhline(100 * choice.max_disagreement, color=GREY, linewidth=1, label="promised")
+        name = f"{choice.signal} ≥ {choice.threshold:.4g}"
+        axes.plot(100 * choice.coverage, 100 * choice.differ, "o", color=PALETTE[5], label=name)
+        axes.set_ylim(0, max(2.5 * 100 * choice.max_disagreement, 1.2 * max(seen)))
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("answered by the small model alone, % of all prompts")
+        axes.set_ylabel("answered alone and differently, %")
+        axes.set_title(f"{calibration.small.name} before {calibration.large.name}, {count} prompts")
+        axes.legend(loc="upper left")
+        save_figure(figure, path, "paceline calibrate")
 
 
 class Journal:
@@ -191,31 +218,11 @@ def _read_row(line: bytes, where: str) -> Observed:
 
 
 def hash_contents(prompts: Seq[Prompt]) -> str:
-    """Hash prompts and the content of their images, in hexadecimal; of images at addresses only the address.
-
-    Raises `ConfigError` for an image file that cannot be read.
-    """
-    return hash_prompts([json.dumps(_with_hashes(one), sort_keys=True) for one in prompts])
-
-
-def _with_hashes(value: object) -> object:
-    """The prompt with every image that is no address replaced by its hash."""
-    if isinstance(value, Mapping):
-        return {key: _hash(one) if names_file(value, key, one) else _with_hashes(one) for key, one in value.items()}
-    if isinstance(value, bytes | bytearray | memoryview | PathLike | Image.Image):
-        return _hash(value)
-    return [_with_hashes(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _hash(source: object) -> object:
-    """The hash of an image, in any form that a prompt may hold it."""
-    if isinstance(source, Image.Image):
-        source = f"{source.mode} {source.size} {source.getpalette()} ".encode() + source.tobytes()
-    if isinstance(source, bytes | bytearray | memoryview):
-        return {"sha256": hashlib.sha256(source).hexdigest()}
-    if is_address(str(source)):
-        return str(source)
-    try:
-        return {"sha256": sha256_of(str(source))}
-    except OSError as error:
-        raise ConfigError(f"the image {str(source)!r} cannot be read", got=error.strerror) from error
+    """Hash prompts and the pixels of their images, in hexadecimal. Raises `ConfigError` for an unreadable image."""
+    parts = list[str]()
+    for prompt in prompts:
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        messages, images = split_chat(cast("Chat", prompt)) if is_chat else (prompt, [])
+        parts.append(json.dumps(messages, sort_keys=True))
+        parts += [hashlib.sha256(f"{one.size}".encode() + one.tobytes()).hexdigest() for one in images]
+    return hash_prompts(parts)

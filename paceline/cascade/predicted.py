@@ -21,12 +21,9 @@ from ..core.tree import TokenTree
 from ..decoding import SpeculativeDecoder
 from ..drafters import Choose
 from ..errors import ConfigError
-from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import RequestOutput
-from ..policy import CostModel, Fixed
-from ..runner import make_runner
-from ..runner.adapters import share_copy
+from ..policy import CostModel
 
 
 @final
@@ -129,31 +126,15 @@ def with_predictions(llm: LLM, drafter: Drafter | None, policy: DraftPolicy) -> 
     return other, predicted
 
 
-@final
-class AnswerChecker:
-    """Checks whether an answer is the large model's own, which takes one pass of it where it is.
+def cut_to(params: SamplingParams, answer: RequestOutput) -> SamplingParams:
+    """Sampling options under which the large model answers no longer than the given answer."""
+    length = max(1, len(answer.token_ids))
+    return replace(params, max_tokens=length, min_tokens=min(params.min_tokens, length), logprobs=None)
 
-    It has a cache and a module tree of its own over the same weights, so that it may run in another thread.
-    """
 
-    def __init__(self, large: LLM):
-        check_exact(large, "large")
-        own, old = copy.copy(large), large.runner
-        own.loaded = large.loaded.with_model(share_copy(large.loaded.model))
-        own.runner = make_runner(own.loaded, 1, old.max_length, old.invariant, static=False)
-        self._llm, self._predicted = with_predictions(own, None, Fixed(0))
-
-    def agrees(self, prompt: Prompt, params: SamplingParams, answer: Seq[int]) -> bool:
-        """Whether the large model gives this very answer, which ended by itself, to the prompt."""
-        own = self.own_answer(prompt, params, answer)
-        return own.token_ids == list(answer) and own.finish_reason == "stop"
-
-    def own_answer(self, prompt: Prompt, params: SamplingParams, answer: Seq[int]) -> RequestOutput:
-        """The large model's own answer, cut to the length of the given one."""
-        length = max(1, len(answer))
-        self._predicted.predict([answer])
-        limits = replace(params, max_tokens=length, min_tokens=min(params.min_tokens, length), logprobs=None)
-        return self._llm.generate([prompt], limits)[0]
+def confirms(own: RequestOutput, answer: RequestOutput) -> bool:
+    """Whether the large model's own answer, made under `cut_to`, is the given one, which ended by itself."""
+    return own.token_ids == answer.token_ids and own.finish_reason == "stop"
 
 
 def check_exact(llm: LLM, role: str) -> None:

@@ -1,6 +1,5 @@
-"""`paceline calibrate` and `paceline show --cascade`: when a small model may answer in place of a large one."""
+"""`paceline calibrate`: when a small model may answer in place of a large one."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,6 @@ from ..errors import ConfigError
 from .options import (
     MODEL,
     PROMPTS,
-    DeviceOptions,
     LoadOptions,
     ModelOptions,
     Opt,
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from ..cascade import Calibration
     from ..llm import LLM
 
-_PROMISE, _CASCADE = "Promise", "A cascade"
+_PROMISE = "Promise"
 
 
 @command
@@ -77,8 +75,7 @@ def calibrate(
     with screen.spinner("starting"):
         from ..cascade.calibration import Signal, is_calibration
         from ..cascade.measure import calibrate as measure
-        from ..cascade.measure import check_sample, hash_contents
-        from ..cascade.report import draw
+        from ..cascade.measure import check_sample, draw
         from ..core.request import SamplingParams
         from ..eval.plots import drawn_by, load_matplotlib
         from ..eval.prompts import read_prompts
@@ -114,7 +111,6 @@ def calibrate(
                     params=SamplingParams(temperature=temperature, seed=seed),
                     prompts_info={
                         "file": prompts.name,
-                        "sha256": hash_contents(asked),
                         "paths": {"small": small, "large": large},
                         "weights": {"small": small_weights, "large": large_weights},
                         "max_model_len": loading.max_model_len,
@@ -173,77 +169,3 @@ def _show(made: "Calibration", out: Path, plot: Path, screen: Screen) -> None:
         screen.say(
             "[yellow]No answer would be given alone: the small model is never both confident and right.[/yellow]"
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CascadeOptions:
-    """What `paceline show` takes for a cascade. small, large: by default the models that were calibrated."""
-
-    cascade: Annotated[
-        Path | None,
-        Opt(
-            "Instead of RESULT: a file of `paceline calibrate`; shows the four cases of a cascade.",
-            _CASCADE,
-            metavar="FILE",
-        ),
-    ] = None
-    prompts: Annotated[
-        Path | None, Opt("JSON lines, in which an example of each case is looked for.", _CASCADE, "-p", "FILE")
-    ] = None
-    small: Annotated[str | None, Opt("Default: the one calibrated.", _CASCADE, metavar="MODEL")] = None
-    large: Annotated[str | None, Opt("Default: the one calibrated.", _CASCADE, metavar="MODEL")] = None
-    num_prompts: Annotated[int, Opt("Look at most at this many.", _CASCADE, min=1)] = 200
-    max_tokens: Annotated[int, Opt("Length of a long answer.", _CASCADE, min=1)] = 96
-
-
-def show_cascade(options: CascadeOptions, device: DeviceOptions, out: Path, screen: Screen) -> Path:
-    """Write the page. Raises `ConfigError` and `IncompatibleModels`, for other models than those calibrated."""
-    with screen.spinner("starting"):
-        from ..cascade import Cascade, load_calibration
-        from ..cascade.report import find_examples, page
-        from ..eval.page import is_page
-        from ..eval.prompts import read_prompts
-        from ..system.files import check_out, write_text
-
-    assert options.cascade is not None  # `show` sees to both
-    assert options.prompts is not None
-    check_out(out, is_page)
-    made = load_calibration(options.cascade)
-    prompts = read_prompts(options.prompts, options.num_prompts)
-    small, large = _calibrated_models(made, options, device, screen)
-    params = made.params(options.max_tokens)
-    with Cascade(small, large, made, allow_lossy=True, audit_share=0.0) as cascade, screen.stages() as progress:
-        screen.say(f"[dim]Looking for an example of each case in {len(prompts)} prompts, with both models.[/dim]")
-        found = find_examples(cascade, prompts, params, progress)
-        text = page(cascade, found, len(prompts))
-    write_text(out, text)
-    if screen.json:
-        cases = {case.value: None if one is None else one.index for case, one in found.items()}
-        screen.put_json({"page": str(out), "bytes": len(text.encode()), "cases": cases})
-        return out
-    screen.print_path(out)
-    missing = [case.value for case, one in found.items() if one is None]
-    if missing:
-        screen.say(f"[yellow]No example among these prompts:[/yellow] {', '.join(missing)}")
-    return out
-
-
-def _calibrated_models(
-    made: "Calibration", options: CascadeOptions, device: DeviceOptions, screen: Screen
-) -> "tuple[LLM, LLM]":
-    """The models of a calibration, the small one first, loaded as they were then."""
-    paths, weights = made.prompts.get("paths"), made.prompts.get("weights")
-    length = made.prompts.get("max_model_len")
-    loading = LoadOptions(
-        **vars(device),
-        dtype=made.small.dtype if made.small.dtype == made.large.dtype else None,
-        max_model_len=length if isinstance(length, int) else None,
-    )
-    engines: list[LLM] = []
-    for role, given in (("small", options.small), ("large", options.large)):
-        name = given or (paths.get(role) if isinstance(paths, dict) else None)
-        if not isinstance(name, str):
-            raise ConfigError(f"the calibration does not say where its {role} model was", fix=f"give --{role}")
-        rounded = weights.get(role) if isinstance(weights, dict) else None
-        engines.append(_open(name, rounded, loading, screen))
-    return engines[0], engines[1]

@@ -211,17 +211,11 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
-    """Where models run."""
+class LoadOptions:
+    """How models are loaded and run."""
 
     device: Annotated[str | None, Opt("cpu, cuda, cuda:1; default: a GPU if there is one.", MODEL)] = None
     threads: Annotated[int | None, Opt("CPU threads.", MODEL, min=1)] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadOptions(DeviceOptions):
-    """How models are loaded and run."""
-
     numerics: Annotated[
         Literal["fast", "invariant"] | None,
         Opt(

@@ -12,8 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ..errors import ConfigError
-from .calibrate import CascadeOptions, show_cascade
-from .options import DeviceOptions, Opt, command
+from .options import Opt, command
 from .screen import Screen
 from .tokens import STYLES, legend
 
@@ -64,13 +63,8 @@ def plot(
 
 @command
 def show(
-    cascade: CascadeOptions,
-    device: DeviceOptions,
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="A folder that `paceline bench` wrote.")],
     screen: Screen,
-    result: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RESULT]", help="A folder that `paceline bench` wrote.", show_default=False),
-    ] = None,
     answer: Annotated[int | None, Opt("Which answer to print; default: 1.", short="-n", min=1)] = None,
     html: Annotated[bool, Opt("Write one page with all answers and their rounds.")] = False,
     out: Annotated[Path | None, Opt("Default: answers.html in RESULT.", short="-o", metavar="FILE")] = None,
@@ -81,8 +75,7 @@ def show(
 ) -> None:
     """Show the answers of a benchmark, every token coloured by its origin.
 
-    With --html, one page that opens without a network: the tree of each round, and where its time went. With --cascade,
-    the four cases of a small model before a large one: corrected, agreed with, alone, and a long answer.
+    With --html, one page that opens without a network: the tree of each round, and where its time went.
 
     Example:  paceline show results/lookup --html --open
     """
@@ -90,22 +83,13 @@ def show(
         raise typer.BadParameter("--out and --open are for the page: add --html")
     if html and answer is not None:
         raise typer.BadParameter("the page has all answers: give either --html or --answer")
-    if cascade.cascade is not None:
-        if result is not None or answer is not None or tokenizer is not None or not html or cascade.prompts is None:
-            raise typer.BadParameter("--cascade takes --html and --prompts, and no RESULT, --answer or --tokenizer")
-        page = show_cascade(cascade, device, out or cascade.cascade.with_suffix(".html"), screen)
-    elif cascade.prompts is not None or cascade.small is not None or cascade.large is not None:
-        raise typer.BadParameter("--prompts, --small and --large go with --cascade")
-    elif result is None:
-        raise typer.BadParameter("there is nothing to show: give RESULT, or --cascade FILE")
-    else:
-        from ..eval.results import open_results
+    from ..eval.results import open_results
 
-        opened = open_results(result)
-        if not html:
-            _print_answer(opened, tokenizer, answer or 1, screen)
-            return
-        page = _write_page(opened, tokenizer, out, screen)
+    opened = open_results(result)
+    if not html:
+        _print_answer(opened, tokenizer, answer or 1, screen)
+        return
+    page = _write_page(opened, tokenizer, out, screen)
     if open:
         _open_page(page, screen)
 

@@ -6,15 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from paceline.cascade.bound import (
-    Point,
-    binomial_cdf,
-    check_promise,
-    holds,
-    last_that_holds,
-    prompts_needed,
-    upper_bound,
-)
+from paceline.cascade.bound import Point, binomial_cdf, holds, last_that_holds, prompts_needed, upper_bound
+from paceline.cascade.measure import check_sample
 from paceline.errors import ConfigError
 
 N, LIMIT, CONFIDENCE = 14, 0.25, 0.8
@@ -69,13 +62,8 @@ def test_how_many_prompts():
 
 @pytest.mark.parametrize("bad", [(0.0, 0.95), (1.0, 0.95), (0.01, 0.0), (0.01, 1.0), (-1, 0.5)])
 def test_no_promise_of_nothing(bad):
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        check_promise(*bad)
-
-
-def test_no_such_count():
-    with pytest.raises(ConfigError, match="3 of 2"):
-        upper_bound(3, 2, 0.9)
+    with pytest.raises(ConfigError, match=r"greater than 0|less than 1"):
+        check_sample(300, *bad)
 
 
 # The choice of a threshold: three levels of confidence; `risks[i]` is P(confidence in level i or above, and different).

@@ -9,8 +9,7 @@ from paceline import LLM, Ratio
 from paceline.cascade import Calibration, Signal, calibrate, load_calibration
 from paceline.cascade.bound import Point, last_that_holds
 from paceline.cascade.calibration import THRESHOLDS, ModelId, confidences, digest, sampling_options
-from paceline.cascade.measure import Journal, Observed, check_sample, curve_of
-from paceline.cascade.report import draw
+from paceline.cascade.measure import Journal, Observed, check_sample, curve_of, draw
 from paceline.core.request import TokenLogprob
 from paceline.errors import ConfigError, IncompatibleModels
 from tests.cascade.common import LIMIT, PARAMS, PROMPTS, large, made_up, small
@@ -131,22 +130,11 @@ def resigned(content: dict) -> dict:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"threshold": 0.1}, "counts do not give"),
-        ({"curves": {"min_prob": [[0.5, 10, 2], [0.4, 5, 1]]}}, "does not rise"),
-        ({"curves": {"min_prob": [[0.5, 900, 0]]}}, "more than there is"),
         ({"curves": {"guess": [[0.5, 9, 0]]}}, "curves has a wrong value.*'guess'"),
-        ({"curves": {}}, "curves has a wrong value"),
-        ({"curves": [1]}, "curves has a wrong value"),
         ({"curves": {"min_prob": [[0.5, 9]]}}, "curves"),
-        ({"curves": {"min_prob": [[0.5, 9.5, 0]]}}, "curves"),
         ({"small": {"name": "x"}}, "there is no 'small.fingerprint'"),
-        ({"small": 3}, "small has a wrong value"),
-        ({"short_limit": None}, "short_limit has a wrong value"),
-        ({"short_limit": "3"}, "short_limit has a wrong value"),
         ({"prompts": {"count": 0, "ended": 0}}, "count has a wrong value"),
-        ({"prompts": {}}, "count has a wrong value"),
-        ({"confidence": float("nan")}, "confidence has a wrong value"),
-        ({"confidence": 7.0}, "confidence"),
+        ({"confidence": 7.0}, "confidence has a wrong value"),
         ({"more": 1}, "unknown key 'more'"),
     ],
 )

@@ -122,10 +122,11 @@ def parse(
 ) -> SpecConfig:
     """Read a short name, a mapping of JSON's keys, or such a mapping as JSON.
 
-    Short names: none, lookup, self-int4, self-int4:FOLDER for one with trained weights, model:NAME, model:NAME@int4 for
-    a draft with rounded weights, model:NAME,vision=none (or own, shared) for what it sees of images, head:NAME for a
-    trained head, the method of an installed drafter (with options: METHOD:key=value,key=value), and several of them
-    joined by + where the policy is to take the best. num_speculative_tokens, policy: overrule the mapping's.
+    Short names: none, lookup, lookahead, self-int4, self-int4:FOLDER for one with trained weights, model:NAME,
+    model:NAME@int4 for a draft with rounded weights, model:NAME,vision=none (or own, shared) for what it sees of
+    images, head:NAME for a trained head, the method of an installed drafter (with options: METHOD:key=value,key=value),
+    and several of them joined by + where the policy is to take the best. num_speculative_tokens, policy: overrule the
+    mapping's.
 
     Raises `ConfigError` that lists what is known.
     """

@@ -49,6 +49,7 @@ class DraftOptions:
     masks: the most mask tokens below the root and below each candidate. Each of them is a row of the target's pass.
     ready: how many tokens in a row it can draft now. A drafter with masks drafts what last round's masks predicted;
         at 0 it adds masks in this round and drafts in the next.
+    probes: rows of the target's pass that a draft adds whatever its size, such as Lookahead's window.
     """
 
     source: str
@@ -57,6 +58,7 @@ class DraftOptions:
     branches: int = 1
     masks: int = 0
     ready: int = 1 << 30
+    probes: int = 0
 
 
 @runtime_checkable

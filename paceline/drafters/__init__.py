@@ -10,6 +10,7 @@ _HOME = {
     "Choose": "choose",
     "DraftModel": "draft_model",
     "Eagle": "eagle",
+    "Lookahead": "lookahead",
     "Medusa": "parallel_heads",
     "Mtp": "mtp",
     "Plain": "plain",
@@ -26,6 +27,7 @@ __all__ = [
     "DraftModel",
     "DrafterSpec",
     "Eagle",
+    "Lookahead",
     "Medusa",
     "Mtp",
     "Plain",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from .choose import Choose
     from .draft_model import DraftModel
     from .eagle import Eagle
+    from .lookahead import Lookahead
     from .mtp import Mtp
     from .parallel_heads import Blockwise, Medusa
     from .plain import Plain

@@ -62,6 +62,9 @@ REGISTRY: dict[str, Registered] = {
     "token_recycling": Registered(
         ".token_recycling:RecyclingSpec", "recycling", "what the model found likely after the same token before"
     ),
+    "lookahead": Registered(
+        ".lookahead:LookaheadSpec", "lookahead", "n-grams that the model guesses in a window beside its pass"
+    ),
     "self_int4": Registered(".self_quantized:SelfInt4Spec", "self-int4[:FOLDER]", "the model's own layers in INT4"),
     "draft_model": Registered(".draft_model:DraftModelSpec", "model:PATH_OR_ID[@int4]", "a smaller model"),
     "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the model's last states"),

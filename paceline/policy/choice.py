@@ -54,7 +54,7 @@ class Option:
     gains, nodes, levels: the expected accepted tokens, drafted nodes and drafting steps by depth, from depth 0.
     horizon: the number of tokens that the answer is still expected to have. An investment must pay within them.
     is_tree: whether nodes may have several children.
-    masks, ready: see `DraftOptions`.
+    masks, ready, probes: see `DraftOptions`.
     """
 
     drafter_index: int
@@ -71,6 +71,7 @@ class Option:
     is_tree: bool = False
     masks: int = 0
     ready: int = 1 << 30
+    probes: int = 0
 
     @property
     def depth(self) -> int:
@@ -121,12 +122,12 @@ def gains_of(accept: Seq[float]) -> list[float]:
     return [0.0, *accumulate(accumulate(accept, mul))]
 
 
-def width(depth: int, nodes: int, masks: int) -> int:
-    """Rows of a pass behind the root's: `nodes` candidates, and the masks below the root and below each of them.
+def width(depth: int, nodes: int, masks: int, probes: int = 0) -> int:
+    """Rows of a pass behind the root's: `nodes` candidates, the masks below the root and each of them, and `probes`.
 
-    A pass with masks takes as many rows as one over this many candidates without; 0 masks: the candidates alone.
+    Such a pass takes as many rows as one over this many candidates alone.
     """
-    return (1 + nodes) * (1 + min(depth, masks)) - 1
+    return (1 + nodes) * (1 + min(depth, masks)) - 1 + probes
 
 
 def is_affordable(seconds: float, tokens: float, credit: float, plain: float) -> bool:
@@ -180,7 +181,7 @@ class _Team:
         self.options, self.turn, self.credit, self.max_nodes = options, turn, credit, max_nodes
         self.drafting = [o for o in options if o]
         self.is_tree = any(o.is_tree for o in self.drafting)
-        self.masks = max(o.masks for o in self.drafting)
+        self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
         self.level = sum(costs[source].token.value for source in {o.source for o in self.drafting})
         self.plain = turn.seconds(0)
@@ -232,7 +233,7 @@ class _Team:
 
     def pass_seconds(self, depth: int, nodes: int) -> float:
         """Seconds of a round without the drafting."""
-        return self.turn.seconds(width(depth, nodes, self.masks) if self.masks else nodes)
+        return self.turn.seconds(width(depth, nodes, self.masks, self.probes))
 
     def can_pay(self, depth: int, seconds: float, tokens: float) -> bool:
         """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where there are none."""

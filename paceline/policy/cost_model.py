@@ -177,7 +177,7 @@ class CostModel(DraftPolicy):
             return [[] for _ in seqs]
         if any(ready):
             self.measure(room)
-        trees = [look for row in ready for _, look in row if look.branches > 1 or look.masks]
+        trees = [look for row in ready for _, look in row if look.branches > 1 or look.masks or look.probes]
         if trees:
             self._measure_trees(room, max(look.masks for look in trees))
         self._measuring = self._clock() - begin

@@ -108,7 +108,7 @@ class Estimates:
 
     def option(self, seq: Sequence, drafter_index: int, look: DraftOptions, limit: int) -> Option:
         """What may be expected of one drafter for one row, up to `limit` tokens deep."""
-        limit = min(limit, look.masks or limit)
+        limit = min(limit, look.masks or look.ready)
         accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
         ends = self.lengths.of(seq)
         accept = [a * goes_on for a, goes_on in zip(accept, ends.continue_probs(seq.num_output, limit), strict=False)]
@@ -130,6 +130,7 @@ class Estimates:
             is_tree=is_tree,
             masks=look.masks,
             ready=look.ready,
+            probes=look.probes,
         )
 
     def learn_drafting(

@@ -69,7 +69,7 @@ def largest_probe(
     """
 
     def pass_of(depth: int, nodes: int) -> float:
-        return turn.seconds(width(depth, nodes, option.masks))
+        return turn.seconds(width(depth, nodes, option.masks, option.probes))
 
     plain = turn.seconds(0)
     deepest = min(PROBE_DEPTH, option.depth, PROBE_DEPTH if not option.is_tree else max_nodes)
@@ -123,5 +123,5 @@ def could_pay(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
 def _saved(option: Option, turn: RoundSeconds, known: Estimates, gains: Seq[float]) -> float:
     """The seconds by which a token of this drafter is cheaper than a plain one at its best depth. `gains`: by depth."""
     token = known.cost(option.source).token.value
-    best = min((turn.seconds(d) + d * token) / (1 + gain) for d, gain in enumerate(gains))
+    best = min((turn.seconds(d + option.probes * (d > 0)) + d * token) / (1 + gain) for d, gain in enumerate(gains))
     return turn.seconds(0) - best

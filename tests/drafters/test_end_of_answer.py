@@ -5,7 +5,7 @@ import pytest
 from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.core.outputs import Origin
-from paceline.drafters import DraftModel, PromptLookup, SelfQuantized
+from paceline.drafters import DraftModel, Lookahead, PromptLookup, SelfQuantized
 from paceline.runner import ModelRunner
 from tests.helpers import REPEATING, loaded, oracle, reading_apart, result, run, runner, sequence
 from tests.lossless.drafters import twin
@@ -17,6 +17,7 @@ DRAFTERS = {
     "the model itself": lambda: DraftModel(twin(TARGET)),
     "self-int4": lambda: SelfQuantized(lm_head="shared"),
     "lookup": PromptLookup,
+    "lookahead": Lookahead,
 }
 
 

@@ -8,6 +8,7 @@ from paceline import (
     DraftModel,
     Eagle,
     Fixed,
+    Lookahead,
     PromptLookup,
     Ratio,
     SamplingParams,
@@ -19,8 +20,9 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate, loop
 from paceline.decoding.contract import check_contract
-from paceline.drafters import Blockwise, Medusa, Mtp, Space, prompt_lookup
+from paceline.drafters import Blockwise, Medusa, Mtp, Space, lookahead, prompt_lookup
 from paceline.drafters import top_tokens as ranking
+from paceline.drafters.ngram_pool import NgramPool
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.sampling import DraftSampler, draft_sampler
@@ -51,6 +53,7 @@ def drafters():
         "self-int4": SelfQuantized(lm_head="shared"),
         "lookup": PromptLookup(),
         "recycling": TokenRecycling(),
+        "lookahead": Lookahead(ngram=2),
         "space": Space(adapter(), top_k=3),
         "space, corrected": Space(adapter(transition_rank=4), top_k=3),
         "medusa": Medusa(medusa(target), top_k=4),
@@ -98,7 +101,7 @@ def unbarred(scores, columns):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in drafters() if name not in ("lookup", "recycling", "medusa, some tokens")]
+    "name", [name for name in drafters() if name not in ("lookup", "lookahead", "recycling", "medusa, some tokens")]
 )
 def test_without_the_bar_they_would(monkeypatch, name):
     monkeypatch.setattr(draft_sampler, "bar", unbarred)
@@ -109,6 +112,11 @@ def test_without_the_bar_they_would(monkeypatch, name):
 def test_lookup_without_the_stop_would(monkeypatch):
     monkeypatch.setattr(prompt_lookup, "before_banned", lambda tokens, banned_token_ids: tokens)
     assert drafted_tokens(PromptLookup()) & MOST
+
+
+def test_lookahead_with_a_pool_that_takes_all_would(monkeypatch):
+    monkeypatch.setattr(lookahead, "NgramPool", lambda *sizes: NgramPool(*sizes[:3]))
+    assert drafted_tokens(Lookahead(ngram=2)) & MOST
 
 
 def test_lookup_has_nothing_to_propose_before_a_placeholder():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline import DraftModel, Plain, PromptLookup, SelfQuantized, TokenRecycling
+from paceline import DraftModel, Lookahead, Plain, PromptLookup, SelfQuantized, TokenRecycling
 from paceline.core.interfaces import Drafter
 from paceline.drafters import Space
 from paceline.runner import LoadedModel
@@ -30,6 +30,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "lookup recent": lambda target, future: PromptLookup(),
     "lookup first": lambda target, future: PromptLookup(max_ngram=2, match="first"),
     "recycling": lambda target, future: TokenRecycling(),
+    "lookahead": lambda target, future: Lookahead(window=4, ngram=3, guesses=3),
     "draft model": lambda target, future: DraftModel(small_draft()),
     "draft model, same weights": lambda target, future: DraftModel(twin(target)),
     "self int4": lambda target, future: SelfQuantized(lm_head="shared"),
@@ -44,5 +45,5 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "all right": lambda target, future: Scripted(future, [None]),
     "right by script": lambda target, future: Scripted(future, [0, 1, 2, None, 3, 0]),
     "right among wrong": lambda target, future: Scripted(future, [None, 1, 2], branching=True),
-    "lookahead": lambda target, future: Window(future, [2, None, 0]),
+    "window of probes": lambda target, future: Window(future, [2, None, 0]),
 }

@@ -37,6 +37,7 @@ class Member:
     uncached_tokens: seconds. reads: it reads what others emitted, the prompt included. confident: it tells `chance`.
     hint: its class of the situation, negative for nothing to propose. tree: drafts trees; `token` is then per level.
     masks: the most it hangs below each node, as SPACE does; what it may draft next round is what it hung in this one.
+    probes: rows that it adds to every draft, as Lookahead's window.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Member:
     hint: Callable[[int, int], int] = lambda request, position: 0
     tree: Branching | Foreseen | None = None
     masks: int = 0
+    probes: int = 0
     cached: dict[int, int] = field(default_factory=dict)
     hung: dict[int, int] = field(default_factory=dict)
 
@@ -89,7 +91,7 @@ class SimDrafter(Drafter):
             hint = member.hint(self.requests[seq.slot], seq.num_output)
             ready = member.hung.get(seq.slot, 0) if member.masks else 1 << 30
             branches = member.tree.width if member.tree else 1
-            looks.append(DraftOptions(member.name, hint, uncached_tokens, branches, member.masks, ready))
+            looks.append(DraftOptions(member.name, hint, uncached_tokens, branches, member.masks, ready, member.probes))
         return looks
 
     def seconds(self) -> dict[str, tuple[float, float]]:
@@ -226,7 +228,7 @@ def play(
             member.cached[seq.slot] = seq.num_cached
         accepted = len(grown.path)
         levels[member.name] = max(levels.get(member.name, 0), grown.levels)
-        width = max(width, len(grown.parents) * (1 + hangs))
+        width = max(width, len(grown.parents) * (1 + hangs) + (member.probes if depth else 0))
         emitted = 0
         for _ in range(accepted + 1):
             emitted += 1

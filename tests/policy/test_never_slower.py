@@ -27,6 +27,7 @@ WRONG = {
     "reads fast": lambda: Member("m", never, PLAIN / 3, PLAIN / 100, reads=True),
     "reads slowly": lambda: Member("m", never, PLAIN / 3, PLAIN / 20, reads=True),
     "sure of itself": lambda: Member("m", never, PLAIN / 3, PLAIN / 50, reads=True, confident=True),
+    "with a window": lambda: Member("m", never, probes=27),
     "many hints": lambda: Member("m", never, PLAIN / 100, hint=lambda request, position: position % 7),
 }
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from paceline import LLM, Fixed, PromptLookup, SamplingParams, SelfQuantized
+from paceline import LLM, Fixed, Lookahead, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import Drafter
 from paceline.llm import Numerics
 from paceline.outputs import RequestOutput
@@ -73,9 +73,10 @@ def futures(llm: LLM, name: str) -> dict[tuple[int, ...], list[int]]:
 
 
 def drafters(llm: LLM, name: str) -> dict[str, Drafter]:
-    """Those of the issue, one that is right by decree and one that is wild."""
+    """Some of the library, one that is right by decree and one that is wild."""
     return {
         "lookup": PromptLookup(),
+        "lookahead": Lookahead(window=3, ngram=3),
         "self int4": SelfQuantized(lm_head="shared"),
         "scripted": Scripted(futures(llm, name), [2, None, 0, 1], branching=True),
         "wild": RandomTrees(1),

@@ -1,0 +1,209 @@
+"""Lookahead decoding: the target guesses n-grams beside its pass, and verifies those that begin with the last token.
+
+Fu et al. 2024 (arXiv 2402.02057); no draft model and no training. A window of guesses is improved in each pass, as in
+Jacobi iteration: N - 1 rows, oldest first, of W columns. Row r, column j guesses the token r + j places after the last
+one, c. Here W is 3 and N is 4:
+
+    row 0      c   a1  a2           position of c + j         output of the last row     n-grams for the pool
+    row 1      b0  b1  b2                         + j + 1
+    row 2      d0  d1  d2                         + j + 2          e0  e1  e2            c b0 d0 e0, a1 b1 d1 e1, ...
+
+A guess sees the columns of row 0 up to its own and the rows above it in its own column. The paper draws this as a mask;
+it is a tree, and a node's depth is its position. So the window is made of probes: nodes that are read and not judged.
+
+    c -- a1 -- a2                   then row 0 is dropped: b0 b1 b2 is the next row 0, d the next row 1, e the next
+    |    |     |                    row 2, and the last token of the text takes the place of b0
+    b0   b1    b2
+    d0   d1    d2                   the first passes have fewer rows, and a row 0 longer by the rows that are missing
+
+The n-grams of the pool that begin with c are the candidates, as branches of the same tree. Differences from the paper:
+branches that begin alike share nodes, the n-grams of the text itself are in the pool too, and candidates are verified
+by the rule of every other drafter, so that sampled answers are those of plain decoding.
+"""
+
+import random
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, TypeAlias, final
+
+import torch
+from pydantic import Field
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+from ..errors import ConfigError
+from ..schema import checked, checked_call
+from .ngram_pool import NgramPool, PoolSize, Scope, add_branches
+from .registry import DrafterSpec
+
+Window: TypeAlias = Annotated[int, Field(ge=1, le=64)]
+Ngram: TypeAlias = Annotated[int, Field(ge=2, le=16)]
+Guesses: TypeAlias = Annotated[int, Field(ge=1, le=64)]
+
+
+@dataclass
+class _State:
+    """What is kept for a slot.
+
+    rows: the window; its first token is replaced by the text's last one.
+    num_read: where the next n-gram of the text starts.
+    ends: the last node of each column in the tree that was proposed; empty where it had no window.
+    """
+
+    pool: NgramPool
+    rows: list[list[int]]
+    num_read: int
+    ends: list[int] = field(default_factory=list[int])
+
+
+@final
+class Lookahead(Drafter):
+    """Draft n-grams that the target itself guessed in a window beside earlier passes.
+
+    Each round that drafts adds up to W (N - 1) - 1 rows to the target's pass for the window, whatever the budget; the
+    policy counts them. It pays where such rows are nearly free, as on a GPU that decodes one text.
+
+    window: W, the columns of the window.
+    ngram: N, the tokens of an n-gram: one to look up and N - 1 to draft.
+    guesses: G, the most n-grams that are drafted in a round.
+    pool: "request" keeps n-grams of the answer, "prompt" those of its prompt too, "shared" those of all requests.
+    pool_size: the most n-grams of one pool, of about 200 bytes each. "shared" has one pool, the others one a slot.
+    """
+
+    name: ClassVar[str] = "lookahead"
+
+    @checked_call
+    def __init__(
+        self,
+        window: Window = 7,
+        ngram: Ngram = 5,
+        guesses: Guesses = 7,
+        pool: Scope = "prompt",
+        pool_size: PoolSize = 8192,
+    ):
+        self.window, self.ngram, self.guesses, self.pool, self.pool_size = window, ngram, guesses, pool, pool_size
+        self.info = DrafterInfo(branches=guesses, drafts_during_prefill=True)
+        self._states: dict[int, _State] = {}  # by slot
+
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
+        """Start with an empty pool. Raises `ConfigError` where the window would not fit into the context."""
+        if self.window + self.ngram > target.max_length:
+            raise ConfigError(
+                "the window of Lookahead is wider than the context",
+                got=f"window {self.window}, ngram {self.ngram}",
+                expected=f"window + ngram <= {target.max_length}",
+            )
+        self._banned_token_ids = target.banned_token_ids
+        self._states.clear()
+        self._shared = self._new_pool()
+
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+        """The hint is -1 where the pool has nothing that begins with the last token."""
+        state = self._read(seq)
+        hint = 0 if state.pool.after(seq.token_ids[-1]) else -1
+        probes = sum(map(len, state.rows)) - 1 if self._has_room(seq, state) else 0
+        return (DraftOptions(self.name, hint, branches=self.guesses, probes=probes, ready=self.ngram - 1),)
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """Candidates from the pool, newest first, then the window; nothing where the budget is 0."""
+        tokens, parents, probes = list[list[int]](), list[list[int]](), list[list[bool]]()
+        for seq, budget in zip(seqs, budgets, strict=True):
+            ids, ups, state = [seq.token_ids[-1]], [-1], self._read(seq)
+            if budget.depth > 0:
+                add_branches(ids, ups, state.pool.after(ids[0]), seq, budget)
+            candidates = len(ids)
+            if budget.depth > 0 and self._has_room(seq, state):
+                state.rows[0][0] = ids[0]
+                state.ends = add_window(ids, ups, state.rows)
+            tokens.append(ids)
+            parents.append(ups)
+            probes.append([node >= candidates for node in range(len(ids))])
+        return Draft(TokenTree.from_lists(tokens, parents, probes=probes), source=self.name)
+
+    @torch.inference_mode()
+    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+        """Move each window on by the target's likeliest tokens behind its last row, and keep its n-grams."""
+        asked = [(row, self._states[seq.slot]) for row, seq in enumerate(seqs) if seq.slot in self._states]
+        asked = [(row, state) for row, state in asked if state.ends]
+        if not asked:
+            return
+        rows = [row for row, state in asked for _ in state.ends]
+        likeliest = out.logits[rows, [node for _, state in asked for node in state.ends]].argmax(-1).tolist()
+        for _, state in asked:
+            count = len(state.ends)
+            state.rows = next_rows(state.rows, likeliest[:count], state.pool)
+            del likeliest[:count]
+            state.ends = []
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots; a shared pool stays."""
+        for slot in slots:
+            self._states.pop(slot, None)
+
+    def _new_pool(self) -> NgramPool:
+        return NgramPool(self.ngram, self.guesses, self.pool_size, self._banned_token_ids)
+
+    def _read(self, seq: Sequence) -> _State:
+        """The state of a sequence, whose pool has all n-grams of the text so far."""
+        state = self._states.get(seq.slot)
+        if state is None:
+            # Jacobi iteration may start anywhere; the authors start with tokens of the prompt, too.
+            text = [token for token in seq.token_ids if token not in self._banned_token_ids]
+            row = random.Random(seq.seed).choices(text or seq.token_ids[-1:], k=self.window + self.ngram - 2)
+            begin = len(seq.prompt_ids) if self.pool == "request" else 0
+            pool = self._shared if self.pool == "shared" else self._new_pool()
+            state = self._states[seq.slot] = _State(pool, [row], begin)
+        state.num_read, state.ends = state.pool.read(seq.token_ids, state.num_read), []
+        return state
+
+    def _has_room(self, seq: Sequence, state: _State) -> bool:
+        """Whether all positions of the window are within the context."""
+        return len(seq.token_ids) + len(state.rows[0]) + len(state.rows) - 2 <= seq.max_length
+
+
+def add_window(ids: list[int], parents: list[int], rows: Seq[Seq[int]]) -> list[int]:
+    """Add the window to a tree, below its root, which is its first token; returns the last node of each column."""
+    top = [0]
+    for token in rows[0][1:]:
+        ids.append(token)
+        parents.append(top[-1])
+        top.append(len(ids) - 1)
+    ends = list[int]()
+    for column, node in enumerate(top):
+        for row in rows[1:]:
+            ids.append(row[column])
+            parents.append(node)
+            node = len(ids) - 1
+        ends.append(node)
+    return ends
+
+
+def next_rows(rows: list[list[int]], last: list[int], pool: NgramPool) -> list[list[int]]:
+    """The window after a pass. last: what the target gave behind the last row, as the row after it."""
+    rows = [*rows, last]
+    if len(rows) < pool.ngram:  # not all rows yet
+        return [row[1:] for row in rows]
+    for column in zip(*rows, strict=True):
+        pool.add(column)
+    return rows[1:]
+
+
+@checked
+class LookaheadSpec(DrafterSpec):
+    """Options of `Lookahead`."""
+
+    window: Window = 7
+    ngram: Ngram = 5
+    guesses: Guesses = 7
+    pool: Scope = "prompt"
+    pool_size: PoolSize = 8192
+    method = "lookahead"
+    drafter = Lookahead
+    tokens = 4
+
+    def tree_nodes(self, depth: int) -> int:
+        """All guesses in full."""
+        return max(depth, self.guesses * min(depth, self.ngram - 1))

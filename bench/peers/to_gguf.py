@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.zoo.gguf import open_gguf, unsupported
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter, ReaderTensor
@@ -25,16 +24,16 @@ def to_gguf(source: Path, target: Path, tied: bool = False) -> None:
     Vectors are stored in float32, as llama.cpp wants them, but hold the rounded values: those of a bf16 folder.
 
     tied: the output matrix becomes the token embedding too, as in a Hugging Face folder with tied embeddings.
-    Any architecture, one tensor in memory at a time. Raises ConfigError and DownloadError.
+    Any architecture, one tensor in memory at a time. Raises ConfigError.
     """
-    from gguf import GGUFWriter
+    from gguf import GGUFReader, GGUFWriter
 
     if not source.is_file():
         raise ConfigError("there is no such GGUF file", got=str(source), fix="name the file to convert")
     if target.exists() and target.samefile(source):
         raise ConfigError("the output would overwrite the input", got=str(target), fix="choose another output")
-    reader, metadata = open_gguf(source)
-    writer = GGUFWriter(None, metadata["general.architecture"])
+    reader = GGUFReader(source)
+    writer = GGUFWriter(None, reader.fields["general.architecture"].contents())
     _copy_metadata(reader, writer)
     tensors = _tied(reader.tensors) if tied else [(tensor.name, tensor) for tensor in reader.tensors]
     part = target.with_name(target.name + ".part")
@@ -81,8 +80,8 @@ def _write(writer: "GGUFWriter", tensors: "list[tuple[str, ReaderTensor]]", path
         try:
             values: Any = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         except NotImplementedError as error:
-            kind = tensor.tensor_type.name
-            raise unsupported(f"the number format of {tensor.name}", kind, "another format") from error
+            what = f"the number format of {tensor.name} cannot be read"
+            raise ConfigError(what, got=tensor.tensor_type.name) from error
         rounded = quantize(values, kinds[True])
         writer.write_tensor_data(rounded if len(tensor.shape) > 1 else dequantize(rounded, kinds[True]))
     writer.close()
@@ -98,7 +97,7 @@ def main(
     """Write a bf16 GGUF file of the weights that a quantised one holds."""
     try:
         to_gguf(source, target, tied)
-    except (PacelineError, OSError) as error:
+    except (PacelineError, OSError, ValueError, IndexError) as error:  # the last two: a file cut short
         raise SystemExit(f"Error: {error}") from error
     typer.echo(f"{target}: {target.stat().st_size:,} bytes")
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from paceline.errors import ConfigError
 from paceline.schema import Many, checked, validate
 from paceline.system.provenance import sha256_of
-from paceline.zoo.gguf import save_weights
 from paceline.zoo.registry import Progress, ZooEntry, silent
 
 if TYPE_CHECKING:
@@ -136,6 +135,7 @@ def merge_vlm(
     Raises `ConfigError` for parts that are damaged, or for another base, `OSError` when the disk refuses.
     """
     import torch
+    from safetensors.torch import save_file
 
     dtype = dtype or model.dtype
     texts = [Part(f"model/{name}", sha256) for name, sha256 in model.model.items()]
@@ -154,7 +154,7 @@ def merge_vlm(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         _copy_json(base / name, folder)
     ready = {name: value.to(getattr(torch, dtype)).contiguous() for name, value in weights.items()}
-    save_weights(ready, folder / "model.safetensors")
+    save_file(ready, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _copy_json(source: Path, folder: Path, config: dict[str, str] | None = None) -> None:

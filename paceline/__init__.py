@@ -17,7 +17,7 @@ _MODULES = {
     "core.request": "SamplingParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DraftModel Eagle Lookahead Medusa Mtp Plain PromptLookup SelfQuantized Space "
+    "drafters": "Blockwise Choose DraftModel Eagle Lookahead Medusa Mtp Plain PromptLookup SelfQuantized Space Suffix "
     "TokenRecycling",
     "policy": "CostModel Dynamic Fixed Gate",
     "verify": "Coupled Ratio Typical",
@@ -52,6 +52,7 @@ __all__ = [
     "SelfQuantized",
     "Space",
     "StreamChunk",
+    "Suffix",
     "TokenRecycling",
     "Typical",
 ]
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
         PromptLookup,
         SelfQuantized,
         Space,
+        Suffix,
         TokenRecycling,
     )
     from .errors import PacelineError

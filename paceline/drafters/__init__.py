@@ -17,6 +17,7 @@ _HOME = {
     "PromptLookup": "prompt_lookup",
     "SelfQuantized": "self_quantized",
     "Space": "space",
+    "Suffix": "suffix",
     "TokenRecycling": "token_recycling",
 }
 
@@ -34,6 +35,7 @@ __all__ = [
     "PromptLookup",
     "SelfQuantized",
     "Space",
+    "Suffix",
     "TokenRecycling",
 ]
 
@@ -55,4 +57,5 @@ if TYPE_CHECKING:
     from .prompt_lookup import PromptLookup
     from .self_quantized import SelfQuantized
     from .space import Space
+    from .suffix import Suffix
     from .token_recycling import TokenRecycling

@@ -29,6 +29,8 @@ from paceline.errors import ConfigError, LossyNotAllowed
         ("none", "none", 0),
         ("lookup", "ngram", 16),
         ("ngram", "ngram", 16),
+        ("suffix", "suffix", 16),
+        ({"method": "suffix", "policy": "fixed"}, "suffix", 8),
         ("recycling", "token_recycling", 16),
         ({"method": "token_recycling", "policy": "fixed"}, "token_recycling", 6),
         ("self-int4", "self_int4", 16),

@@ -13,6 +13,7 @@ from paceline import (
     Ratio,
     SamplingParams,
     SelfQuantized,
+    Suffix,
     TokenRecycling,
 )
 from paceline.core.draft import Draft
@@ -52,6 +53,7 @@ def drafters():
         "draft model": DraftModel(small_draft()),
         "self-int4": SelfQuantized(lm_head="shared"),
         "lookup": PromptLookup(),
+        "suffix": Suffix(),
         "recycling": TokenRecycling(),
         "lookahead": Lookahead(ngram=2),
         "space": Space(adapter(), top_k=3),
@@ -101,7 +103,8 @@ def unbarred(scores, columns):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in drafters() if name not in ("lookup", "lookahead", "recycling", "medusa, some tokens")]
+    "name",
+    [name for name in drafters() if name not in ("lookup", "suffix", "lookahead", "recycling", "medusa, some tokens")],
 )
 def test_without_the_bar_they_would(monkeypatch, name):
     monkeypatch.setattr(draft_sampler, "bar", unbarred)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline import DraftModel, Lookahead, Plain, PromptLookup, SelfQuantized, TokenRecycling
+from paceline import DraftModel, Lookahead, Plain, PromptLookup, SelfQuantized, Suffix, TokenRecycling
 from paceline.core.interfaces import Drafter
 from paceline.drafters import Space
 from paceline.runner import LoadedModel
@@ -29,6 +29,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "plain": lambda target, future: Plain(),
     "lookup recent": lambda target, future: PromptLookup(),
     "lookup first": lambda target, future: PromptLookup(max_ngram=2, match="first"),
+    "suffix": lambda target, future: Suffix(),
     "recycling": lambda target, future: TokenRecycling(),
     "lookahead": lambda target, future: Lookahead(window=4, ngram=3, guesses=3),
     "draft model": lambda target, future: DraftModel(small_draft()),

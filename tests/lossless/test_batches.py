@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paceline import DraftModel, PromptLookup, SamplingParams, SelfQuantized, TokenRecycling
+from paceline import DraftModel, PromptLookup, SamplingParams, SelfQuantized, Suffix, TokenRecycling
 from paceline.core.interfaces import Drafter
 from paceline.core.request import Sequence
 from tests.adversaries import RandomTrees, Scripted, Sometimes
@@ -34,6 +34,7 @@ FUTURE = {
 }
 DRAFTERS = {
     "lookup": PromptLookup,  # finds nothing in most rows: a mix of drafts and none
+    "suffix": Suffix,
     "recycling": TokenRecycling,
     "draft model": lambda: DraftModel(small_draft()),
     "self int4": lambda: SelfQuantized(lm_head="shared"),

@@ -81,11 +81,14 @@ def check(
     if screen.json:
         from ..system.provenance import provenance
 
-        keys = ("passed", "verdicts", "mean_acceptance_length", "num_references", "numerics", "lossless", "exact")
         screen.put_json(
             {
                 **chosen.as_json(model),
-                **{key: getattr(report, key) for key in keys},
+                **{key: getattr(report, key) for key in ("passed", "verdicts", "mean_acceptance_length")},
+                "num_references": sum(one.measured is not None for one in report.comparisons),
+                "numerics": llm.numerics,
+                "lossless": llm.verifier.lossless,
+                "exact": llm.verifier.exact,
                 "law_test": None if report.law_test is None else asdict(report.law_test),
                 "skipped_temperatures": report.skipped,
                 "prompts": [one.as_dict() for one in report.comparisons],
@@ -93,12 +96,12 @@ def check(
             }
         )
     else:
-        _print_report(model, chosen.config.name, report, screen)
+        _print_report(f"{model} with {chosen.config.name}", llm, report, screen)
     if not report.passed:
         raise typer.Exit(1)
 
 
-def _print_report(model: str, drafter: str, report: "CheckReport", screen: Screen) -> None:
+def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen) -> None:
     from ..eval.reference import TYPICAL
 
     for one in report.comparisons:
@@ -125,11 +128,11 @@ def _print_report(model: str, drafter: str, report: "CheckReport", screen: Scree
         )
     counts = report.verdicts
     verdict = "[bold green]passed[/bold green]" if report.passed else "[bold red]failed[/bold red]"
-    promise = "" if report.lossless else " The rule is lossy: it changes the answers by design."
+    promise = "" if llm.verifier.lossless else " The rule is lossy: it changes the answers by design."
     screen.print(
-        f"\n{escape(model)} with {escape(drafter)}: {verdict}. {counts['identical']} identical, "
+        f"\n{escape(title)}: {verdict}. {counts['identical']} identical, "
         f"{counts['near_tie']} near-ties, {counts['bug']} bugs; {report.mean_acceptance_length:.2f} tokens a pass; "
-        f"numerics {report.numerics}.{promise}"
+        f"numerics {llm.numerics}.{promise}"
     )
 
 

@@ -1,33 +1,29 @@
 """Does speculation change the answers? Decode each prompt with and without it and explain every difference.
 
-Two answers that should be one are identical, apart by a rounding tie, or a bug: `judge` is the one verdict of `check`,
-`bench` and the scripts.
+Two answers that should be one are identical, differ by a rounding tie, or show a bug: `judge` gives the verdicts of
+`check`, `bench` and the scripts.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from itertools import zip_longest
-from typing import NamedTuple
 
 from ..core.request import SamplingParams, Sequence
 from ..errors import ConfigError
 from ..hf.prompts import Prompt, read_prompt
 from ..llm import LLM
+from ..zoo.registry import Progress, silent
 from .law_test import LawTest, law_test
 from .reference import NUM_TOP, TIE, Decoded, Measured, measure
-
-Progress = Callable[[str, int, int], None]
-"""progress(what, done, total)."""
 
 NUM_REFERENCES = 4
 """Answers that are held against the independent reference whether they differ or not."""
 
 
-class Verdict(Enum):
+class Verdict(StrEnum):
     """What a comparison came to."""
 
     IDENTICAL = "identical"
@@ -35,22 +31,28 @@ class Verdict(Enum):
     BUG = "bug"
 
 
-class Divergence(NamedTuple):
-    """Where two answers part: index in the answer, and the token on each side (None: that side had ended)."""
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, why, and what it rests on.
 
-    position: int
-    plain_token: int | None
-    speculative_token: int | None
+    position: index of the first token that differs; the length of the shorter answer where it is the beginning of the
+    other. measured: what the independent reference says, where it was needed.
+    """
+
+    verdict: Verdict
+    reason: str
+    position: int | None
+    measured: Measured | None
 
 
-def first_difference(plain: Seq[int], speculative: Seq[int]) -> Divergence | None:
-    """The first place where two answers differ, None where they are equal; one may be the other's beginning."""
+def first_difference(plain: Seq[int], speculative: Seq[int]) -> int | None:
+    """Index of the first token in which two answers differ, None where they are equal."""
     pairs = enumerate(zip_longest(plain, speculative))
-    return next((Divergence(place, one, other) for place, (one, other) in pairs if one != other), None)
+    return next((place for place, (one, other) in pairs if one != other), None)
 
 
 def classify(
-    divergence: Divergence | None, measured: Measured | None, invariant: bool, same_scores: bool = True
+    differs: bool, measured: Measured | None, invariant: bool, same_scores: bool = True
 ) -> tuple[Verdict, str]:
     """The verdict and its reason in words.
 
@@ -59,32 +61,22 @@ def classify(
     rounding can close. With both, scores that are further from the reference than rounding can move them are a bug,
     also where the tokens are the same.
     """
-    if invariant and divergence is not None:
+    if invariant and differs:
         return Verdict.BUG, "with invariant numerics every difference is one"
     if invariant and not same_scores:
         return Verdict.BUG, "the same tokens from other scores, and with invariant numerics no bit may differ"
     for side in ("plain", "speculative"):
         if measured is not None and not getattr(measured, side).is_rounding:
             return Verdict.BUG, f"the {side} scores are further from the reference than rounding can move them"
-    if divergence is None:
+    if not differs:
         return Verdict.IDENTICAL, "the same tokens"
-    if None in divergence[1:] or measured is None:
+    if measured is None or measured.gap is None:
         return Verdict.BUG, "one answer ended where the other went on"
-    if measured.gap is None or not (math.isfinite(measured.gap) and math.isfinite(measured.noise)):
+    if not (math.isfinite(measured.gap) and math.isfinite(measured.noise)):
         return Verdict.BUG, "a token was emitted that the target forbids"
     if abs(measured.gap) > TIE * measured.noise:
         return Verdict.BUG, "the tokens are further apart than rounding can move them"
     return Verdict.NEAR_TIE, "the tokens are closer than rounding moves them"
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict, why, and what it rests on."""
-
-    verdict: Verdict
-    reason: str
-    divergence: Divergence | None
-    measured: Measured | None
 
 
 def judge(
@@ -100,49 +92,44 @@ def judge(
 
     A difference is held against the reference; with_reference: so are answers without one.
     """
-    divergence = first_difference(plain.token_ids, speculative.token_ids)
+    position = first_difference(plain.token_ids, speculative.token_ids)
+    differs = position is not None
     # The tokens that both sides took from the same past.
-    count = len(plain.token_ids) if divergence is None else divergence.position + (None not in divergence[1:])
+    count = len(plain.token_ids)
+    if differs:
+        count = min(count, len(speculative.token_ids), position + 1)
     measured = None
-    if count and (divergence is not None or with_reference):
+    if count and (differs or with_reference):
         ids, vision = read_prompt(llm.loaded, prompt, llm.runner.max_length)
         seq = Sequence(ids, params, seed, llm.loaded.eos_ids, llm.runner.max_length, vision=vision)
         measured = measure(llm.runner.loaded, seq, plain, speculative, count)
     same = True
     if plain.logprobs is not None and speculative.logprobs is not None:
         same = list(plain.logprobs[:count]) == list(speculative.logprobs[:count])
-    verdict, reason = classify(divergence, measured, llm.numerics == "invariant", same)
-    if verdict is not Verdict.BUG and divergence is None and plain.finish_reason != speculative.finish_reason:
+    verdict, reason = classify(differs, measured, llm.numerics == "invariant", same)
+    if verdict is Verdict.IDENTICAL and plain.finish_reason != speculative.finish_reason:
         verdict = Verdict.BUG
         reason = f"plain decoding ended by {plain.finish_reason}, speculation by {speculative.finish_reason}"
-    return Judgement(verdict, reason, divergence, measured)
+    return Judgement(verdict, reason, position, measured)
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One prompt at one temperature.
-
-    position: index in the answer of the first token that differs. measured: what the independent reference says, of
-    answers that differ and of the first `num_references`.
-    """
+class Comparison(Judgement):
+    """One prompt at one temperature; plain_token, speculative_token: where the answers part, in words."""
 
     prompt: int
     temperature: float
-    verdict: Verdict
-    reason: str
     num_tokens: int
     mean_acceptance_length: float
-    position: int | None = None
-    plain_token: str | None = None
-    speculative_token: str | None = None
-    measured: Measured | None = None
+    plain_token: str | None
+    speculative_token: str | None
 
     def as_dict(self) -> dict[str, object]:
         """As JSON can hold it."""
         flat: dict[str, object] = asdict(self)
         measured = flat.pop("measured")
         gap, noise = (None, None) if self.measured is None else (self.measured.gap, self.measured.noise)
-        return {**flat, "gap": gap, "noise": noise, "reference": measured, "verdict": self.verdict.value}
+        return {**flat, "gap": gap, "noise": noise, "reference": measured}
 
 
 @dataclass(frozen=True)
@@ -156,9 +143,6 @@ class CheckReport:
     comparisons: list[Comparison]
     skipped: list[float]
     law_test: LawTest | None
-    numerics: str
-    lossless: bool
-    exact: bool
 
     @property
     def verdicts(self) -> dict[str, int]:
@@ -172,13 +156,8 @@ class CheckReport:
         return self.verdicts["bug"] == 0 and (self.law_test is None or self.law_test.passed)
 
     @property
-    def num_references(self) -> int:
-        """How many comparisons were held against the independent reference."""
-        return sum(c.measured is not None for c in self.comparisons)
-
-    @property
     def mean_acceptance_length(self) -> float:
-        """Mean over the comparisons, weighted by their tokens' passes."""
+        """Mean over the comparisons, weighted by their passes."""
         tokens = sum(c.num_tokens for c in self.comparisons)
         passes = sum(c.num_tokens / c.mean_acceptance_length for c in self.comparisons if c.mean_acceptance_length)
         return tokens / passes if passes else 0.0
@@ -193,7 +172,7 @@ def check(
     seed: int = 0,
     with_law_test: bool = True,
     num_references: int = NUM_REFERENCES,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> CheckReport:
     """Compare plain and speculative decoding of `llm`, prompt by prompt, with the same seeds.
 
@@ -209,29 +188,25 @@ def check(
     compared = [t for t in temperatures if llm.verifier.exact or t == 0]
     comparisons: list[Comparison] = []
     plain = llm.plain()
-    total = len(prompts) * len(compared)
+
+    def text(answer: Decoded, position: int | None) -> str | None:
+        """The token of an answer at a position, for people."""
+        if position is None:
+            return None
+        if position >= len(answer.token_ids):
+            return "end of answer"
+        token = answer.token_ids[position]
+        return str(token) if llm.loaded.tokenizer is None else f"{llm.tokenizer.decode([token])!r} ({token})"
+
     for index, prompt in enumerate(prompts):
         for temperature in compared:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + index, logprobs=NUM_TOP)
-            one = plain.generate([prompt], params)[0].outputs[0]
-            other = llm.generate([prompt], params)[0].outputs[0]
+            one, other = (side.generate([prompt], params)[0].outputs[0] for side in (plain, llm))
             sides = [Decoded(side.token_ids, side.finish_reason, side.logprobs) for side in (one, other)]
             found = judge(llm, prompt, params, other.seed, *sides, with_reference=len(comparisons) < num_references)
-            position, *parted = found.divergence or (None, None, None)
-            tokens = [None, None] if position is None else [_text(llm, token) for token in parted]
-            about = (index, temperature, found.verdict, found.reason, len(other.token_ids))
-            comparisons.append(
-                Comparison(*about, other.mean_acceptance_length, position, *tokens, measured=found.measured)
-            )
-            progress("comparing answers", len(comparisons), total)
-    law = None
-    if with_law_test:
-        law = law_test(llm.verifier, seed=seed, progress=lambda done, whole: progress("testing the law", done, whole))
-    skipped = [t for t in temperatures if t not in compared]
-    return CheckReport(comparisons, skipped, law, llm.numerics, llm.verifier.lossless, llm.verifier.exact)
-
-
-def _text(llm: LLM, token: int | None) -> str:
-    if token is None:
-        return "end of answer"
-    return str(token) if llm.loaded.tokenizer is None else f"{llm.tokenizer.decode([token])!r} ({token})"
+            about = (index, temperature, len(other.token_ids), other.mean_acceptance_length)
+            tokens = (text(side, found.position) for side in sides)
+            comparisons.append(Comparison(*vars(found).values(), *about, *tokens))
+            progress("comparing answers", len(comparisons), len(prompts) * len(compared))
+    law = law_test(llm.verifier, seed=seed, progress=progress) if with_law_test else None
+    return CheckReport(comparisons, [t for t in temperatures if t not in compared], law)

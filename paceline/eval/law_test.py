@@ -2,7 +2,6 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +12,10 @@ from ..core.interfaces import Verifier
 from ..core.request import SamplingParams
 from ..drafters import DraftModel
 from ..llm import LLM
+from ..outputs import Completion
 from ..policy import Fixed
 from ..runner import wrap_model
+from ..zoo.registry import Progress, silent
 
 FALSE_ALARM = 1e-6
 """The chance that a lossless verifier would fail, had the seeds been drawn anew."""
@@ -38,12 +39,7 @@ class LawTest:
     mean_acceptance_length: float
 
 
-def law_test(
-    verifier: Verifier,
-    samples: int = 3000,
-    seed: int = 0,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> LawTest:
+def law_test(verifier: Verifier, samples: int = 3000, seed: int = 0, progress: Progress = silent) -> LawTest:
     """Sample three tokens through the real loop, with a random draft, and hold them against the exact distribution."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a model this small only loses time to a second thread
@@ -53,7 +49,7 @@ def law_test(
         torch.set_num_threads(threads)
 
 
-def _law_test(verifier: Verifier, samples: int, seed: int, progress: Callable[[int, int], None]) -> LawTest:
+def _law_test(verifier: Verifier, samples: int, seed: int, progress: Progress) -> LawTest:
     target = _tiny(seed, spread=0.0)
     draft = _tiny(seed, spread=0.12)  # near the target, so that tokens are accepted and rejected about equally
     expected = _joint_distribution(target)  # before the engine routes its attention
@@ -66,28 +62,24 @@ def _law_test(verifier: Verifier, samples: int, seed: int, progress: Callable[[i
         max_batch_size=_BATCH,
         allow_lossy=True,  # consent was given, or refused, where the verifier was made
     )
-    seen: Counter[int] = Counter()
-    different, tokens, rounds = 0, 0, 0
+    answers, different = list[Completion](), 0
     for start in range(0, samples, _BATCH):
         seeds = range(seed * samples + start, seed * samples + min(start + _BATCH, samples))
-        answers = _answers(llm, seeds)
+        found = _answers(llm, seeds)
         if verifier.exact:
             plain = _answers(llm.plain(), seeds)
-            different += sum(a.token_ids != b.token_ids for a, b in zip(answers, plain, strict=True))
-        for answer in answers:
-            seen[_cell(answer.token_ids)] += 1
-            tokens += len(answer.token_ids)
-            rounds += len(answer.rounds)
-        progress(min(start + _BATCH, samples), samples)
-    p_value = chi_square(seen, expected.tolist())
+            different += sum(a.token_ids != b.token_ids for a, b in zip(found, plain, strict=True))
+        answers += found
+        progress("testing the law", len(answers), samples)
+    p_value = chi_square(Counter(_cell(answer.token_ids) for answer in answers), expected.tolist())
     passed = p_value > FALSE_ALARM and not different
-    num_different = different if verifier.exact else None
-    return LawTest(passed, p_value, samples, _LENGTH, FALSE_ALARM, num_different, tokens / rounds)
+    length = samples * _LENGTH / sum(len(answer.rounds) for answer in answers)
+    return LawTest(passed, p_value, samples, _LENGTH, FALSE_ALARM, different if verifier.exact else None, length)
 
 
-def _answers(llm: LLM, seeds: range):
+def _answers(llm: LLM, seeds: range) -> list[Completion]:
     params = [SamplingParams(temperature=1.0, max_tokens=_LENGTH, ignore_eos=True, seed=s) for s in seeds]
-    return llm.generate([_PROMPT] * len(params), params)
+    return [result.outputs[0] for result in llm.generate([_PROMPT] * len(params), params)]
 
 
 def _tiny(seed: int, spread: float) -> LlamaForCausalLM:

@@ -9,8 +9,8 @@ neither with them:
 
 Nothing was cached before such a pass, and it has no tree, no commit, no padding. So a fault in caching, masking,
 moving or rolling back columns cannot reach it, and cannot excuse itself by adding to the noise. What it does share are
-the weights, the kernels and the layers, which loading a model holds against plain transformers (`runner.self_test`):
-transformers' own layers are replaced then, and would have to be loaded a second time to be asked again.
+the weights, the kernels and the layers, which are compared with plain transformers when a model is loaded
+(`runner.self_test`).
 
 After a few layers of 16 bits the moved last bits have changed every rounding behind them, which is what another order
 of sums does, too: the scores of sound engines lie about as far from the reference as the moved ones do (0.7 to 1.4
@@ -33,7 +33,7 @@ from ..runner.prefill import look, whole_text
 from ..sampling import target_distribution
 
 NUM_TOP = 20
-"""Tokens of a position, the likeliest, whose scores are compared."""
+"""The most likely tokens of a position, whose scores are compared."""
 _DITHERS = (1, 2)
 _MOST_ROWS = 64
 """Positions that are compared, the last ones: the logits of a long answer would fill the memory."""
@@ -82,7 +82,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Decoded:
-    """One side's answer. logprobs: those of its tokens and of the `NUM_TOP` likeliest, None where not asked for."""
+    """One side's answer. logprobs: with the `NUM_TOP` most likely tokens of each position; None: not reported."""
 
     token_ids: Seq[int]
     finish_reason: str | None

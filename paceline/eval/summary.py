@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from .check import Verdict
 from .run import PLAIN, Answer, BenchRun, Floor
 from .suites import Question, hash_questions
 
-_RESAMPLES, _CONFIDENCE = 2000, 0.95
+_RESAMPLES, _INTERVAL = 2000, (0.025, 0.975)
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
@@ -55,24 +55,19 @@ def summarise(run: BenchRun, drafters: Seq[str], missing_peers: Mapping[str, str
 
 def speculative_summary(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]:
     """One drafter against plain decoding: overall, by category, by position, by source."""
-    found = _comparison(answers, side, seed)
     categories = dict.fromkeys(one.ask.category for one in answers)
     mine = [one for one in answers if one.side == side]
     rounds = [r for one in mine for r in one.rounds if r.num_drafted or not r.with_prompt]
-    positions = acceptance_by_position([(r.num_drafted, r.num_accepted) for r in rounds])
-    drafting = [r for r in rounds if r.num_drafted]
-    with_prefill = _versus(answers, PLAIN, side, seed, with_prefill=True)
-    found |= {
-        "speedup_with_prefill": None if with_prefill is None else with_prefill.weighted.value,
+    return {
+        **_comparison(answers, side, seed),
+        "speedup_with_prefill": _versus(answers, PLAIN, side, seed, with_prefill=True)["speedup"],
         "speculative_tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
         "categories": {
             name: _comparison([one for one in answers if one.ask.category == name], side, seed) for name in categories
         },
-        "acceptance_by_position": [one.unconditional for one in positions],
-        "acceptance_by_position_conditional": [one.conditional for one in positions],
-        "rounds_by_position": [one.rounds for one in positions],
+        **acceptance_by_position([(r.num_drafted, r.num_accepted) for r in rounds]),
         "rounds": len(rounds),
-        "rounds_with_draft": len(drafting),
+        "rounds_with_draft": sum(r.num_drafted > 0 for r in rounds),
         "mean_drafted": _mean(r.num_drafted for r in rounds),
         "mean_nodes": _mean(r.num_nodes for r in rounds),
         "sources": _sources(mine),
@@ -80,11 +75,10 @@ def speculative_summary(answers: Seq[Answer], side: str, seed: int) -> dict[str,
             {key: getattr(one.ask, key) for key in ("id", "turn", "repeat")}
             | {"verdict": one.verdict, "reason": one.reason}
             for one in mine
-            if one.verdict not in (None, Verdict.IDENTICAL.value)
+            if one.verdict not in (None, Verdict.IDENTICAL)
         ],
         "ms_per_round": _split(mine),
     }
-    return found
 
 
 def plain_summary(answers: Seq[Answer], floor: Floor) -> dict[str, object]:
@@ -117,9 +111,9 @@ def peer_summary(answers: Seq[Answer], side: str, speculative: Seq[str], seed: i
         "tokens_per_s": _speed(mine),
         "tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
         "mean_acceptance_length": _mean(one.num_tokens / one.passes for one in mine if one.passes),
-        "identical_share": _mean(one.verdict == "identical" for one in mine),
-        "over_plain": _flat(_versus(answers, PLAIN, side, seed)),
-        "over_speculative": {name: _flat(_versus(answers, name, side, seed)) for name in speculative},
+        "identical_share": _mean(one.verdict == Verdict.IDENTICAL for one in mine),
+        "over_plain": _versus(answers, PLAIN, side, seed),
+        "over_speculative": {name: _versus(answers, name, side, seed) for name in speculative},
     }
 
 
@@ -196,80 +190,52 @@ class Cost(NamedTuple):
     tokens: int
     seconds: float
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Speed of this prompt; 0 where nothing was timed."""
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
+def speedup(base: Seq[Cost], other: Seq[Cost], seed: int = 0) -> dict[str, float | None]:
+    """How much faster `other` is than `base`, prompt i of the one with prompt i of the other; all None without prompts.
 
-class Estimate(NamedTuple):
-    """A number and its 95% percentile-bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-class Speedup(NamedTuple):
-    """How much faster one side is than another, over the same prompts.
-
-    weighted: ratio of pooled speeds, sum of tokens over sum of seconds, in which a long answer counts for more.
-    prompt_mean: mean over prompts of each prompt's own ratio.
+    speedup: ratio of pooled speeds, sum of tokens over sum of seconds, in which a long answer counts for more.
+    speedup_prompt_mean: mean over prompts of each prompt's own ratio. Each has the bounds `_low` and `_high` of its
+    95% percentile-bootstrap interval: prompts are resampled with replacement in pairs, so that a hard prompt is hard
+    on both sides.
     """
-
-    weighted: Estimate
-    prompt_mean: Estimate
-
-
-class Position(NamedTuple):
-    """How often the i-th drafted token of a round was accepted, i from 1.
-
-    rounds: those that drafted at least i tokens in a row. unconditional: share of them that accepted at least i.
-    conditional: share that accepted at least i of those that drafted i and accepted the i - 1 before it; None where
-    no round came so far.
-    """
-
-    position: int
-    rounds: int
-    unconditional: float
-    conditional: float | None
-
-
-def pooled(costs: Seq[Cost]) -> float | None:
-    """Tokens per second over all prompts together; None where nothing was timed."""
-    return Cost(sum(cost.tokens for cost in costs), sum(cost.seconds for cost in costs)).tokens_per_s or None
-
-
-def speedup(base: Seq[Cost], other: Seq[Cost], seed: int = 0, resamples: int = _RESAMPLES) -> Speedup | None:
-    """Compare `other` with `base`, prompt i of the one with prompt i of the other; None without prompts.
-
-    Prompts are resampled with replacement in pairs, so that a hard prompt is hard on both sides.
-    """
-    if not base or len(base) != len(other):
-        return None
+    keys = ("speedup", "speedup_prompt_mean")
+    if not base:
+        return {f"{key}{end}": None for key in keys for end in ("", "_low", "_high")}
     data = np.asarray([(*b, *o) for b, o in zip(base, other, strict=True)], dtype=np.float64)  # [prompts, 4]
-    draws = np.random.default_rng(seed).integers(len(data), size=(resamples, len(data)))
-    sums = data[draws].sum(axis=1)  # [resamples, 4]
+    draws = np.random.default_rng(seed).integers(len(data), size=(_RESAMPLES, len(data)))
     ratios = _ratios(data)
-    return Speedup(
-        _estimate(float(_ratios(data.sum(axis=0, keepdims=True))[0]), _ratios(sums)),
-        _estimate(float(ratios.mean()), ratios[draws].mean(axis=1)),
-    )
+    values = (_ratios(data.sum(axis=0, keepdims=True))[0], ratios.mean())
+    resampled = (_ratios(data[draws].sum(axis=1)), ratios[draws].mean(axis=1))
+    found: dict[str, float | None] = {}
+    for key, value, many in zip(keys, values, resampled, strict=True):
+        low, high = np.quantile(many, _INTERVAL)
+        found |= {key: float(value), f"{key}_low": float(low), f"{key}_high": float(high)}
+    return found
 
 
-def acceptance_by_position(rounds: Seq[tuple[int, int]]) -> list[Position]:
+def acceptance_by_position(rounds: Seq[tuple[int, int]]) -> dict[str, list[Any]]:
     """Acceptance of the 1st, 2nd, ... drafted token, from (length of the longest drafted path, tokens accepted).
 
-    (3, 1), (3, 3), (1, 1), (0, 0) give: position 1: 3 rounds, 3/3; position 2: 2 rounds, 1/2, and 1/2 given the first;
-    position 3: 2 rounds, 1/2, and 1/1 given the second.
+    rounds_by_position: those that drafted at least i tokens in a row. acceptance_by_position: share of them that
+    accepted at least i. acceptance_by_position_conditional: share that accepted at least i of those that drafted i and
+    accepted the i - 1 before it; None where no round came so far. (3, 1), (3, 3), (1, 1), (0, 0) give: position 1: 3
+    rounds, 3/3; position 2: 2 rounds, 1/2, and 1/2 given the first; position 3: 2 rounds, 1/2, and 1/1 given the
+    second.
     """
-    found = []
+    counts, shares, given = list[int](), list[float](), list[float | None]()
     for i in range(1, max((drafted for drafted, _ in rounds), default=0) + 1):
         reached = [accepted for drafted, accepted in rounds if drafted >= i]
         kept = sum(accepted >= i for accepted in reached)
         tested = sum(accepted >= i - 1 for accepted in reached)
-        found.append(Position(i, len(reached), kept / len(reached), kept / tested if tested else None))
-    return found
+        counts.append(len(reached))
+        shares.append(kept / len(reached))
+        given.append(kept / tested if tested else None)
+    return {
+        "acceptance_by_position": shares,
+        "acceptance_by_position_conditional": given,
+        "rounds_by_position": counts,
+    }
 
 
 # Helpers
@@ -282,12 +248,6 @@ def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return (sums[:, 2] / seconds[:, 1]) / np.maximum(sums[:, 0] / seconds[:, 0], least)
 
 
-def _estimate(value: float, resampled: NDArray[np.float64]) -> Estimate:
-    tail = (1 - _CONFIDENCE) / 2
-    low, high = np.quantile(resampled, [tail, 1 - tail])
-    return Estimate(value, float(low), float(high))
-
-
 def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]:
     """The numbers of a category, or of the whole."""
     plain = [one for one in answers if one.side == PLAIN]
@@ -295,7 +255,7 @@ def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]
     counts = Counter(one.verdict for one in mine)
     passes = sum(not r.with_prompt for one in mine for r in one.rounds)
     return {
-        **_flat(_versus(answers, PLAIN, side, seed)),
+        **_versus(answers, PLAIN, side, seed),
         "prompts": len(_costs(mine)),
         "answers": len(mine),
         "tokens": sum(one.length for one in mine),
@@ -318,25 +278,21 @@ def _costs(answers: Iterable[Answer], with_prefill: bool = False) -> dict[int, C
 
 
 def _speed(answers: Iterable[Answer], with_prefill: bool = False) -> float | None:
-    return pooled(list(_costs(answers, with_prefill).values()))
+    """Tokens per second over all prompts together; None where nothing was timed."""
+    costs = _costs(answers, with_prefill).values()
+    seconds = sum(cost.seconds for cost in costs)
+    return sum(cost.tokens for cost in costs) / seconds if seconds else None
 
 
-def _versus(answers: Seq[Answer], base: str, other: str, seed: int, with_prefill: bool = False) -> Speedup | None:
+def _versus(
+    answers: Seq[Answer], base: str, other: str, seed: int, with_prefill: bool = False
+) -> dict[str, float | None]:
     """Compare two sides over the turns that both have answered."""
     turns = [{(a.ask.index, a.ask.turn, a.ask.repeat): a for a in answers if a.side == side} for side in (base, other)]
     costs = [_costs((mine[key] for key in mine if all(key in one for one in turns)), with_prefill) for mine in turns]
     # An answer that a peer ends with its first token took no decoding at all.
-    timed = [i for i in costs[0] if costs[0][i].tokens_per_s > 0 and costs[1][i].tokens_per_s > 0]
+    timed = [i for i in costs[0] if all(one[i].tokens and one[i].seconds > 0 for one in costs)]
     return speedup([costs[0][i] for i in timed], [costs[1][i] for i in timed], seed)
-
-
-def _flat(one: Speedup | None) -> dict[str, object]:
-    """Both ways to average, with their intervals; all None where nothing can be compared."""
-    found: dict[str, object] = {}
-    for key, estimate in zip(("speedup", "speedup_prompt_mean"), one or (None, None), strict=True):
-        value, low, high = estimate or (None, None, None)
-        found |= {key: value, f"{key}_low": low, f"{key}_high": high}
-    return found
 
 
 def _sources(answers: Seq[Answer]) -> dict[str, dict[str, float]]:

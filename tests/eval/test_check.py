@@ -12,7 +12,7 @@ from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, SamplingParams, T
 from paceline.core.interfaces import Verifier
 from paceline.core.outputs import VerifyOutput
 from paceline.errors import ConfigError
-from paceline.eval.check import Divergence, Verdict, check, classify, first_difference, judge
+from paceline.eval.check import Verdict, check, classify, first_difference, judge
 from paceline.eval.law_test import chi_square, law_test
 from paceline.eval.prompts import read_prompts
 from paceline.eval.reference import Decoded, Deviation, Measured
@@ -52,7 +52,6 @@ def run(llm, **options):
 
 
 SOUND = Deviation(1.0, 1.5, 0.5)
-PARTED = Divergence(3, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +68,8 @@ PARTED = Divergence(3, 1, 2)
 )
 def test_classify(gap, noise, expected):
     measured = Measured(noise, gap, SOUND, SOUND)
-    assert classify(PARTED, measured, invariant=False)[0] is expected
-    assert classify(PARTED, measured, invariant=True)[0] is Verdict.BUG  # no ties where bits count
+    assert classify(True, measured, invariant=False)[0] is expected
+    assert classify(True, measured, invariant=True)[0] is Verdict.BUG  # no ties where bits count
 
 
 @pytest.mark.parametrize(
@@ -78,27 +77,27 @@ def test_classify(gap, noise, expected):
 )
 @pytest.mark.parametrize("invariant", [False, True])
 def test_scores_that_rounding_does_not_explain_are_a_bug_whatever_the_tokens(far, invariant):
-    for divergence, gap in ((None, None), (PARTED, 0.0)):
+    for differs, gap in ((False, None), (True, 0.0)):
         for sides in ((far, SOUND), (SOUND, far)):
-            assert classify(divergence, Measured(0.1, gap, *sides), invariant)[0] is Verdict.BUG
-    assert classify(None, Measured(0.1, None, SOUND, SOUND), invariant)[0] is Verdict.IDENTICAL
+            assert classify(differs, Measured(0.1, gap, *sides), invariant)[0] is Verdict.BUG
+    assert classify(False, Measured(0.1, None, SOUND, SOUND), invariant)[0] is Verdict.IDENTICAL
 
 
 def test_the_same_tokens_from_other_bits_are_a_bug_where_bits_count():
-    assert classify(None, None, invariant=True, same_scores=False)[0] is Verdict.BUG
-    assert classify(None, None, invariant=False, same_scores=False)[0] is Verdict.IDENTICAL
+    assert classify(False, None, invariant=True, same_scores=False)[0] is Verdict.BUG
+    assert classify(False, None, invariant=False, same_scores=False)[0] is Verdict.IDENTICAL
 
 
 def test_classify_without_two_tokens():
-    assert classify(None, None, invariant=False)[0] is Verdict.IDENTICAL
-    assert classify(Divergence(3, None, 2), None, invariant=False)[0] is Verdict.BUG
+    assert classify(False, None, invariant=False)[0] is Verdict.IDENTICAL
+    assert classify(True, None, invariant=False)[0] is Verdict.BUG
 
 
 def test_first_difference():
     assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 4, 3]) == Divergence(1, 2, 4)
-    assert first_difference([1, 2], [1, 2, 3]) == Divergence(2, None, 3)
-    assert first_difference([1, 2], [1]) == Divergence(1, 2, None)
+    assert first_difference([1, 2, 3], [1, 4, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([1, 2], [1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_a_right_engine_passes(name, dtype, numerics):
     assert report.verdicts == {"identical": 6, "near_tie": 0, "bug": 0}
     assert report.passed
     assert report.mean_acceptance_length > 1
-    assert (report.exact, report.lossless, report.numerics) == (True, True, numerics)
+    assert llm.numerics == numerics
 
 
 @pytest.mark.parametrize("name", ["llama", UNDESCRIBED])
@@ -172,12 +171,11 @@ def test_the_reference_shares_no_pass_with_the_engine(name, monkeypatch):
     assert found.verdict is Verdict.IDENTICAL
     assert found.measured is not None
     typical = found.measured.speculative.typical
-    assert typical == 0 if llm.numerics == "invariant" else 0 < typical < 2
+    assert typical == 0 if llm.numerics == "invariant" else typical < 2
 
 
 def test_only_a_few_answers_are_held_against_the_reference():
     report = run(engine(), num_references=1)
-    assert report.num_references == 1
     assert [one.as_dict()["reference"] is None for one in report.comparisons] == [False] + [True] * 5
 
 

@@ -59,7 +59,7 @@ def is_fair(order) -> bool:
         starts = {name: [f for f, other in zip(flipped, pattern, strict=True) if other == name] for name in pattern}
         if any(2 * sum(one) != len(one) for one in starts.values()):
             return False
-        if abs(speedup(*costs).weighted.value - 1) > 1e-9:
+        if abs(speedup(*costs)["speedup"] - 1) > 1e-9:
             return False
     return True
 

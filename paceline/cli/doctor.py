@@ -146,7 +146,7 @@ def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: 
         "memory": {**asdict(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
         **{key: getattr(costs, key) for key in ("weight_bytes", "bandwidth", "floor_fraction", "flat_rows")},
         "floor_s": costs.floor,
-        "overhead_s": costs.overhead,
+        "overhead_s": max(0.0, costs.seconds[1] - costs.floor),
         "pass_times": costs.seconds,
     }
 

@@ -56,7 +56,7 @@ def tune(
     with screen.spinner("starting"):
         from ..eval.run import BenchOptions
         from ..eval.suites import hash_questions
-        from ..eval.tune import PromptsUsed, candidates_of, measure, read_questions, tuned_of
+        from ..eval.tune import candidates_of, measure, read_questions, tuned_of
         from ..system.files import check_out, claimed
         from ..tuned import default_file, is_tuned, save_tuned
 
@@ -78,7 +78,7 @@ def tune(
         except KeyboardInterrupt:
             screen.err.print("Nothing was kept: half a measurement is not enough to choose.")
             raise
-        used = PromptsUsed(prompts, len(chosen), len(questions), hash_questions(chosen))
+        used = {"file": prompts, "chosen": len(chosen), "available": len(questions), "sha256": hash_questions(chosen)}
         tuned = tuned_of(plain, candidates, llms, how, used)
         save_tuned(path, tuned)
     if screen.json:

@@ -1,14 +1,14 @@
 """What this machine can do with a model, what its passes take, and what limits them: measured, nothing printed."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from ..attention.kv_cache import round_up
-from ..errors import ConfigError
+from ..hf.load import chosen_device
 from ..kernels import load as load_kernels
 from ..kernels.packing import BLOCK
 from ..llm import LLM
@@ -16,7 +16,8 @@ from ..quant import Int4Linear, PackedLinear
 from ..quant.packed import device_of, has_kernels
 from ..system.hardware import Load, Processors, available_memory, cpu_flags, processors, waiting, watch_load
 from ..system.provenance import provenance
-from .machine import PassCosts, read_bandwidth, weight_bytes
+from ..zoo.registry import Progress, silent
+from .machine import PassCosts, about_drafts, ms, read_bandwidth, weight_bytes
 
 ROWS = (1, 2, 4, 8, 16, 32)
 _CONTEXT = 512  # committed tokens before the measured passes
@@ -101,21 +102,18 @@ def examine_machine(device: torch.device | str | None = None) -> MachineReport:
     device: None takes CUDA where there is one. Raises `ConfigError` for a device that is not there. The load is
     judged first, while this process sleeps; then the kernels are compiled, where they have not been.
     """
-    try:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        known = place.type == "cpu" or (place.type == "cuda" and (place.index or 0) < torch.cuda.device_count())
-    except RuntimeError:
-        known, place = False, torch.device("cpu")
-    if not known:
-        raise ConfigError(
-            f"there is no device {str(device)!r}", got=f"{torch.cuda.device_count()} CUDA devices", fix="use cpu"
-        )
+    place = chosen_device(device)
     load = watch_load()
-    kernels = str(load_kernels())
-    available = torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory()
-    threads, bandwidth = torch.get_num_threads(), read_bandwidth(place)
     return MachineReport(
-        provenance(), cpu_flags(), processors(), threads, waiting(), load, available, bandwidth, kernels
+        facts=provenance(),
+        flags=cpu_flags(),
+        processors=processors(),
+        threads=torch.get_num_threads(),
+        waiting=waiting(),
+        load=load,
+        available=torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory(),
+        bandwidth=read_bandwidth(place),
+        kernels=str(load_kernels()),
     )
 
 
@@ -124,7 +122,7 @@ def examine_model(
     machine: MachineReport,
     slots: int = 8,
     with_draft: bool = True,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> ModelReport:
     """Measure the passes of a model that is loaded and not decoding.
 
@@ -155,15 +153,12 @@ def examine_model(
 
 def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> list[str]:
     """What limits this machine, in sentences."""
-    lines: list[str] = []
-    if machine.load.disturbs:
-        stolen = machine.load.stolen or 0
+    lines, load, capacity = list[str](), machine.load, replace(machine.processors, asked=None)
+    if load.disturbs:
         lines.append(
-            f"The machine is busy: others use {machine.load.busy_cores or 0:.1f} cores"
-            + (f" and {stolen:.0%} of the time is stolen" if stolen > 0.01 else "")
-            + ". Timings taken now are worth little; run this again when it is quiet."
+            f"The machine is busy: others use {load.busy_cores or 0:.1f} cores, and {load.stolen or 0:.0%} of the time "
+            "is stolen. Timings taken now are worth little; run this again when it is quiet."
         )
-    capacity = replace(machine.processors, asked=None)
     if machine.threads > capacity.threads:
         lines.append(
             f"{machine.threads} threads are in use where {capacity.reason}: "
@@ -173,14 +168,24 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
         lines.append(f"{machine.threads} of {capacity.threads} possible threads are in use.")
     if model is None:
         return lines
-    memory = model.memory
+    memory, costs = model.memory, model.costs
+    step, most, least = costs.seconds[1], max(costs.seconds), costs.least_acceptance(8)
     if memory.available is not None and not memory.fits:
         lines.append(
             f"The plan needs {memory.total / 1e9:.1f} GB where {memory.available / 1e9:.1f} GB are available. The "
             f"cache of {memory.slots} x {memory.length} tokens is {memory.kv_cache / 1e9:.1f} GB of it; it grows only "
             "as texts do, and a smaller max_model_len or max_batch_size bounds it."
         )
-    return lines + _about_passes(model)
+    copies = "cannot pay here, even if all are accepted" if least is None else f"pays from {least:.0%} acceptance on"
+    return [
+        *lines,
+        f"A plain step takes {ms(step)}, {1 / step:.1f} tokens/s; reading the weights once takes {ms(costs.floor)} of "
+        f"it ({costs.floor_fraction:.0%}), so no engine can pass {1 / costs.floor:.0f} tokens/s with these weights.",
+        f"Up to {costs.flat_rows} rows a pass takes about as long as for one; {most} rows take "
+        f"{costs.seconds[most] / step:.2f} times as long.",
+        about_drafts(costs),
+        f"Copying 8 tokens from the prompt {copies}.",
+    ]
 
 
 def held_bytes(model: nn.Module) -> int:
@@ -188,7 +193,7 @@ def held_bytes(model: nn.Module) -> int:
     return sum({id(t): t.nbytes for t in (*model.parameters(), *model.buffers())}.values())
 
 
-def int4_bytes(model: nn.Module, group_size: int = _GROUP_SIZE) -> int:
+def int4_bytes(model: nn.Module) -> int:
     """Bytes of the codes, scales and zeros of an INT4 copy of the linear layers: half a byte a weight, 4 a group.
 
     Outputs count as the native kernels pad them. At most: the self-draft may find the output head faster as it is, and
@@ -196,26 +201,24 @@ def int4_bytes(model: nn.Module, group_size: int = _GROUP_SIZE) -> int:
     """
     total = 0
     for module in model.modules():
-        if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, group_size):
+        if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, _GROUP_SIZE):
             padding = -module.out_features % BLOCK if has_kernels(device_of(module)) else 0
             weights = module.in_features * (module.out_features + padding)
-            total += weights // 2 + 4 * (weights // group_size)
+            total += weights // 2 + 4 * (weights // _GROUP_SIZE)
     return total
 
 
 def layers_of(model: nn.Module) -> dict[str, tuple[int, int]]:
     """By class the number of modules that hold tensors of their own, and the bytes of these, the largest first."""
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
+    sizes: dict[str, list[int]] = defaultdict(list)
     for module in model.modules():
         own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
         if own:
-            counts[type(module).__name__] += 1
-            sizes[type(module).__name__] += sum(tensor.nbytes for tensor in own)
-    return {name: (counts[name], size) for name, size in sizes.most_common()}
+            sizes[type(module).__name__].append(sum(tensor.nbytes for tensor in own))
+    return dict(sorted(((name, (len(each), sum(each))) for name, each in sizes.items()), key=lambda one: -one[1][1]))
 
 
-def _measure_passes(llm: LLM, progress: Callable[[str, int, int], None]) -> tuple[int, dict[int, float]]:
+def _measure_passes(llm: LLM, progress: Progress) -> tuple[int, dict[int, float]]:
     """Tokens committed before the passes, and seconds by rows; leaves the cache as it was."""
     runner = llm.runner
     context = min(_CONTEXT, runner.max_length // 2)
@@ -235,48 +238,3 @@ def _measure_passes(llm: LLM, progress: Callable[[str, int, int], None]) -> tupl
     finally:
         runner.cache.release(slot)
     return context, {count: min(each) for count, each in times.items()}
-
-
-def _about_passes(model: ModelReport) -> list[str]:
-    costs = model.costs
-    step, floor = costs.seconds[1], costs.floor
-    lines = [
-        f"A plain step takes {_ms(step)}, {1 / step:.1f} tokens/s; reading the weights once takes {_ms(floor)} of it "
-        f"({costs.floor_fraction:.0%}), so no engine can pass {1 / floor:.0f} tokens/s with these weights."
-    ]
-    if costs.floor_fraction >= 0.8:
-        lines.append("The step is bound by memory: only fewer bytes (INT8, INT4) or more tokens a pass are faster.")
-    else:
-        lines.append(
-            f"The other {_ms(costs.overhead)} go to small operations, attention over {model.context} tokens, and "
-            "products that read slower than memory allows."
-        )
-    most = max(costs.seconds)
-    if costs.flat_rows == most:
-        lines.append(f"Rows are free up to {most}, the most measured: checking drafts costs nothing.")
-    else:
-        grown = min(rows for rows in costs.seconds if rows > costs.flat_rows)
-        lines.append(
-            f"Up to {costs.flat_rows} rows a pass takes about as long as for one; {grown} rows take "
-            f"{costs.seconds[grown] / step:.2f} times as long, {most} rows {costs.seconds[most] / step:.2f} times."
-        )
-    for num_tokens, acceptance in ((5, 0.8), (3, 0.6)):
-        case = f"A draft of {num_tokens} tokens, each accepted {acceptance:.0%} of the time,"
-        dearest = costs.dearest_draft(num_tokens, acceptance)
-        lines.append(
-            f"{case} cannot pay here: checking it costs more than it brings."
-            if dearest <= 0
-            else f"{case} pays if it costs less than {_ms(dearest)} a token ({dearest / step:.0%} of a step); "
-            f"for nothing it would give {costs.speedup(num_tokens, acceptance):.2f}x."
-        )
-    least = costs.least_acceptance(8)
-    lines.append(
-        "Copying 8 tokens from the prompt cannot pay here, even if all are accepted."
-        if least is None
-        else f"Copying 8 tokens from the prompt pays from {least:.0%} acceptance on."
-    )
-    return lines
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

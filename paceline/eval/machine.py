@@ -90,11 +90,6 @@ class PassCosts:
         return self.floor / self.seconds[1]
 
     @property
-    def overhead(self) -> float:
-        """Seconds of a plain step beyond the floor."""
-        return max(0.0, self.seconds[1] - self.floor)
-
-    @property
     def flat_rows(self) -> int:
         """The most measured rows up to which a pass takes about as long as one row's."""
         flat = 1
@@ -137,6 +132,22 @@ class PassCosts:
 def tokens_per_round(num_tokens: int, acceptance: float) -> float:
     """Expected tokens of a round whose drafted tokens are each accepted with this chance if those before are."""
     return sum(acceptance**i for i in range(num_tokens + 1))
+
+
+def about_drafts(costs: PassCosts) -> str:
+    """What a draft model would have to cost on this machine."""
+    cases = list[str]()
+    for num_tokens, acceptance in ((5, 0.8), (3, 0.6)):
+        dearest = costs.dearest_draft(num_tokens, acceptance)
+        price = f"below {ms(dearest)} a drafted token ({dearest / costs.seconds[1]:.0%} of a plain step)"
+        price = price if dearest > 0 else "not even for nothing"
+        cases.append(f"{price} with {num_tokens} tokens at a time, each accepted {acceptance:.0%} of the time")
+    return f"A draft model would pay here {'; '.join(cases)}."
+
+
+def ms(seconds: float) -> str:
+    """Milliseconds, for sentences."""
+    return f"{1e3 * seconds:.3g} ms"
 
 
 def _read_by(module: nn.Module) -> Iterator[Tensor]:

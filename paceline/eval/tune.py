@@ -23,13 +23,12 @@ from ..policy.estimates import Estimates
 from ..system.provenance import provenance
 from ..tuned import Tuned, dtype_label
 from ..zoo import resolve
-from .machine import PassCosts, tokens_per_round
-from .run import PLAIN, BenchOptions, BenchRun, EngineSide, Progress
+from ..zoo.registry import Progress, silent
+from .machine import PassCosts, about_drafts, ms
+from .run import PLAIN, BenchOptions, BenchRun, EngineSide
 from .suites import BUILT_IN, Question, read_suite
 from .summary import summarise
 
-_COPIES = "lookup"
-"""The source whose drafts cost next to nothing, so that only acceptance decides."""
 SURE, FEW = 1.05, 5
 """Intervals over fewer prompts than FEW are too narrow, that of a single one is empty: the gain must then be SURE."""
 
@@ -64,7 +63,7 @@ class BreakEven:
 
     acceptance: share of judged tokens that were accepted. token_s: seconds per drafted token. growth: T(n+1)/T(1), the
     round that checks n tokens over a plain one. dearest_s: seconds per token at which drafting n tokens breaks even;
-    negative where even a free draft would lose. least_acceptance: from which a free draft pays; None: from none.
+    negative where even a free draft would lose.
     """
 
     source: str
@@ -73,7 +72,6 @@ class BreakEven:
     token_s: float
     growth: float
     dearest_s: float
-    least_acceptance: float | None
 
 
 @dataclass(frozen=True)
@@ -116,17 +114,14 @@ def read_questions(path: str | None) -> list[Question]:
     return read_suite(path)
 
 
-def _by_default() -> list[str]:
-    """Drafters that need no model: lookup, self-int4 and those of installed packages."""
-    return ["lookup", "self-int4", *(method for method in methods() if method not in REGISTRY)]
-
-
 def candidates_of(given: Seq[str] | None) -> list[SpecConfig]:
     """The drafters to try, each under the cost model: those given, else all that need no model, and all combined.
 
-    Raises `ConfigError` for one that is not known, is "none", or is given twice.
+    Those that need no model are lookup, self-int4 and the ones of installed packages. Raises `ConfigError` for one that
+    is not known, is "none", or is given twice.
     """
-    configs = [parse(one, policy="cost_model") for one in given or _by_default()]
+    by_default = ["lookup", "self-int4", *(method for method in methods() if method not in REGISTRY)]
+    configs = [parse(one, policy="cost_model") for one in given or by_default]
     for config in configs:
         if config.method == "none":
             raise ConfigError("none is what every drafter is compared with", fix="leave it out")
@@ -146,7 +141,7 @@ def measure(
     llms: Seq[LLM],
     questions: Seq[Question],
     options: BenchOptions,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> list[Candidate]:
     """Decode the prompts plainly and with every candidate in turns; `llms` belong to `configs`, on the same weights."""
     names = [config.name for config in configs]
@@ -225,48 +220,34 @@ def break_even(source: str, accepted: float, token_s: float, costs: PassCosts) -
     """What a drafted token may cost, at the draft length that does best with this acceptance and cost."""
     depth = max(range(1, max(costs.seconds)), key=lambda n: costs.speedup(n, accepted, token_s))
     growth = costs.at(depth + 1) / costs.seconds[1]
-    dearest = costs.dearest_draft(depth, accepted)
-    return BreakEven(source, depth, accepted, token_s, growth, dearest, costs.least_acceptance(depth))
+    return BreakEven(source, depth, accepted, token_s, growth, costs.dearest_draft(depth, accepted))
 
 
-@dataclass(frozen=True)
-class PromptsUsed:
-    """file: None for the built-in prompts. chosen, available: how many. sha256: of those chosen."""
+def tuned_of(
+    plain: LLM, candidates: Seq[Candidate], llms: Seq[LLM], how: BenchOptions, prompts: Mapping[str, Any]
+) -> Tuned:
+    """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays.
 
-    file: str | None
-    chosen: int
-    available: int
-    sha256: str
-
-    @property
-    def remarks(self) -> list[str]:
-        """What limits a choice that rests on them."""
-        remarks: list[str] = []
-        if self.file is None:
-            remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
-        if self.chosen < 2:
-            remarks.append("One prompt gives no interval and proves little.")
-        elif self.chosen < 8:
-            remarks.append(f"{self.chosen} prompts give wide intervals: use more for a surer choice.")
-        return remarks
-
-
-def tuned_of(plain: LLM, candidates: Seq[Candidate], llms: Seq[LLM], how: BenchOptions, used: PromptsUsed) -> Tuned:
-    """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays."""
+    prompts: their "file" (None: built in), how many were "chosen", and what else is to be kept of them.
+    """
     best = best_of(candidates)
     shown = best or max(candidates, key=lambda one: one.overall.value)
     policy = llms[list(candidates).index(shown)].decoder.policy
     loaded = plain.loaded
     made_with = (loaded.name, dtype_label(loaded.dtype, loaded.device), torch.get_num_threads())
-    profile = policy.profile(*made_with) if isinstance(policy, CostModel) else Profile()
+    remarks = list[str]()
+    if prompts["file"] is None:
+        remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
+    if prompts["chosen"] < 8:
+        remarks.append("Few prompts give wide intervals, and a single one gives none: use more for a surer choice.")
     return Tuned(
         SpecConfig() if best is None else best.config,
-        profile,
+        policy.profile(*made_with) if isinstance(policy, CostModel) else Profile(),
         provenance(),
-        tune_report(candidates, best, loaded.name, used.remarks),
+        tune_report(candidates, best, loaded.name, remarks),
         {
             "candidates": [one.as_dict() for one in candidates],
-            "prompts": asdict(used),
+            "prompts": dict(prompts),
             "settings": {**asdict(how), "numerics": plain.numerics},
             "flags": [asdict(one) for one in flags_of(candidates, best)],
         },
@@ -313,11 +294,11 @@ def tune_report(candidates: Seq[Candidate], best: Candidate | None, model: str, 
             if not one.overall.pays and one.config.method != "choose"
         ]
         if not one.breakeven:
-            lines.append(f"{one.config.name} never drafted: it had nothing to propose, or a try was too dear.")
+            lines.append(f"{one.config.name} never drafted: it had nothing to propose, or a try cost too much.")
         if one.num_bugs:
             lines.append(
-                f"{one.config.name} is out of the question: {one.num_bugs} of its answers differ from plain decoding "
-                "by more than rounding. This is a fault; `paceline check` shows where."
+                f"{one.config.name} cannot be chosen: {one.num_bugs} of its answers differ from plain decoding by more "
+                "than rounding. This is a bug; `paceline check` shows where."
             )
     costs = next((one.costs for one in candidates if one.costs is not None), None)
     if costs is not None:
@@ -344,37 +325,12 @@ def about_gains(one: Candidate) -> str:
 def about_costs(name: str, even: BreakEven, share_drafted: float) -> str:
     """Why the drafts of one drafter, which drafted in this share of the rounds, do not pay."""
     case = f"acceptance {even.acceptance:.2f}, T({even.num_tokens + 1})/T(1) = {even.growth:.2f}"
-    if even.source == _COPIES:
-        if even.least_acceptance is None:
-            return f"{name}: even perfect copies would not pay ({case})."
-        return (
-            f"{name} drafted in {share_drafted:.0%} of the rounds: {even.acceptance:.0%} of what was copied is "
-            f"accepted, where drafts of {even.num_tokens} tokens pay from {max(even.least_acceptance, 0.01):.0%} on "
-            f"({case})."
-        )
     if even.dearest_s <= 0:
         return f"{name}: even a draft that costs nothing would not pay ({case})."
-    cost, most = _ms(even.token_s), _ms(even.dearest_s)
-    if even.token_s > even.dearest_s:
-        return f"{name}: a drafted token costs {cost} where it may cost at most {most} to pay ({case})."
-    left = "reading the prompt for it and trying it take what that leaves"
-    return f"{name}: a drafted token costs {cost} and may cost {most} ({case}); {left}."
-
-
-def about_drafts(costs: PassCosts) -> str:
-    """What a draft model would have to cost on this machine, plain rounds as they were."""
-    step, cases = costs.seconds[1], list[str]()
-    for num_tokens, acceptance in ((5, 0.8), (3, 0.6)):
-        dearest = costs.dearest_draft(num_tokens, acceptance)
-        # From the speed-up E * T(1) / (n * cost + T(n + 1)) = 1.5, solved for the cost.
-        plain = tokens_per_round(num_tokens, acceptance) * step
-        half_more = (plain / 1.5 - costs.at(num_tokens + 1)) / num_tokens
-        price = "not even for nothing"
-        if dearest > 0:
-            price = f"below {_ms(dearest)} a drafted token ({dearest / step:.0%} of a plain round)"
-        case = f"{price} with {num_tokens} tokens at a time, each accepted {acceptance:.0%} of the time"
-        cases.append(case + (f", and at most {_ms(half_more)} for 1.5x" if half_more > 0 else ""))
-    return f"A draft model would pay here {'; '.join(cases)}."
+    return (
+        f"{name} drafted in {share_drafted:.0%} of the rounds: a drafted token costs {ms(even.token_s)}, and pays "
+        f"below {ms(even.dearest_s)} ({case})."
+    )
 
 
 def _interval(gain: Gain, before: str = " (") -> str:
@@ -386,10 +342,6 @@ def _interval(gain: Gain, before: str = " (") -> str:
 
 def _times(gain: Gain) -> str:
     return f"{gain.value:.2f}x"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"
 
 
 def _gain(summary: Mapping[str, Any]) -> Gain:

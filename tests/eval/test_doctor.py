@@ -85,7 +85,7 @@ def test_layers_add_up(llm):
 
 def test_unknown_device_is_refused():
     for device in ("toaster", "cuda:97", "meta"):
-        with pytest.raises(ConfigError, match="no device"):
+        with pytest.raises(ConfigError, match="device"):
             examine_machine(device)
 
 
@@ -106,7 +106,9 @@ def test_a_quiet_machine_needs_no_words():
 
 
 def test_busy_machine_is_told():
-    assert "busy: others use 1.0 cores. Timings" in said(replace(QUIET, load=Load(1.0, 0.0, 2.0)))
+    assert "busy: others use 1.0 cores, and 0% of the time is stolen. Timings" in said(
+        replace(QUIET, load=Load(1.0, 0.0, 2.0))
+    )
     assert "20% of the time is stolen" in said(replace(QUIET, load=Load(0.0, 0.2, 2.0)))
 
 
@@ -128,14 +130,11 @@ def test_limits_are_told(report):
     slow = said(report=with_costs(report, n1=0.010, n2=0.010, n8=0.015))
     assert "takes 10 ms, 100.0 tokens/s; reading the weights once takes 4 ms of it (40%)" in slow
     assert "no engine can pass 250 tokens/s" in slow
-    assert "The other 6 ms" in slow
-    assert "8 rows take 1.50 times as long" in slow
-    assert "accepted 80% of the time, pays if it costs less than" in slow
-    fast = said(report=with_costs(report, n1=0.0045, n2=0.0045, n8=0.0046))
-    assert "bound by memory" in fast
-    assert "free up to 8" in fast
+    assert "Up to 2 rows a pass takes about as long as for one; 8 rows take 1.50 times as long" in slow
+    assert "accepted 80% of the time" in slow
     hopeless = said(report=with_costs(report, n1=0.001, n8=1.0))
-    assert hopeless.count("cannot pay here") == 3
+    assert hopeless.count("not even for nothing") == 2
+    assert "cannot pay here" in hopeless
 
 
 # The command
@@ -174,4 +173,4 @@ def test_without_a_model_the_machine_alone(tmp_path, monkeypatch):
 
 def test_refusals(folder):
     assert "1 to" in refusal("doctor", folder, "--threads", "4096")
-    assert "no device" in refusal("doctor", folder, "--device", "toaster")
+    assert "unknown device" in refusal("doctor", folder, "--device", "toaster")

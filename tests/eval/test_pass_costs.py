@@ -12,8 +12,6 @@ COSTS = PassCosts(weight_bytes=4_000_000, bandwidth=1e9, seconds={1: 0.010, 2: 0
 def test_floor():
     assert COSTS.floor == pytest.approx(0.004)
     assert COSTS.floor_fraction == pytest.approx(0.4)
-    assert COSTS.overhead == pytest.approx(0.006)
-    assert PassCosts(4_000_000, 1e8, {1: 0.01}).overhead == 0
 
 
 def test_rows_that_are_free():

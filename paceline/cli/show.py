@@ -39,7 +39,7 @@ def plot(
     out: Annotated[Path | None, Opt("Default: `plots` in the first folder.", short="-o", metavar="DIR")] = None,
     format: Annotated[list[FigureFormat] | None, Opt("Repeat it for several; default: both.", short="-f")] = None,
 ) -> None:
-    """Draw results: speed-ups, acceptance, the cost of a pass, batch sizes, windows. Several results are compared.
+    """Draw results: speed-ups, acceptance, the cost of a pass, batch sizes. Several results are compared.
 
     A figure that the results give no data for is left out, with the reason.
 
@@ -69,9 +69,6 @@ def show(
     html: Annotated[bool, Opt("Write one page with all answers and their rounds.")] = False,
     out: Annotated[Path | None, Opt("Default: answers.html in RESULT.", short="-o", metavar="FILE")] = None,
     open: Annotated[bool, Opt("Open the page in the browser.")] = False,
-    tokenizer: Annotated[
-        str | None, Opt("A model's folder, for results without the texts of their tokens.", metavar="PATH")
-    ] = None,
 ) -> None:
     """Show the answers of a benchmark, every token coloured by its origin.
 
@@ -87,25 +84,24 @@ def show(
 
     opened = open_results(result)
     if not html:
-        _print_answer(opened, tokenizer, answer or 1, screen)
+        _print_answer(opened, answer or 1, screen)
         return
-    page = _write_page(opened, tokenizer, out, screen)
+    page = _write_page(opened, out, screen)
     if open:
         _open_page(page, screen)
 
 
-def _write_page(opened: "SavedResults", tokenizer: str | None, out: Path | None, screen: Screen) -> Path:
-    from ..eval.page import chosen, is_page, page, tokenizer_for
+def _write_page(opened: "SavedResults", out: Path | None, screen: Screen) -> Path:
+    from ..eval.page import chosen, is_page, page
     from ..system.files import check_out, write_text
 
-    answers = chosen(opened.answers())
     file = out or opened.path / "answers.html"
     check_out(file, is_page)
     with screen.spinner("writing the page"):
-        text = page(opened, tokenizer_for(opened, answers, tokenizer))
+        text = page(opened)
         write_text(file, text)
     if screen.json:
-        screen.put_json({"page": str(file), "answers": len(answers), "bytes": len(text.encode())})
+        screen.put_json({"page": str(file), "answers": len(chosen(opened.answers())), "bytes": len(text.encode())})
     else:
         screen.print_path(file)
     return file
@@ -119,8 +115,8 @@ def _open_page(file: Path, screen: Screen) -> None:
         screen.say("[yellow]No browser could be opened here; open the file yourself.[/yellow]")
 
 
-def _print_answer(opened: "SavedResults", tokenizer: str | None, number: int, screen: Screen) -> None:
-    from ..eval.page import chosen, tokenizer_for, with_texts
+def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:
+    from ..eval.page import chosen
 
     answers = chosen(opened.answers())
     if not answers:
@@ -128,16 +124,21 @@ def _print_answer(opened: "SavedResults", tokenizer: str | None, number: int, sc
     if number > len(answers):
         raise ConfigError("there is no such answer", got=number, expected=f"1 to {len(answers)}")
     one = answers[number - 1]
-    one = with_texts(one, tokenizer_for(opened, [one], tokenizer))
     if screen.json:
-        keys = ("id", "category", "text", "token_ids", "pieces", "origins", "sources", "seconds")
-        about = {"answer": number, "answers": len(answers), "drafter": one.side, "rounds": len(one.rounds)}
+        keys = ("id", "category", "text", "token_ids", "origins", "sources", "seconds")
+        about = {
+            "answer": number,
+            "answers": len(answers),
+            "drafter": one.side,
+            "rounds": len(one.rounds),
+            "pieces": one.texts,
+        }
         screen.put_json({**about, **{key: getattr(one, key) for key in keys}})
         return
     title = f"[bold]{escape(one.category or one.id)}[/bold] · {escape(one.side)}"
     screen.out.rule(f"{title} [dim]answer {number} of {len(answers)}[/dim]", align="left", style="dim")
     text = Text()
-    for piece, origin in zip(one.pieces, one.origins, strict=True):
+    for piece, origin in zip(one.texts, one.origins, strict=True):
         text.append(piece, STYLES.get(origin, "default"))
     screen.out.print(text, soft_wrap=True)
     screen.out.print(legend(one.origins), soft_wrap=True)

@@ -5,16 +5,11 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .results import SavedAnswer, SavedResults, SavedRound, SavedRun, token_texts, tree_texts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from .results import SavedAnswer, SavedPeer, SavedResults, SavedRound, SavedRun, version_of
 
 _HOLE = re.compile(r"\{\{(\w+)\}\}")
 MEANINGS = {
@@ -28,57 +23,16 @@ _BLANKS = re.compile(r"\r|\n|\t|  +|^ +$")
 _TALL = 3.0  # bars above so many medians are cut, or one slow round would flatten the others
 
 
-def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer in a folder; never fetched. Raises `ConfigError` where there is none."""
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library raises kinds of many modules
-        raise ConfigError(
-            "there is no tokenizer here", got=f"{source}: {str(error).splitlines()[0]}", expected="a model's folder"
-        ) from None
-
-
-def tokenizer_for(results: SavedResults, answers: Sequence[SavedAnswer], given: str | None = None):
-    """The tokenizer asked for; else the model's own, where texts are missing and the model lies here; or None."""
-    if given is not None:
-        return load_tokenizer(given)
-    model = str(results.summary.get("model") or "")
-    has_texts = all(len(part.pieces) == len(part.token_ids) for one in answers for part in (one, *one.rounds))
-    if has_texts or not (Path(model) / "config.json").is_file():
-        return None
-    try:
-        return load_tokenizer(model)
-    except ConfigError:
-        return None
-
-
-def with_texts(answer: SavedAnswer, tokenizer: "PreTrainedTokenizerBase | None") -> SavedAnswer:
-    """The answer with the text of every token: the tokenizer's, else what was written down, else the ids."""
-
-    def texts(one: SavedAnswer | SavedRound) -> tuple[str, ...]:
-        found = one.pieces
-        if tokenizer is not None and isinstance(one, SavedAnswer):
-            found = tuple(token_texts(tokenizer, one.token_ids, False))
-        elif tokenizer is not None and isinstance(one, SavedRound) and len(one.token_ids) == len(one.parents):
-            found = tuple(tree_texts(tokenizer, one.token_ids, one.parents))
-        return found if len(found) == len(one.token_ids) else tuple(f"[{token}]" for token in one.token_ids)
-
-    rounds = tuple(one.model_copy(update={"pieces": texts(one)}) for one in answer.rounds)
-    return answer.model_copy(update={"pieces": texts(answer), "rounds": rounds})
-
-
 def chosen(answers: Sequence[SavedAnswer]) -> list[SavedAnswer]:
     """The answers worth a page: those with rounds, of the first repeat; the plain ones only where all are plain."""
     ours = [one for one in answers if one.rounds and one.token_ids and one.repeat == 0]
     return [one for one in ours if not one.is_plain] or ours
 
 
-def page(results: SavedResults, tokenizer: "PreTrainedTokenizerBase | None" = None) -> str:
+def page(results: SavedResults) -> str:
     """The whole page as text. Raises `ConfigError` where the results hold no answer with rounds."""
     answers = results.answers()
-    shown = [with_texts(one, tokenizer) for one in chosen(answers)]
+    shown = chosen(answers)
     if not shown:
         raise ConfigError("these results hold no answer of ours with its rounds", got=str(results.path))
     plain = {(one.id, one.turn): one for one in reversed(answers) if one.is_plain and one.repeat == 0}
@@ -115,16 +69,19 @@ def as_script(value: object) -> str:
 
 def figures(results: SavedResults) -> str:
     """The numbers of the header: a table with a row for each drafter, and the columns for which there is a number."""
-    plain = results.summary.get("plain_tokens_per_s")
-    rows = [{**_run_figures(run), **({} if plain is None else {"plain tok/s": f"{plain:.1f}"})} for run in results.runs]
-    rows += [_peer_figures(one) for one in results.summary.get("peers") or ()]
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    plain = {"plain tok/s": _number(results.plain_tokens_per_s, 1)}
+    rows = [{"drafter": html.escape(run.drafter), **_run_figures(run), **plain} for run in results.runs]
+    rows += [
+        {"drafter": html.escape(one.side), "speed-up": _number(one.over_plain.speedup, 2, "x"), **_speeds(one)}
+        for one in results.peers
+    ]
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) for row in rows)]
     if not names:
         return ""
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     body = ""
     for row in rows:
-        first, *others = (row.get(name, "–") for name in names)
+        first, *others = (row.get(name) or "–" for name in names)
         body += f'<tr><th scope="row">{first}</th>{"".join(f"<td>{value}</td>" for value in others)}</tr>'
     return (
         f'<div class="scroll"><table class="figures"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -133,16 +90,14 @@ def figures(results: SavedResults) -> str:
 
 def made_by(results: SavedResults) -> str:
     """Where and when the results were measured, in one line."""
-    origin = results.summary.get("provenance") or {}
-    numerics, fraction = results.summary.get("numerics"), results.summary.get("floor_fraction")
+    origin, fraction = results.provenance, results.floor_fraction
     parts = [
         origin.get("gpu") or origin.get("cpu"),
         f"CPU threads: {origin['threads']}" if origin.get("threads") else None,
-        f"numerics {numerics}" if numerics else None,
+        f"numerics {results.numerics}" if results.numerics else None,
         None if fraction is None else f"plain decoding at {100 * fraction:.0f}% of the floor",
-        "interrupted before its end" if results.summary.get("complete") is False else None,
-        f"paceline {origin['paceline']}" if origin.get("paceline") else None,
-        f"commit {str(origin['git_commit'])[:7]}" if origin.get("git_commit") else None,
+        None if results.complete else "interrupted before its end",
+        version_of(origin),
         str(origin.get("time") or "")[:10],
         results.name,
     ]
@@ -182,7 +137,7 @@ def tokens(answer: SavedAnswer) -> str:
     """The text as one span for each token, classed by its origin; blanks are marked, yet copy as they are."""
     return "".join(
         f'<span class="{_class(origin)}{"" if piece else " empty"}">{_BLANKS.sub(_blank, html.escape(piece))}</span>'
-        for piece, origin in zip(answer.pieces, answer.origins, strict=True)
+        for piece, origin in zip(answer.texts, answer.origins, strict=True)
     )
 
 
@@ -220,7 +175,7 @@ def _data(answer: SavedAnswer) -> dict[str, object]:
             {
                 "source": one.source,
                 "emitted": one.num_emitted,
-                "texts": one.pieces,
+                "texts": one.texts,
                 "ids": one.token_ids,
                 "parents": one.parents,
                 "path": one.path,
@@ -241,30 +196,23 @@ def _part(name: str) -> str:
 
 
 def _run_figures(run: SavedRun) -> dict[str, str]:
-    row = {"drafter": html.escape(run.drafter)}
-    if run.batch > 1:
-        row["batch"] = str(run.batch)
-    if run.speedup is not None:
-        bounds = (run.speedup_low, run.speedup_high)
-        between = "" if None in bounds else f" <small>{bounds[0]:.2f} to {bounds[1]:.2f}</small>"
-        row["speed-up"] = f"{run.speedup:.2f}x{between}"
-    row |= _numbers(run.raw, "speculative_tokens_per_s")
-    if verdicts := run.raw.get("verdicts"):
-        counts = [f"{count} {name.replace('_', '-')}" for name, count in verdicts.items() if count]
-        row["answers against plain"] = html.escape(", ".join(counts) or "none compared")
-    return row
+    low, high = _number(run.speedup_low, 2), _number(run.speedup_high, 2)
+    between = f" <small>{low} to {high}</small>" if low and high else ""
+    counts = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in run.verdicts.items() if count)
+    return {
+        "batch": str(run.batch) if run.batch > 1 else "",
+        "speed-up": _number(run.speedup, 2, f"x{between}"),
+        **_speeds(run),
+        "answers against plain": html.escape(counts or "none compared") if run.verdicts else "",
+    }
 
 
-def _peer_figures(one: Mapping[str, Any]) -> dict[str, str]:
-    row = {"drafter": html.escape(str(one.get("side") or one.get("peer") or "peer"))}
-    if (value := (one.get("over_plain") or {}).get("speedup")) is not None:
-        row["speed-up"] = f"{value:.2f}x"
-    return row | _numbers(one, "tokens_per_s")
+def _speeds(one: SavedRun | SavedPeer) -> dict[str, str]:
+    return {"tokens a pass": _number(one.mean_acceptance_length, 2), "tok/s": _number(one.tokens_per_s, 1)}
 
 
-def _numbers(one: Mapping[str, Any], speed: str) -> dict[str, str]:
-    columns = (("mean_acceptance_length", "tokens a pass", 2), (speed, "tok/s", 1))
-    return {name: f"{one[key]:.{digits}f}" for key, name, digits in columns if one.get(key) is not None}
+def _number(value: float | None, digits: int, unit: str = "") -> str:
+    return "" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def _facts(answer: SavedAnswer, plain: SavedAnswer | None) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..system.files import check_out, write_bytes
-from .results import SavedResults, SavedRun, SavedSpeedup, short_name
+from .results import SavedResults, SavedRun, SavedSpeedup, short_name, version_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,24 +74,17 @@ def save_figure(figure: "Figure", path: Path, command: str) -> None:
 
 
 def new_figure(results: Sequence[SavedResults], size: tuple[float, float]) -> "tuple[Figure, Axes]":
-    """A figure with one panel."""
-    figure, (axes,) = new_figures(results, size, 1)
-    return figure, axes
-
-
-def new_figures(results: Sequence[SavedResults], size: tuple[float, float], panels: int) -> "tuple[Figure, list[Axes]]":
-    """A figure with panels below each other and, at its foot, what was measured where and when."""
+    """A figure with, at its foot, what was measured where and when."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
-    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
     feet = list(dict.fromkeys(_foot(one) for one in results))
     _leave_below(figure, _FOOT * (len(feet) + 0.5))
     figure.text(0.992, 0.05 / size[1], "\n".join(feet), fontsize=7, color=GREY, ha="right", va="bottom")
-    return figure, list(axes)
+    return figure, figure.subplots()
 
 
 def add_legend(figure: "Figure", axes: "Axes", results: Sequence[SavedResults]) -> None:
@@ -215,48 +208,11 @@ def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
     return _labelled(figure, axes, results, title, "batch size (sequences)", height)
 
 
-def window_by_length(results: Sequence[SavedResults]) -> "Figure":
-    """Mean accepted tokens of a round by how many were drafted and how long the answer became, drafter by drafter."""
-    counts: dict[str, dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
-    for one in results:
-        for answer in one.answers():
-            side = short_name(answer.side)
-            label = f"{side} ({one.name})" if len(results) > 1 else side
-            for turn in answer.rounds if not answer.is_plain else ():
-                if turn.num_drafted:
-                    counts[label][_power(len(answer.token_ids)), turn.num_drafted].append(turn.num_accepted)
-    if not counts:
-        raise NoData("no answer has rounds with a draft")
-    top = max(1.0, *(float(np.mean(found)) for cells in counts.values() for found in cells.values()))
-    tall = max(len({y for y, _ in cells}) for cells in counts.values())
-    figure, panels = new_figures(results, (8.0, 1.5 + len(counts) * (0.9 + 0.42 * tall)), len(counts))
-    for axes, (label, cells) in zip(panels, counts.items(), strict=True):
-        heights, widths = sorted({y for y, _ in cells}), sorted({x for _, x in cells})
-        grid = np.array([[np.mean(cells[y, x]) if (y, x) in cells else np.nan for x in widths] for y in heights])
-        cells_of = np.ma.masked_invalid(grid)
-        image = axes.pcolormesh(cells_of, cmap="cividis", vmin=0, vmax=top, edgecolors="white", linewidth=2)
-        for (row, column), value in np.ndenumerate(grid):
-            if not np.isnan(value):
-                text = f"{value:.1f}\nn={len(cells[heights[row], widths[column]])}"
-                ink = "black" if value > 0.55 * top else "white"
-                axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=ink)
-        axes.set_xticks([x + 0.5 for x in range(len(widths))], [str(x) for x in widths])
-        ranges = [f"{y // 2 + 1}–{y}" if y > 1 else "1" for y in heights]
-        axes.set_yticks([y + 0.5 for y in range(len(heights))], ranges)
-        axes.grid(False)
-        axes.set_ylabel("answer length\n(tokens)")
-        axes.set_title(f"Accepted per round: {label}")
-        figure.colorbar(image, ax=axes, label="mean accepted\n(tokens)")
-    panels[-1].set_xlabel("drafted in a round (tokens); n: rounds")
-    return figure
-
-
 FIGURES: dict[str, Callable[[Sequence[SavedResults]], "Figure"]] = {
     "speedup_by_category": speedup_by_category,
     "acceptance_by_position": acceptance_by_position,
     "pass_times": pass_times,
     "speedup_by_batch": speedup_by_batch,
-    "window_by_length": window_by_length,
 }
 
 
@@ -320,13 +276,12 @@ def _style(index: int) -> dict[str, Any]:
 
 
 def _foot(one: SavedResults) -> str:
-    origin = one.summary.get("provenance") or {}
+    origin = one.provenance
     machine = str(origin.get("gpu") or origin.get("cpu") or "unknown hardware")
     count = origin.get("threads")
     threads = f", {count} thread{'' if count == 1 else 's'}" if count and not origin.get("gpu") else ""
-    commit = f" ({str(origin['git_commit'])[:7]})" if origin.get("git_commit") else ""
-    version = f" · paceline {origin['paceline']}{commit}" if origin.get("paceline") else ""
-    return f"{one.model} · {machine}{threads} · {str(origin.get('time') or 'undated')[:10]}{version}"
+    parts = [one.model, machine + threads, str(origin.get("time") or "undated")[:10], version_of(origin)]
+    return " · ".join(filter(None, parts))
 
 
 def _runs(results: Sequence[SavedResults]) -> list[tuple[str, SavedRun]]:
@@ -345,8 +300,3 @@ def _bounds(one: SavedSpeedup) -> tuple[float, float, float]:
     assert one.speedup is not None
     low, high = (one.speedup if bound is None else bound for bound in (one.speedup_low, one.speedup_high))
     return one.speedup, low, high
-
-
-def _power(length: int) -> int:
-    """The power of two at or above a length: 33 to 64 tokens go to 64."""
-    return 1 << max(0, length - 1).bit_length()

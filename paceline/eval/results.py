@@ -10,14 +10,14 @@ Imports no model library: reading results must not wait for one.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ..errors import ConfigError, PacelineError
 from ..system.files import claimed, read_json, read_text, to_json, write_text
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 SUMMARY, ANSWERS, PEER_ANSWERS = "summary.json", "answers.jsonl", "peer_answers.jsonl"
 PLAIN = "plain"
-_KILLED: dict[str, Any] = {"complete": False}
-"""The summary of a run that could not write one."""
 
 
 # Writing
@@ -189,6 +187,12 @@ def short_name(drafter: str) -> str:
     return re.sub(r"model:[^+@]*/", "model:", drafter)
 
 
+def version_of(provenance: Mapping[str, Any]) -> str:
+    """The version and the commit that results were made with; empty where neither is known."""
+    commit = f" ({str(provenance['git_commit'])[:7]})" if provenance.get("git_commit") else ""
+    return f"paceline {provenance['paceline']}{commit}" if provenance.get("paceline") else ""
+
+
 class _Saved(BaseModel):
     """Part of a line; a key whose value is null counts as absent, keys of later versions are passed over."""
 
@@ -200,21 +204,32 @@ class _Saved(BaseModel):
         return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
-class SavedRound(_Saved):
-    """One round as it was written down, see `paceline.Round`; pieces: the text of each node of its tree."""
+class _Tokens(_Saved):
+    """Tokens and their texts, if these were written down."""
+
+    token_ids: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each token; ids in brackets where there are none."""
+        known = len(self.pieces) == len(self.token_ids)
+        return self.pieces if known else tuple(f"[{token}]" for token in self.token_ids)
+
+
+class SavedRound(_Tokens):
+    """One round as it was written down, see `paceline.Round`; its tokens are the nodes of its tree."""
 
     source: str = ""
     num_drafted: int = 0
     num_accepted: int = 0
     num_emitted: int = 0
-    token_ids: tuple[int, ...] = ()
     parents: tuple[int, ...] = (-1,)
     path: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     draft_s: float = 0.0
     verify_s: float = 0.0
     rest_s: float = 0.0
-    pieces: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> "SavedRound":
@@ -228,12 +243,8 @@ class SavedRound(_Saved):
         return self.draft_s, self.verify_s, self.rest_s
 
 
-class SavedAnswer(_Saved):
-    """One answer of one side.
-
-    pieces: the text of each token, empty where none was written. seconds: of decoding; prefill_s: of reading the
-    prompt. turn, repeat: from 0.
-    """
+class SavedAnswer(_Tokens):
+    """One answer of one side. seconds: of decoding; prefill_s: of reading the prompt. turn, repeat: from 0."""
 
     token_ids: tuple[int, ...]
     id: str = ""
@@ -243,7 +254,6 @@ class SavedAnswer(_Saved):
     origins: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     rounds: tuple[SavedRound, ...] = ()
-    pieces: tuple[str, ...] = ()
     seconds: float = 0.0
     prefill_s: float | None = None
     prompt: str = ""
@@ -277,38 +287,56 @@ class SavedSpeedup(_Saved):
 
 
 class SavedRun(SavedSpeedup):
-    """One drafter's aggregates. acceptance, conditional: by position, first drafted token first. raw: all keys."""
+    """One drafter's aggregates. acceptance, conditional: by position, first drafted token first."""
 
     drafter: str = "speculative"
     categories: dict[str, SavedSpeedup] = {}
     acceptance: tuple[float | None, ...] = Field((), validation_alias="acceptance_by_position")
     conditional: tuple[float | None, ...] = Field((), validation_alias="acceptance_by_position_conditional")
     batch: int = 1
-    raw: dict[str, Any] = {}
+    mean_acceptance_length: float | None = None
+    tokens_per_s: float | None = Field(None, validation_alias="speculative_tokens_per_s")
+    verdicts: dict[str, int] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _keep_all(cls, given: object) -> object:
-        return {**given, "raw": given} if isinstance(given, dict) else given
+
+class SavedPeer(_Saved):
+    """Another system's aggregates."""
+
+    side: str = "peer"
+    over_plain: SavedSpeedup = SavedSpeedup()
+    mean_acceptance_length: float | None = None
+    tokens_per_s: float | None = None
 
 
 class SavedResults(_Saved):
     """A result folder, or a file of measurements such as `paceline doctor --json` prints.
 
-    pass_times: seconds of a pass by its rows. floor_s: seconds that reading the weights once takes.
+    model: as a person would name it, the last part of a path. pass_times: seconds of a pass by its rows. floor_s:
+    seconds that reading the weights once takes. complete: False where the run was interrupted, or killed.
     """
 
     name: str
     path: Path
-    summary: dict[str, Any]
+    model: str = "unknown model"
     runs: tuple[SavedRun, ...] = ()
+    peers: tuple[SavedPeer, ...] = ()
     pass_times: dict[int, float] = {}
     floor_s: float | None = None
+    floor_fraction: float | None = None
+    plain_tokens_per_s: float | None = None
+    numerics: str | None = None
+    complete: bool = True
+    provenance: dict[str, Any] = {}
 
-    @property
-    def model(self) -> str:
-        """The model as a person would name it: the last part of a path."""
-        return last_part(str(self.summary.get("model") or "")) or "unknown model"
+    @field_validator("model")
+    @classmethod
+    def _last_part(cls, given: str) -> str:
+        return last_part(given)
+
+    @field_validator("pass_times")
+    @classmethod
+    def _in_order(cls, given: dict[int, float]) -> dict[int, float]:
+        return dict(sorted(given.items()))
 
     def answers(self) -> list[SavedAnswer]:
         """The answers in the order of the file, none where there is no file. Raises `ConfigError` at a bad line."""
@@ -316,10 +344,8 @@ class SavedResults(_Saved):
         if not file.is_file():
             return []
         answers = []
-        lines = read_text(file, "the answers").split("\n")
-        if self.summary == _KILLED:
-            lines[-1] = ""  # it may be cut
-        for number, line in enumerate(lines, start=1):
+        # Behind the last line feed is nothing, or a line that was cut when the run was killed.
+        for number, line in enumerate(read_text(file, "the answers").split("\n")[:-1], start=1):
             try:
                 answers += [SavedAnswer.model_validate(json.loads(line))] if line.strip() else []
             except (ValueError, TypeError) as error:
@@ -345,14 +371,9 @@ def open_results(path: Path | str) -> SavedResults:
             got=str(path),
             expected=f"a folder with {SUMMARY}, as `paceline bench` writes it",
         )
+    name = path.resolve().name if path.is_dir() else path.stem
     try:
-        summary = _KILLED if is_killed else read_json(file, "the results")
-        if not isinstance(summary, dict):
-            raise ValueError(f"a {type(summary).__name__}, not an object")
-        found = SavedResults.model_validate(
-            {key: summary.get(key) for key in ("runs", "pass_times", "floor_s")}
-            | {"name": path.resolve().name if path.is_dir() else path.stem, "path": path, "summary": summary}
-        )
+        summary = {"complete": False} if is_killed else read_json(file, "the results")
+        return SavedResults.model_validate({**summary, "name": name, "path": path})
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{file} cannot be read as results", got=str(error), expected="one JSON object") from None
-    return found.model_copy(update={"pass_times": dict(sorted(found.pass_times.items()))})

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.eval import page as page_module
-from paceline.eval.page import as_script, chosen, page, with_texts
+from paceline.eval.page import as_script, chosen, page
 from paceline.eval.results import open_results
 from tests.eval.view.folders import NASTY, PROMPT, make_round, make_summary, nasty_answer, write_folder
 
@@ -151,9 +151,9 @@ def test_peers_stand_in_the_header(tmp_path):
 def test_ids_stand_in_for_missing_texts(tmp_path):
     bare = nasty_answer(pieces=[], rounds=[make_round(parents=(-1, 0), path=(1,), emitted=13)])
     results = open_results(write_folder(tmp_path / "bare", answers=[bare]))
-    (one,) = [with_texts(answer, None) for answer in chosen(results.answers())]
-    assert one.pieces[:2] == ("[100]", "[101]")
-    assert one.rounds[0].pieces == ("[10]", "[11]")
+    (one,) = chosen(results.answers())
+    assert one.texts[:2] == ("[100]", "[101]")
+    assert one.rounds[0].texts == ("[10]", "[11]")
     assert "[112]" in page(results)
 
 

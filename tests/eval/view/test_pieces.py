@@ -3,7 +3,6 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.eval.page import load_tokenizer
 from paceline.eval.results import token_texts as pieces
 from paceline.eval.results import tree_texts
 
@@ -55,8 +54,3 @@ def test_round_pieces_name_every_node():
     assert tree_texts(tokenizer, [a, space, b, 256], [-1, 0, 0, 1]) == ["a", " ", "b", "<end>"]
     half = tokenizer.encode("é")
     assert tree_texts(tokenizer, [a, *half], [-1, 0, 1])[0] == "a"
-
-
-def test_a_saved_tokenizer_is_read(tmp_path):
-    byte_tokenizer().save_pretrained(tmp_path)
-    assert pieces(load_tokenizer(str(tmp_path)), [0]) == pieces(byte_tokenizer(), [0])

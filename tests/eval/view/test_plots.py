@@ -70,13 +70,6 @@ def test_batches_join_into_lines(tmp_path):
         plots.speedup_by_batch(found[:1])
 
 
-def test_window_by_length_counts_rounds(results):
-    figure = plots.window_by_length(results)
-    assert "2.0\nn=1" in texts_of(figure)  # the tree: two deep, both accepted
-    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["2", "4", "5"]
-    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["9–16"]
-
-
 def test_draw_writes_both_formats_the_same_each_time(results, tmp_path):
     files, left_out = draw(results, tmp_path / "a")
     again, _ = draw(results, tmp_path / "b")

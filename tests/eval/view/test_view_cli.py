@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.helpers import answer, paceline, refusal
-from tests.eval.view.folders import NASTY, nasty_answer, write_folder
+from tests.eval.view.folders import NASTY, write_folder
 
 
 @pytest.fixture
@@ -60,17 +60,6 @@ def test_show_writes_and_opens_the_page(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert "open the file yourself" in paceline("show", folder, "--html", "--open").stderr
     assert len(opened) == 1, "a browser in a terminal would wait for its keys"
-
-
-def test_tokenizer_option_gives_the_texts(tmp_path):
-    from tests.eval.view.test_pieces import byte_tokenizer
-
-    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    ids = byte_tokenizer().encode("naïve {data}!")[:13]
-    bare = nasty_answer(pieces=[], token_ids=ids)
-    folder = write_folder(tmp_path / "bare", answers=[bare])
-    assert "naïve {data}" in paceline("show", str(folder), "--tokenizer", str(tmp_path / "tokenizer")).stdout
-    assert "there is no tokenizer here" in refusal("show", str(folder), "--tokenizer", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from .tokens import Painter, legend
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
-    from ..eval.demo import Pair, Totals
+    from ..eval.demo import Pair, Speeds
     from ..eval.prompts import Example
     from ..llm import LLM
 
@@ -56,11 +56,11 @@ def demo(
         chosen, llm = _open_with_head(model, chosen, speculation, loading, screen)
     else:
         llm = open_engine(model, screen, loading, chosen)
-    from ..eval.demo import totals
+    from ..eval.demo import speeds
     from ..eval.prompts import EXAMPLES
 
     pairs = _show(llm, EXAMPLES[:num_prompts], params, screen)
-    total = totals(pairs)
+    total = speeds(pairs)
     sentence = _sentence(llm, chosen.config.name, pairs, total)
     if svg is not None:
         write_text(svg, _svg(llm, pairs, total, sentence))
@@ -75,6 +75,7 @@ def demo(
         {
             **chosen.as_json(model),
             **asdict(total),
+            "num_identical": sum(pair.identical for pair in pairs),
             "prompts": [_pair_as_json(pair) for pair in pairs],
             **vars(answers),
             "numerics": llm.numerics,
@@ -127,13 +128,13 @@ def _show(llm: "LLM", examples: "Sequence[Example]", params: "SamplingParams", s
     return pairs
 
 
-def _svg(llm: "LLM", pairs: "list[Pair]", total: "Totals", sentence: str) -> str:
+def _svg(llm: "LLM", pairs: "list[Pair]", total: "Speeds", sentence: str) -> str:
     """A terminal with the speculative answers in colour, the table and the sentence below it."""
     from ..outputs import StreamChunk
 
     console = Console(file=io.StringIO(), record=True, width=_SVG_COLUMNS, highlight=False, force_terminal=True)
     for pair in pairs:
-        answer = pair.speculative.completion
+        answer = pair.speculative
         whole = StreamChunk(answer.text, answer.token_ids, answer.origins, answer.finish_reason, answer)
         console.rule(f"[bold]{escape(pair.name)}[/bold] · with speculation", align="left", style="dim")
         console.print(Painter(llm.tokenizer).paint(whole))
@@ -143,28 +144,28 @@ def _svg(llm: "LLM", pairs: "list[Pair]", total: "Totals", sentence: str) -> str
     return console.export_svg(title="paceline demo", unique_id=_SVG_ID)
 
 
-def _table(pairs: "list[Pair]", total: "Totals") -> Table:
-    columns: dict[str, Callable[[Pair], str]] = {
-        "Prompt": lambda pair: escape(pair.name),
-        "Plain\ntok/s": lambda pair: f"{pair.plain.tokens_per_s:.1f}",
-        "Spec.\ntok/s": lambda pair: f"{pair.speculative.tokens_per_s:.1f}",
-        "Speed-\nup": lambda pair: f"{pair.speedup:.2f}x",
-        "Tokens\na pass": lambda pair: f"{pair.speculative.completion.mean_acceptance_length:.2f}",
-        "Identical": lambda pair: _yes(pair.identical),
+def _table(pairs: "list[Pair]", total: "Speeds") -> Table:
+    from ..eval.demo import speeds
+
+    columns: dict[str, Callable[[tuple[str, Speeds]], str]] = {
+        "Prompt": lambda row: escape(row[0]),
+        "Plain\ntok/s": lambda row: f"{row[1].plain_tokens_per_s:.1f}",
+        "Spec.\ntok/s": lambda row: f"{row[1].speculative_tokens_per_s:.1f}",
+        "Speed-\nup": lambda row: f"{row[1].speedup:.2f}x",
+        "Tokens\na pass": lambda row: f"{row[1].mean_acceptance_length:.2f}",
+        "Identical": lambda row: "[green]yes[/green]" if row[1].identical else "[red]no[/red]",
     }
-    table = table_of(columns, pairs)
-    numbers = (total.plain_tokens_per_s, total.speculative_tokens_per_s, total.speedup, total.mean_acceptance_length)
-    texts = [form.format(value) for value, form in zip(numbers, ("{:.1f}", "{:.1f}", "{:.2f}x", "{:.2f}"), strict=True)]
+    table = table_of(columns, [(pair.name, speeds([pair])) for pair in pairs])
     table.show_footer = True
-    for column, text in zip(table.columns, ("all", *texts, _yes(total.identical)), strict=True):
-        column.footer = text
+    for column, text in zip(table.columns, columns.values(), strict=True):
+        column.footer = text(("all", total))
     return table
 
 
-def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Totals") -> str:
+def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Speeds") -> str:
     same = "every answer was token-identical" if len(pairs) > 1 else "the answer was token-identical"
     if not total.identical:
-        same = f"{total.num_identical} of {len(pairs)} answers were token-identical"
+        same = f"{sum(pair.identical for pair in pairs)} of {len(pairs)} answers were token-identical"
     promise = f"numerics: {llm.numerics}"
     if not llm.verifier.lossless:
         promise = f"the {llm.verifier.name} rule is lossy"
@@ -179,19 +180,12 @@ def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Totals") ->
 
 
 def _pair_as_json(pair: "Pair") -> dict[str, object]:
-    plain, speculative = pair.plain, pair.speculative
+    from ..eval.demo import speeds
+
     return {
         "prompt": pair.name,
-        "plain_tokens_per_s": plain.tokens_per_s,
-        "speculative_tokens_per_s": speculative.tokens_per_s,
-        "speedup": pair.speedup,
-        "mean_acceptance_length": speculative.completion.mean_acceptance_length,
-        "identical": pair.identical,
-        "plain_tokens": len(plain.completion.token_ids),
-        "speculative_tokens": len(speculative.completion.token_ids),
-        "text": speculative.completion.text,
+        **asdict(speeds([pair])),
+        "plain_tokens": len(pair.plain.token_ids),
+        "speculative_tokens": len(pair.speculative.token_ids),
+        "text": pair.speculative.text,
     }
-
-
-def _yes(value: bool) -> str:
-    return "[green]yes[/green]" if value else "[red]no[/red]"

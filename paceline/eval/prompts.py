@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias
 
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError
@@ -150,11 +150,6 @@ def is_address(source: str) -> bool:
     return source[:8].lower().startswith(_ADDRESSES)
 
 
-def names_file(part: Mapping[str, object], key: str, value: object) -> TypeGuard[str]:
-    """Whether this value of an image part may name a file."""
-    return part.get("type", "image") == "image" and key in _FILES and isinstance(value, str)
-
-
 def _text(path: Path) -> str:
     raw = read_bytes(path, "the prompts in")
     try:
@@ -203,8 +198,11 @@ def _content(content: str | list[Any], folder: Path, where: str) -> str | list[A
     if isinstance(content, str):
         return content
     return [
-        {key: _source(one, folder, where) if names_file(part, key, one) else one for key, one in part.items()}
-        if isinstance(part, dict)
+        {
+            key: _source(one, folder, where) if key in _FILES and isinstance(one, str) else one
+            for key, one in part.items()
+        }
+        if isinstance(part, dict) and part.get("type", "image") == "image"
         else part
         for part in content
     ]

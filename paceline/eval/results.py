@@ -52,7 +52,7 @@ class ResultFolder:
         for answer in answers:
             line, is_ours = answer.as_dict(), answer.side in ours
             if is_ours and tokenizer is not None and answer.token_ids is not None:
-                line["pieces"] = token_texts(tokenizer, answer.token_ids, skip_special_tokens=False)
+                line["pieces"] = token_texts(tokenizer, answer.token_ids)
                 for one in line["rounds"]:
                     one["pieces"] = tree_texts(tokenizer, one["token_ids"], one["parents"])
             self._append(self._files[ANSWERS if is_ours else PEER_ANSWERS], (to_json(line) + "\n").encode())
@@ -138,17 +138,15 @@ def _unused(model: str, drafters: Sequence[str]) -> Path:
     return folder
 
 
-def token_texts(
-    tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int], skip_special_tokens: bool = True
-) -> list[str]:
-    """The text that each token adds; joined, the text of the answer.
+def token_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> list[str]:
+    """The text that each token adds, special tokens by name; joined, the text of the answer.
 
-    A character that spans tokens goes to the token that completes it and leaves the ones before it empty, as special
-    tokens are unless asked for. At the end an incomplete one becomes a replacement character of the last token.
+    A character that spans tokens goes to the token that completes it and leaves the ones before it empty. At the end an
+    incomplete one becomes a replacement character of the last token.
     """
     from ..sampling import Detokenizer
 
-    text, found = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens), list[str]()
+    text, found = Detokenizer(tokenizer, skip_special_tokens=False), list[str]()
     for token in token_ids:
         text.feed(token)
         found.append(text.take())

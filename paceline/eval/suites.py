@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -16,7 +15,7 @@ from ..hf.images import ImageSource
 from ..system.provenance import hash_prompts
 from .prompts import EXAMPLES, PromptLine, is_address, read_lines
 
-BUILT_IN, EASY_VQA = "built-in", "easy_vqa"
+BUILT_IN = "built-in"
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 SUITES: dict[str, tuple[tuple[str, ...], str]] = {
     "spec_bench": (("question.jsonl",), "question.jsonl of the Spec-Bench project (hemingkx/Spec-Bench)"),
@@ -31,7 +30,6 @@ SUITES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "mbpp": (("test.jsonl", "mbpp.jsonl"), "mbpp.jsonl of the google-research project, folder mbpp"),
     "mmspec": (("test.jsonl",), "test.jsonl and images of the MMSpec benchmark (arXiv 2603.14989)"),
-    EASY_VQA: (("test/questions.json",), "easy-VQA (vzhou842/easy-VQA), unpacked"),
 }
 """The names that a suite's file may have, and where it is published."""
 
@@ -74,15 +72,6 @@ def read_suite(suite: str, data: str | Path | None = None) -> list[Question]:
     if suite == BUILT_IN:
         return [Question(example.name, example.name, (example.prompt,)) for example in EXAMPLES]
     path = _find(suite, data)
-    if suite == EASY_VQA:
-        return [
-            Question(
-                f"{one.path.stem}-{n}", "yes/no" if right in ("yes", "no") else "short", (text,),
-                image=str(one.path), right=right,
-            )
-            for one in load_easy_vqa(path.parent.parent, "test")
-            for n, (text, right) in enumerate(one.questions)
-        ]  # fmt: skip
     name = path.name.split(".")[0] if suite not in SUITES else suite
     return [_question(line, name) for line in read_lines(path)]
 
@@ -125,34 +114,6 @@ def hash_questions(questions: Seq[Question]) -> str:
 
     rows = [[one.id, one.chat, one.turns, *image_hash(one.image)] for one in questions]
     return hash_prompts([json.dumps(row, ensure_ascii=False) for row in rows])
-
-
-class EasyVqa(NamedTuple):
-    """One image of easy-VQA (64 x 64, one shape), and its questions, as sentences, with their one-word answers."""
-
-    path: Path
-    questions: tuple[tuple[str, str], ...]
-
-    def image(self) -> Image.Image:
-        """The image, RGB."""
-        with Image.open(self.path) as image:
-            return image.convert("RGB")
-
-
-def load_easy_vqa(folder: Path, split: str = "train") -> list[EasyVqa]:
-    """Images of a split ("train" or "test") of the unpacked archive, in order.
-
-    Raises `ConfigError` for another folder.
-    """
-    file = folder / split / "questions.json"
-    if not file.is_file():
-        raise ConfigError(
-            f"no easy-VQA at {str(folder)!r}", expected=f"a folder with {split}/questions.json and {split}/images"
-        )
-    asked: dict[int, list[tuple[str, str]]] = defaultdict(list)
-    for question, answer, image in json.loads(file.read_text(encoding="utf-8")):
-        asked[image].append((question[0].upper() + question[1:], answer))
-    return [EasyVqa(folder / split / "images" / f"{i}.png", tuple(found)) for i, found in sorted(asked.items())]
 
 
 def _find(suite: str, data: str | Path | None) -> Path:

@@ -88,10 +88,9 @@ def _print_machine(machine: "MachineReport", screen: Screen) -> None:
 
 
 def _print_model(report: "ModelReport", screen: Screen) -> None:
-    """Memory plan, kinds of layers and the times of passes."""
+    """Memory plan and the times of passes."""
     memory, costs = report.memory, report.costs
     verdict = {True: "[green]fits[/green]", False: "[bold red]does not fit[/bold red]", None: "unknown whether it fits"}
-    layers = (f"{count} {name} ({_size(size)})" for name, (count, size) in report.layers.items())
     padded = f", passes padded to a multiple of {report.row_multiple} rows" if report.row_multiple > 1 else ""
     trees = "through Paceline's attention" if report.attends_trees else "through masks of its own attention"
     trees = "in native passes" if report.native else trees
@@ -101,7 +100,6 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
         f"{_size(memory.kv_per_token)} a token",
         "INT4 self-draft": _size(memory.draft) if memory.draft else "not planned for",
         "together": f"{_size(memory.total)} of {_size(memory.available)} available: {verdict[memory.fits]}",
-        "layers": escape(", ".join(layers)),
         "numerics": report.numerics + padded,
         "self-test": f"[green]passed[/green]: trees give the logits of plain transformers, {trees}",
         "floor": f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {1e3 * costs.floor:.2f} ms a pass",
@@ -142,7 +140,6 @@ def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: 
         "model": report.name,
         **{key: getattr(report, key) for key in keys},
         "self_test": "passed",
-        "layers": {name: {"count": count, "bytes": size} for name, (count, size) in report.layers.items()},
         "memory": {**asdict(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
         **{key: getattr(costs, key) for key in ("weight_bytes", "bandwidth", "floor_fraction", "flat_rows")},
         "floor_s": costs.floor,

@@ -55,14 +55,14 @@ def tune(
     """
     with screen.spinner("starting"):
         from ..eval.run import BenchOptions
-        from ..eval.suites import hash_questions
-        from ..eval.tune import candidates_of, measure, read_questions, tuned_of
+        from ..eval.suites import BUILT_IN, hash_questions, read_suite
+        from ..eval.tune import candidates_of, measure, tuned_of
         from ..system.files import check_out, claimed
         from ..tuned import default_file, is_tuned, save_tuned
 
     configs = candidates_of(drafter)
     answers.params()
-    questions = read_questions(prompts)
+    questions = read_suite(prompts or BUILT_IN)
     path = Path(out) if out is not None else default_file(model)
     check_out(path, is_tuned)
     with claimed(path):

@@ -1,6 +1,5 @@
 """What this machine can do with a model, what its passes take, and what limits them: measured, nothing printed."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -77,11 +76,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class ModelReport:
-    """What was found of one model.
-
-    native: its passes run in the native library. layers: by class the number of modules that hold weights, and their
-    bytes.
-    """
+    """What was found of one model; native: its passes run in the native library."""
 
     name: str
     dtype: str
@@ -93,7 +88,6 @@ class ModelReport:
     context: int
     memory: MemoryPlan
     costs: PassCosts
-    layers: Mapping[str, tuple[int, int]]
 
 
 def examine_machine(device: torch.device | str | None = None) -> MachineReport:
@@ -147,7 +141,6 @@ def examine_model(
         context=context,
         memory=memory,
         costs=PassCosts(weight_bytes(loaded), bandwidth, seconds),
-        layers=layers_of(loaded.model),
     )
 
 
@@ -206,16 +199,6 @@ def int4_bytes(model: nn.Module) -> int:
             weights = module.in_features * (module.out_features + padding)
             total += weights // 2 + 4 * (weights // _GROUP_SIZE)
     return total
-
-
-def layers_of(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """By class the number of modules that hold tensors of their own, and the bytes of these, the largest first."""
-    sizes: dict[str, list[int]] = defaultdict(list)
-    for module in model.modules():
-        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-        if own:
-            sizes[type(module).__name__].append(sum(tensor.nbytes for tensor in own))
-    return dict(sorted(((name, (len(each), sum(each))) for name, each in sizes.items()), key=lambda one: -one[1][1]))
 
 
 def _measure_passes(llm: LLM, progress: Progress) -> tuple[int, dict[int, float]]:

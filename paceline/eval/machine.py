@@ -7,12 +7,12 @@ Decoding one token reads every weight once and computes little with it, so a ste
 `PassCosts` says from measured times what drafts may cost for speculation to pay.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
 from ..runner import LoadedModel
 from ..system.hardware import available_memory
@@ -32,23 +32,14 @@ def read_bandwidth(device: torch.device | str = "cpu", seconds: float = _SECONDS
     The best of several sums over a buffer that no cache holds, for about `seconds`; on CUDA the best of sums and of
     copies, which read and write. On a busy machine it is the rate that is left.
     """
-    place = torch.device(device)
-    is_cuda = place.type == "cuda"
-    buffer, timer = _buffer(place), _cuda_timer(place) if is_cuda else _clock
-
-    def fastest(work: Callable[[], object]) -> float:
-        begin, times = time.perf_counter(), [timer(work)]
-        while len(times) < 3 or time.perf_counter() - begin < seconds:
-            times.append(timer(work))
-        return min(times)
-
+    buffer = _buffer(torch.device(device))
     # Sums of int64 add once for eight bytes and never round: no other operation read faster. Products with a vector
     # reach a third of it, and the maximum of floats, which looks for NaN, three quarters.
-    best = buffer.nbytes / fastest(buffer.sum)
-    if not is_cuda:
+    best = buffer.nbytes / _fastest("buffer.sum()", buffer, seconds)
+    if not buffer.is_cuda:
         return best
     half = buffer.numel() // 2
-    copied = fastest(lambda: buffer[:half].copy_(buffer[half : 2 * half]))
+    copied = _fastest(f"buffer[:{half}].copy_(buffer[{half} : {2 * half}])", buffer, seconds)
     return max(best, 2 * half * buffer.element_size() / copied)
 
 
@@ -186,20 +177,7 @@ def _buffer(place: torch.device) -> Tensor:
     return torch.ones(size // 8, dtype=torch.int64, device=place)
 
 
-def _cuda_timer(place: torch.device) -> Callable[[Callable[[], object]], float]:
-    def timer(work: Callable[[], object]) -> float:
-        with torch.cuda.device(place):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-        return start.elapsed_time(end) / 1e3
-
-    return timer
-
-
-def _clock(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
+def _fastest(work: str, buffer: Tensor, seconds: float) -> float:
+    """Seconds of the fastest run among those of about `seconds`; waits for the device."""
+    timer = Timer(work, globals={"buffer": buffer}, num_threads=torch.get_num_threads())
+    return min(timer.blocked_autorange(min_run_time=seconds).times)

@@ -7,7 +7,6 @@ Two such prompts make ABBA, in which a steady drift of the machine cancels. `pac
 with it; `bench/peers` adds other systems as sides.
 """
 
-import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -23,10 +22,10 @@ from ..core.request import SamplingParams
 from ..errors import CacheFull, PacelineError
 from ..hf.prompts import has_chat_template
 from ..llm import LLM
-from ..runner import LoadedModel
 from ..schema import checked
+from ..zoo.registry import Progress, silent
 from . import machine
-from .check import Progress, judge
+from .check import judge
 from .reference import Decoded
 from .suites import Question
 
@@ -98,7 +97,6 @@ class Answer:
     seconds: float
     prefill_s: float
     passes: float | None
-    seed: int | None = None
     finish_reason: str | None = None
     verdict: str | None = None
     reason: str | None = None
@@ -113,35 +111,10 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """One line of `answers.jsonl`."""
-        line = {key: getattr(self.ask, key) for key in ("index", "id", "category", "topic", "turn", "repeat")}
+        line = {key: getattr(self.ask, key) for key in ("index", "id", "category", "topic", "turn", "repeat", "seed")}
         line |= {"side": self.side, "prompt": self.ask.text, "num_prompt_tokens": len(self.ask.token_ids)}
         line |= {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("ask", "side")}
         return {**line, "rounds": [asdict(one) for one in self.rounds]}
-
-
-@dataclass
-class Floor:
-    """The least time a pass can take in this very run: memory bandwidth drifts from hour to hour.
-
-    weight_bytes: bytes that a pass must read. samples: the bandwidth each time it was measured, in bytes per second.
-    """
-
-    weight_bytes: int
-    samples: list[float]
-
-    @property
-    def bandwidth(self) -> float | None:
-        """Median of what was measured."""
-        return statistics.median(self.samples) if self.samples else None
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds to read the weights once."""
-        return self.weight_bytes / self.bandwidth if self.bandwidth else None
-
-    def measure(self, loaded: LoadedModel) -> None:
-        """Add one sample; takes less than a second."""
-        self.samples.append(machine.read_bandwidth(loaded.device))
 
 
 class Side(ABC):
@@ -188,7 +161,6 @@ class EngineSide(Side):
                     seconds=timings.decode * share / max(sum(shares), 1e-12),
                     prefill_s=timings.prefill * len(ask.token_ids) / read,
                     passes=sum(1 / r.batch for r in one.decoding),
-                    seed=one.seed,
                     finish_reason=one.finish_reason,
                     origins=[origin.value for origin in one.origins],
                     sources=one.sources,
@@ -201,11 +173,10 @@ class EngineSide(Side):
         """`mine` with its verdict; none where the verifier promises the distribution and not the tokens."""
         if not (self.llm.verifier.exact or options.temperature == 0):
             return mine
-        assert mine.seed is not None
         assert plain.token_ids is not None
         assert mine.token_ids is not None
         sides = Decoded(plain.token_ids, plain.finish_reason), Decoded(mine.token_ids, mine.finish_reason)
-        found = judge(self.llm, mine.ask.prompt, mine.ask.params(options), mine.seed, *sides)
+        found = judge(self.llm, mine.ask.prompt, mine.ask.params(options), mine.ask.seed, *sides)
         return replace(mine, verdict=found.verdict.value, reason=found.reason)
 
 
@@ -227,6 +198,7 @@ class BenchRun:
     plain: plain decoding, whose answers the conversations continue from. others: every other side. keep: is given the
     answers of each turn once they are measured. complete: False where the run was interrupted. failed: the reasons of
     peers that gave up, by side. too_long: turns that did not fit the context and were left out on all sides.
+    bandwidths: of reading memory, in bytes per second, measured three times since it drifts from hour to hour.
     """
 
     plain: EngineSide
@@ -236,19 +208,17 @@ class BenchRun:
     answers: list[Answer] = field(default_factory=list[Answer])
     failed: dict[str, str] = field(default_factory=dict[str, str])
     too_long: int = 0
+    bandwidths: list[float] = field(default_factory=list[float])
     complete: bool = False
-
-    def __post_init__(self) -> None:
-        self.floor = Floor(machine.weight_bytes(self.plain.llm.loaded), [])
 
     @property
     def sides(self) -> list[Side]:
         """The sides that still answer, plain first."""
         return [self.plain, *(side for side in self.others if side.name not in self.failed)]
 
-    def measure(self, questions: Seq[Question], progress: Progress = lambda what, done, total: None) -> None:
+    def measure(self, questions: Seq[Question], progress: Progress = silent) -> None:
         """Let all sides answer; what was measured stays here also where this raises."""
-        size, loaded, repeats = self.options.batch, self.plain.llm.loaded, self.options.repeat
+        size, repeats, device = self.options.batch, self.options.repeat, self.plain.llm.loaded.device
         groups = [questions[i : i + size] for i in range(0, len(questions), size)]
         total, done = sum(max(len(question.turns) for question in group) for group in groups) * repeats, 0
         progress("warming up", 0, len(self.sides))
@@ -256,16 +226,16 @@ class BenchRun:
         for count, side in enumerate(self.sides, start=1):
             self._answers(side, [ask for ask in asks if ask is not None], min(_WARM_UP, self.options.max_tokens))
             progress("warming up", count, len(self.sides))
-        self.floor.measure(loaded)
+        self.bandwidths.append(machine.read_bandwidth(device))
         for repeat in range(repeats):
             for number, is_flipped in enumerate(flips(groups, repeat)):
-                if 2 * done >= total and len(self.floor.samples) == 1:
-                    self.floor.measure(loaded)
+                if 2 * done >= total and len(self.bandwidths) == 1:
+                    self.bandwidths.append(machine.read_bandwidth(device))
                 for _ in self._turns(groups[number], number * size, repeat, is_flipped):
                     done += 1
                     progress("measuring", done, total)
         self.complete = True
-        self.floor.measure(loaded)
+        self.bandwidths.append(machine.read_bandwidth(device))
 
     # Helpers
 

@@ -1,6 +1,5 @@
 """The prompts of a benchmark: suites as they are published, or a file of prompts (see `prompts`)."""
 
-import difflib
 import hashlib
 import json
 from collections import defaultdict
@@ -12,6 +11,7 @@ from PIL import Image
 
 from ..errors import ConfigError
 from ..hf.images import ImageSource
+from ..schema import meant
 from ..system.provenance import hash_prompts
 from .prompts import EXAMPLES, PromptLine, is_address, read_lines
 
@@ -106,10 +106,8 @@ def hash_questions(questions: Seq[Question]) -> str:
         """Of the file, or of the pixels; empty without an image, so that prompts of text keep their hashes."""
         if image is None:
             return []
-        if isinstance(image, Image.Image):
-            content = image.tobytes()
-        else:
-            content = bytes(image) if isinstance(image, bytes) else Path(image).read_bytes()
+        content = image.tobytes() if isinstance(image, Image.Image) else image
+        content = Path(content).read_bytes() if isinstance(content, str | Path) else content
         return [hashlib.sha256(content).hexdigest()]
 
     rows = [[one.id, one.chat, one.turns, *image_hash(one.image)] for one in questions]
@@ -119,15 +117,13 @@ def hash_questions(questions: Seq[Question]) -> str:
 def _find(suite: str, data: str | Path | None) -> Path:
     if suite not in SUITES:
         path = Path(suite)
-        if path.is_file():
-            return path
-        close = difflib.get_close_matches(suite.lower().replace("-", "_"), SUITES, n=1, cutoff=0.5)
-        looks_like_file = ".json" in path.name or len(path.parts) > 1
-        raise ConfigError(
-            f"there is no file {suite!r}" if looks_like_file else f"unknown suite {suite!r}",
-            expected="one of " + ", ".join(SUITES) + ", or a file of JSON lines",
-            fix=f"did you mean {close[0]!r}?" if close and not looks_like_file else None,
-        )
+        if not path.is_file():
+            raise ConfigError(
+                f"there is no file and no suite {suite!r}",
+                expected="one of " + ", ".join(SUITES) + ", or a file of JSON lines",
+                fix=meant(suite.replace("-", "_"), [*SUITES]),
+            )
+        return path
     files, published = SUITES[suite]
     expected = f"the folder that holds {suite}/{files[0]}"
     if data is None:

@@ -6,6 +6,7 @@ independent of each other.
 """
 
 import hashlib
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,8 @@ from ..llm import LLM
 from ..system.provenance import provenance, sha256_of
 from ..zoo.packaged import head_folder
 from .check import Verdict
-from .run import PLAIN, Answer, BenchRun, Floor
+from .machine import weight_bytes
+from .run import PLAIN, Answer, BenchRun
 from .suites import Question, hash_questions
 
 _RESAMPLES, _INTERVAL = 2000, (0.025, 0.975)
@@ -35,7 +37,7 @@ def summarise(run: BenchRun, drafters: Seq[str], missing_peers: Mapping[str, str
     missing_peers: those that could not be started, with the reason.
     """
     answers, seed, batch = run.answers, run.options.seed, run.options.batch
-    plain = plain_summary(answers, run.floor)
+    plain = plain_summary(answers, weight_bytes(run.plain.llm.loaded), run.bandwidths)
     runs = [{"drafter": name, "batch": batch, **speculative_summary(answers, name, seed)} for name in drafters]
     sides = dict.fromkeys(one.side for one in answers)
     peers = [side for side in sides if side != PLAIN and side not in drafters]
@@ -81,21 +83,23 @@ def speculative_summary(answers: Seq[Answer], side: str, seed: int) -> dict[str,
     }
 
 
-def plain_summary(answers: Seq[Answer], floor: Floor) -> dict[str, object]:
-    """Plain decoding against the machine."""
+def plain_summary(answers: Seq[Answer], weight_bytes: int, bandwidths: Seq[float]) -> dict[str, object]:
+    """Plain decoding against the machine. floor_s: the least seconds of a pass, in which the weights are read once."""
     mine = [one for one in answers if one.side == PLAIN]
     split = _split(mine)
     seconds = split["total"] / 1e3
+    bandwidth = statistics.median(bandwidths) if bandwidths else None
+    floor_s = weight_bytes / bandwidth if bandwidth else None
     return {
         "plain_tokens_per_s": _speed(mine),
         "plain_tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
         "plain_ms_per_pass": split,
-        "weight_bytes": floor.weight_bytes,
-        "read_bandwidth": floor.bandwidth,
-        "read_bandwidth_samples": floor.samples,
-        "floor_s": floor.seconds,
-        "achieved_bandwidth": floor.weight_bytes / seconds if seconds else None,
-        "floor_fraction": floor.seconds / seconds if floor.seconds and seconds else None,
+        "weight_bytes": weight_bytes,
+        "read_bandwidth": bandwidth,
+        "read_bandwidth_samples": list(bandwidths),
+        "floor_s": floor_s,
+        "achieved_bandwidth": weight_bytes / seconds if seconds else None,
+        "floor_fraction": floor_s / seconds if floor_s and seconds else None,
     }
 
 

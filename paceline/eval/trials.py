@@ -23,7 +23,7 @@ source   built_in   the prompts of `paceline.eval.prompts`, which every installa
 import copy
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal, TypeAlias
@@ -39,10 +39,9 @@ from ..outputs import Completion
 from ..policy import Fixed
 from ..schema import Many, checked, validate
 from ..system.provenance import hash_prompts
+from ..zoo.registry import Progress, silent
 from .prompts import EXAMPLES, user_prompt
 
-Progress = Callable[[str, int, int], None]
-"""progress(what, done, total)."""
 Source: TypeAlias = Literal["built_in", "texts", "file"]
 
 
@@ -130,7 +129,7 @@ def measure_acceptance(
     prompts: Seq[Prompt],
     params: SamplingParams,
     budget: DraftBudget,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> AcceptanceCounts:
     """Answer the prompts with the drafter of `llm`, which drafts `budget` in every round; answer i has seed + i.
 
@@ -285,7 +284,7 @@ def run_trial(
     name: str = "built-in prompts",
     source: Source = "built_in",
     texts: Seq[str] | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Trial:
     """Measure the drafter of `llm` and describe how, for training.json.
 
@@ -327,7 +326,7 @@ def check_trial(
     num_prompts: int | None = None,
     texts: Seq[str] | None = None,
     tolerance: float = 0.05,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> TrialCheck:
     """Make a trial again with `llm`, whose drafter must be the trial's, and hold it against its record."""
     prompts = [user_prompt(llm.loaded, text) for text in trial.texts(texts)[:num_prompts]]

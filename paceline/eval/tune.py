@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,7 +25,7 @@ from ..zoo import resolve
 from ..zoo.registry import Progress, silent
 from .machine import PassCosts, about_drafts, ms
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide
-from .suites import BUILT_IN, Question, read_suite
+from .suites import Question
 from .summary import summarise
 
 SURE, FEW = 1.05, 5
@@ -102,18 +101,6 @@ class Candidate:
         return {"drafter": self.config.name, **found, "config": self.config.as_dict()}
 
 
-def read_questions(path: str | None) -> list[Question]:
-    """The user's prompts: a file as `paceline bench` reads it; None: built in.
-
-    Raises `ConfigError` where there are none or a line cannot be read.
-    """
-    if path is None:
-        return read_suite(BUILT_IN)
-    if not Path(path).is_file():
-        raise ConfigError(f"there is no file {path!r}", expected="JSON lines or plain lines, one prompt each")
-    return read_suite(path)
-
-
 def candidates_of(given: Seq[str] | None) -> list[SpecConfig]:
     """The drafters to try, each under the cost model: those given, else all that need no model, and all combined.
 
@@ -154,20 +141,20 @@ def measure(
         rounds = [r for answer in run.answers if answer.side == config.name for r in answer.rounds]
         policy = llm.decoder.policy
         estimates = policy.estimates if isinstance(policy, CostModel) else None
-        found.append(candidate_of(config, summary, rounds, estimates, run.floor.weight_bytes))
+        found.append(candidate_of(config, summary, rounds, estimates))
     return found
 
 
 def candidate_of(
-    config: SpecConfig, summary: Mapping[str, Any], rounds: Seq[Round], estimates: Estimates | None, weight_bytes: int
+    config: SpecConfig, summary: Mapping[str, Any], rounds: Seq[Round], estimates: Estimates | None
 ) -> Candidate:
     """One candidate from its summary, its rounds, and what its policy has learnt."""
     sources = list(dict.fromkeys(r.source for r in rounds if r.num_drafted))
     costs, even = None, list[BreakEven]()
     if estimates is not None and estimates.curve is not None:
         turn = estimates.turn(1)
-        # Rounds as they were, and not passes: what the loop adds has to be earned as well. The floor is not asked for.
-        costs = PassCosts(weight_bytes, 1.0, {1 + depth: turn.seconds(depth) for depth in range(17)})
+        # Rounds as they were, and not passes: what the loop adds has to be earned as well. No floor is needed.
+        costs = PassCosts(0, 1.0, {1 + depth: turn.seconds(depth) for depth in range(17)})
         for source in sources:
             accepted = acceptance(r for r in rounds if r.source == source)
             if accepted is not None:

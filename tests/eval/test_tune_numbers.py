@@ -17,7 +17,6 @@ from paceline.eval.tune import (
     break_even,
     candidate_of,
     candidates_of,
-    read_questions,
     tune_report,
     usual_depth,
 )
@@ -40,9 +39,9 @@ def test_a_category_in_which_nothing_was_timed_is_left_out():
     none = {"speedup": None, "speedup_low": None, "speedup_high": None, "prompts": 1}
     whole = {**told, "plain_tokens_per_s": 10.0, "speculative_tokens_per_s": 15.0, "mean_acceptance_length": 2.0}
     whole |= {"categories": {"long": told, "one token": none}, "verdicts": {"bug": 0, "near_tie": 0}}
-    assert candidate_of(parse("lookup"), whole, [], None, 1).categories.keys() == {"long"}
+    assert candidate_of(parse("lookup"), whole, [], None).categories.keys() == {"long"}
     with pytest.raises(ConfigError, match="nothing could be timed"):
-        candidate_of(parse("lookup"), {**whole, **none}, [], None, 1)
+        candidate_of(parse("lookup"), {**whole, **none}, [], None)
 
 
 def test_acceptance_counts_what_was_judged():
@@ -137,17 +136,3 @@ def test_words_begin_with_the_choice_and_name_faults():
     assert any("2 of its answers differ" in line for line in told)
     assert tune_report([one], one, "m")[0].startswith("Choice for m: lookup, 1.50x as fast")
     assert any("never drafted" in line for line in tune_report([candidate()], None, "m"))
-
-
-def test_prompts_as_people_have_them(tmp_path):
-    lines, rows = tmp_path / "mine.txt", tmp_path / "rows.txt"
-    lines.write_text("one\n\ntwo\n")
-    rows.write_text('{"messages": [{"role": "user", "content": "x"}], "category": "c"}\n')
-    assert [(q.turns, q.chat, q.category) for q in read_questions(str(lines))] == [
-        (("one",), None, "mine"),
-        (("two",), None, "mine"),
-    ]
-    assert read_questions(str(rows))[0].category == "c"
-    assert len(read_questions(None)) == 8
-    with pytest.raises(ConfigError, match="there is no file"):
-        read_questions("absent.jsonl")

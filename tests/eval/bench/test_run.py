@@ -87,7 +87,7 @@ def test_both_sides_answer_everything(engine, measure, questions, batch):
         assert own <= one.seconds < 3 * own + 0.05
         assert one.passes == pytest.approx(sum(1 / r.batch for r in decoding))
     assert max(r.batch for one in run.answers for r in one.rounds) == batch
-    assert len(run.floor.samples) == 3
+    assert len(run.bandwidths) == 3
 
 
 def test_summary(engine, measure, questions):

@@ -204,9 +204,17 @@ def check(
             one, other = (side.generate([prompt], params)[0].outputs[0] for side in (plain, llm))
             sides = [Decoded(side.token_ids, side.finish_reason, side.logprobs) for side in (one, other)]
             found = judge(llm, prompt, params, other.seed, *sides, with_reference=len(comparisons) < num_references)
-            about = (index, temperature, len(other.token_ids), other.mean_acceptance_length)
-            tokens = (text(side, found.position) for side in sides)
-            comparisons.append(Comparison(*vars(found).values(), *about, *tokens))
+            comparisons.append(
+                Comparison(
+                    **vars(found),
+                    prompt=index,
+                    temperature=temperature,
+                    num_tokens=len(other.token_ids),
+                    mean_acceptance_length=other.mean_acceptance_length,
+                    plain_token=text(sides[0], found.position),
+                    speculative_token=text(sides[1], found.position),
+                )
+            )
             progress("comparing answers", len(comparisons), len(prompts) * len(compared))
     law = law_test(llm.verifier, seed=seed, progress=progress) if with_law_test else None
     return CheckReport(comparisons, [t for t in temperatures if t not in compared], law)

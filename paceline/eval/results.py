@@ -205,7 +205,7 @@ class _Saved(BaseModel):
 class _Tokens(_Saved):
     """Tokens and their texts, if these were written down."""
 
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...]
     pieces: tuple[str, ...] = ()
 
     @property
@@ -218,6 +218,7 @@ class _Tokens(_Saved):
 class SavedRound(_Tokens):
     """One round as it was written down, see `paceline.Round`; its tokens are the nodes of its tree."""
 
+    token_ids: tuple[int, ...] = ()
     source: str = ""
     num_drafted: int = 0
     num_accepted: int = 0
@@ -244,7 +245,6 @@ class SavedRound(_Tokens):
 class SavedAnswer(_Tokens):
     """One answer of one side. seconds: of decoding; prefill_s: of reading the prompt. turn, repeat: from 0."""
 
-    token_ids: tuple[int, ...]
     id: str = ""
     category: str = ""
     side: str = PLAIN

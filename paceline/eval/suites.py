@@ -106,8 +106,10 @@ def hash_questions(questions: Seq[Question]) -> str:
         """Of the file, or of the pixels; empty without an image, so that prompts of text keep their hashes."""
         if image is None:
             return []
-        content = image.tobytes() if isinstance(image, Image.Image) else image
-        content = Path(content).read_bytes() if isinstance(content, str | Path) else content
+        if isinstance(image, Image.Image):
+            content = image.tobytes()
+        else:
+            content = bytes(image) if isinstance(image, bytes) else Path(image).read_bytes()
         return [hashlib.sha256(content).hexdigest()]
 
     rows = [[one.id, one.chat, one.turns, *image_hash(one.image)] for one in questions]

@@ -1,16 +1,10 @@
-"""Questions about a scene, with their answers, in five kinds that differ in how long the answer is; and easy-VQA's."""
+"""Questions about a scene, with their answers, in five kinds that differ in how long the answer is."""
 
-import json
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
-from PIL import Image
-
-from paceline.errors import ConfigError
 from paceline.eval.suites import Question as SuiteQuestion
 
 from .scene import COLOURS, HELD_OUT, SHAPES, WORDS, Bars, Scene, Sign, Thing, make_scene, render
@@ -237,34 +231,3 @@ def scene_suite(per_kind: int = 60, first: int = 0) -> list[SuiteQuestion]:
             SuiteQuestion(f"scene-{number}", kind, (question.text,), image=render(scene), right=question.answer)
         )
     return made
-
-
-# Questions of others
-
-
-class EasyVqa(NamedTuple):
-    """One image of easy-VQA (64 x 64, one shape), and its questions, as sentences, with their one-word answers."""
-
-    path: Path
-    questions: tuple[tuple[str, str], ...]
-
-    def image(self) -> Image.Image:
-        """The image, RGB."""
-        with Image.open(self.path) as image:
-            return image.convert("RGB")
-
-
-def load_easy_vqa(folder: Path, split: str = "train") -> list[EasyVqa]:
-    """Images of a split ("train" or "test") of the unpacked archive, in order.
-
-    Raises `ConfigError` for another folder.
-    """
-    file = folder / split / "questions.json"
-    if not file.is_file():
-        raise ConfigError(
-            f"no easy-VQA at {str(folder)!r}", expected=f"a folder with {split}/questions.json and {split}/images"
-        )
-    asked: dict[int, list[tuple[str, str]]] = defaultdict(list)
-    for question, answer, image in json.loads(file.read_text(encoding="utf-8")):
-        asked[image].append((question[0].upper() + question[1:], answer))
-    return [EasyVqa(folder / split / "images" / f"{i}.png", tuple(found)) for i, found in sorted(asked.items())]

@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
+from paceline.eval.suites import EasyVqa
 from paceline.train.loop import Task
 from paceline.train.recipe import Losses
 from paceline.train.run_folder import understood
@@ -28,7 +29,7 @@ from paceline.train.run_folder import understood
 from .config import DistillSection, SftSection, VlmConfig
 from .model import GRID, add_lora, make_model, make_processor, vision_parts
 from .pretrain import pixels_of
-from .questions import KINDS, EasyVqa, Kind, ask
+from .questions import KINDS, Kind, ask
 from .scene import HELD_OUT, make_scene, render
 
 IGNORED = -100

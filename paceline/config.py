@@ -254,7 +254,7 @@ def engine_flags(config: SpecConfig, num_tokens: Mapping[str, int], alone: Seq[S
     """The same drafter as options of vLLM 0.32, SGLang 0.5.23 and llama.cpp of 2026, which draft a fixed number.
 
     num_tokens: how many to draft, by drafter as results name it (lookup, self-int4, draft_model). alone: single
-    drafters that pay by themselves, the best first, for engines that cannot combine several.
+    drafters that pay by themselves, the best first. In place of a combination, an engine gets the first that it has.
     """
     if config.method == "none":
         remark = "no drafter pays here: start it without speculation"
@@ -264,30 +264,15 @@ def engine_flags(config: SpecConfig, num_tokens: Mapping[str, int], alone: Seq[S
         tokens = max(1, num_tokens.get(drafter.label or drafter.method, 5))
         return drafter.elsewhere(tokens).get(engine, ("", f"has no {drafter.method}"))
 
-    parts = config.drafter.parts
-    if len(parts) == 1:
-        return [EngineFlags(engine, *found(parts[0], engine)) for engine in _ENGINES]
+    if config.method != "choose":
+        return [EngineFlags(engine, *found(config.drafter, engine)) for engine in _ENGINES]
     flags = list[EngineFlags]()
-    for engine in _ENGINES[:2]:
-        singles = [(one.name, *found(one.drafter, engine)) for one in alone]
-        name, its_flags, remark = next((one for one in singles if one[1]), ("", "", ""))
+    for engine in _ENGINES:
+        tried = [(one.name, *found(one.drafter, engine)) for one in alone]
+        name, its_flags, remark = next((one for one in tried if one[1]), ("", "", ""))
         if its_flags:
-            remark = f"so {name} alone" + (f"; {remark}" if remark else "")
+            remark = f"{name} alone" + (f"; {remark}" if remark else "")
         else:
-            remark = "and " + (singles[0][2] if singles else "none pays by itself")
-        flags.append(EngineFlags(engine, its_flags, f"one drafter at a time, {remark}"))
-    return [*flags, _mixed([found(part, _ENGINES[2]) for part in parts])]
-
-
-def _mixed(parts: Seq[tuple[str, str]]) -> EngineFlags:
-    """llama.cpp mixes n-grams and one draft model, and chooses by its own rule. parts: flags and remark of each."""
-    missing = next((remark for flags, remark in parts if not flags), None)
-    if missing is not None:
-        return EngineFlags("llama.cpp", "", missing)
-    split = [flags.split(" ", 2) for flags, _ in parts]  # --spec-type, its value, the rest
-    kinds = [kind for _, kind, _ in split]
-    if len(set(kinds)) < len(kinds):
-        return EngineFlags("llama.cpp", "", "takes one draft model at a time")
-    remarks = [remark for (_, remark), kind in zip(parts, kinds, strict=True) if kind == "draft-simple"]
-    flags = f"--spec-type {','.join(kinds)} {' '.join(rest for _, _, rest in split)}"
-    return EngineFlags("llama.cpp", flags, "; ".join(["mixes them by a rule of its own", *remarks]))
+            remark = tried[0][2] if tried else "no drafter pays by itself"
+        flags.append(EngineFlags(engine, its_flags, remark))
+    return flags

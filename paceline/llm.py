@@ -34,7 +34,7 @@ from .quant import QuantReport, Weights, check_weights
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .sampling import Detokenizer
 from .schema import checked_call
-from .tuned import check_profile, dtype_label, load_tuned
+from .tuned import check_profile, load_tuned
 from .verify import Coupled
 from .zoo import resolve
 
@@ -123,8 +123,8 @@ class LLM:
         measured = None
         if profile is not None:
             tuned = load_tuned(str(profile))
-            measured, made_for = tuned.profile, dtype_label(self.loaded.dtype, self.loaded.device)
-            for warning in check_profile(measured, self.loaded.name, made_for, torch.get_num_threads()):
+            measured = tuned.profile
+            for warning in check_profile(measured, self.loaded):
                 warnings.warn(warning, stacklevel=2)
             if drafter is None:
                 drafter, tuned_policy, _ = tuned.config.build(allow_lossy, measured)

@@ -4,15 +4,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from .config import SpecConfig, parse
 from .errors import ConfigError
 from .policy import Profile
+from .runner import LoadedModel
 from .system.files import is_kind, read_json, to_json, write_text
 
 VERSION = 1
 _KIND = "paceline-tune"
 is_tuned = is_kind(_KIND)
 """Whether the beginning of a file says that `paceline tune` wrote it."""
+_AGAIN = "run `paceline tune` again"
 
 
 @dataclass(frozen=True)
@@ -83,17 +87,18 @@ def default_file(model: str) -> Path:
     return Path(f"paceline-{last or 'model'}.json")
 
 
-def dtype_label(dtype: object, device: object) -> str:
-    """How the weights are held, as a profile remembers it: "bfloat16", or "bfloat16 on cuda"."""
-    name, where = str(dtype).removeprefix("torch."), str(device).partition(":")[0]
-    return name if where == "cpu" else f"{name} on {where}"
+def made_for(loaded: LoadedModel) -> tuple[str, str, int]:
+    """What a profile is measured with: the model's name, its dtype (on a GPU as "bfloat16 on cuda"), threads."""
+    dtype, device = str(loaded.dtype).removeprefix("torch."), loaded.device.type
+    return loaded.name, dtype if device == "cpu" else f"{dtype} on {device}", torch.get_num_threads()
 
 
-def check_profile(profile: Profile, model: str, dtype: str, threads: int) -> list[str]:
+def check_profile(profile: Profile, loaded: LoadedModel) -> list[str]:
     """Whether a profile may be used with this model; what is left blank in it fits anything.
 
-    Returns warnings. Raises `ConfigError` where model or dtype (see `dtype_label`) are not those measured.
+    Returns warnings. Raises `ConfigError` where model or dtype are not those measured.
     """
+    model, dtype, threads = made_for(loaded)
     for what, then, now in (("model", profile.model, model), ("dtype", profile.dtype, dtype)):
         if then and then != now:
             raise ConfigError(
@@ -102,14 +107,7 @@ def check_profile(profile: Profile, model: str, dtype: str, threads: int) -> lis
             )  # fmt: skip
     if profile.threads and profile.threads != threads:
         return [
-            f"the profile was measured with {_threads(profile.threads)} and this run has {threads}: its times are off "
+            f"the profile was measured with {profile.threads} threads and this run has {threads}: its times are off "
             f"until the policy has learnt new ones (--threads {profile.threads} would fit)"
         ]
     return []
-
-
-_AGAIN = "run `paceline tune` again"
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'' if count == 1 else 's'}"

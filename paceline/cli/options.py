@@ -284,20 +284,11 @@ def open_engine(
             **given,
         )
     if speculation.profile is not None and isinstance(model, str):
-        _warn_of_profile(speculation.profile, llm, screen)
+        from ..tuned import check_profile
+
+        for warning in check_profile(speculation.profile, llm.loaded):
+            screen.err.print(f"[yellow]Warning:[/yellow] {escape(warning)}.", soft_wrap=True)
     return llm
-
-
-def _warn_of_profile(profile: "Profile", llm: "LLM", screen: Screen) -> None:
-    """Warn where it was measured otherwise. Raises `ConfigError` where it is another model's."""
-    import torch
-
-    from ..tuned import check_profile, dtype_label
-
-    loaded = llm.loaded
-    made_for = dtype_label(loaded.dtype, loaded.device)
-    for warning in check_profile(profile, loaded.name, made_for, torch.get_num_threads()):
-        screen.err.print(f"[yellow]Warning:[/yellow] {escape(warning)}.", soft_wrap=True)
 
 
 def choose_prompts(

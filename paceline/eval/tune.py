@@ -10,8 +10,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
-import torch
-
 from ..config import EngineFlags, SpecConfig, engine_flags, parse
 from ..core.outputs import Round
 from ..drafters.registry import REGISTRY, methods
@@ -20,7 +18,7 @@ from ..llm import LLM
 from ..policy import CostModel, Profile
 from ..policy.estimates import Estimates
 from ..system.provenance import provenance
-from ..tuned import Tuned, dtype_label
+from ..tuned import Tuned, made_for
 from ..zoo import resolve
 from ..zoo.registry import Progress, silent
 from .machine import PassCosts, about_drafts, ms
@@ -221,7 +219,6 @@ def tuned_of(
     shown = best or max(candidates, key=lambda one: one.overall.value)
     policy = llms[list(candidates).index(shown)].decoder.policy
     loaded = plain.loaded
-    made_with = (loaded.name, dtype_label(loaded.dtype, loaded.device), torch.get_num_threads())
     remarks = list[str]()
     if prompts["file"] is None:
         remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
@@ -229,7 +226,7 @@ def tuned_of(
         remarks.append("Few prompts give wide intervals, and a single one gives none: use more for a surer choice.")
     return Tuned(
         SpecConfig() if best is None else best.config,
-        policy.profile(*made_with) if isinstance(policy, CostModel) else Profile(),
+        policy.profile(*made_for(loaded)) if isinstance(policy, CostModel) else Profile(),
         provenance(),
         tune_report(candidates, best, loaded.name, remarks),
         {

@@ -3,13 +3,11 @@
 They are read up to a limit, written whole or not at all, and replaced only where the same command wrote them.
 """
 
-import io
 import json
 import math
 import os
 import re
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -37,18 +35,18 @@ def exists(path: Path) -> bool:
 
 def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BYTES) -> bytes:
     """The content of a regular file. Raises `ConfigError`, also for pipes and devices, which may never end."""
+    place = Path(path)
     try:
-        # O_NONBLOCK: opening a pipe without a writer returns at once
-        with os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            about = os.fstat(file.fileno())
-            is_file, size = stat.S_ISREG(about.st_mode), about.st_size or MAX_BYTES  # 0 for files of the kernel
-            content = file.read(min(size, max_bytes) + 1) if is_file else b""  # allocates that much at once
+        if place.exists() and not place.is_file():
+            raise ConfigError(f"{what} {str(path)!r} is not a regular file", fix="copy its content to a file")
+        with place.open("rb") as file:
+            content = file.read(min(place.stat().st_size or max_bytes, max_bytes) + 1)  # 0 for files of the kernel
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         raise ConfigError(
             f"{what} {str(path)!r} cannot be read", got=getattr(error, "strerror", None) or error
         ) from error
-    if not is_file:
-        raise ConfigError(f"{what} {str(path)!r} is not a regular file", fix="copy its content to a file")
     if len(content) > max_bytes:
         raise ConfigError(f"{what} {str(path)!r} is too large", expected=f"at most {max_bytes:,} bytes")
     return content
@@ -72,7 +70,7 @@ def read_stdin(what: str, max_bytes: int = MAX_BYTES) -> str:
 def as_text(content: bytes, name: str) -> str:
     """UTF-8 as text, without a byte order mark, with line feeds at the ends of lines. Raises `ConfigError`."""
     try:
-        return io.IncrementalNewlineDecoder(None, translate=True).decode(content.decode("utf-8-sig"), final=True)
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not text", got=error, expected="UTF-8") from error
 

@@ -19,7 +19,6 @@ import psutil
 from ..errors import ConfigError
 
 _ROOT = Path("/")  # of the file system; tests bring their own
-_NO_LIMIT = 1 << 60  # cgroups of version 1 say "unlimited" by a huge number
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SHORT_SPIN = "10000"
 _MANY = 0.25  # of other threads that run
@@ -116,11 +115,10 @@ def count_cores(cpus: set[int], root: Path = _ROOT) -> int:
 def cpu_quota(root: Path = _ROOT) -> float | None:
     """CPUs' worth of time that the container grants, for example 1.5; None where nothing limits it."""
     quotas: list[float] = []
-    for folder, version in _cgroups("cpu", root):
-        names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    for folder in _cgroups(root):
         with suppress(ValueError, ZeroDivisionError):  # "max", or no such file
-            quota, period = (int(word) for name in names for word in _read(folder / name).split())
-            quotas += [quota / period] if quota > 0 else []
+            quota, period = (int(word) for word in _read(folder / "cpu.max").split())
+            quotas.append(quota / period)
     return min(quotas, default=None)
 
 
@@ -130,32 +128,22 @@ def memory_room(root: Path = _ROOT) -> int | None:
     Its cached files count as room: the system drops them before it refuses memory.
     """
     rooms: list[int] = []
-    for folder, version in _cgroups("memory", root):
-        names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for folder in _cgroups(root):
         with suppress(ValueError):
-            limit, used = (int(_read(folder / name)) for name in names)
+            limit, used = (int(_read(folder / name)) for name in ("memory.max", "memory.current"))
             stat = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
-            # Version 1 has the sums with the groups below under names of their own.
-            files = sum(int(stat.get(f"total_{key}", stat.get(key, 0))) for key in ("inactive_file", "active_file"))
-            rooms += [max(0, limit - max(0, used - files))] if limit < _NO_LIMIT else []
+            files = sum(int(stat.get(key, 0)) for key in ("inactive_file", "active_file"))
+            rooms.append(max(0, limit - max(0, used - files)))
     return min(rooms, default=None)
 
 
-def _cgroups(controller: str, root: Path) -> Iterator[tuple[Path, int]]:
-    """Folders of this process's Linux control group and of those above it, whose limits hold too, and their version."""
-    mounts = root / "sys/fs/cgroup"
+def _cgroups(root: Path) -> Iterator[Path]:
+    """Folders of this process's Linux control group (version 2) and of those above it, whose limits hold too."""
     for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            tops, version = (mounts, mounts / "unified"), 2
-        elif controller in controllers.split(","):
-            tops, version = (mounts / controller, mounts / controllers), 1
-        else:
-            continue
-        # In a container the path is often the host's, and only the top exists here: the container's own group.
-        parts = [] if ".." in path.split("/") else path.strip("/").split("/")
-        for top in tops:
-            yield from ((top.joinpath(*parts[:depth]), version) for depth in range(len(parts), -1, -1))
+        if line.startswith("0::"):
+            # In a container the path is often the host's, and only the top exists here: the container's own group.
+            parts = [] if ".." in line.split("/") else line[3:].strip("/").split("/")
+            yield from (root.joinpath("sys/fs/cgroup", *parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
 def cpu_info(key: str, root: Path = _ROOT) -> str | None:

@@ -1,5 +1,6 @@
 """Models of the zoo in the user's cache: each is pulled whole or not at all, once for all who ask at the same time."""
 
+import difflib
 import errno
 import json
 import os
@@ -86,7 +87,7 @@ def resolve(name_or_path: str | Path, cache_dir: Path | str | None = None, progr
     if name in registry.ZOO:
         return str(pull(name, cache_dir, progress))
     is_bare = not any(mark in name for mark in "/\\") and not exists(Path(name))
-    if is_bare and registry.nearest(name, cutoff=0.8) is not None:
+    if is_bare and difflib.get_close_matches(name.lower(), list(registry.ZOO), cutoff=0.8):
         registry.lookup(name)  # raises, with the name that was meant
     return name
 

@@ -7,7 +7,6 @@ a module with
     models()     optional: a function for each model's name that reads its `registry.ZooEntry`: `paceline pull NAME`
 """
 
-import difflib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError
+from ..schema import meant
 from ..system.files import exists, read_json
 
 if TYPE_CHECKING:
@@ -105,18 +105,12 @@ def head_folder(name_or_path: str | Path) -> Path:
     known = _head_folders()
     if name_or_path in known:
         return known[name_or_path]
-    close = difflib.get_close_matches(name_or_path.lower(), list(known), n=1, cutoff=0.5)
-    if close:
-        fix = f"did you mean {close[0]!r}?"
-    elif known:
-        fix = "`paceline models` lists the installed ones; `paceline train` makes one"
-    else:
-        fix = f"{INSTALL}; `paceline train` makes one"
+    have = "`paceline models` lists the installed ones" if known else INSTALL
     raise ConfigError(
         f"no head at {name_or_path!r}",
         got="a folder without config.json" if exists(path) else "neither a folder nor an installed head",
         expected="a folder with config.json" + (", or one of " + ", ".join(known) if known else ""),
-        fix=fix,
+        fix=meant(name_or_path, list(known)) or f"{have}; `paceline train` makes one",
     )
 
 

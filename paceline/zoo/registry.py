@@ -1,6 +1,5 @@
 """The names of the zoo and where each model comes from; fetches nothing."""
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar, final
 
 from ..errors import ConfigError
+from ..schema import meant
 from .packaged import INSTALL, distributions, packaged_models
 
 Progress = Callable[[str, int, int | None], None]
@@ -145,17 +145,10 @@ def lookup(name: str) -> ZooEntry:
     """The entry called `name`. Raises ConfigError that lists the known names and suggests the nearest."""
     if name in ZOO:
         return ZOO[name]
-    close = nearest(name)
     missing = "" if distributions() else f"; {INSTALL}"
     raise ConfigError(
         "the zoo has no model of this name",
         got=repr(name),
         expected="one of " + ", ".join(sorted(ZOO)),
-        fix=f"did you mean {close!r}?" if close else "`paceline models` lists what can be pulled" + missing,
+        fix=meant(name, list(ZOO)) or "`paceline models` lists what can be pulled" + missing,
     )
-
-
-def nearest(name: str, cutoff: float = 0.5) -> str | None:
-    """The known name most like `name`, or None when none is alike (`cutoff` from 0, anything, to 1, equal)."""
-    found = difflib.get_close_matches(name.lower(), list(ZOO), n=1, cutoff=cutoff)
-    return found[0] if found else None

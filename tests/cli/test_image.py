@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline import LLM
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.system.web import serving
 from tests.tiny import tiny_model
@@ -89,17 +88,3 @@ def test_what_is_refused(folder, files, tmp_path):
     assert "cannot be fetched" in refusal("generate", folder, "--image", "http://127.0.0.1:9/a.png", *asked)
     assert "not with --token-ids" in refusal("generate", folder, "--image", files[0], "--token-ids", "5", code=2)
     assert "prompt is empty" in refusal("generate", folder, "--image", files[0], "--prompt", " ")
-
-
-def test_help_has_an_example_with_an_image():
-    said = " ".join(paceline("generate", "--help").stdout.split())
-    assert "--image cat.jpg" in said
-    assert "FILE|URL" in said
-
-
-def test_the_same_folder_through_the_library(folder, files):
-    llm = LLM(folder, numerics="fast")
-    chat = [{"role": "user", "content": [{"type": "image", "path": files[0]}, {"type": "text", "text": "what?"}]}]
-    (result,) = llm.generate([chat])
-    assert result.outputs[0].num_images == 1
-    assert result.outputs[0].num_image_tokens == 16

@@ -10,7 +10,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from tests.cli.helpers import WORDS, answer, paceline, refusal, save
 from tests.tiny import tiny_model
 
-DEEP, DIGITS = "[" * 1000 + "]" * 1000, "9" * 5000
+DIGITS = "9" * 5000
 
 
 def test_usage_errors_have_status_2(model):
@@ -31,34 +31,21 @@ def test_usage_errors_have_status_2(model):
     [
         (("-p", "w5", "-d", "lokup"), "did you mean 'lookup'"),
         (("-p", "w5", "--speculative-config", "{method: ngram}"), "not valid JSON"),
-        (("-p", "w5", "--speculative-config", '{"metod": "ngram"}'), "did you mean 'method'"),
         (("-p", "w5", "--speculative-config", '{"method": "ngram", "rejection_sample_method": "typical"}'), "lossy"),
         (("-p", ""), "the prompt is empty"),
         (("--token-ids", ""), "the prompt is empty"),
         (("--token-ids", "1,x"), "--token-ids cannot be read"),
         (("--token-ids", "1,97"), "no token id"),
         (("--prompt-file", "absent.txt"), "cannot be read"),
-        (("-p", "w5", "-t", "-1"), "temperature has a wrong value"),
         (("-p", "w5", "--max-tokens", "0"), "max_tokens has a wrong value"),
         (("-p", "w5", "--logit-bias", "[1]"), '--logit-bias, for example {"42": -5}, has a wrong value'),
         (("-p", "w5", "--logit-bias", '{"5": "1"}'), "valid number"),
-        (("-p", "w5", "--logit-bias", '{"5": true}'), "valid number"),
-        (("-p", "w5", "--logit-bias", DEEP), "--logit-bias is not valid JSON"),
         (("-p", "w5", "--logit-bias", f'{{"5": {DIGITS}}}'), "--logit-bias is not valid JSON"),
-        (("-p", "w5", "--logit-bias", "\udcff"), "--logit-bias is not valid JSON"),
-        (("-p", "w5", "--speculative-config", f'{{"method": {DEEP}}}'), "not valid JSON"),
-        (("-p", "w5", "--speculative-config", f'{{"top_k": {DIGITS}}}'), "not valid JSON"),
-        (("-p", "w5", "--speculative-config", '{"method": "choose", "drafters": [1, 2]}'), "names no drafter"),
         (("-p", "w5", "-d", "model:\udcff"), "surrogates"),
         (("-p", "w5 \udcff"), "half a character"),
-        (("-c", "w5 \udcff"), "half a character"),
         (("-p", "w5", "--stop", "\udcff"), "SamplingParams.stop"),
-        (("-p", "w5", "--bad-word", "\udcff"), "SamplingParams.bad_words"),
-        (("-p", "w5", "--bad-word", " "), "bad word has no tokens"),
-        (("-p", "w5", "--n", "1000000000"), "less than or equal to 4096"),
         (("--token-ids", DIGITS), "--token-ids cannot be read"),
         (("--prompt-file", "/dev/zero"), "not a regular file"),
-        (("-p", "w5", "--logit-bias", '{"970": 1}'), "names no token"),
         (("-p", "w5", "--image", "cat.png"), "No such file"),
         (("-p", "w5", "--dtype", "int3"), "unknown dtype"),
         (("-p", "w5", "--device", "toaster"), "unknown device"),

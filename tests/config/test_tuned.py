@@ -4,11 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from paceline.config import SpecConfig, parse
 from paceline.errors import ConfigError
 from paceline.policy import Profile
-from paceline.tuned import Tuned, check_profile, default_file, dtype_label, load_tuned, save_tuned
+from paceline.tuned import Tuned, check_profile, default_file, load_tuned, made_for, save_tuned
+from tests.helpers import loaded
 
 PROFILE = Profile(
     {1: 0.01, 17: 0.02},
@@ -69,21 +71,23 @@ def test_what_is_no_such_file(tmp_path):
             load_tuned(file)
 
 
-def test_a_profile_belongs_to_its_model():
-    assert check_profile(PROFILE, "m", "bfloat16", 1) == []
-    assert check_profile(Profile(), "any", "float32", 8) == []
-    with pytest.raises(ConfigError, match=r"another model.*m there, other here"):
-        check_profile(PROFILE, "other", "bfloat16", 1)
-    with pytest.raises(ConfigError, match=r"another dtype.*bfloat16 there, float32 here"):
-        check_profile(PROFILE, "m", "float32", 1)
-    (warning,) = check_profile(PROFILE, "m", "bfloat16", 2)
-    assert "measured with 1 thread and this run has 2" in warning
-    assert check_profile(replace(PROFILE, threads=0), "m", "bfloat16", 2) == []
-
-
-def test_dtypes_are_told_apart_by_device():
-    assert dtype_label("torch.bfloat16", "cpu") == "bfloat16"
-    assert dtype_label("torch.bfloat16", "cuda:1") == "bfloat16 on cuda"
+def test_a_profile_belongs_to_its_model(monkeypatch):
+    made = loaded("llama")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    mine = Profile(model=made.name, dtype="float32", threads=2)
+    assert made_for(made) == (made.name, "float32", 2)
+    assert (
+        check_profile(mine, made)
+        == check_profile(Profile(), made)
+        == check_profile(replace(mine, threads=0), made)
+        == []
+    )
+    with pytest.raises(ConfigError, match=rf"another model.*m there, {made.name} here"):
+        check_profile(replace(mine, model="m"), made)
+    with pytest.raises(ConfigError, match=r"another dtype.*bfloat16 on cuda there, float32 here"):
+        check_profile(replace(mine, dtype="bfloat16 on cuda"), made)
+    (warning,) = check_profile(replace(mine, threads=1), made)
+    assert "measured with 1 threads and this run has 2" in warning
 
 
 def test_default_names():

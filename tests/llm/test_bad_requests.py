@@ -161,11 +161,6 @@ def test_engine_options(name):
             LLM(**{"model": tiny_model("llama"), name: value})
 
 
-def test_a_class_in_the_place_of_an_object():
-    with pytest.raises(ConfigError, match=r"make one: PromptLookup\(...\)"):
-        LLM(tiny_model("llama"), drafter=PromptLookup)  # type: ignore[arg-type]
-
-
 BAD_PARTS: list[tuple[type, tuple[object, ...], dict[str, object]]] = [
     *((PromptLookup, (value,), {}) for value in ("x", 1.5, True, 0, 10**9, None)),
     (PromptLookup, (2, 3), {}),

@@ -6,7 +6,6 @@ import pytest
 
 from paceline import LLM, CostModel, Fixed, PromptLookup, SamplingParams
 from paceline.config import parse
-from paceline.errors import ConfigError
 from paceline.policy import Profile
 from paceline.quant import Int4Linear, Int8Linear
 from paceline.tuned import Tuned, save_tuned
@@ -27,11 +26,6 @@ def test_rounded_weights_answer_the_same_with_and_without_a_drafter(weights, kin
         assert llm.generate([PROMPT], params)[0].token_ids == llm.plain().generate([PROMPT], params)[0].token_ids
 
 
-def test_unknown_weights_are_refused():
-    with pytest.raises(ConfigError, match="'int8'"):
-        LLM(tiny_model("llama"), weights="int3")  # type: ignore[arg-type]
-
-
 def test_the_default_policy_is_the_cost_model():
     assert isinstance(LLM(tiny_model("llama"), drafter=PromptLookup()).decoder.policy, CostModel)
     assert isinstance(LLM(tiny_model("llama")).decoder.policy, Fixed)
@@ -47,12 +41,6 @@ def test_a_tuned_file_brings_its_drafter(tmp_path):
     assert llm.generate([PROMPT], params)[0].token_ids == plain.generate([PROMPT], params)[0].token_ids
     kept = LLM(tiny_model("llama"), profile=tmp_path / "t.json", drafter=PromptLookup(2), policy=Fixed(3))
     assert isinstance(kept.decoder.policy, Fixed)
-
-
-def test_a_tuned_file_of_another_model_is_refused(tmp_path):
-    save_tuned(tmp_path / "t.json", Tuned(parse("lookup"), Profile(model="another"), {}, []))
-    with pytest.raises(ConfigError, match="another model"):
-        LLM(tiny_model("llama"), profile=tmp_path / "t.json")
 
 
 def test_other_threads_are_a_warning(tmp_path):

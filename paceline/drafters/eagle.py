@@ -40,7 +40,7 @@ from .eagle_pass import FEW, EaglePass
 from .fitting import read_head
 from .registry import TREE_NODES, HeadSpec
 from .top_tokens import Best, TokenRanking
-from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, TreeBuilder, cut, draft_of
+from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of
 
 Shape = Literal["dynamic", "static", "chain"]
 
@@ -121,28 +121,25 @@ class Eagle(Drafter):
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Read what was emitted since, then grow all trees of the batch, one pass a level."""
-        growing = {row: self._growing(seq, budgets[row]) for row, seq in enumerate(seqs)}
-        growing = {row: tree for row, tree in growing.items() if tree.frontier}
+        trees = [self._tree(budget, seq) for budget, seq in zip(budgets, seqs, strict=True)]
+        growing = [row for row, tree in enumerate(trees) if tree.frontier]
         if growing:
-            self._grow([seqs[row] for row in growing], [budgets[row] for row in growing], list(growing.values()))
-        return draft_of(seqs, {row: tree.finish() for row, tree in growing.items()}, self.source)
+            self._grow([seqs[row] for row in growing], [trees[row] for row in growing])
+        return draft_of(seqs, trees, self.source)
 
     def release(self, slots: Seq[int]) -> None:
         """Empty these slots."""
         if self._pass is not None:
             self._pass.cache.release(slots)
 
-    def _growing(self, seq: Sequence, budget: DraftBudget) -> TreeBuilder:
-        depth = min(budget.depth, budget.nodes) if len(seq.token_ids) > 1 else 0
-        if self.tree == "static":
-            table = cut(MC_SIM_7B_63, depth, budget.nodes)
-            return StaticTree(depth, table, budget.min_prob, budget.should_continue)
-        return DynamicTree(depth, budget.nodes, self.top_k, budget.min_prob, budget.should_continue)
+    def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
+        depth = None if len(seq.token_ids) > 1 else 0
+        return StaticTree(budget, depth) if self.tree == "static" else DynamicTree(budget, self.top_k, depth)
 
     @torch.inference_mode()
-    def _grow(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], growing: Seq[TreeBuilder]) -> None:
+    def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
         layer = self.layer
-        most = min(self.top_k, max(budget.nodes for budget in budgets))
+        most = min(self.top_k, max(tree.nodes for tree in growing))
         level = self._catch_up(seqs, most)
         while True:
             tokens, logps = self._children(level, seqs, max(tree.level for tree in growing), most)

@@ -101,15 +101,15 @@ class Mtp(Drafter):
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Catch up with what was emitted, then draft a chain, each token read by the next step."""
-        chains = dict[int, DynamicTree]()
-        for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
-            depth = min(budget.depth, budget.nodes)
-            if seq.num_cached and depth > 0:
-                chains[row] = DynamicTree(depth, depth, 1, budget.min_prob, budget.should_continue)
-                self._catch_up(seq)
-        if chains:
-            self._draft([seqs[row] for row in chains], list(chains.values()))
-        return draft_of(seqs, {row: chain.finish() for row, chain in chains.items()}, self.name)
+        chains = [
+            DynamicTree(budget, 1, None if seq.num_cached else 0) for seq, budget in zip(seqs, budgets, strict=True)
+        ]
+        growing = [row for row, chain in enumerate(chains) if chain.frontier]
+        for row in growing:
+            self._catch_up(seqs[row])
+        if growing:
+            self._draft([seqs[row] for row in growing], [chains[row] for row in growing])
+        return draft_of(seqs, chains, self.name)
 
     def _catch_up(self, seq: Sequence) -> None:
         """Read rows in whole chunks, as long as no drafted token is among what they read."""

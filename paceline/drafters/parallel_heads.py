@@ -29,7 +29,7 @@ from ..schema import checked, checked_call
 from .fitting import fitted, median_seconds, row_dtype
 from .registry import TREE_NODES, HeadSpec
 from .top_tokens import TokenRanking
-from .trees import DraftTree, draft_of
+from .trees import DynamicTree, draft_of
 
 
 class HeadsDrafter(Drafter, ABC):
@@ -73,19 +73,17 @@ class HeadsDrafter(Drafter, ABC):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """The best tree from the heads' distributions, which depend on each row's last state alone."""
         heads = self.heads
-        wishes = dict[int, tuple[Sequence, DraftBudget, int]]()
-        for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
-            depth = min(budget.depth, budget.nodes, heads.num_heads)
-            if seq.num_cached and depth > 0:
-                wishes[row] = seq, budget, depth
-        trees = dict[int, DraftTree]()
-        if wishes:
+        trees = [
+            DynamicTree(budget, self.top_k, heads.num_heads if seq.num_cached else 0, width=budget.nodes)
+            for seq, budget in zip(seqs, budgets, strict=True)
+        ]
+        growing = [row for row, tree in enumerate(trees) if tree.frontier]
+        if growing:
             read, layer = self._target.read_states, [self._target.loaded.num_layers]
-            ends = [(seq.slot, seq.num_cached) for seq, _, _ in wishes.values()]
+            ends = [(seqs[row].slot, seqs[row].num_cached) for row in growing]
             states = torch.cat([read(slot, length - 1, length, layer) for slot, length in ends])
-            logits = heads(states.to(self._dtype), max(depth for _, _, depth in wishes.values()))  # [B, D, Vd]
-            made = self._ranking.marginal_trees(logits, list(wishes.values()), self.top_k)
-            trees = dict(zip(wishes, made, strict=True))
+            logits = heads(states.to(self._dtype), max(trees[row].depth for row in growing))  # [B, D, Vd]
+            self._ranking.grow_marginal([trees[row] for row in growing], [seqs[row] for row in growing], logits)
         return draft_of(seqs, trees, self.name)
 
 

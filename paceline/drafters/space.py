@@ -38,13 +38,10 @@ from ..schema import checked, checked_call
 from .fitting import fitted_adapter, median_seconds
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
-from .trees import DraftTree, DynamicTree, padded_confidences
+from .trees import Children, DraftTree, DynamicTree, grow, padded_confidences
 
 SHORTLIST = 64
 """Of a mask's tokens so many are ranked again by the token before them; others can hardly win by that."""
-
-_Ranked = tuple[list[list[list[int]]], list[list[list[float]]]]
-"""Tokens and log-probabilities of the best children: of each row, of each of its parents, best first."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,6 @@ class _Predicted:
     seq: Sequence  # slots tell apart the sequences of one target only
     length: int
     logits: Tensor
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """A row that can be drafted for: at most `depth` tokens in a row, from logits [d, V]."""
-
-    seq: Sequence
-    budget: DraftBudget
-    logits: Tensor
-    depth: int
 
 
 @final
@@ -111,8 +98,7 @@ class Space(Drafter):
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Ready for as many tokens as the last masks predicted; at none, this round adds masks for the next one."""
-        known = self._known(seq)
-        ready = 0 if known is None else len(known)
+        ready = len(self._known(seq))
         return (DraftOptions(self.name, branches=self.top_k, masks=self._adapter.num_masks, ready=ready),)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
@@ -131,17 +117,16 @@ class Space(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Candidates from what the last masks predicted, then masks below every node."""
         budgets = [self._fitting(budget) for budget in budgets]
-        ready = dict[int, _Ready]()
-        for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
-            known = self._known(seq)
-            depth = 0 if known is None else min(budget.depth, budget.nodes, len(known))
-            if known is not None and depth > 0:
-                ready[row] = _Ready(seq, budget, known, depth)
-        trees = dict[int, DraftTree]()
-        if ready:
-            grow = self._best if self._rows is None else self._corrected
-            trees = dict(zip(ready, grow(list(ready.values())), strict=True))
-        return self._with_masks(seqs, budgets, [trees.get(row, DraftTree([], [], [])) for row in range(len(seqs))])
+        known = [self._known(seq) for seq in seqs]
+        trees = [
+            DynamicTree(budget, self.top_k, len(logits), budget.nodes if self._rows is None else None)
+            for budget, logits in zip(budgets, known, strict=True)
+        ]
+        if self._rows is None:
+            self._ranking.grow_marginal(trees, seqs, known)
+        else:
+            self._grow_corrected(trees, seqs, known)
+        return self._with_masks(seqs, budgets, [tree.finish() for tree in trees])
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
         """Keep the logits of the masks below each row's last accepted node; older ones are stale."""
@@ -169,36 +154,27 @@ class Space(Drafter):
         group = 1 + min(budget.depth, self._adapter.num_masks)
         return replace(budget, nodes=min(budget.nodes, max(0, self.max_rows // group - 1)))
 
-    def _known(self, seq: Sequence) -> Tensor | None:
-        """Logits [d, V] of the tokens that follow this very text; None where the last masks were of an older one."""
+    def _known(self, seq: Sequence) -> Tensor:
+        """Logits [d, V] of the tokens that follow this very text; d = 0 where the last masks were of an older one."""
         known = self._predicted.get(seq.slot)
         if known is None or known.seq is not seq or known.length != len(seq.token_ids):
-            return None
+            return torch.empty(0, self._target.vocab_size)
         return known.logits
 
-    def _best(self, ready: Seq[_Ready]) -> list[DraftTree]:
-        """The best trees where the distribution of a depth does not depend on the path."""
-        wishes = [(one.seq, one.budget, one.depth) for one in ready]
-        return self._ranking.marginal_trees([one.logits for one in ready], wishes, self.top_k)
+    def _grow_corrected(self, trees: Seq[DynamicTree], seqs: Seq[Sequence], known: Seq[Tensor]) -> None:
+        """Grow the trees, each token ranked by its mask and by the token before it."""
 
-    def _corrected(self, ready: Seq[_Ready]) -> list[DraftTree]:
-        """Trees grown level by level, each token ranked by its mask and by the token before it."""
-        growing = [
-            DynamicTree(one.depth, one.budget.nodes, self.top_k, one.budget.min_prob, one.budget.should_continue)
-            for one in ready
-        ]
-        while rows := [row for row, tree in enumerate(growing) if tree.frontier]:
-            level = growing[rows[0]].level  # of every row that still grows
-            before = list[list[int]]()
-            for row in rows:
-                tree, root = growing[row], ready[row].seq.token_ids[-1]
-                before.append([tree.tokens[node] if node >= 0 else root for node in tree.frontier])
-            logits, seqs = torch.stack([ready[row].logits[level] for row in rows]), [ready[row].seq for row in rows]
-            for row, tokens, logps in zip(rows, *self._children(logits, seqs, level, before), strict=True):
-                growing[row].add(tokens, logps)
-        return [tree.finish() for tree in growing]
+        def children(rows: list[int], level: int) -> Children:
+            before = [
+                [trees[row].tokens[node] if node >= 0 else seqs[row].token_ids[-1] for node in trees[row].frontier]
+                for row in rows
+            ]
+            logits = torch.stack([known[row][level] for row in rows])
+            return self._children(logits, [seqs[row] for row in rows], level, before)
 
-    def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> _Ranked:
+        grow(trees, children)
+
+    def _children(self, logits: Tensor, seqs: Seq[Sequence], level: int, before: list[list[int]]) -> Children:
         """The best tokens by a mask's logits [R, V] after each of the tokens `before` (of each row its parents)."""
         assert self._rows is not None
         scores = self._ranking.scores(logits, seqs, level)

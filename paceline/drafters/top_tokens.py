@@ -14,13 +14,13 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..core.interfaces import DraftBudget, TargetView, Verifier
+from ..core.interfaces import TargetView, Verifier
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel_of
 from ..kernels.library import largest, library
 from ..sampling.scores import bar, columns_of
 from ..sampling.warpers import warp
-from .trees import DraftTree, best_of_marginals
+from .trees import Children, DynamicTree, grow
 
 
 class Best(NamedTuple):
@@ -70,23 +70,19 @@ class TokenRanking:
             found = Best(*largest(scores, count)) if native else _best_torch(scores, count)
         return self.draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
 
-    def marginal_trees(
-        self,
-        logits: Seq[Tensor] | Tensor,  # R of [>= depth, Vd]
-        wishes: Seq[tuple[Sequence, DraftBudget, int]],  # R: a sequence, its budget and the depth of its tree
-        top_k: int,
-    ) -> list[DraftTree]:
-        """The best tree of each row where the distribution of a depth does not depend on the path."""
-        tokens, logps = [list[list[int]]() for _ in wishes], [list[list[float]]() for _ in wishes]
-        for level in range(max(depth for _, _, depth in wishes)):
-            rows = [row for row, (_, _, depth) in enumerate(wishes) if level < depth]
-            each, seqs = torch.stack([logits[row][level] for row in rows]), [wishes[row][0] for row in rows]
-            for row, own_tokens, own_logps in zip(rows, *self.top(each, seqs, level, top_k), strict=True):
-                tokens[row].append(own_tokens)
-                logps[row].append(own_logps)
-        return [
-            best_of_marginals(tokens[row], logps[row], depth, budget) for row, (_, budget, depth) in enumerate(wishes)
-        ]
+    def grow_marginal(self, trees: Seq[DynamicTree], seqs: Seq[Sequence], logits: Seq[Tensor] | Tensor) -> None:
+        """Grow trees where the distribution of a level, `logits[row][level]`, does not depend on the path."""
+
+        def children(rows: list[int], level: int) -> Children:
+            scores = torch.stack([logits[row][level] for row in rows])
+            tokens, logps = self.top(scores, [seqs[row] for row in rows], level, trees[0].top_k)
+            times = [len(trees[row].frontier) for row in rows]
+            return (
+                [[own] * count for own, count in zip(tokens, times, strict=True)],
+                [[own] * count for own, count in zip(logps, times, strict=True)],
+            )
+
+        grow(trees, children)
 
     def scores(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
         """The scores [R, Vd] that rank tokens, and whose softmax is the confidence in them; float32.

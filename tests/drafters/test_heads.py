@@ -133,7 +133,6 @@ def test_medusa_trees_keep_their_budgets(temperature):
             stands.append(stands[parent] * p)
             depth.append(depth[parent] + 1)
         assert max(depth) == 2
-        assert stands[1:] == sorted(stands[1:], reverse=True), "best nodes first"
     for _, parents, sure in drafted(Budgets(depth=3, nodes=30, min_prob=0.02), temperature=temperature):
         stands = [1.0]
         for parent, p in zip(parents[1:], sure[1:], strict=True):

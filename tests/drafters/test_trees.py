@@ -1,4 +1,4 @@
-"""TreeBuilder trees against slow and obvious forms: brute force over whole law trees."""
+"""Trees against slow and obvious forms: brute force over whole law trees."""
 
 import itertools
 import math
@@ -6,17 +6,9 @@ import random
 
 import pytest
 
+from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams, Sequence
-from paceline.drafters.trees import (
-    MC_SIM_7B_63,
-    DraftTree,
-    DynamicTree,
-    StaticTree,
-    TreeBuilder,
-    cut,
-    draft_of,
-    from_marginals,
-)
+from paceline.drafters.trees import MC_SIM_7B_63, DraftTree, DynamicTree, StaticTree, draft_of
 
 Path = tuple[int, ...]
 
@@ -38,7 +30,7 @@ class Laws:
         return tokens, [math.log(w / sum(weights)) for w in weights]
 
 
-def grow(tree: TreeBuilder, laws: Laws) -> DraftTree:
+def grow(tree: DynamicTree, laws: Laws) -> DraftTree:
     """As a drafter does it."""
     paths: dict[int, Path] = {-1: ()}
     while tree.frontier:
@@ -48,6 +40,10 @@ def grow(tree: TreeBuilder, laws: Laws) -> DraftTree:
         for node in range(before, len(tree.tokens)):
             paths[node] = (*paths[tree.parents[node]], tree.tokens[node])
     return tree.finish()
+
+
+def dynamic(depth: int, nodes: int, top_k: int, min_prob: float = 0.0, kind=DynamicTree) -> DynamicTree:
+    return kind(DraftBudget(depth, nodes, min_prob=min_prob), top_k)
 
 
 def paths_of(grown: DraftTree) -> list[Path]:
@@ -79,7 +75,7 @@ def eagle2(laws: Laws, depth: int, nodes: int, top_k: int, min_prob: float = 0.0
 def test_dynamic_tree_is_eagle_2(nodes, top_k, exact):
     for seed, depth in itertools.product(range(12), (1, 2, 5)):
         laws = Laws(seed, exact=exact)
-        made = grow(DynamicTree(depth, nodes, top_k), laws)
+        made = grow(dynamic(depth, nodes, top_k), laws)
         assert set(paths_of(made)) == eagle2(laws, depth, nodes, top_k), (seed, depth)
         assert len(set(paths_of(made))) == len(made.tokens), "two siblings are the same token"
 
@@ -87,9 +83,9 @@ def test_dynamic_tree_is_eagle_2(nodes, top_k, exact):
 def test_least_prunes_and_may_leave_nothing():
     for seed in range(10):
         laws = Laws(seed)
-        assert set(paths_of(grow(DynamicTree(5, 30, 4, 0.1), laws))) == eagle2(laws, 5, 30, 4, 0.1)
-    assert grow(DynamicTree(5, 30, 4, 0.999), Laws(0)).tokens == []
-    assert grow(StaticTree(5, MC_SIM_7B_63, 0.999), Laws(0)).tokens == []
+        assert set(paths_of(grow(dynamic(5, 30, 4, 0.1), laws))) == eagle2(laws, 5, 30, 4, 0.1)
+    assert grow(dynamic(5, 30, 4, 0.999), Laws(0)).tokens == []
+    assert grow(StaticTree(DraftBudget(5, 25, min_prob=0.999)), Laws(0)).tokens == []
 
 
 class KeepsTheDeeper(DynamicTree):
@@ -109,8 +105,8 @@ class ForgetsTheScoreAbove(DynamicTree):
 class ExpandsTooLittle(DynamicTree):
     """Only the best node of a level."""
 
-    def next_frontier(self, newest):
-        return super().next_frontier(newest)[:1]
+    def next_frontier(self):
+        return super().next_frontier()[:1]
 
 
 @pytest.mark.parametrize("mutant", [KeepsTheDeeper, ForgetsTheScoreAbove, ExpandsTooLittle])
@@ -119,7 +115,7 @@ def test_mutants_are_caught(mutant):
     for seed, exact in itertools.product(range(12), (False, True)):
         laws = Laws(seed, exact=exact)
         try:
-            caught += set(paths_of(grow(mutant(5, 7, 4), laws))) != eagle2(laws, 5, 7, 4)
+            caught += set(paths_of(grow(dynamic(5, 7, 4, kind=mutant), laws))) != eagle2(laws, 5, 7, 4)
         except KeyError:  # a child without its parent
             caught += 1
     assert caught
@@ -128,7 +124,7 @@ def test_mutants_are_caught(mutant):
 def test_small_budgets_feed_few_rows():
     """No row is fed whose children could not be kept: a certain chain of 4 nodes never feeds a sibling."""
     for seed, nodes in itertools.product(range(20), (1, 2, 4, 8)):
-        tree, fed, laws = DynamicTree(6, nodes, 4), 0, Laws(seed)
+        tree, fed, laws = dynamic(6, nodes, 4), 0, Laws(seed)
         paths: dict[int, Path] = {-1: ()}
         while tree.frontier:
             given = [laws(paths[node]) for node in tree.frontier]
@@ -140,8 +136,8 @@ def test_small_budgets_feed_few_rows():
         assert fed <= 5 * max(0, nodes - 1)
 
 
-def test_goes_on_is_asked_about_the_best_path():
-    tree, laws = DynamicTree(3, 50, 3), Laws(3)
+def test_the_best_path():
+    tree, laws = dynamic(3, 50, 3), Laws(3)
     tree.add(*([part] for part in laws(())))
     assert tree.best_path() == [pytest.approx(math.exp(laws(())[1][0]))]
     tree.add(*map(list, zip(*(laws((tree.tokens[node],)) for node in tree.frontier), strict=True)))
@@ -151,7 +147,7 @@ def test_goes_on_is_asked_about_the_best_path():
 
 def test_static_tree_is_the_table():
     laws = Laws(1, width=6)
-    made = grow(StaticTree(9, MC_SIM_7B_63), laws)
+    made = grow(StaticTree(DraftBudget(9, 63)), laws)
     expected = set()
     for ranks in MC_SIM_7B_63:
         path: Path = ()
@@ -160,18 +156,26 @@ def test_static_tree_is_the_table():
         expected.add(path)
     assert set(paths_of(made)) == expected
     assert len(MC_SIM_7B_63) == len(made.tokens) == 25
-    assert made.depth == 5
 
 
 @pytest.mark.parametrize("nodes", range(26))
-def test_a_cut_table_is_closed(nodes):
+def test_a_small_budget_gets_a_part_of_the_table(nodes):
     for depth in range(6):
-        rows = cut(MC_SIM_7B_63, depth, nodes)
-        assert len(rows) == min(nodes, sum(len(path) <= depth for path in MC_SIM_7B_63))
-        for path in rows:
-            assert len(path) == 1 or path[:-1] in rows
-            assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in rows
-        assert grow(StaticTree(depth, rows), Laws(2, width=6)).depth <= depth
+        laws = Laws(2, width=6)
+        paths = paths_of(grow(StaticTree(DraftBudget(depth, nodes)), laws))
+        levels = min(depth, nodes)
+        assert len(paths) == min(nodes, sum(len(path) <= levels for path in MC_SIM_7B_63))
+        for *above, token in paths:
+            siblings = laws(tuple(above))[0]
+            assert all((*above, earlier) in paths for earlier in siblings[: siblings.index(token)])
+
+
+def marginal(budget: DraftBudget, given: list[tuple[list[int], list[float]]]) -> DraftTree:
+    tree = DynamicTree(budget, 4, len(given), width=budget.nodes)
+    while tree.frontier:
+        tokens, logps = given[tree.level]
+        tree.add([tokens] * len(tree.frontier), [logps] * len(tree.frontier))
+    return tree.finish()
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -180,7 +184,7 @@ def test_tree_from_marginals_is_the_best(nodes, exact):
     """Over all trees: the nodes with the highest products, which is what sorting every path gives."""
     for seed in range(10):
         given = [Laws(seed, exact=exact)((depth,)) for depth in range(4)]
-        made = from_marginals([g[1] for g in given], [g[0] for g in given], nodes)
+        made = marginal(DraftBudget(4, nodes), given)
         every = []
         for depth in range(1, 5):
             for ranks in itertools.product(range(4), repeat=depth):
@@ -198,7 +202,8 @@ def test_tree_from_marginals_is_the_best(nodes, exact):
 
 
 def test_marginals_below_least_are_left_out():
-    made = from_marginals([[math.log(0.5), math.log(0.4)], [math.log(0.5), math.log(0.1)]], [[1, 2], [3, 4]], 9, 0.21)
+    given = [([1, 2], [math.log(0.5), math.log(0.4)]), ([3, 4], [math.log(0.5), math.log(0.1)])]
+    made = marginal(DraftBudget(9, 9, min_prob=0.21), given)
     assert paths_of(made) == [(1,), (2,), (1, 3)]
 
 
@@ -213,7 +218,10 @@ def _along(made: DraftTree, node: int) -> list[float]:
 
 def test_a_batch_is_padded_with_probes():
     seqs = [Sequence([root], SamplingParams(), 0, frozenset(), 9) for root in (7, 8, 9)]
-    draft = draft_of(seqs, {0: DraftTree([1, 2], [0, 0], [0.5, 0.25]), 2: DraftTree([3], [0], [1.0])}, "tested")
+    trees = [dynamic(1, nodes, 2) for nodes in (2, 0, 1)]
+    trees[0].add([[1, 2]], [[math.log(0.5), math.log(0.25)]])
+    trees[2].add([[3]], [[0.0]])
+    draft = draft_of(seqs, trees, "tested")
     tree, sure = draft.tree, draft.confidence
     assert sure is not None
     assert tree.token_ids.tolist() == [[7, 1, 2], [8, 0, 0], [9, 3, 0]]

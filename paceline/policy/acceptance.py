@@ -10,7 +10,7 @@ A round counts at depth i if its budget reached it and its tokens before i were 
 token is not counted at all: neither as wrong, which would teach that late tokens are bad, nor as right.
 
 Every a_i is a Beta posterior mean (hits + w m) / (tries + w) with fading counts. The prior mean m comes from the next
-wider level, without what the narrower level counts itself:
+wider level:
 
     all rounds of a drafter  ->  its rounds with this hint  ->  those of this request
 """
@@ -50,16 +50,9 @@ class Counts:
             self.hits[i] = self.hits[i] * fade + is_hit
             self.tries[i] = self.tries[i] * fade + (is_hit or (rejected and i == accepted))
 
-    def refine(self, prior: list[float], less: "Counts | None" = None) -> list[float]:
-        """The posterior mean of each position from its prior mean; a change at one also shifts those behind it.
-
-        less: a part of these counts that is left out.
-        """
+    def refine(self, prior: list[float]) -> list[float]:
+        """The posterior mean of each position from its prior mean; a change at one also shifts those behind it."""
         hits, tries = self.hits, self.tries
-        if less is not None:
-            both = range(min(len(tries), len(less.tries)))
-            tries = [max(0.0, tries[i] - less.tries[i]) for i in both] + tries[len(both) :]
-            hits = [min(max(0.0, hits[i] - less.hits[i]), tries[i]) for i in both] + hits[len(both) :]
         refined, shift, known = list[float](), 1.0, len(tries)
         for i, mean in enumerate(prior):
             shifted = min(mean * shift, 1.0)
@@ -77,30 +70,22 @@ class Acceptance:
         self._flat = [PRIOR] * depth
         self.sources: dict[str, Counts] = {}
         self.classes: dict[tuple[str, int], Counts] = {}  # by (source, hint)
-        # by slot: recent counts of the request, and its part in the counts of the class
-        self._requests: dict[int, dict[tuple[str, int], tuple[Counts, Counts]]] = {}
+        self._requests: dict[int, dict[tuple[str, int], Counts]] = {}  # by slot: recent counts of the request
 
     def expected(self, slot: int, source: str, hint: int) -> list[float]:
         """a_1, a_2, ... for this request now."""
-        own_class = self.classes.get((source, hint))
-        recent, part = self._requests.get(slot, {}).get((source, hint), (None, None))
-        means = self._flat
-        if source in self.sources:
-            means = self.sources[source].refine(means, less=own_class)
-        if own_class is not None:
-            means = own_class.refine(means, less=part)
-        return means if recent is None else recent.refine(means)
+        means, key = self._flat, (source, hint)
+        for counts in (self.sources.get(source), self.classes.get(key), self._requests.get(slot, {}).get(key)):
+            means = means if counts is None else counts.refine(means)
+        return means
 
     def observe(self, slot: int, record: Round, depth: int) -> None:
         """Count a round that had a budget of `depth`."""
         key = (record.source, record.hint)
-        mine = self._requests.setdefault(slot, {})
-        if key not in mine:
-            mine[key] = Counts(REQUEST_HALF_LIFE), Counts(HALF_LIFE)
         for counts in (
             self.sources.setdefault(record.source, Counts(HALF_LIFE)),
             self.classes.setdefault(key, Counts(HALF_LIFE)),
-            *mine[key],
+            self._requests.setdefault(slot, {}).setdefault(key, Counts(REQUEST_HALF_LIFE)),
         ):
             counts.add(record.num_accepted, record.num_accepted < depth)
 

@@ -43,8 +43,6 @@ DRAFTING_SHARE = 8 / 9
 A restart earns nothing by itself, so it is rated as the cycle that it begins: one restart, then eight rounds that draft
 until a plain round or another drafter loses the masks. Tokens and seconds are those of the mean round of the cycle.
 """
-LOST_MASKS = 0.5
-"""Plain rounds that it costs to lose masks: the one that adds new ones gives one token instead of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +86,15 @@ class Option:
 class Choice:
     """A depth for the pass, one option or none for each row, and the expected tokens per second.
 
-    deepest: the depth that could still be paid for if every token were rejected.
     nodes: the most candidates of a tree.
     row_seconds: the seconds that one more node of each row takes.
-    tokens: the expected tokens of all rows.
     """
 
     rate: float
     depth: int
     options: Seq[Option | None]
-    deepest: int = 0
     nodes: int = 0
     row_seconds: float = 0.0
-    tokens: float = 0.0
-
-    def worth(self, rows: Seq[Seq[Option]], plain: float) -> float:
-        """The rate, less the cost of masks that are lost because another drafter drafts for their rows.
-
-        rows: all options of each row.
-        plain: the seconds of a plain round.
-        """
-        lost = sum(
-            any(o.masks and o.ready for o in row) and not (mine and mine.masks)
-            for row, mine in zip(rows, self.options, strict=True)
-        )
-        if not lost or not self.tokens:
-            return self.rate
-        return self.tokens / (self.tokens / self.rate + LOST_MASKS * plain * lost / len(rows))
 
 
 def gains_of(accept: Seq[float]) -> list[float]:
@@ -150,7 +130,7 @@ def best_choice(
     batch = len(rows)
     plain = turn.seconds(0)
     best = Choice(batch / plain, 0, [None] * batch)
-    most = best.rate * MARGIN
+    least = best.rate * MARGIN
     sources = list(dict.fromkeys(option.source for row in rows for option in row))
     teams = [[source] for source in sources]
     if batch > 1 and len(sources) > 1:
@@ -161,8 +141,8 @@ def best_choice(
         ]  # fmt: skip
         if any(options):
             found = _Team(options, turn, costs, credit, max_nodes).best()
-            if (worth := found.worth(rows, plain)) > most:
-                best, most = found, worth
+            if found.rate > least:
+                best, least = found, found.rate
     return best
 
 
@@ -222,14 +202,7 @@ class _Team:
             return Choice(0.0, 0, self.options)
         row_seconds = self.row_seconds(depth, kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
-        deepest = depth
-        while deepest < longest_draft and self.can_pay(
-            deepest + 1,
-            self.pass_seconds(deepest + 1, max(nodes if self.is_tree else 0, deepest + 1)),
-            expected / batch,
-        ):
-            deepest += 1
-        return Choice(rate, depth, self.options, deepest, nodes, row_seconds, expected)
+        return Choice(rate, depth, self.options, nodes, row_seconds)
 
     def pass_seconds(self, depth: int, nodes: int) -> float:
         """Seconds of a round without the drafting."""

@@ -32,7 +32,6 @@ from .seconds import RoundSeconds
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
 REST = 2  # rounds for which a plan to draft nothing holds while the offers stay the same: planning takes time
-UNKNOWN = 1.5  # how far the guessed cost of reading may be off
 OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
 NEW, SLOW_AGAIN = 2.0, 3.0  # the same of trees of a new size; three times that for the second slow one in a row
 
@@ -121,7 +120,7 @@ class CostModel(DraftPolicy):
         choice = best_choice(allowed, turn, self.estimates.costs, max(credit), max_nodes)
         for row, option in enumerate(choice.options):
             if option is not None:
-                depth = min(self._reach(choice, option), option.depth)
+                depth = min(choice.depth, option.depth)
                 self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
         self._probe(seqs, rows, credit, turn, max_nodes)
         self._rest = 0 if any(row.option for row in self._plan) else REST
@@ -191,15 +190,6 @@ class CostModel(DraftPolicy):
         assert self._drafter is not None, "bind() comes first"
         return not seq.is_unread or self._drafter.info.member(drafter_index).drafts_during_prefill
 
-    def _reach(self, choice: Choice, option: Option) -> int:
-        """A drafter with confidences may go further while they are high, as far as the ledger can pay.
-
-        Not with masks: a deeper budget adds more of them below every node, however few levels are drafted.
-        """
-        if option.masks:
-            return choice.depth
-        return max(choice.depth, choice.deepest) if option.source in self.estimates.confidence else choice.depth
-
     def _probe(
         self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credit: Seq[float], turn: RoundSeconds, max_nodes: int
     ) -> None:
@@ -223,8 +213,7 @@ class CostModel(DraftPolicy):
             cost = self.estimates.cost(option.source)
             if option.source != due[0][1].source or (option.uncached_tokens > FEW_TOKENS and read_by_others > 0):
                 continue
-            guessed = 1.0 if cost.uncached_tokens.count else UNKNOWN
-            reading = option.uncached_tokens * cost.uncached_tokens.cautious * guessed + read_by_others
+            reading = option.uncached_tokens * cost.uncached_tokens.value + read_by_others
             probe = largest_probe(option, reading, cost.token.value, turn, credit[row], max_nodes)
             if probe is not None:
                 self._plan[row] = _Row(option, *probe, is_probe=True)

@@ -109,15 +109,11 @@ def may_join(option: Option, credit: float, turn: RoundSeconds, known: Estimates
 
 
 def could_pay(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
-    """Whether drafting would pay before the answer ends, reading included, if every token were accepted.
-
-    The seconds of reading are a cautious estimate: the first few measurements may disagree.
-    """
-    reading = known.cost(option.source).uncached_tokens.cautious * option.uncached_tokens
+    """Whether drafting would pay before the answer ends, reading included, if every token were accepted."""
     saved = _saved(option, turn, known, gains_of(option.ends.continue_probs(option.emitted, option.depth)))
-    if option.ends.should_wait(option.emitted, saved, reading):
+    if option.ends.should_wait(option.emitted, saved, option.reading):
         return False
-    return saved * option.horizon > reading
+    return saved * option.horizon > option.reading
 
 
 def _saved(option: Option, turn: RoundSeconds, known: Estimates, gains: Seq[float]) -> float:

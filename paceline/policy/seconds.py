@@ -26,11 +26,6 @@ class RobustMean:
         self.value, self.count = value, 0
         self._first = [value] * votes
 
-    @property
-    def cautious(self) -> float:
-        """The geometric mean of value and maximum while there are few observations, then the value."""
-        return self.value if self.count > 3 else (self.value * max(self._first)) ** 0.5
-
     def guess(self, value: float) -> None:
         """Replace the first guess, before any observation."""
         self.value, self._first = value, [value]

@@ -21,7 +21,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.outputs import TargetOutput, VerifyOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..errors import ConfigError, DraftError
+from ..errors import ConfigError
 from ..schema import Many, checked, checked_call
 from .registry import DrafterSpec
 
@@ -87,7 +87,7 @@ class Choose(Drafter):
         return found
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Each row by the member its budget names; rows of depth 0 stay empty. Raises `DraftError`, see `_merged`."""
+        """Each row by the member its budget names; rows of depth 0 stay empty."""
         parts: list[_Part | None] = [None] * len(seqs)
         for drafter_index, (member, label) in enumerate(zip(self.members, self.labels, strict=True)):
             rows = [
@@ -148,10 +148,11 @@ class ChooseSpec(DrafterSpec):
 
 
 def _merged(parts: list[_Part]) -> Draft:
-    """Rows of several drafts as one. Raises `DraftError` where no single law can describe them."""
-    tree = _merged_tree(parts)
-    width = tree.num_nodes
-    law, q = _common_law(parts, width)
+    """Rows of several drafts as one."""
+    rows = [[field[row] for field in draft.tree.reread()] for draft, row in parts]
+    tokens, parents, probes = (list(field) for field in zip(*rows, strict=True))
+    tree = TokenTree.from_lists(tokens, parents, parts[0][0].tree.device, probes)
+    law, q = _common_law(parts, tree.num_nodes)
     weighs = any(draft.confidence is not None for draft, _ in parts)
     return Draft(
         tree,
@@ -159,58 +160,23 @@ def _merged(parts: list[_Part]) -> Draft:
         q,
         source=Choose.name,
         sources=tuple(draft.source for draft, _ in parts),
-        confidence=torch.stack([_confidence(part, width) for part in parts]) if weighs else None,
+        confidence=torch.stack([_confidence(part, tree.num_nodes) for part in parts]) if weighs else None,
         hints=tuple(0 if draft.hints is None else draft.hints[row] for draft, row in parts),
     )
 
 
-def _merged_tree(parts: list[_Part]) -> TokenTree:
-    """The rows' trees, padded to the widest, where q is; of tensors unless all are lists still."""
-    width = max(draft.tree.num_nodes for draft, _ in parts)
-    device = next((draft.q.device for draft, _ in parts if draft.q is not None), parts[0][0].tree.device)
-    trees = [draft.tree.to(device).padded(width) for draft, _ in parts]
-    if all(made.is_listed for made in trees):
-        rows = [[field[row] for field in made.lists] for made, (_, row) in zip(trees, parts, strict=True)]
-        tokens, parents, probes = (list(field) for field in zip(*rows, strict=True))
-        return TokenTree.from_lists(tokens, parents, device, probes)
-    return TokenTree(
-        torch.stack([made.token_ids[row] for made, (_, row) in zip(trees, parts, strict=True)]),
-        torch.stack([made.parents[row] for made, (_, row) in zip(trees, parts, strict=True)]),
-        torch.stack([made.is_probe[row] for made, (_, row) in zip(trees, parts, strict=True)]),
-    )
-
-
 def _common_law(parts: list[_Part], width: int) -> tuple[Law, Tensor | None]:
-    """The law of all rows, and q [B, N, V] unless it is POINT_MASS.
-
-    A single token without a law, among rows drawn from q, is a draw from the one-hot law on itself: acceptance
-    min(1, p(x) / 1) and residual p without x are those of a point mass. For several siblings that is no longer so.
-    """
-    laws = {draft.law for draft, row in parts if not all(draft.tree.reread().is_probe[row][1:])}
-    first = next((draft.q for draft, _ in parts if draft.law in laws and draft.q is not None), None)
-    if first is None:
-        return Law.POINT_MASS, None
-    if Law.WITHOUT_REPLACEMENT in laws and len(laws) > 1:
-        raise _no_common_law(parts, "siblings drawn without replacement beside rows of another law")
+    """The law that all rows have, with its q [B, N, V]; where they differ POINT_MASS, which holds for any draft."""
+    laws = {draft.law for draft, row in parts if not all(draft.tree.lists.is_probe[row][1:])}
+    law = laws.pop() if len(laws) == 1 else Law.POINT_MASS
+    drawn = {b: (draft.q, row) for b, (draft, row) in enumerate(parts) if draft.law is law and draft.q is not None}
+    if law is Law.POINT_MASS or not drawn:
+        return law, None
+    first = next(iter(drawn.values()))[0]
     q = first.new_zeros(len(parts), width, first.shape[-1])
-    for b, (draft, row) in enumerate(parts):
-        if draft.q is not None:
-            q[b, : draft.tree.num_nodes] = draft.q[row]
-            continue
-        parents = draft.tree.parents[row][~draft.tree.is_probe[row]][1:].to(q.device)
-        tokens = draft.tree.token_ids[row][~draft.tree.is_probe[row]][1:].to(q.device)
-        if len(parents.unique()) < len(parents):
-            raise _no_common_law(parts, "a tree of siblings without a law beside rows drawn from q")
-        q[b, parents, tokens] = 1.0
-    return laws.difference({Law.POINT_MASS}).pop(), q
-
-
-def _no_common_law(parts: list[_Part], what: str) -> DraftError:
-    return DraftError(
-        f"the drafts of one batch have no law in common: {what}",
-        got=", ".join(sorted({f"{draft.source} ({draft.law.value})" for draft, _ in parts})),
-        fix="decode with max_batch_size=1, use the exact verifier, or do not combine these drafters",
-    )
+    for b, (given, row) in drawn.items():
+        q[b, : given.shape[1]] = given[row]
+    return law, q
 
 
 def _confidence(part: _Part, width: int) -> Tensor:

@@ -10,7 +10,7 @@ from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, VerifyOutput, Walk
 from .laws import Chance, Keyed, iid, point_mass, without_replacement
-from .walk import Branches, check_draft_probs, descend, p_at, q_at
+from .walk import Branches, descend, p_at, q_at
 
 
 @final
@@ -26,7 +26,7 @@ class Ratio(Verifier):
     token is offered depends on earlier tokens and on q, never on that token's own value: keep a weak token and stop
     after it, or declare POINT_MASS, which has no such condition.
 
-    Errors: DraftError where q is missing, misshapen or not a distribution.
+    Errors: DraftError where q is not a distribution.
     """
 
     name: ClassVar[str] = "ratio"
@@ -37,7 +37,6 @@ class Ratio(Verifier):
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> VerifyOutput:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
-        check_draft_probs(draft, distribution)
         rows = Branches.read(draft.tree)
 
         def walk(row: int) -> Walk:

@@ -37,20 +37,15 @@ class Branches(NamedTuple):
 
     @staticmethod
     def read(tree: TokenTree) -> "list[Branches]":
-        """Every row's branches. Errors: DraftError where a candidate does not come after its parent."""
+        """Every row's branches."""
         return [_branches(*row) for row in zip(*tree.lists, strict=True)]
 
 
 def _branches(tokens: list[int], parents: list[int], probes: list[bool]) -> Branches:
     children: list[list[int]] = [[] for _ in tokens]
     for node in range(1, len(tokens)):
-        if probes[node]:
-            continue
-        if not 0 <= parents[node] < node:
-            raise DraftError(
-                "a drafted node does not come after its parent", got=f"node {node}, parent {parents[node]}"
-            )
-        children[parents[node]].append(node)
+        if not probes[node]:
+            children[parents[node]].append(node)
     return Branches(tokens, children)
 
 
@@ -94,19 +89,3 @@ def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:
             fix="pass softmax(logits), with the temperature and the filters the tokens were drawn with",
         )
     return q / mass
-
-
-def check_draft_probs(draft: Draft, distribution: TargetDistribution) -> None:
-    """Refuse a draft whose q is missing, unexpected, or of another shape than the target's scores."""
-    if not draft.has_law:
-        raise DraftError(
-            f"drafter {draft.source!r} must give q exactly when its tokens were drawn from a known law",
-            got=f"{draft.law.name} {'with' if draft.q is not None else 'without'} q",
-            fix="pass q with IID or WITHOUT_REPLACEMENT; use POINT_MASS, without q, for anything else",
-        )
-    if draft.q is not None and draft.q.shape != distribution.scores.shape:
-        raise DraftError(
-            f"q of drafter {draft.source!r} does not fit the target's scores",
-            got=tuple(draft.q.shape),
-            expected=tuple(distribution.scores.shape),
-        )

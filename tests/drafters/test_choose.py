@@ -9,7 +9,7 @@ from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import choose
-from paceline.errors import ConfigError, DraftError
+from paceline.errors import ConfigError
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner
 from tests.adversaries import Constant, RandomTrees
@@ -107,18 +107,16 @@ def part(tokens, law=Law.POINT_MASS, parents=None, vocab=5) -> tuple[Draft, int]
     return Draft(tree, law, q, source=law.value), 0
 
 
-def test_one_hot_rows_among_drawn_ones():
+def test_rows_of_different_laws_are_verified_without_one():
     made = choose._merged([part([0, 1, 2], Law.IID), part([0, 3])])
-    assert made.law is Law.IID
-    assert made.q is not None
-    assert made.q[1, 0].tolist() == [0, 0, 0, 1, 0]
+    assert (made.law, made.q) == (Law.POINT_MASS, None)
     assert made.tree.is_probe[1].tolist() == [False, False, True]
     assert choose._merged([part([0, 1]), part([0])]).law is Law.POINT_MASS
     assert choose._merged([part([0], Law.IID), part([0, 1])]).q is None  # the drawn row is empty
-    with pytest.raises(DraftError, match="without replacement"):
-        choose._merged([part([0, 1, 2], Law.WITHOUT_REPLACEMENT, [-1, 0, 0]), part([0, 3])])
-    with pytest.raises(DraftError, match="siblings without a law"):
-        choose._merged([part([0, 1], Law.IID), part([0, 3, 4], parents=[-1, 0, 0])])
+    made = choose._merged([part([0, 1], Law.IID), part([0, 3, 4], Law.IID), part([0])])
+    assert made.law is Law.IID
+    assert made.q is not None
+    assert made.q.sum(-1).tolist() == [[1, 1, 0], [1, 1, 1], [0, 0, 0]]
 
 
 def ratio_sample(count: int, monkeypatch):
@@ -135,16 +133,18 @@ def test_law_of_mixed_batches(monkeypatch):
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_soft_law_for_a_point_mass_is_caught(monkeypatch):
-    """Mutant: rows without a law get a soft q instead of a one-hot one."""
+    """Mutant: rows without a law get a soft q."""
     real = choose._common_law
 
     def soft(parts, width):
-        law, q = real(parts, width)
-        if q is not None:
-            for b, (draft, _) in enumerate(parts):
-                if draft.q is None:
-                    q[b] = 0.2
-        return law, q
+        drawn = next((draft.q for draft, _ in parts if draft.q is not None), None)
+        if drawn is None:
+            return real(parts, width)
+        q = drawn.new_full((len(parts), width, drawn.shape[-1]), 1 / drawn.shape[-1])
+        for b, (draft, row) in enumerate(parts):
+            if draft.q is not None:
+                q[b, : draft.q.shape[1]] = draft.q[row]
+        return Law.IID, q
 
     monkeypatch.setattr(choose, "_common_law", soft)
     assert ratio.p_value(ratio_sample(500, monkeypatch)) < ratio.FALSE_ALARM

@@ -96,19 +96,26 @@ class DraftCache:
             self.lengths[slot] = 0
 
 
-@dataclass(frozen=True)
-class Norms:
-    """The norms of a layer; None where there is none.
+@dataclass(frozen=True, eq=False)
+class LayerParts:
+    """The modules of a decoder layer with its output layer `head`; a norm is None where there is none.
 
-    beside: the norm of the rows, in a layer that also reads their tokens' embeddings, normed by `input`.
+    theta: the base of its rotary embedding.
+    beside_norm: the norm of the rows, in a layer that also reads their tokens' `embeddings` [V, E], normed by
+        `input_norm`.
     beside_stays: the residual stream begins with the normed rows.
     """
 
-    input: nn.RMSNorm | None
-    mlp: nn.RMSNorm
-    final: nn.RMSNorm | None
-    beside: nn.RMSNorm | None = None
+    attention: Attention
+    mlp: Mlp
+    head: nn.Module
+    theta: float
+    mlp_norm: nn.RMSNorm
+    input_norm: nn.RMSNorm | None = None
+    final_norm: nn.RMSNorm | None = None
+    beside_norm: nn.RMSNorm | None = None
     beside_stays: bool = False
+    embeddings: Tensor | None = None
 
 
 def runs_natively(weight: Tensor) -> bool:
@@ -117,37 +124,25 @@ def runs_natively(weight: Tensor) -> bool:
 
 
 class NativeLayer:
-    """A layer whose linear layers are packed.
+    """A layer whose linear layers are packed."""
 
-    embeddings: [V, E], for layers that read a token's embedding beside each row.
-    """
-
-    def __init__(
-        self,
-        attention: Attention,
-        mlp: Mlp,
-        norms: Norms,
-        head: PackedLinear,
-        theta: float,
-        embeddings: Tensor | None = None,
-    ):
+    def __init__(self, parts: LayerParts):
         self.held: list[object] = []
-        made = Layer()
-        linears = {name: getattr(attention, f"{name}_proj") for name in "qkvo"}
-        for name in ("gate", "up", "down"):
-            linears[name] = getattr(mlp, f"{name}_proj")
-        for name, linear in linears.items():
-            setattr(made, name, self._matrix(linear))
-        d = attention.head_dim
+        made, head, embeddings, d = Layer(), parts.head, parts.embeddings, parts.attention.head_dim
+        assert isinstance(head, PackedLinear)
+        for module, names in ((parts.attention, ("q", "k", "v", "o")), (parts.mlp, ("gate", "up", "down"))):
+            for name in names:
+                setattr(made, name, self._matrix(getattr(module, f"{name}_proj")))
         made.heads, made.kv_heads, made.head_dim = made.q.outs // d, made.k.outs // d, d
         made.rotary_dim, made.scale, made.residual = d, d**-0.5, 1.0
-        made.input, made.before_mlp, made.beside = map(self._norm, (norms.input, norms.mlp, norms.beside))
-        made.beside_stays = norms.beside_stays
-        self.size, self.vocabulary, self._theta = int(made.o.outs), head.out_features, theta
-        self._head_dim = d
+        made.input, made.before_mlp, made.beside = map(
+            self._norm, (parts.input_norm, parts.mlp_norm, parts.beside_norm)
+        )
+        made.beside_stays = parts.beside_stays
+        self.vocabulary, self._theta, self._head_dim = head.out_features, parts.theta, d
         self._model = Model(
-            layers=(Layer * 1)(made), head=self._matrix(head), final_norm=self._norm(norms.final), num_layers=1,
-            hidden=self.size, embeddings=address(embeddings),
+            layers=(Layer * 1)(made), head=self._matrix(head), final_norm=self._norm(parts.final_norm), num_layers=1,
+            hidden=int(made.o.outs), embeddings=address(embeddings),
             vocabulary=0 if embeddings is None else len(embeddings), embedding_scale=1.0, logit_scale=1.0,
             embedding_format=0 if embeddings is None else FORMATS[embeddings.dtype],
             cache_format=FORMATS[head.packed.dtype],
@@ -209,34 +204,25 @@ class NativeLayer:
 class TorchLayer:
     """The same layer in torch, for other devices and dtypes."""
 
-    def __init__(
-        self,
-        attention: Attention,
-        mlp: Mlp,
-        norms: Norms,
-        head: nn.Module,
-        theta: float,
-        embeddings: Tensor | None = None,
-    ):
-        self._attention, self._mlp, self._norms, self._head = attention, mlp, norms, head
-        self._theta, self._embeddings = theta, embeddings
+    def __init__(self, parts: LayerParts):
+        self._parts = parts
 
     def __call__(self, given: LayerPass) -> Level:
         """As `NativeLayer`, but it does not look for the best logits."""
-        norms, attention = self._norms, self._attention
+        parts, attention = self._parts, self._parts.attention
         rows, keys, values, device = given.rows, given.keys, given.values, given.rows.device
         x = residual = rows
-        if norms.beside is not None and norms.input is not None:
+        if parts.beside_norm is not None and parts.input_norm is not None:
             assert given.ids is not None
-            assert self._embeddings is not None
-            normed = norms.beside(rows)
-            x = torch.cat([norms.input(nn.functional.embedding(given.ids, self._embeddings)), normed], -1)
-            residual = normed if norms.beside_stays else rows
-        elif norms.input is not None:
-            x = norms.input(rows)
+            assert parts.embeddings is not None
+            normed = parts.beside_norm(rows)
+            x = torch.cat([parts.input_norm(nn.functional.embedding(given.ids, parts.embeddings)), normed], -1)
+            residual = normed if parts.beside_stays else rows
+        elif parts.input_norm is not None:
+            x = parts.input_norm(rows)
         begin, count = torch.tensor(given.starts), rows.shape[1]
         positions, seen = _places(begin, given.parents, given.old, count)
-        cos, sin = rotation(positions.to(device), attention.head_dim, self._theta)
+        cos, sin = rotation(positions.to(device), attention.head_dim, parts.theta)
         where = torch.tensor(given.slots, device=device)
         columns = (begin[:, None] + given.old + torch.arange(count)).to(device)
 
@@ -255,20 +241,16 @@ class TorchLayer:
             write(*attention.keys_values(x, cos, sin))
             return Level(rows.new_empty(0), rows.new_empty(0))
         hidden = residual + attention(x, cos, sin, attend)
-        hidden = hidden + self._mlp(norms.mlp(hidden))
+        hidden = hidden + parts.mlp(parts.mlp_norm(hidden))
         last = hidden[:, hidden.shape[1] - given.head_rows :]
         if not given.head_rows:
             return Level(hidden, hidden.new_empty(0))
-        return Level(hidden, self._head(last if norms.final is None else norms.final(last)))
+        return Level(hidden, parts.head(last if parts.final_norm is None else parts.final_norm(last)))
 
 
-def make_layer(
-    attention: Attention, mlp: Mlp, norms: Norms, head: nn.Module, theta: float, embeddings: Tensor | None = None
-) -> NativeLayer | TorchLayer:
+def make_layer(parts: LayerParts) -> NativeLayer | TorchLayer:
     """The native layer for a packed output layer, else the one in torch."""
-    if isinstance(head, PackedLinear):
-        return NativeLayer(attention, mlp, norms, head, theta, embeddings)
-    return TorchLayer(attention, mlp, norms, head, theta, embeddings)
+    return NativeLayer(parts) if isinstance(parts.head, PackedLinear) else TorchLayer(parts)
 
 
 def _places(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tuple[Tensor, Tensor]:
@@ -300,12 +282,10 @@ def native_form(head: nn.Module) -> None:
     pack_linears(head)
 
 
-def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+def linear_of(weight: Tensor) -> nn.Linear:
     """A layer around weights [out, in] that exist."""
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        made.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return made
 
 

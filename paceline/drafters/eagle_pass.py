@@ -9,13 +9,14 @@ emitted since the last round is cached by those two products; only the last pair
 
 import copy
 from collections.abc import Sequence
-from typing import final
+from dataclasses import replace
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from ..heads.eagle import EagleHead
-from .draft_layer import DraftCache, LayerPass, Level, Norms, linear_of, make_layer, native_form, runs_natively
+from .draft_layer import DraftCache, LayerParts, LayerPass, Level, linear_of, make_layer, native_form, runs_natively
 from .top_tokens import Best
 
 CHUNK = 512
@@ -44,11 +45,12 @@ class EaglePass:
         if self.is_native:
             native_form(head)
         self._fc, self._dtype = head.fc, torch.float32 if self.is_native else dtype
-        norms, beside = Norms(None, layer.post_attention_layernorm, None), None
+        parts = LayerParts(layer.self_attn, layer.mlp, head.lm_head, config.rope_theta, layer.post_attention_layernorm)
         if config.version == 3:
-            own = layer.input_layernorm, layer.post_attention_layernorm, head.norm, layer.hidden_norm
-            norms, beside = Norms(*own, beside_stays=config.norm_before_residual), self._embeddings
-        self._layer = make_layer(layer.self_attn, layer.mlp, norms, head.lm_head, config.rope_theta, beside)
+            norms = layer.input_layernorm, head.norm, layer.hidden_norm
+            parts = replace(parts, input_norm=norms[0], final_norm=norms[1], beside_norm=norms[2])
+            parts = replace(parts, beside_stays=config.norm_before_residual, embeddings=self._embeddings)
+        self._layer = make_layer(parts)
         self.cache = DraftCache(num_slots, config.num_key_value_heads, config.head_dim, dtype, device)
 
     def extend_cache(
@@ -95,25 +97,18 @@ class EaglePass:
         above = parents + self._newest if before else torch.full_like(parents, -1)
         self._parents, self._newest = torch.cat([self._parents, above], 1), before
         ids, count = tokens.to(device), tokens.shape[1]
-        return self._pass(self._slots, ids, rows, self._parents, before, head_rows=count, top=most)
+        return self._pass(self._slots, ids, rows, before, parents=self._parents, head_rows=count, top=most)
 
     def _projected(self, states: Tensor) -> Tensor:
         """What the head makes of the target's states. [..., len(states) E] -> [..., E]."""
         states = states.to(self._dtype)
         return self._fc(states) if self.config.version == 3 else states
 
-    def _pass(
-        self,
-        slots: Sequence[int],
-        ids: Tensor,
-        hidden: Tensor,
-        parents: Tensor | None = None,
-        old: int = 0,
-        head_rows: int = 0,
-        top: int = 0,
-        ends: bool = True,
-    ) -> Level:
-        """One pass over pairs of tokens [B, N] and hidden [B, N, E], after what the slots have cached."""
+    def _pass(self, slots: Sequence[int], ids: Tensor, hidden: Tensor, old: int = 0, **more: Any) -> Level:
+        """One pass over pairs of tokens [B, N] and hidden [B, N, E], after what the slots have cached.
+
+        more: further fields of `LayerPass`.
+        """
         cache, beside = self.cache, ids.contiguous()
         starts = [cache.lengths[slot] for slot in slots]
         cache.ensure(max(starts) + old + ids.shape[1])
@@ -121,7 +116,7 @@ class EaglePass:
             embedded = nn.functional.embedding(ids, self._embeddings).to(self._dtype)
             hidden, beside = self._fc(torch.cat([embedded, hidden], -1)), None
         keys, values = cache.keys[0], cache.values[0]
-        return self._layer(LayerPass(keys, values, slots, starts, hidden, beside, parents, old, head_rows, top, ends))
+        return self._layer(LayerPass(keys, values, slots, starts, hidden, beside, old=old, **more))
 
 
 def _picked(level: Level, ends: Tensor, ragged: bool) -> Level:

@@ -27,7 +27,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..heads import MtpHead
 from ..schema import checked, checked_call
-from .draft_layer import DraftCache, LayerPass, NativeLayer, Norms, TorchLayer, make_layer
+from .draft_layer import DraftCache, LayerParts, LayerPass, make_layer
 from .fitting import fitted, median_seconds, row_dtype
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
@@ -63,7 +63,22 @@ class Mtp(Drafter):
         sizes = config.num_key_value_heads, config.head_dim
         loaded = target.loaded
         self._cache = DraftCache(target.num_slots, *sizes, loaded.dtype, loaded.device, config.num_modules)
-        self._layers = _layers(self._head)
+        head = self._head  # its projections, norms and output rows stay in Python
+        modules = [head.module(step) for step in range(config.num_modules)]
+        self._layers = [
+            make_layer(
+                LayerParts(
+                    one.self_attn,
+                    one.mlp,
+                    head.output,
+                    config.rope_theta,
+                    one.post_attention_layernorm,
+                    one.input_layernorm,
+                    one.norm,
+                )
+            )
+            for one in modules
+        ]
         target.watch_states([target.loaded.num_layers])
 
     @property
@@ -188,11 +203,3 @@ class MtpSpec(HeadSpec):
     method = "mtp"
     drafter = Mtp
     tokens = 3
-
-
-def _layers(head: MtpHead) -> list[NativeLayer | TorchLayer]:
-    """The decoder layers of a fitted head; its projections, norms and output rows stay in Python."""
-    modules = [head.module(step) for step in range(head.config.num_modules)]
-    norms = [Norms(one.input_layernorm, one.post_attention_layernorm, one.norm) for one in modules]
-    theta = head.config.rope_theta
-    return [make_layer(m.self_attn, m.mlp, n, head.output, theta) for m, n in zip(modules, norms, strict=True)]

@@ -2,12 +2,13 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.drafters.draft_layer import LayerPass, NativeLayer, Norms, linear_of, native_form
+from paceline.drafters.draft_layer import LayerParts, LayerPass, NativeLayer, linear_of, native_form
 from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
@@ -41,14 +42,13 @@ def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, Native
     copied = EagleHead(config).to(dtype).requires_grad_(False)
     copied.load_state_dict(head.state_dict())
     native_form(copied)
-    one, norms, beside = copied.midlayer, None, None
+    one = copied.midlayer
+    parts = LayerParts(one.self_attn, one.mlp, copied.lm_head, config.rope_theta, one.post_attention_layernorm)
     if version == 3:
-        norms = Norms(
-            one.input_layernorm, one.post_attention_layernorm, copied.norm, one.hidden_norm, config.norm_before_residual
-        )
-        beside = embeddings
-    norms = norms or Norms(None, one.post_attention_layernorm, None)
-    layer = NativeLayer(one.self_attn, one.mlp, norms, copied.lm_head, config.rope_theta, beside)
+        stays = config.norm_before_residual
+        parts = replace(parts, input_norm=one.input_layernorm, final_norm=copied.norm, embeddings=embeddings)
+        parts = replace(parts, beside_norm=one.hidden_norm, beside_stays=stays)
+    layer = NativeLayer(parts)
     return head, layer, embeddings
 
 
@@ -134,8 +134,8 @@ def test_the_best_tokens_are_those_of_torch(size, isa):
     one = head.midlayer
     head.lm_head = linear_of(weight)
     native_form(head)
-    norms = Norms(one.input_layernorm, one.post_attention_layernorm, head.norm, one.hidden_norm)
-    layer = NativeLayer(one.self_attn, one.mlp, norms, head.lm_head, 1e4, embeddings)
+    norms = one.post_attention_layernorm, one.input_layernorm, head.norm, one.hidden_norm
+    layer = NativeLayer(LayerParts(one.self_attn, one.mlp, head.lm_head, 1e4, *norms, embeddings=embeddings))
     keys, values = cache(1, torch.float32)
     level = layer(
         LayerPass(keys, values, [0], [0], torch.randn(1, 6, E), torch.zeros(1, 6, dtype=torch.long), None, 0, 6, 8)

@@ -19,7 +19,7 @@ _MODULES = {
     "outputs": "Completion RequestOutput StreamChunk",
     "drafters": "Blockwise Choose DraftModel Eagle Lookahead Medusa Mtp Plain PromptLookup SelfQuantized Space Suffix "
     "TokenRecycling",
-    "policy": "CostModel Dynamic Fixed Gate",
+    "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
     "cascade": "Cascade",
     "errors": "PacelineError",
@@ -37,7 +37,6 @@ __all__ = [
     "Dynamic",
     "Eagle",
     "Fixed",
-    "Gate",
     "Lookahead",
     "Medusa",
     "Mtp",
@@ -94,5 +93,5 @@ if TYPE_CHECKING:
     from .errors import PacelineError
     from .llm import LLM
     from .outputs import Completion, RequestOutput, StreamChunk
-    from .policy import CostModel, Dynamic, Fixed, Gate
+    from .policy import CostModel, Dynamic, Fixed
     from .verify import Coupled, Ratio, Typical

@@ -4,7 +4,7 @@
 keys are the fields of its `DrafterSpec`, see `drafters.registry`. Beside them every method takes
 
 policy                     "cost_model" drafts what pays on this machine for this text, up to num_speculative_tokens
-                           (16); "dynamic" and "gate" adapt by simpler rules; "fixed" always drafts as many. A number
+                           (16); "dynamic" adapts by a simpler rule; "fixed" always drafts as many. A number
                            without a policy means "fixed".
 num_speculative_tokens     the depth of a draft, for trees too (SGLang: num_steps)
 rejection_sample_method    "exact" gives the tokens of plain decoding; "standard" (also "ratio") the same distribution,
@@ -41,7 +41,7 @@ MOST_TOKENS = 16
 class _Common:
     """Keys of every method."""
 
-    policy: Literal["cost_model", "dynamic", "gate", "fixed"] = "fixed"
+    policy: Literal["cost_model", "dynamic", "fixed"] = "fixed"
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = 0
     rejection_sample_method: Literal["exact", "standard", "ratio", "typical"] = "exact"
     num_draft_nodes: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -85,7 +85,7 @@ class SpecConfig(_Common):
 
         Raises `LossyNotAllowed` for "typical" without `allow_lossy`.
         """
-        from .policy import CostModel, Dynamic, Fixed, Gate
+        from .policy import CostModel, Dynamic, Fixed
         from .verify import Coupled, Ratio, Typical
 
         if self.rejection_sample_method == "typical":
@@ -102,8 +102,6 @@ class SpecConfig(_Common):
             policy: DraftPolicy = Fixed(most, self.num_draft_nodes)
         elif self.policy == "cost_model":
             policy = CostModel(most, profile)
-        elif self.policy == "gate":
-            policy = Gate(Fixed(most, self.num_draft_nodes))
         else:
             is_wide = (self.drafter.tree_nodes(1) or 0) > 1
             policy = Dynamic(most, num_nodes=self.drafter.tree_nodes(most) if is_wide else None)
@@ -213,7 +211,7 @@ def _members(given: object) -> tuple[DrafterSpec, ...]:
 
 def _num_nodes(given: int | None, drafter: DrafterSpec, policy: str, depth: int) -> int | None:
     """Nodes of a tree. Raises `ConfigError` for a number that would be of no effect."""
-    counts, usual = policy in ("fixed", "gate"), drafter.tree_nodes(depth)
+    counts, usual = policy == "fixed", drafter.tree_nodes(depth)
     if given is None:
         return usual if counts else None
     if not counts:

@@ -105,7 +105,7 @@ DRAFTER_NAMES = usages()
 PROMPT_FILE = (
     'JSON lines with "question", "turns" or "messages" (chats) or "prompt" (text to continue), or lines of text.'
 )
-Policy = Literal["cost_model", "dynamic", "gate", "fixed"]
+Policy = Literal["cost_model", "dynamic", "fixed"]
 Weights = Literal["int8", "int4", "fp8"]
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a name that `paceline models` lists.")
@@ -157,8 +157,8 @@ class SpeculationOptions:
     policy: Annotated[
         Policy | None,
         Opt(
-            "How many tokens to draft. cost_model: as many as pay by measured costs (default without -k); dynamic, "
-            "gate: simpler rules; fixed: always -k.",
+            "How many tokens to draft. cost_model: as many as pay by measured costs (default without -k); dynamic: by "
+            "a simpler rule; fixed: always -k.",
             SPECULATION,
         ),
     ] = None

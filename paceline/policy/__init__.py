@@ -3,11 +3,10 @@
 Fixed       the same number every round
 Dynamic     by recent acceptance and the drafter's confidence
 CostModel   by measured costs and learnt acceptance, never slower than plain decoding; start reading at `choice`
-Gate        another policy, switched off while it does not pay
 """
 
 from .cost_model import CostModel
 from .profile import Profile
-from .simple import Dynamic, Fixed, Gate
+from .simple import Dynamic, Fixed
 
-__all__ = ["CostModel", "Dynamic", "Fixed", "Gate", "Profile"]
+__all__ = ["CostModel", "Dynamic", "Fixed", "Profile"]

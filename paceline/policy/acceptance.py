@@ -68,30 +68,30 @@ class Acceptance:
 
     def __init__(self, depth: int):
         self._flat = [PRIOR] * depth
-        self.sources: dict[str, Counts] = {}
-        self.classes: dict[tuple[str, int], Counts] = {}  # by (source, hint)
+        self.counts: dict[str, dict[str, Counts]] = {}  # by drafter and hint, under "" those of all hints
         self._requests: dict[int, dict[tuple[str, int], Counts]] = {}  # by slot: recent counts of the request
 
     def expected(self, slot: int, source: str, hint: int) -> list[float]:
         """a_1, a_2, ... for this request now."""
-        means, key = self._flat, (source, hint)
-        for counts in (self.sources.get(source), self.classes.get(key), self._requests.get(slot, {}).get(key)):
+        means, known = self._flat, self.counts.get(source, {})
+        recent = self._requests.get(slot, {}).get((source, hint))
+        for counts in (known.get(""), known.get(str(hint)), recent):
             means = means if counts is None else counts.refine(means)
         return means
 
     def observe(self, slot: int, record: Round, depth: int) -> None:
         """Count a round that had a budget of `depth`."""
-        key = (record.source, record.hint)
+        known, mine = self.counts.setdefault(record.source, {}), self._requests.setdefault(slot, {})
         for counts in (
-            self.sources.setdefault(record.source, Counts(HALF_LIFE)),
-            self.classes.setdefault(key, Counts(HALF_LIFE)),
-            self._requests.setdefault(slot, {}).setdefault(key, Counts(REQUEST_HALF_LIFE)),
+            known.setdefault("", Counts(HALF_LIFE)),
+            known.setdefault(str(record.hint), Counts(HALF_LIFE)),
+            mine.setdefault((record.source, record.hint), Counts(REQUEST_HALF_LIFE)),
         ):
             counts.add(record.num_accepted, record.num_accepted < depth)
 
     def tries(self, source: str) -> float:
         """Rounds of this drafter that are remembered."""
-        counts = self.sources.get(source)
+        counts = self.counts.get(source, {}).get("")
         return counts.tries[0] if counts is not None and counts.tries else 0.0
 
     def release(self, slot: int) -> None:

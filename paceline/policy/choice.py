@@ -6,7 +6,7 @@
 d = 0 is plain decoding, B / R(0). A chain is a tree in which every node has one child; nodes(d) and levels(d) are what
 the drafter uses of a budget of depth d (`acceptance`). Given the best rate, one more node pays if its chance of being
 accepted, in all rows together, is worth the seconds that its row of the pass takes, and one more level if its chance is
-also worth the drafting. Drafters with confidences apply both bounds themselves while they draft (`draft_budget`).
+also worth the drafting. Drafters with confidences apply both bounds themselves while they draft (`DraftBudget`).
 
 Drafters with masks (SPACE) put d masks below the root and below each candidate:
 
@@ -17,13 +17,12 @@ Drafters with masks (SPACE) put d masks below the root and below each candidate:
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from typing import final
 
-from ..core.interfaces import DraftBudget
-from .confidence import Confidence
+from ..core.interfaces import DraftOptions
 from .lengths import Ends
 from .seconds import DraftSeconds, RoundSeconds
 
@@ -45,31 +44,25 @@ until a plain round or another drafter loses the masks. Tokens and seconds are t
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One drafter for one row, and what it is expected to give.
+@dataclass(frozen=True, kw_only=True)
+class Option(DraftOptions):
+    """What one drafter could do for one row, and what that is expected to give.
 
-    gains, nodes, levels: the expected accepted tokens, drafted nodes and drafting steps by depth, from depth 0.
+    reading: the seconds to read the uncached tokens.
+    emitted: tokens of the answer so far. ends: where it may end.
     horizon: the number of tokens that the answer is still expected to have. An investment must pay within them.
-    is_tree: whether nodes may have several children.
-    masks, ready, probes: see `DraftOptions`.
+    gains, nodes, levels: the expected accepted tokens, drafted nodes and drafting steps by depth, from depth 0.
     """
 
     drafter_index: int
-    source: str
-    hint: int
-    uncached_tokens: int
-    reading: float  # seconds to read the uncached tokens
-    emitted: int  # tokens of the answer so far
-    ends: Ends  # where it may end
+    reading: float
+    emitted: int
+    ends: Ends
     horizon: float
     gains: Seq[float]
     nodes: Seq[float]
     levels: Seq[float]
-    is_tree: bool = False
-    masks: int = 0
-    ready: int = 1 << 30
-    probes: int = 0
+    is_tree: bool  # whether nodes may have several children
 
     @property
     def depth(self) -> int:
@@ -108,15 +101,6 @@ def width(depth: int, nodes: int, masks: int, probes: int = 0) -> int:
     Such a pass takes as many rows as one over this many candidates alone.
     """
     return (1 + nodes) * (1 + min(depth, masks)) - 1 + probes
-
-
-def is_affordable(seconds: float, tokens: float, credit: float, plain: float) -> bool:
-    """Whether `credit` passes can pay for a round that takes `seconds`, if `COUNTED_GAIN` of its gain comes true.
-
-    tokens: the expected tokens per row.
-    plain: the seconds of a plain round.
-    """
-    return seconds <= (credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens) * plain
 
 
 def best_choice(
@@ -209,9 +193,13 @@ class _Team:
         return self.turn.seconds(width(depth, nodes, self.masks, self.probes))
 
     def can_pay(self, depth: int, seconds: float, tokens: float) -> bool:
-        """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where there are none."""
-        restart = self.pass_seconds(depth, 0) - self.plain if self.restarts else 0.0
-        return is_affordable(seconds + depth * self.level + restart, tokens, self.credit, self.plain)
+        """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where there are none, if
+        `COUNTED_GAIN` of the gain comes true. tokens: the expected tokens per row.
+        """
+        if self.restarts:
+            seconds += self.pass_seconds(depth, 0) - self.plain
+        limit = self.credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens
+        return seconds + depth * self.level <= limit * self.plain
 
     def row_seconds(self, depth: int, nodes: int) -> float:
         """Seconds of one more node around this size, from half of it to twice: clocks are no better than that."""
@@ -229,32 +217,3 @@ class _Team:
                 if seconds - usual <= MAX_PRICE_RISE * row_seconds * (n - kept):
                     nodes = n
         return nodes
-
-
-def draft_budget(
-    wish: DraftBudget,
-    confidence: Confidence | None,
-    choice: Choice,
-    level_seconds: float,
-    sharing: int,
-    passed: list[float],
-    is_tree: bool,
-) -> DraftBudget:
-    """`wish` with the bounds that the drafter applies while it drafts; no bounds where `confidence` is None.
-
-    level_seconds: the seconds of drafting one level.
-    sharing: the number of rows that pay for a longer pass together.
-    passed: takes the products of the best paths after which drafting continued.
-    """
-    node, level = choice.rate * choice.row_seconds, choice.rate * (level_seconds + choice.row_seconds)
-
-    def should_continue(confidences: Seq[float]) -> bool:
-        """One more level must be worth its seconds and those of a row."""
-        best = math.prod(confidences)
-        if confidence is not None and confidence.deeper.chance(best) * sharing < level:
-            return False
-        passed.append(best)
-        return True
-
-    min_prob = confidence.accepted.min_prob(node / sharing) if confidence is not None and is_tree else 0.0
-    return replace(wish, should_continue=should_continue, min_prob=min_prob)

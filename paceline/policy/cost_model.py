@@ -1,7 +1,7 @@
 """The default policy: draft what is expected to give the most tokens per second, and never lose to plain decoding.
 
     estimates   what rounds of the target and drafts take, and how likely tokens are to stand
-    choice      the drafter and depth with the best expected rate; of trees also the number of nodes (tree_choice)
+    choice      the drafter and depth with the best expected rate; of trees also the number of nodes
     probing     when to try again what did not pay
     ledger      what may still be lost; whatever the others say, nothing is drafted beyond it
 
@@ -9,6 +9,7 @@ Decisions may depend on the clock, and on drafted tokens that are kept: neither 
 (docs/exactness.md, lemmas 4 and 5).
 """
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -21,9 +22,9 @@ from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
 from ..schema import checked_call
-from .choice import TREE_SIZES, Choice, Option, best_choice, draft_budget, width
+from .choice import TREE_SIZES, Choice, Option, best_choice, width
 from .confidence import Confidence
-from .estimates import FEW_TOKENS, Estimates
+from .estimates import FEW_TOKENS, MASK_ROWS, TREE_ROWS, Estimates
 from .ledger import Ledger
 from .probing import Probing, could_pay, largest_probe, may_join, owner
 from .profile import Profile
@@ -44,7 +45,9 @@ class _Row:
     depth: int = 0
     nodes: int = 0
     is_probe: bool = False
-    passed: list[float] = field(default_factory=list[float])  # see `tree_budget`
+    passed: list[float] = field(
+        default_factory=list[float]
+    )  # products of the best paths after which drafting continued
 
     def levels(self, record: Round) -> int:
         """Of the draft, those included of which nothing was left."""
@@ -84,18 +87,21 @@ class CostModel(DraftPolicy):
         self._plan, self._seen = list[_Row](), list[tuple[Sequence, Round]]()
         self._offers = list[object]()  # of the round that was planned last; `_rest` more rounds may do without a plan
 
-    def measure(self, room: int) -> None:
-        """Measure target and drafters now, not in the first round that could draft; `room`: the most rows that fit."""
-        if self.estimates.curve is None:
-            assert self._drafter is not None, "bind() comes first"
-            self.estimates.measure(self._pass_seconds, room, self._clock)
-            if self._drafter.info.branches > 1 or self._drafter.info.masks:
-                self._measure_trees(room, self._drafter.info.masks)
-            self.estimates.learn_seconds(self._drafter.seconds())
+    def measure(self, room: int, probes: bool = False) -> None:
+        """Measure target and drafters now, not in the first round that could draft.
 
-    def _measure_trees(self, room: int, masks: int) -> None:
-        rows = 1 + width(self.max_depth, self.max_nodes, masks)
-        self.estimates.measure_trees(self._pass_seconds, min(room, rows), self._clock, masks > 0)
+        room: the most rows that fit.
+        probes: whether drafts have probes, which make passes as wide as trees do.
+        """
+        assert self._drafter is not None, "bind() comes first"
+        is_first, info = self.estimates.curve is None, self._drafter.info
+        if is_first:
+            self.estimates.measure(self._pass_seconds, (1 + self.max_depth, 4, 8, 2), room, self._clock)
+        if info.branches > 1 or info.masks or probes:
+            room = min(room, 1 + width(self.max_depth, self.max_nodes, info.masks))
+            self.estimates.measure(self._pass_seconds, MASK_ROWS if info.masks else TREE_ROWS, room, self._clock)
+        if is_first:
+            self.estimates.learn_seconds(self._drafter.seconds())
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
         """Plan one round for all rows."""
@@ -124,7 +130,7 @@ class CostModel(DraftPolicy):
                 self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
         self._probe(seqs, rows, credit, turn, max_nodes)
         self._rest = 0 if any(row.option for row in self._plan) else REST
-        return [self._budget(row, choice, turn) for row in self._plan]
+        return [self._budget(row, choice) for row in self._plan]
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """Collect the rows of a round, then learn from it."""
@@ -133,7 +139,7 @@ class CostModel(DraftPolicy):
             self._learn(self._seen)
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these requests; what they taught about drafters stays, and so do 128 questions with their lengths."""
+        """Forget these requests; what they taught about drafters and lengths stays."""
         self._restarted.difference_update(slots)
         for slot in slots:
             self.estimates.release(slot)
@@ -175,10 +181,7 @@ class CostModel(DraftPolicy):
         if room < 2 and self.estimates.curve is None:
             return [[] for _ in seqs]
         if any(ready):
-            self.measure(room)
-        trees = [look for row in ready for _, look in row if look.branches > 1 or look.masks or look.probes]
-        if trees:
-            self._measure_trees(room, max(look.masks for look in trees))
+            self.measure(room, any(look.probes for row in ready for _, look in row))
         self._measuring = self._clock() - begin
         return [
             [self.estimates.option(seq, drafter_index, look, limit) for drafter_index, look in row]
@@ -219,17 +222,28 @@ class CostModel(DraftPolicy):
                 self._plan[row] = _Row(option, *probe, is_probe=True)
                 read_by_others = reading
 
-    def _budget(self, row: _Row, choice: Choice, turn: RoundSeconds) -> DraftBudget:
+    def _budget(self, row: _Row, choice: Choice) -> DraftBudget:
+        """The budget of a row, with the bounds that its drafter applies while it drafts, unless it is a probe."""
         option = row.option
         if option is None:
             return DraftBudget(0, 0)
         sharing = sum(other.option is not None for other in self._plan)  # rows that pay for a further pass together
-        wish = DraftBudget(row.depth, row.nodes, option.drafter_index)
         confidence = None
         if not row.is_probe and (option.is_tree or option.source in self.estimates.confidence):
             confidence = self.estimates.confidence.get(option.source) or Confidence()
         token = self.estimates.cost(option.source).token.value
-        return draft_budget(wish, confidence, choice, token, sharing, row.passed, option.is_tree)
+        node, level = choice.rate * choice.row_seconds, choice.rate * (token + choice.row_seconds)
+
+        def should_continue(confidences: Seq[float]) -> bool:
+            """One more level must be worth its seconds and those of a row."""
+            best = math.prod(confidences)
+            if confidence is not None and confidence.deeper.chance(best) * sharing < level:
+                return False
+            row.passed.append(best)
+            return True
+
+        min_prob = confidence.accepted.min_prob(node / sharing) if confidence is not None and option.is_tree else 0.0
+        return DraftBudget(row.depth, row.nodes, option.drafter_index, should_continue, min_prob)
 
     # Learning from a round
 

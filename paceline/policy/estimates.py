@@ -11,7 +11,7 @@ from .acceptance import HALF_LIFE, NODES_PER_LEVEL, Acceptance, Counts, DraftSiz
 from .choice import Option, gains_of
 from .confidence import Confidence, PathOdds
 from .lengths import Lengths
-from .profile import Profile, Table
+from .profile import Profile
 from .seconds import DraftSeconds, PassCurve, RobustMean, RoundSeconds
 
 MEASURE_SECONDS = 1.2
@@ -44,39 +44,25 @@ class Estimates:
             for source, tables in given.confidence.items()
         }
         for source, tables in given.acceptance.items():
-            for hint, table in tables.items():
-                counts = Counts(HALF_LIFE, *table)
-                if hint:
-                    self.acceptance.classes[source, int(hint)] = counts
-                else:
-                    self.acceptance.sources[source] = counts
+            self.acceptance.counts[source] = {hint: Counts(HALF_LIFE, *table) for hint, table in tables.items()}
 
-    def measure(self, pass_seconds: Callable[[int], float], room: int, clock: Callable[[], float]) -> None:
-        """T(n) at a few n, the largest first, since the others can be interpolated; `room`: the most rows that fit."""
-        begin = clock()
-        points = {1: pass_seconds(1)}
-        for n in (min(1 + self._max_depth, room), 4, 8, 2):
-            if n not in points and n <= room and (len(points) < 2 or clock() - begin < MEASURE_SECONDS):
-                points[n] = pass_seconds(n)
-        self.curve = PassCurve(points)
-
-    def measure_trees(
-        self, pass_seconds: Callable[[int], float], room: int, clock: Callable[[], float], masks: bool = False
+    def measure(
+        self, pass_seconds: Callable[[int], float], sizes: Seq[int], room: int, clock: Callable[[], float]
     ) -> None:
-        """T(n) at the sizes of trees as well, once, as far as a profile does not know it and trees could pay."""
-        assert self.curve is not None, "measure() comes first"
-        sizes = MASK_ROWS if masks else TREE_ROWS
+        """T(n) at 1 and at these sizes, in this order, as far as it is not known so far up and drafts could pay.
+
+        room: the most rows that fit.
+        """
         most = min(max(sizes), room)
-        if self._most_rows >= most:
+        if self.curve is not None and max(*self.curve.points, self._most_rows) >= most:
             return
-        self._most_rows = most
-        points, begin = dict(self.curve.points), clock()
-        if max(points) >= most:
-            return
-        for n in sizes:
+        begin, self._most_rows = clock(), most
+        points = dict(self.curve.points) if self.curve else {1: pass_seconds(1)}
+        for n in (min(size, room) for size in sizes):
             slowest = max((seconds for rows, seconds in points.items() if rows <= n), default=0.0)
             too_slow = n > max(points) and slowest > MAX_PASS_RATIO * min(points.values())
-            if n not in points and n <= room and not too_slow and clock() - begin < MEASURE_SECONDS:
+            in_time = len(points) < 2 or clock() - begin < MEASURE_SECONDS
+            if n not in points and not too_slow and in_time:
                 points[n] = pass_seconds(n)
         self.curve = PassCurve(points)
         for turn in self._turns.values():
@@ -112,14 +98,11 @@ class Estimates:
         accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
         ends = self.lengths.of(seq)
         accept = [a * goes_on for a, goes_on in zip(accept, ends.continue_probs(seq.num_output, limit), strict=False)]
-        is_tree = look.branches > 1 or look.masks > 0
         size = self.sizes.setdefault(look.source, DraftSize(NODES_PER_LEVEL if look.branches > 1 else 1.0))
         nodes, levels = size.totals(self._max_depth)
         return Option(
+            **look.__dict__,
             drafter_index=drafter_index,
-            source=look.source,
-            hint=look.hint,
-            uncached_tokens=look.uncached_tokens,
             reading=self.cost(look.source).uncached_tokens.value * look.uncached_tokens,
             emitted=seq.num_output,
             ends=ends,
@@ -127,10 +110,7 @@ class Estimates:
             gains=gains_of(accept),
             nodes=nodes,
             levels=levels,
-            is_tree=is_tree,
-            masks=look.masks,
-            ready=look.ready,
-            probes=look.probes,
+            is_tree=look.branches > 1 or look.masks > 0,
         )
 
     def learn_drafting(
@@ -170,17 +150,15 @@ class Estimates:
 
     def profile(self, model: str, dtype: str, threads: int) -> Profile:
         """As a file can hold it."""
-        tables = dict[str, dict[str, Table]]()
-        for source, counts in self.acceptance.sources.items():
-            tables.setdefault(source, {})[""] = (tuple(counts.hits), tuple(counts.tries))
-        for (source, hint), counts in self.acceptance.classes.items():
-            tables.setdefault(source, {})[str(hint)] = (tuple(counts.hits), tuple(counts.tries))
         return Profile(
             pass_seconds=dict(self.curve.points) if self.curve else {},
             draft_seconds={
                 source: (cost.token.value, cost.uncached_tokens.value) for source, cost in self.costs.items()
             },
-            acceptance=tables,
+            acceptance={
+                source: {hint: (tuple(one.hits), tuple(one.tries)) for hint, one in counts.items()}
+                for source, counts in self.acceptance.counts.items()
+            },
             sizes={source: (tuple(s.rounds), tuple(s.nodes), tuple(s.levels)) for source, s in self.sizes.items()},
             confidence={
                 source: {

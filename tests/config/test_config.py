@@ -9,7 +9,6 @@ from paceline import (
     DraftModel,
     Dynamic,
     Fixed,
-    Gate,
     Plain,
     PromptLookup,
     Ratio,
@@ -165,9 +164,7 @@ def test_build_makes_the_objects():
         assert policy.budgets([seq])[0].depth == parse(name, policy="fixed").num_speculative_tokens
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("cost_model", CostModel), ("dynamic", Dynamic), ("gate", Gate), ("fixed", Fixed)]
-)
+@pytest.mark.parametrize(("name", "kind"), [("cost_model", CostModel), ("dynamic", Dynamic), ("fixed", Fixed)])
 def test_policies(name, kind):
     assert isinstance(parse("lookup", policy=name).build()[1], kind)
 
@@ -208,7 +205,6 @@ def test_the_default_config_is_plain():
     [
         ({"method": "eagle3", "policy": "fixed"}, 24),
         ({"method": "eagle3", "num_speculative_tokens": 30}, 30),
-        ({"method": "eagle3", "policy": "gate"}, 24),
         ({"method": "eagle3"}, None),
         ({"method": "eagle3", "tree": "chain", "policy": "fixed"}, None),
         ({"method": "blockwise", "policy": "fixed"}, None),

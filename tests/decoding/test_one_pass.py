@@ -6,11 +6,10 @@ import pytest
 
 from paceline import LLM, Choose, Coupled, DraftModel, Fixed, Plain, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DrafterInfo
-from paceline.core.outputs import Round
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, first_pass, generate
 from paceline.errors import NumericsError
-from paceline.policy import CostModel, Gate
+from paceline.policy import CostModel
 from paceline.policy.choice import Choice
 from paceline.policy.seconds import RoundSeconds
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
@@ -180,17 +179,6 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
 
 def all_of_it(rows, turn, costs, credit, max_nodes=0):
     return Choice(1e6, 3, [row[0] if row else None for row in rows], 3)
-
-
-def test_gate_books_a_plain_round_for_it():
-    gate = Gate(Fixed(3), trial=1)
-    gate.bind(PromptLookup(), lambda rows: 1.0)
-    seq = sequence(loaded(), REPEATING, SHORT)
-    plain = Round("", 0, 0, 1, verify_s=1.0)
-    for record in [plain] * 3 + [Round("lookup", 3, 3, 4, with_prompt=True, draft_s=5.0)] * 2:
-        gate.budgets([seq])
-        gate.observe(seq, record)
-    assert not gate.is_open  # 4 tokens in 5 + 1 seconds, against 1 a second
 
 
 def test_chunks():

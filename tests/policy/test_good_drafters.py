@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline import CostModel, Dynamic, Fixed, Gate
+from paceline import CostModel, Dynamic, Fixed
 from paceline.core.interfaces import DraftPolicy
 from tests.policy.simulator import Clock, Machine, Member, Outcome, cpu, simulate
 
@@ -126,13 +126,3 @@ def test_dynamic_follows_acceptance():
     bad = simulate(lambda clock: Dynamic(), drafter(const(0.2), 0.05))
     depth = [sum(r.num_drafted for _, r in o.rounds) / len(o.rounds) for o in (good, bad)]
     assert depth[0] > 6 > 2.5 > depth[1]
-
-
-def test_gate_closes_and_opens_again():
-    wrong = mean(lambda clock: Gate(Fixed(4)), lambda: drafter(const(0.0), 0.33, reads=False), requests=4)
-    assert wrong > 0.85 > mean(lambda clock: Fixed(4), lambda: drafter(const(0.0), 0.33, reads=False), requests=4)
-    right = [mean(p, lambda: drafter(const(0.9), 0.1)) for p in (lambda clock: Gate(Fixed(5)), lambda clock: Fixed(5))]
-    assert right[0] > 0.85 * right[1]
-    member = Member("m", lambda request, position, i: 0.9 * (position > 300), 0.2 * PLAIN)
-    outcome = simulate(lambda clock: Gate(Fixed(5)), [member], tokens=900)
-    assert share(outcome, 700, 900) < 0.5

@@ -8,7 +8,7 @@ from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Space
 from paceline.drafters.space import masks_below
-from paceline.policy import CostModel, Dynamic, Fixed, Gate
+from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, make_runner
 from paceline.verify import Coupled
 from tests.attention.common import CACHE_MUTANTS, GathersWithoutACopy, sound_after_every_round, with_cache
@@ -190,9 +190,7 @@ def test_who_shares_the_batch_does_not_matter():
 # Beside others
 
 
-@pytest.mark.parametrize(
-    "policy", [Fixed, Dynamic, CostModel, lambda: Gate(Fixed(3))], ids=["fixed", "dynamic", "cost", "gate"]
-)
+@pytest.mark.parametrize("policy", [Fixed, Dynamic, CostModel], ids=["fixed", "dynamic", "cost"])
 def test_beside_lookup(policy):
     target, on = loaded(), ModelRunner(loaded(), 2)
     seqs = [sequence(target, REPEATING, SamplingParams(temperature=t, max_tokens=30)) for t in (0.0, 1.0, 0.5)]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from paceline import CostModel, Dynamic, Fixed, Gate
+from paceline import CostModel, Dynamic, Fixed
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftPolicy
 from paceline.core.outputs import Round, VerifyOutput, Walk
@@ -227,15 +227,6 @@ def test_rows_with_masks_are_measured_before_the_first_answer(branches):
     assert max(measured) <= 100
 
 
-@pytest.mark.parametrize("policy", [lambda: Gate(Fixed(2)), lambda: Dynamic(3)], ids=["gate", "dynamic"])
-def test_other_policies_take_masks(policy):
-    outcome = simulate(lambda clock: policy(), [space()], requests=3, machine=Machine(nearly_free))
-    assert outcome.speed > 1.4
-
-
-def test_a_gate_does_not_judge_by_the_round_that_hangs_masks():
-    """A trial of one round would see nothing but the restart, and the gate would never open."""
-    machine = Machine(nearly_free, noise=0.0, hiccups=0.0)
-    member = space(worth=lambda request, position: 1.6)
-    outcome = simulate(lambda clock: Gate(Fixed(2), trial=1, recheck=1000), [member], machine=machine)
+def test_dynamic_takes_masks():
+    outcome = simulate(lambda clock: Dynamic(3), [space()], requests=3, machine=Machine(nearly_free))
     assert outcome.speed > 1.4

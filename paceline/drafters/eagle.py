@@ -125,7 +125,7 @@ class Eagle(Drafter):
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
         if growing:
             self._grow([seqs[row] for row in growing], [trees[row] for row in growing])
-        return draft_of(seqs, trees, self.source)
+        return draft_of(seqs, [tree.finish() for tree in trees], self.source)
 
     def release(self, slots: Seq[int]) -> None:
         """Empty these slots."""

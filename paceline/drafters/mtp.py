@@ -124,7 +124,7 @@ class Mtp(Drafter):
             self._catch_up(seqs[row])
         if growing:
             self._draft([seqs[row] for row in growing], [chains[row] for row in growing])
-        return draft_of(seqs, chains, self.name)
+        return draft_of(seqs, [chain.finish() for chain in chains], self.name)
 
     def _catch_up(self, seq: Sequence) -> None:
         """Read rows in whole chunks, as long as no drafted token is among what they read."""

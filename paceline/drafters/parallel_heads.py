@@ -84,7 +84,7 @@ class HeadsDrafter(Drafter, ABC):
             states = torch.cat([read(slot, length - 1, length, layer) for slot, length in ends])
             logits = heads(states.to(self._dtype), max(trees[row].depth for row in growing))  # [B, D, Vd]
             self._ranking.grow_marginal([trees[row] for row in growing], [seqs[row] for row in growing], logits)
-        return draft_of(seqs, trees, self.name)
+        return draft_of(seqs, [tree.finish() for tree in trees], self.name)
 
 
 @final

@@ -173,8 +173,7 @@ class Suffix(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """A tree per row; rows without a match propose nothing."""
         texts = [self._read(seq) for seq in seqs]
-        rows = enumerate(zip(seqs, texts, budgets, strict=True))
-        trees = {row: self._tree(seq, text, budget) for row, (seq, text, budget) in rows if text.context.length}
+        trees = [self._tree(*row) for row in zip(seqs, texts, budgets, strict=True)]
         return replace(draft_of(seqs, trees, self.name), hints=tuple(_hint(text.context) for text in texts))
 
     def release(self, slots: Seq[int]) -> None:
@@ -193,14 +192,14 @@ class Suffix(Drafter):
 
     def _tree(self, seq: Sequence, text: _Text, budget: DraftBudget) -> DraftTree:
         """Grown level by level; nothing comes behind a token that would end the answer."""
-        tree = DynamicTree(budget.depth, budget.nodes, TOP_K, budget.min_prob, budget.should_continue)
+        tree = DynamicTree(budget, TOP_K, None if text.context.length else 0)
         contexts = {-1: text.context}
         while tree.frontier:
             tokens, logps = list[list[int]](), list[list[float]]()
             for node in tree.frontier:
                 if node >= 0:
                     contexts[node] = text.automaton.step(contexts[tree.parents[node]], tree.tokens[node])
-                ends = node >= 0 and seq.would_end(tree.tokens[node], tree.depths[node])
+                ends = node >= 0 and seq.would_end(tree.tokens[node], tree.level)
                 children = {} if ends else self._children(text.automaton, contexts[node])
                 tokens.append([*children])
                 logps.append([*children.values()])
@@ -208,7 +207,7 @@ class Suffix(Drafter):
         return tree.finish()
 
     def _children(self, automaton: SuffixAutomaton, context: Context) -> dict[int, float]:
-        """Log-probabilities of the likeliest tokens; none where no context is left."""
+        """Log-probabilities of the most likely tokens; none where no context is left."""
         if not context.length:
             return {}
         total, found = automaton.following(context)

@@ -20,7 +20,7 @@ from ..core.request import Sequence
 from ..kernels.library import largest, library
 from ..schema import checked, checked_call
 from .registry import TREE_NODES, DrafterSpec
-from .trees import DraftTree, draft_of, from_marginals
+from .trees import DraftTree, DynamicTree, draft_of
 
 SUCCESSORS = 8
 """Tokens kept for each token."""
@@ -58,8 +58,7 @@ class TokenRecycling(Drafter):
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """The tree of each row, the likeliest nodes of it if the budget is small."""
-        trees = {row: self._tree(*both) for row, both in enumerate(zip(seqs, budgets, strict=True)) if both[1].depth}
-        return draft_of(seqs, trees, self.name)
+        return draft_of(seqs, [self._tree(*both) for both in zip(seqs, budgets, strict=True)], self.name)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
         """Keep the successors of every token that was read; where a token was read twice, those on the accepted path.
@@ -82,12 +81,12 @@ class TokenRecycling(Drafter):
 
     def _tree(self, seq: Sequence, budget: DraftBudget) -> DraftTree:
         """The nodes of the shape, likeliest first, whose tokens are known, within the budget."""
-        shape, deepest = _shape(), _deepest(budget)
+        deepest = _deepest(budget)
         made = DraftTree([], [], [])
         place, depths = {0: 0}, [0]  # by node of the shape: its node in what is made; by that: its depth
         below = {0: self._below(seq.token_ids[-1])}  # by node in what is made
-        for node, (rank, above, score) in enumerate(zip(shape.tokens, shape.parents, _scores(), strict=True), start=1):
-            if len(made.tokens) >= budget.nodes or score < budget.min_prob:
+        for node, (rank, above, score) in enumerate(_shape(), start=1):
+            if not deepest or len(made.tokens) >= budget.nodes or score < budget.min_prob:
                 break
             parent = place.get(above)
             if parent is None or depths[parent] >= deepest or parent not in below:
@@ -114,19 +113,17 @@ def _best(logits: Tensor) -> Tensor:
 
 
 @cache
-def _shape() -> DraftTree:
-    """The tree of 80 nodes that is right most often if rank alone decides, likeliest first; ranks for tokens."""
-    logps = [[math.log(chance) for chance in _OF_RANK]] * _DEPTH
-    return from_marginals(logps, [range(SUCCESSORS)] * _DEPTH, _NODES)
-
-
-@cache
-def _scores() -> list[float]:
-    """The chance of each node's path."""
-    scores = [1.0]
-    for parent, chance in zip(_shape().parents, _shape().confidences, strict=True):
-        scores.append(scores[parent] * chance)
-    return scores[1:]
+def _shape() -> list[tuple[int, int, float]]:
+    """The tree of 80 nodes that is right most often if rank alone decides, best first: of each node its rank, its parent
+    (the root is 0) and the chance of its path.
+    """
+    tree = DynamicTree(DraftBudget(_DEPTH, _NODES), SUCCESSORS, width=_NODES)
+    logps = [math.log(chance) for chance in _OF_RANK]
+    while tree.frontier:
+        tree.add([range(SUCCESSORS)] * len(tree.frontier), [logps] * len(tree.frontier))
+    nodes = sorted(tree.kept(), key=lambda node: -tree.scores[node])
+    place = {node: index for index, node in enumerate(nodes, start=1)} | {-1: 0}
+    return [(tree.tokens[node], place[tree.parents[node]], math.exp(tree.scores[node])) for node in nodes]
 
 
 def _deepest(budget: DraftBudget) -> int:

@@ -172,9 +172,8 @@ def grow(trees: Sequence[DynamicTree], children: Callable[[list[int], int], Chil
             trees[row].add(tokens, logps)
 
 
-def draft_of(seqs: Sequence[TextSequence], trees: Sequence[DynamicTree], source: str) -> Draft:
+def draft_of(seqs: Sequence[TextSequence], rows: Sequence[DraftTree], source: str) -> Draft:
     """The draft of a batch."""
-    rows = [tree.finish() for tree in trees]
     tokens = [[seq.token_ids[-1], *row.tokens] for seq, row in zip(seqs, rows, strict=True)]
     tree = TokenTree.from_lists(tokens, [[-1, *row.parents] for row in rows])
     return Draft(tree, source=source, confidence=padded_confidences([row.confidences for row in rows], tree.num_nodes))

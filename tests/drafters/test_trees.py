@@ -221,7 +221,7 @@ def test_a_batch_is_padded_with_probes():
     trees = [dynamic(1, nodes, 2) for nodes in (2, 0, 1)]
     trees[0].add([[1, 2]], [[math.log(0.5), math.log(0.25)]])
     trees[2].add([[3]], [[0.0]])
-    draft = draft_of(seqs, trees, "tested")
+    draft = draft_of(seqs, [one.finish() for one in trees], "tested")
     tree, sure = draft.tree, draft.confidence
     assert sure is not None
     assert tree.token_ids.tolist() == [[7, 1, 2], [8, 0, 0], [9, 3, 0]]

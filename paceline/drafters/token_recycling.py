@@ -114,8 +114,9 @@ def _best(logits: Tensor) -> Tensor:
 
 @cache
 def _shape() -> list[tuple[int, int, float]]:
-    """The tree of 80 nodes that is right most often if rank alone decides, best first: of each node its rank, its parent
-    (the root is 0) and the chance of its path.
+    """The tree of 80 nodes that is right most often if rank alone decides, best first.
+
+    Of each node its rank, its parent, where 0 is the root, and the chance of its path.
     """
     tree = DynamicTree(DraftBudget(_DEPTH, _NODES), SUCCESSORS, width=_NODES)
     logps = [math.log(chance) for chance in _OF_RANK]

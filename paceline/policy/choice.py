@@ -79,6 +79,7 @@ class Option(DraftOptions):
 class Choice:
     """A depth for the pass, one option or none for each row, and the expected tokens per second.
 
+    deepest: the depth that could still be paid for if every token were rejected.
     nodes: the most candidates of a tree.
     row_seconds: the seconds that one more node of each row takes.
     """
@@ -86,6 +87,7 @@ class Choice:
     rate: float
     depth: int
     options: Seq[Option | None]
+    deepest: int = 0
     nodes: int = 0
     row_seconds: float = 0.0
 
@@ -186,7 +188,13 @@ class _Team:
             return Choice(0.0, 0, self.options)
         row_seconds = self.row_seconds(depth, kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
-        return Choice(rate, depth, self.options, nodes, row_seconds)
+        deepest, least_nodes = depth, nodes if self.is_tree else 0
+        while deepest < longest_draft:
+            seconds = self.pass_seconds(deepest + 1, max(least_nodes, deepest + 1))
+            if not self.can_pay(deepest + 1, seconds, expected / batch):
+                break
+            deepest += 1
+        return Choice(rate, depth, self.options, deepest, nodes, row_seconds)
 
     def pass_seconds(self, depth: int, nodes: int) -> float:
         """Seconds of a round without the drafting."""

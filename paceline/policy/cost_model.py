@@ -126,7 +126,10 @@ class CostModel(DraftPolicy):
         choice = best_choice(allowed, turn, self.estimates.costs, max(credit), max_nodes)
         for row, option in enumerate(choice.options):
             if option is not None:
-                depth = min(choice.depth, option.depth)
+                # With confidences it may go further while they are high. Not with masks: a deeper budget adds more of
+                # them below every node, however few levels are drafted.
+                is_sure = option.source in self.estimates.confidence and not option.masks
+                depth = min(choice.deepest if is_sure else choice.depth, option.depth)
                 self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
         self._probe(seqs, rows, credit, turn, max_nodes)
         self._rest = 0 if any(row.option for row in self._plan) else REST

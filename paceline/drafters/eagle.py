@@ -14,12 +14,11 @@ Rows of the tree are forgotten at the end of the round: the target's states of w
 
 Confidence. The target emits argmax(log p + T g) with T its temperature and g the noise of the position, which an exact
 verifier shares with its drafters. Let log p differ from the head's logits by noise of its own, Gumbel of scale 1: then
-a token is the target's with probability softmax(logits + T g), at T = 0 the head's own. Children are the
-likeliest by this, and it scores paths. Where no noise is shared it is softmax(logits / max(T, 1)): a colder target
-is more certain of its token, but the head does not know better which one that is (see `top_tokens`).
+a token is the target's with probability softmax(logits + T g), at T = 0 the head's own. Children are the most probable
+tokens by this, and it scores paths. Where no noise is shared it is softmax(logits / max(T, 1)): a colder target is more
+certain of its token, but the head does not know better which one that is (see `top_tokens`).
 """
 
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from os import PathLike
@@ -37,7 +36,7 @@ from ..heads import EagleHead
 from ..schema import checked, checked_call
 from .draft_layer import Level
 from .eagle_pass import FEW, EaglePass
-from .fitting import read_head
+from .fitting import median_seconds, read_head
 from .registry import TREE_NODES, HeadSpec
 from .top_tokens import Best, TokenRanking
 from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of
@@ -107,17 +106,16 @@ class Eagle(Drafter):
         config = layer.config
         states = torch.zeros(64, len(config.states) * config.target_hidden_size, device=self._target.loaded.device)
         wide = torch.zeros(1, self.top_k, dtype=torch.long)
-        token, prefill = list[float](), list[float]()
-        for _ in range(4):  # the first warms up
-            begin = time.perf_counter()
+
+        def read() -> Level:
             level = layer.extend_cache([0], [[0] * 64], [states])
-            level.hidden[0, 0, 0].item()  # reading waits for the device
-            middle = time.perf_counter()
-            self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)
-            prefill.append((middle - begin) / 64)
-            token.append(time.perf_counter() - middle)
+            level.hidden[0, 0, 0].item()  # waits for the device
             layer.cache.lengths[0] = length
-        return {self.source: (sorted(token[1:])[1], sorted(prefill[1:])[1])}
+            return level
+
+        level = read()
+        step = lambda: self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)  # noqa: E731
+        return {self.source: (median_seconds(step), median_seconds(read) / 64)}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Read what was emitted since, then grow all trees of the batch, one pass a level."""
@@ -172,7 +170,7 @@ class Eagle(Drafter):
     def _children(
         self, level: Level, seqs: Seq[Sequence], offset: int, most: int
     ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """The likeliest tokens after each row of a level and their log-probabilities, [B, F, most] each."""
+        """The best tokens after each row of a level and their log-probabilities, [B, F, most] each."""
         width = level.logits.shape[1]
         rows = [seq for seq in seqs for _ in range(width)]
         found = None if level.best is None else Best(*(part.flatten(0, 1) for part in level.best))

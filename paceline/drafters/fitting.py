@@ -64,10 +64,10 @@ def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView)
     """SPACE's adapter, which the target can attach. Raises `ConfigError` for one without masks, and as `read_head`."""
     loaded = target.loaded
     shape = {"hidden_size": loaded.hidden_size, "num_layers": loaded.num_layers, "vocab_size": loaded.vocab_size}
-    made = read_head(adapter, SpaceAdapter, loaded)
+    made = read_head(adapter, SpaceAdapter, loaded, **shape)
     if made.num_masks < 1:
         raise ConfigError("the SPACE adapter has no mask tokens", got=made.num_masks, expected="at least one")
-    return read_head(made, SpaceAdapter, loaded, **shape)
+    return made
 
 
 def median_seconds(once: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""The tokens a head's logits make likeliest, for heads that draft over a part of the vocabulary.
+"""The most probable tokens by a head's logits, for heads that draft over a part of the vocabulary.
 
 The target emits argmax(log p + T g), with T its temperature and g the noise of the position (rule R7), which an exact
 verifier shares with its drafters. So a sampled row ranks its tokens by logits + T g, less what its truncation forbids:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel, uniforms
 from .processors import add_bias, mask_endings
-from .scores import argmax, bar, columns_below
+from .scores import argmax, bar
 from .warpers import is_warped, warp
 
 _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
@@ -32,7 +32,8 @@ class DraftSampler:
     """
 
     def __init__(self, coupled: bool, banned_token_ids: Collection[int] = ()):
-        self.coupled, self.banned_token_ids = coupled, banned_token_ids
+        self.coupled = coupled
+        self._banned = torch.tensor(sorted(banned_token_ids)) if banned_token_ids else None
 
     def sample(
         self,
@@ -75,7 +76,8 @@ class DraftSampler:
             if biased[row]:
                 add_bias(scores[row : row + 1], seq)
                 mask_endings(scores[row : row + 1], seq, seq.num_output + offset)
-        scores = bar(scores, columns_below(self.banned_token_ids, scores.shape[1]))
+        if self._banned is not None:
+            scores = bar(scores, self._banned[self._banned < scores.shape[1]])
         warped = [row for row, seq in enumerate(seqs) if is_warped(seq.params)]
         if not warped:
             return scores

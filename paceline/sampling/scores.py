@@ -55,7 +55,7 @@ def token_logprob(
     token: int,
     k: int,
 ) -> TokenLogprob:
-    """Natural-log probability of `token` and of the `k` likeliest tokens, likeliest first.
+    """Natural-log probability of `token` and of the `k` most probable tokens, in descending order.
 
     logits_row: the target's raw logits, any floating dtype; the softmax is taken in float32.
     """
@@ -75,12 +75,6 @@ def columns_of(banned_token_ids: Collection[int], draft_ids: Tensor) -> Tensor |
     tokens = torch.tensor(sorted(banned_token_ids), device=draft_ids.device)
     columns = torch.isin(draft_ids, tokens).nonzero().flatten()
     return columns if len(columns) else None
-
-
-def columns_below(banned_token_ids: Collection[int], size: int) -> Tensor | None:
-    """The same where each of `size` columns is the token of its number."""
-    tokens = [token for token in sorted(banned_token_ids) if token < size]
-    return torch.tensor(tokens) if tokens else None
 
 
 def bar(scores: Tensor, columns: Tensor | None) -> Tensor:

@@ -1,7 +1,7 @@
 """Temperature, top_k, top_p and min_p: the part of the distribution that does not depend on the past.
 
-All three truncations keep the likeliest tokens, so they are decided on a short sorted *window* of the largest scores
-and the vocabulary is sorted only for rows whose kept set does not fit:
+All three truncations keep the most probable tokens, so they are decided on a short sorted *window* of the largest
+scores, and the vocabulary is sorted only for rows whose kept set does not fit:
 
     scores   [V]   -2  3  1  3 -9  0 ...          unsorted, V = 50 000 to 150 000
     window   [K]    3  3  1  0 ...                largest first; of equal scores the lower token id first, as argmax

@@ -27,7 +27,7 @@ from paceline.drafters.ngram_pool import NgramPool
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.sampling import DraftSampler, draft_sampler
-from paceline.sampling.scores import bar, before_banned, columns_below, columns_of
+from paceline.sampling.scores import bar, before_banned, columns_of
 from tests.drafters.heads import SOME, blockwise, medusa, mtp
 from tests.drafters.test_eagle import random_head
 from tests.helpers import VOCAB, loaded, prompt, sequence
@@ -157,7 +157,6 @@ def test_columns():
     assert columns_of({9, 2, 4}, ids).tolist() == [0, 2]
     assert columns_of({4}, ids) is None
     assert columns_of(frozenset(), ids) is None
-    assert columns_below({1, 99}, 10).tolist() == [1]
     scores = torch.zeros(2, 3)
     assert bar(scores, None) is scores
     assert bar(scores, torch.tensor([1]))[:, 1].isinf().all()

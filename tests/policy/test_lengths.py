@@ -32,24 +32,6 @@ def taught(*pairs: tuple[list[int], list[int]]) -> Lengths:
     return made
 
 
-def test_a_guess_gives_way():
-    """Half of the limit at first; after a few answers what they say."""
-    expected = [known(*[2] * count).left(0, 128) for count in (0, 1, 2, 6)]
-    assert expected[0] == 64
-    assert expected[1] == pytest.approx((2 + 64 / 8) / (1 + 1 / 8))
-    assert expected == sorted(expected, reverse=True)
-    assert expected[3] < 3.3
-
-
-def test_what_is_left_depends_on_what_was_said():
-    """Two of three answers end with the second token: who gets beyond is one of the long ones."""
-    lengths = known(*[2, 2, 40] * 10)
-    assert lengths.left(0, 1000) == pytest.approx(44 / 3, rel=0.05)
-    assert lengths.left(2, 1000) == pytest.approx(38, rel=0.1)
-    assert lengths.left(2, 10) == 10
-    assert lengths.left(50, 20) == 10  # nobody got so far: the guess
-
-
 def test_only_the_last_ones_count():
     lengths = taught(*[(DESCRIBE, [5] * 90)] * 50, *[(DESCRIBE, [5] * 3)] * REMEMBERED)
     assert lengths.of(answer(DESCRIBE, [])).left(0, 2000) < 4
@@ -154,14 +136,6 @@ def test_all_answers_to_one_prompt_count():
     """Not the last few alone."""
     lengths = taught(*[(DESCRIBE, [8] * 40)] * 30, *[(DESCRIBE, [8] * 2)] * 3)
     assert lengths.of(answer(DESCRIBE, [])).left(0, 1000) > 30
-
-
-def test_drafted_tokens_behind_the_end_do_not_count():
-    assert known().continue_probs(0, 3) == [1.0, 1.0, 1.0]
-    lengths = known(*[2] * 20, *[40] * 20)
-    assert lengths.continue_probs(0, 3) == pytest.approx([1.0, 0.5, 1.0], abs=0.01)  # the first counts in both
-    assert lengths.continue_probs(1, 2) == pytest.approx([0.5, 1.0], abs=0.01)
-    assert known(*[2] * 20).continue_probs(1, 2)[0] < 0.01
 
 
 @pytest.mark.usefixtures("unchecked_types")

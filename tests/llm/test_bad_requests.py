@@ -189,6 +189,7 @@ BAD_PARTS: list[tuple[type, tuple[object, ...], dict[str, object]]] = [
     (Dynamic, (), {"min_chance": math.nan}),
     *((CostModel, (value,), {}) for value in ("x", 0, 65, 1.5)),
     (CostModel, (), {"profile": {}}),
+    (CostModel, (), {"max_nodes": 64}),
     (Typical, (2.0,), {"allow_lossy": True}),
     (Typical, (), {"allow_lossy": 1}),
     (Coupled, ("x",), {}),

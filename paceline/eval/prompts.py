@@ -13,9 +13,11 @@ In a file that is no JSON every line is text to go on from.
 
 import gzip
 import io
+import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,54 +41,9 @@ class Example(NamedTuple):
     prompt: str
 
 
-EXAMPLES: tuple[Example, ...] = (
-    Example(
-        "edit code",
-        '''Rename the function `total` to `order_total` and the parameter `xs` to `items`. Change nothing else \
-and show the whole program.
-
-```python
-def total(xs, tax_rate):
-    """Sum the prices and add tax."""
-    subtotal = 0
-    for price, quantity in xs:
-        subtotal += price * quantity
-    tax = subtotal * tax_rate
-    return round(subtotal + tax, 2)
-
-print(total([(2.50, 4), (1.20, 10)], 0.2))
-```''',
-    ),
-    Example(
-        "rewrite a list",
-        """Write this shopping list again, one item per line with a dash in front of it:
-
-500 g of wholemeal flour, 2 ripe bananas, 250 ml of oat milk, a jar of peanut butter, 6 free-range eggs, \
-a bag of frozen blueberries, 100 g of dark chocolate, a bottle of olive oil""",
-    ),
-    Example(
-        "extract sentences",
-        """Copy every sentence of this report that mentions money, word for word.
-
-The library opened its new reading room in March. The building work cost 340,000 pounds, a tenth more than planned. \
-Visitors rose to 1,200 a week. The council pays 95,000 pounds a year towards staff. Most readers come on Saturdays. \
-A café would bring in about 18,000 pounds a year. The garden will be planted next spring.""",
-    ),
-    Example("open question", "What makes a good neighbour? Answer in a few sentences, as you would to a friend."),
-    Example(
-        "arithmetic",
-        "A train leaves at 9:40, stops twice for 5 minutes and arrives at 12:15. How long was it moving? Explain why.",
-    ),
-    Example("story", "Write the opening of a story about a lighthouse keeper who finds a letter in a bottle."),
-    Example(
-        "translate",
-        "Translate into French: The weather is fine today, so we are going to walk along the river until evening.",
-    ),
-    Example(
-        "to JSON",
-        """Turn this into JSON with the keys name, born and towns: Ada Brook, born in 1954, lived in Leeds, York and \
-Hull; Ben Marsh, born in 1961, lived in Bath and Wells.""",
-    ),
+EXAMPLES = tuple(
+    Example(**json.loads(line))
+    for line in (resources.files("paceline.eval") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
 )
 """Everyday work: the answers to the first three copy from the prompt, the others do not."""
 

@@ -42,16 +42,11 @@ class Gain:
     @property
     def pays(self) -> bool:
         """Surely faster than plain decoding."""
-        return self.low > 1 and (self.prompts >= FEW or self._shows)
+        return self.low > 1 and (self.prompts >= FEW or round(self.value, 2) >= SURE)  # rounded as it is printed
 
-    @property
-    def is_unclear(self) -> bool:
-        """Faster on the whole, but not surely."""
-        return not self.pays and self.prompts > 1 and self._shows
-
-    @property
-    def _shows(self) -> bool:
-        return round(self.value, 2) >= SURE  # as it is printed
+    def __str__(self) -> str:
+        """With the interval, where there is more than one prompt to have one."""
+        return f"{self.value:.2f}x" + (f" ({self.low:.2f}–{self.high:.2f})" if self.prompts > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -266,7 +261,7 @@ def tune_report(candidates: Seq[Candidate], best: Candidate | None, model: str, 
     choice = f"Choice for {model}: none. No drafter is surely faster than plain decoding here."
     if best is not None:
         choice = (
-            f"Choice for {model}: {best.config.name}, {_times(best.overall)} as fast as plain decoding on these "
+            f"Choice for {model}: {best.config.name}, {best.overall.value:.2f}x as fast as plain decoding on these "
             f"prompts ({best.tokens_per_s:.1f} against {best.plain_tokens_per_s:.1f} tokens/s)."
         )
     lines = [choice, *remarks]
@@ -292,18 +287,11 @@ def tune_report(candidates: Seq[Candidate], best: Candidate | None, model: str, 
 
 def about_gains(one: Candidate) -> str:
     """What a drafter gains, overall and by category."""
-    gain = one.overall
-    verb = "pays" if gain.pays else "may pay, not surely," if gain.is_unclear else "does not pay:"
-    text = f"{one.config.name} {verb} {_times(gain)}{_interval(gain)}"
+    text = f"{one.config.name} {'pays' if one.overall.pays else 'does not surely pay'}: {one.overall}"
     if len(one.categories) < 2:
         return text + "."
     ordered = sorted(one.categories.items(), key=lambda pair: -pair[1].value)
-    paying = [f"{_times(g)} on {name}" for name, g in ordered if g.pays]
-    unclear = [f"{name} ({_times(g)}{_interval(g, ', ')})" for name, g in ordered if g.is_unclear]
-    nothing = [f"{name} ({_times(g)})" for name, g in ordered if not g.pays and not g.is_unclear]
-    kinds = (("", paying), ("unclear on ", unclear), ("nothing on ", nothing))
-    parts = [heading + ", ".join(found) for heading, found in kinds if found]
-    return f"{text}{':' if gain.pays or gain.is_unclear else ';'} {'; '.join(parts)}."
+    return f"{text}; by category: {', '.join(f'{name} {gain}' for name, gain in ordered)}."
 
 
 def about_costs(name: str, even: BreakEven, share_drafted: float) -> str:
@@ -315,17 +303,6 @@ def about_costs(name: str, even: BreakEven, share_drafted: float) -> str:
         f"{name} drafted in {share_drafted:.0%} of the rounds: a drafted token costs {ms(even.token_s)}, and pays "
         f"below {ms(even.dearest_s)} ({case})."
     )
-
-
-def _interval(gain: Gain, before: str = " (") -> str:
-    """One prompt has no spread to speak of."""
-    if gain.prompts < 2:
-        return ""
-    return f"{before}{gain.low:.2f}–{gain.high:.2f}" + (")" if before == " (" else "")
-
-
-def _times(gain: Gain) -> str:
-    return f"{gain.value:.2f}x"
 
 
 def _gain(summary: Mapping[str, Any]) -> Gain:

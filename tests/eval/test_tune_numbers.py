@@ -76,7 +76,6 @@ def test_only_sure_gains_pay():
     assert not Gain(1.02, 1.01, 1.03, 3).pays  # too few prompts for so small a gain
     assert Gain(1.2, 1.2, 1.2, 1).pays
     assert not Gain(1.3, 0.95, 1.6, 9).pays
-    assert Gain(1.3, 0.95, 1.6, 9).is_unclear
 
 
 def test_the_best_is_fast_sure_and_exact():
@@ -107,10 +106,10 @@ def test_gains_in_words():
     }
     told = about_gains(candidate(categories=found))
     assert told == (
-        "lookup pays 1.50x (1.20–1.80): 2.10x on summarization; unclear on qa (1.10x, 0.90–1.30); "
-        "nothing on writing (0.99x)."
+        "lookup pays: 1.50x (1.20–1.80); by category: summarization 2.10x (1.80–2.40), qa 1.10x (0.90–1.30), "
+        "writing 0.99x (0.97–1.01)."
     )
-    assert about_gains(candidate(gain=(0.97, 0.9, 1.0))) == "lookup does not pay: 0.97x (0.90–1.00)."
+    assert about_gains(candidate(gain=(0.97, 0.9, 1.0))) == "lookup does not surely pay: 0.97x (0.90–1.00)."
 
 
 def test_costs_in_words():

@@ -1,14 +1,13 @@
 """Plots of benchmark results: each function takes results and returns a figure, or says why it cannot.
 
-`draw` writes them all, in our style whatever the caller's is. Colours are Okabe and Ito's, for colour-blind readers;
-the backend is Agg, so no screen is needed. At the foot of a figure is what was measured where and when.
+`draw` writes them all, in our style whatever the caller's is. Colours are Okabe and Ito's, for colour-blind readers.
 """
 
 import io
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -24,7 +23,6 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 MARKERS = "osD^vPX*"
 GREY = "#555555"
 _ROW_OF_LETTERS = 120  # of a legend, in a figure eight inches wide
-_FOOT, _LEGEND_ROW = 0.14, 0.2  # inches a line
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -73,30 +71,14 @@ def save_figure(figure: "Figure", path: Path, command: str) -> None:
     write_bytes(path, held.getvalue())
 
 
-def new_figure(results: Sequence[SavedResults], size: tuple[float, float]) -> "tuple[Figure, Axes]":
-    """A figure with, at its foot, what was measured where and when."""
+def new_figure(height: float) -> "tuple[Figure, Axes]":
+    """A figure eight inches wide that needs no screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine())
+    figure = Figure(figsize=(8.0, height), layout="constrained")
     FigureCanvasAgg(figure)
-    feet = list(dict.fromkeys(_foot(one) for one in results))
-    _leave_below(figure, _FOOT * (len(feet) + 0.5))
-    figure.text(0.992, 0.05 / size[1], "\n".join(feet), fontsize=7, color=GREY, ha="right", va="bottom")
     return figure, figure.subplots()
-
-
-def add_legend(figure: "Figure", axes: "Axes", results: Sequence[SavedResults]) -> None:
-    """What the lines mean, between the plot and its foot; the figure grows by what that takes."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = max(1, min(len(labels), 3, _ROW_OF_LETTERS // (8 + max(map(len, labels)))))
-    foot, legend = _FOOT * (len({_foot(one) for one in results}) + 0.5), _LEGEND_ROW * -(-len(labels) // columns) + 0.15
-    width, height = figure.get_size_inches()
-    height += legend
-    figure.set_size_inches(width, height)
-    _leave_below(figure, foot + legend)
-    figure.legend(handles, labels, loc="lower left", bbox_to_anchor=(0.0, foot / height), ncols=columns, fontsize=9)
 
 
 def colour(index: int) -> str:
@@ -114,7 +96,7 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     )
     rows = [*names, "all"] if any(run.speedup for _, run in series) else names
     thick = 0.8 / len(series)
-    figure, axes = new_figure(results, (8.0, 1.7 + max(0.42, 0.24 * len(series)) * len(rows)))
+    figure, axes = new_figure(2.2 + max(0.42, 0.24 * len(series)) * len(rows))
     for index, (label, run) in enumerate(series):
         found = {name: _bounds(one) for name, one in {**run.categories, "all": run}.items() if one.speedup is not None}
         at = [row + thick * (index - (len(series) - 1) / 2) for row, name in enumerate(rows) if name in found]
@@ -142,7 +124,7 @@ def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
     series = [(label, run) for label, run in _runs(results) if run.acceptance or run.conditional]
     if not series:
         raise NoData("no run has an acceptance by position")
-    figure, axes = new_figure(results, (8.0, 4.6))
+    figure, axes = new_figure(5.2)
     kinds = (("-", "of rounds that drafted so far"), ("--", "given that those before were accepted"))
     for index, (label, run) in enumerate(series):
         for (line, _), values in zip(kinds, (run.acceptance, run.conditional), strict=True):
@@ -166,7 +148,7 @@ def pass_times(results: Sequence[SavedResults]) -> "Figure":
     if not series:
         raise NoData("no result has pass_times with one row; `paceline doctor --json` measures them")
     used = [one for one, _ in series]
-    figure, axes = new_figure(used, (8.0, 4.6))
+    figure, axes = new_figure(5.2)
     for index, (one, times) in enumerate(series):
         label, style = f"{one.model}, T(1) = {1e3 * times[1]:.3g} ms", _style(index)
         axes.plot(list(times), [t / times[1] for t in times.values()], **style, label=label)
@@ -190,7 +172,7 @@ def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
     sizes = sorted({run.batch for runs in points.values() for run in runs})
     if len(sizes) < 2:
         raise NoData("fewer than two batch sizes; give results of several")
-    figure, axes = new_figure(results, (8.0, 4.6))
+    figure, axes = new_figure(5.2)
     for index, (label, runs) in enumerate(points.items()):
         runs.sort(key=lambda run: run.batch)
         values, lows, highs = np.array([_bounds(run) for run in runs]).T
@@ -247,19 +229,21 @@ def draw(
 # Helpers
 
 
-def _leave_below(figure: "Figure", inches: float) -> None:
-    """Keep the layout out of a strip at the bottom."""
-    share = inches / figure.get_size_inches()[1]
-    cast("Any", figure.get_layout_engine()).set(rect=(0.0, share, 1.0, 1.0 - share))
-
-
 def _labelled(
     figure: "Figure", axes: "Axes", results: Sequence[SavedResults], title: str, xlabel: str, ylabel: str = ""
 ) -> "Figure":
-    axes.set_title(title)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
-    add_legend(figure, axes, results)
+    """With a legend at the foot: what was measured where and when, and what the lines mean."""
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    labels = axes.get_legend_handles_labels()[1]
+    legend = figure.legend(
+        loc="outside lower left",
+        ncols=max(1, min(len(labels), 3, _ROW_OF_LETTERS // (8 + max(map(len, labels))))),
+        fontsize=9,
+        title="\n".join(dict.fromkeys(map(_foot, results))),
+        title_fontsize=7,
+        alignment="left",
+    )
+    legend.get_title().set_color(GREY)
     return figure
 
 

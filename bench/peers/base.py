@@ -1,7 +1,6 @@
 """What a peer is: another inference system that answers the same prompts with the same weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -67,18 +66,10 @@ class Peer(ABC):
         """Load the models. Raises `ConfigError` that says what is missing and how to get it."""
 
     @abstractmethod
-    def run(
-        self,
-        mode: str,
-        messages: Seq[Mapping[str, str]],
-        token_ids: Seq[int],
-        max_tokens: int,
-        temperature: float,
-    ) -> PeerAnswer:
+    def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer one prompt. Raises `PeerFailed`.
 
-        messages: the prompt as a chat; empty for a prompt that is none.
-        token_ids: the same prompt encoded, chat template included; what is used where the peer takes token ids.
+        token_ids: the prompt encoded, chat template included.
         temperature: 0 is greedy; above it, sampling without top-k and top-p.
         """
 

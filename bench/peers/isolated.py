@@ -1,6 +1,6 @@
 """A peer that runs in an interpreter of its own, and what each kind needs: its script, packages and model files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,14 +152,7 @@ class IsolatedPeer(Peer):
         self.modes = tuple(ready["modes"])
         self._about |= ready["about"]
 
-    def run(
-        self,
-        mode: str,
-        messages: Seq[Mapping[str, str]],
-        token_ids: Seq[int],
-        max_tokens: int,
-        temperature: float,
-    ) -> PeerAnswer:
+    def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer one prompt; a mode with a process of its own loads at its first prompt."""
         if mode not in self.modes:
             raise ConfigError(
@@ -171,13 +164,7 @@ class IsolatedPeer(Peer):
         key = mode if self.kind.process_each else "plain"
         if key not in self._workers:
             self._start_worker(key)
-        request = {
-            "mode": mode,
-            "messages": [dict(message) for message in messages],
-            "token_ids": list(token_ids),
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-        }
+        request = {"mode": mode, "token_ids": list(token_ids), "max_tokens": max_tokens, "temperature": temperature}
         reply = self._workers[key].ask(request, _patience(max_tokens))
         if "answer" not in reply:
             raise PeerFailed(

@@ -69,9 +69,7 @@ class LlamaServer(Peer):
             "model": str(properties.get("model_path", "unknown")),
         }
 
-    def run(
-        self, mode: str, messages: Seq[Mapping[str, str]], token_ids: Seq[int], max_tokens: int, temperature: float
-    ) -> PeerAnswer:
+    def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer by /completion, which takes token ids and reports the server's own times."""
         body = {
             "prompt": list(token_ids), "n_predict": max_tokens, "temperature": temperature, "cache_prompt": False,
@@ -113,9 +111,7 @@ class VllmServer(Peer):
         version = str(self._server.get("/version").get("version", "unknown"))
         self._about = {"url": self._server.url, "version": version, "model": str(models[0].get("root") or self._model)}
 
-    def run(
-        self, mode: str, messages: Seq[Mapping[str, str]], token_ids: Seq[int], max_tokens: int, temperature: float
-    ) -> PeerAnswer:
+    def run(self, mode: str, token_ids: Seq[int], max_tokens: int, temperature: float) -> PeerAnswer:
         """Answer by a stream of /v1/completions, timed here: the server reports no times for one request."""
         body = {
             "model": self._model, "prompt": list(token_ids), "max_tokens": max_tokens, "temperature": temperature,

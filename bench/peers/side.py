@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import cast
 
 from paceline.errors import ConfigError
 from paceline.eval.run import Answer, Ask, BenchOptions, Side
@@ -28,10 +27,7 @@ class PeerSide(Side):
             raise ConfigError("peers are asked about text alone", got="a prompt with an image", fix="leave --peer out")
         answers = []
         for ask in asks:
-            messages = cast("list[dict[str, str]]", ask.messages)
-            got = self.peer.run(
-                self.mode, messages, ask.token_ids, max_tokens or options.max_tokens, options.temperature
-            )
+            got = self.peer.run(self.mode, ask.token_ids, max_tokens or options.max_tokens, options.temperature)
             passes = None if got.num_passes is None else float(got.num_passes)
             answers.append(
                 Answer(ask, self.name, got.token_ids, got.num_tokens, got.text, got.decode_s, got.prefill_s, passes)

@@ -47,14 +47,7 @@ class Worker:
             params.speculative.ngram_simple.size_m = budget
         return self.xllamacpp.Server(params)
 
-    def run(
-        self,
-        mode: str,
-        messages: "list[dict[str, str]]",
-        token_ids: "list[int]",
-        max_tokens: int,
-        temperature: float,
-    ) -> "dict[str, Any]":
+    def run(self, mode: str, token_ids: "list[int]", max_tokens: int, temperature: float) -> "dict[str, Any]":
         """Answer one prompt, given as token ids; the times are the server's own."""
         body = {
             "prompt": token_ids,

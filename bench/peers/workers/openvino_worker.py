@@ -48,14 +48,7 @@ class Worker:
         config.enable_prefix_caching = False  # a prompt asked twice would have no prefill the second time
         return config
 
-    def run(
-        self,
-        mode: str,
-        messages: "list[dict[str, str]]",
-        token_ids: "list[int]",
-        max_tokens: int,
-        temperature: float,
-    ) -> "dict[str, Any]":
+    def run(self, mode: str, token_ids: "list[int]", max_tokens: int, temperature: float) -> "dict[str, Any]":
         """Answer one prompt, given as token ids; the times are the pipeline's own."""
         pipeline = self.pipelines[mode]
         config = pipeline.get_generation_config()  # a copy; it holds the model's end tokens

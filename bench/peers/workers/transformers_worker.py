@@ -61,14 +61,7 @@ class Worker:
         if self.draft is not None:
             self.about["draft"] = f"num_assistant_tokens={self.budget}, constant" if self.budget else "default schedule"
 
-    def run(
-        self,
-        mode: str,
-        messages: "list[dict[str, str]]",
-        token_ids: "list[int]",
-        max_tokens: int,
-        temperature: float,
-    ) -> "dict[str, Any]":
+    def run(self, mode: str, token_ids: "list[int]", max_tokens: int, temperature: float) -> "dict[str, Any]":
         """Answer one prompt, given as token ids."""
         prompt = self.torch.tensor([token_ids])
         options: dict[str, Any] = {"do_sample": False}

@@ -57,14 +57,7 @@ class Worker:
             self.about[mode] = ", ".join(f"{key}={value}" for key, value in (speculation[mode] or {}).items())
         self.asked = 0
 
-    def run(
-        self,
-        mode: str,
-        messages: "list[dict[str, str]]",
-        token_ids: "list[int]",
-        max_tokens: int,
-        temperature: float,
-    ) -> "dict[str, Any]":
+    def run(self, mode: str, token_ids: "list[int]", max_tokens: int, temperature: float) -> "dict[str, Any]":
         """Answer one prompt, given as token ids."""
         if temperature > 0 and mode != "plain" and self.about["version"].startswith("0.32."):
             raise RuntimeError(

@@ -1,7 +1,7 @@
 """The peer's end of the pipe: `python -I wire.py WORKER_FILE` answers JSON lines with JSON lines.
 
 WORKER_FILE defines `Worker(settings)` with `modes`, `about` (versions and settings, as strings) and
-`run(mode, messages, token_ids, max_tokens, temperature)`, which returns the fields of a `PeerAnswer`.
+`run(mode, token_ids, max_tokens, temperature)`, which returns the fields of a `PeerAnswer`.
 The first line holds the settings and is answered by "ready"; each further line is a request. What cannot be done is
 answered by "missing" (a module) or "error". End of input ends the worker.
 """

@@ -32,7 +32,7 @@ class Worker:
         self.modes = ["plain", "lookup"]
         self.about = {"version": "1.0"}
 
-    def run(self, mode, messages, token_ids, max_tokens, temperature):
+    def run(self, mode, token_ids, max_tokens, temperature):
         what, text = token_ids[0], mode
         if what == DIE:
             sys.stderr.write("segmentation fault, more or less\n")

@@ -71,7 +71,7 @@ def test_llama_server(server):
     with served("llama.cpp", server) as peer:
         assert peer.modes == ("served",)
         assert peer.describe()["version"] == "b9999"
-        answer = peer.run("served", [], [1, 2, 3], 5, 0.0)
+        answer = peer.run("served", [1, 2, 3], 5, 0.0)
     ((path, body),) = server.seen
     assert (path, body["prompt"], body["n_predict"], body["temperature"]) == ("/completion", [1, 2, 3], 5, 0.0)
     assert body["cache_prompt"] is False, "a prompt asked twice would have no prefill the second time"
@@ -83,7 +83,7 @@ def test_llama_server(server):
 def test_vllm_server(server):
     with served("vllm", server) as peer:
         assert peer.describe()["model"] == "/models/x"
-        answer = peer.run("served", [], [1, 2, 3], 5, 0.7)
+        answer = peer.run("served", [1, 2, 3], 5, 0.7)
     ((path, body),) = server.seen
     assert (path, body["model"], body["prompt"]) == ("/v1/completions", "x", [1, 2, 3])
     assert answer.token_ids == [4, 5, 6, 7, 8]
@@ -97,7 +97,7 @@ def test_failures_are_named(server, name):
     with served(name, server) as peer:
         server.broken = True
         with pytest.raises(PeerFailed, match="the context is full"):
-            peer.run("served", [], [1], 5, 0.0)
+            peer.run("served", [1], 5, 0.0)
     with pytest.raises(ConfigError, match="does not answer"):
         open_peer(f"{name}=http://127.0.0.1:{server.server_port}/elsewhere", "unused", PeerOptions()).start()
 

@@ -21,11 +21,11 @@ class Echo(Peer):
 
     def start(self): ...
 
-    def run(self, mode, messages, token_ids, max_tokens, temperature):
+    def run(self, mode, token_ids, max_tokens, temperature):
         self.left -= 1
         if self.left < 0:
             raise PeerFailed("it died")
-        self.heard.append((mode, messages, token_ids, max_tokens))
+        self.heard.append((mode, token_ids, max_tokens))
         return PeerAnswer([3] * max_tokens, max_tokens - 1, "w3", 0.5, 1.0, None)
 
     def close(self): ...
@@ -37,7 +37,7 @@ class Echo(Peer):
 def test_peers_take_their_turns(engine, measure, questions):
     peer = Echo()
     run = measure(engine(), questions, [PeerSide(peer, mode, frozenset({2})) for mode in peer.modes])
-    asked = {(mode, tuple(ids)) for mode, _, ids, most in peer.heard if most == 12}
+    asked = {(mode, tuple(ids)) for mode, ids, most in peer.heard if most == 12}
     ours = {tuple(one.ask.token_ids) for one in run.answers if one.side == PLAIN}
     assert asked == {(mode, ids) for mode in peer.modes for ids in ours}
     found = summarise(run, ["lookup"], {"other": "not installed"})

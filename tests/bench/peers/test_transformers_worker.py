@@ -38,7 +38,7 @@ def greedy(model, prompt: list[int], count: int) -> list[int]:
 
 
 def test_plain_is_greedy_without_penalties(worker):
-    answer = worker.run("plain", [], PROMPT, 12, 0.0)
+    answer = worker.run("plain", PROMPT, 12, 0.0)
     assert answer["token_ids"] == greedy(worker.model, PROMPT, 12)
     assert answer["num_tokens"] == answer["num_passes"] == len(answer["token_ids"]) - 1
     assert answer["prefill_s"] > 0
@@ -47,7 +47,7 @@ def test_plain_is_greedy_without_penalties(worker):
 
 @pytest.mark.parametrize("mode", ["lookup", "draft"])
 def test_speculation(worker, mode):
-    plain, answer = (worker.run(m, [], PROMPT, 24, 0.0) for m in ("plain", mode))
+    plain, answer = (worker.run(m, PROMPT, 24, 0.0) for m in ("plain", mode))
     assert answer["token_ids"] == plain["token_ids"]
     assert 0 < answer["num_tokens"] <= len(answer["token_ids"]) - 1
     assert answer["num_passes"] < plain["num_passes"], "several tokens came out of one pass"
@@ -55,5 +55,5 @@ def test_speculation(worker, mode):
 
 
 def test_sampling(worker):
-    answers = {tuple(worker.run("plain", [], PROMPT, 8, 1.0)["token_ids"]) for _ in range(4)}
+    answers = {tuple(worker.run("plain", PROMPT, 8, 1.0)["token_ids"]) for _ in range(4)}
     assert len(answers) > 1

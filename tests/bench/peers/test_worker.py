@@ -31,7 +31,7 @@ def peer(folder, how="fine", kind=KIND, python=sys.executable, seconds=30.0) -> 
 
 
 def ask(opened, what, mode="plain"):
-    return opened.run(mode, [{"role": "user", "content": "hm"}], [what, 5], 8, 0.0)
+    return opened.run(mode, [what, 5], 8, 0.0)
 
 
 def stat(pid: int) -> list[str]:
@@ -69,7 +69,7 @@ def test_answers(tmp_path):
 def test_a_prompt_larger_than_any_pipe(tmp_path):
     many = [fake.ANSWER, *range(200_000)]
     with peer(tmp_path) as opened:
-        assert opened.run("plain", [], many, 8, 0.0).token_ids == many
+        assert opened.run("plain", many, 8, 0.0).token_ids == many
 
 
 def test_modes_of_their_own_processes(tmp_path):

@@ -59,7 +59,9 @@ _HEAD = "head:PATH_OR_NAME"
 REGISTRY: dict[str, Registered] = {
     "none": Registered(".plain:PlainSpec", "none", "plain decoding"),
     "ngram": Registered(".prompt_lookup:LookupSpec", "lookup", "copies what followed when the text ended like this"),
-    "suffix": Registered(".suffix:SuffixSpec", "suffix", "all that followed when the text ended like this, as a tree"),
+    "suffix": Registered(
+        ".suffix:SuffixSpec", "suffix[:CORPUS]", "all that followed when the text ended like this, as a tree"
+    ),
     "token_recycling": Registered(
         ".token_recycling:RecyclingSpec", "recycling", "what the model found likely after the same token before"
     ),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _FACTS = (
     "model_type",
@@ -79,3 +79,8 @@ def _is_changed(model: nn.Module) -> bool:
     """Whether the model's own layers have been replaced by ours."""
     ours = __name__.partition(".")[0] + "."
     return any(type(module).__module__.startswith(ours) for module in model.modules())
+
+
+def hash_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256, in hexadecimal, over the token strings and their ids: the same for tokenizers that give the same ids."""
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()

@@ -29,6 +29,7 @@ from paceline.errors import ConfigError, LossyNotAllowed
         ("lookup", "ngram", 16),
         ("ngram", "ngram", 16),
         ("suffix", "suffix", 16),
+        ("suffix:some/folder", "suffix", 16),
         ({"method": "suffix", "policy": "fixed"}, "suffix", 8),
         ("recycling", "token_recycling", 16),
         ({"method": "token_recycling", "policy": "fixed"}, "token_recycling", 6),

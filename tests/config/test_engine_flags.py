@@ -37,6 +37,14 @@ def test_lookup():
     }
 
 
+def test_suffix():
+    flags_of_vllm, remark = flags("suffix", {"suffix": 6})["vLLM"]
+    assert flags_of_vllm == '--speculative-config \'{"method": "suffix", "num_speculative_tokens": 6}\''
+    assert "arctic-inference" in remark
+    assert "corpus" in flags("suffix:corpus")["vLLM"][1]
+    assert flags("suffix")["SGLang"] == ("", "has no suffix")
+
+
 def test_draft_model():
     assert flags("model:org/small", {"draft_model": 4}) == {
         "vLLM": (

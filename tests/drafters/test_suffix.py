@@ -8,13 +8,14 @@ from random import Random
 import pytest
 import torch
 
-from paceline import Coupled, Suffix
+from paceline import Choose, CostModel, Coupled, DraftModel, Suffix
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
-from paceline.drafters import suffix
-from paceline.drafters.suffix import TOP_K, SuffixAutomaton
-from tests.helpers import NO_EOS, loaded, sequence
+from paceline.drafters.suffix_automaton import LONGEST, TOP_K, Context, SuffixAutomaton
+from tests.helpers import NO_EOS, REPEATING, loaded, oracle, result, run, runner, sequence
+from tests.lossless.drafters import small_draft
+from tests.policy.simulator import Member, simulate
 
 PARAMS = SamplingParams(max_tokens=64)
 SHORT = 5
@@ -54,7 +55,7 @@ def best_nodes(text: list[int], depth: int, nodes: int) -> list[Fraction]:
         level = {
             (*path, token): chance * own
             for path, chance in level.items()
-            for token, own in chances(text, list(path), suffix.LONGEST).items()
+            for token, own in chances(text, list(path), LONGEST).items()
         }
         found += level.values()
     return sorted(found, reverse=True)[:nodes]
@@ -125,8 +126,8 @@ class KeepsLong(SuffixAutomaton):
 class EndsWithText(SuffixAutomaton):
     """Has no shorter context where the text ends."""
 
-    def context(self) -> suffix.Context:
-        return suffix.Context(self._whole, min(self.num_tokens, self.longest))
+    def context(self) -> Context:
+        return Context(self._whole, min(self.num_tokens, self.longest))
 
 
 @pytest.mark.parametrize("mutant", [NeverSplits, ForgetsCounts, KeepsLong, EndsWithText])
@@ -162,7 +163,7 @@ def test_the_likeliest_nodes_are_drafted(nodes):
         if text:
             found = nodes_of(draft(Suffix(), text, DraftBudget(4, nodes)))
             for path, confidence in found.items():
-                expected = chances(text, list(path[:-1]), suffix.LONGEST)[path[-1]]
+                expected = chances(text, list(path[:-1]), LONGEST)[path[-1]]
                 assert confidence == pytest.approx(float(expected))
             products = [torch.tensor([found[path[: i + 1]] for i in range(len(path))]).prod() for path in found]
             best = [float(one) for one in best_nodes(text, 4, nodes)]
@@ -239,3 +240,31 @@ def test_memory_is_bounded():
         automaton = automaton_of(text)
         assert automaton.num_states <= 2 * len(text) + 1
         assert sum(map(len, automaton._edges)) <= 3 * len(text)
+
+
+def test_another_member_drafts_where_nothing_matches():
+    seq = sequence(loaded(), REPEATING, PARAMS)
+    run(runner(loaded()), Choose([Suffix(), DraftModel(small_draft())]), [seq])
+    assert result(seq) == result(oracle(loaded(), REPEATING, PARAMS))
+    drafted = [record for record in seq.rounds if record.num_drafted]
+    assert {record.source for record in drafted} == {"suffix", "draft_model"}
+    assert all(record.hint > 0 for record in drafted if record.source == "suffix")
+
+
+def test_after_short_matches_the_policy_takes_another_member():
+    """Acceptance is learnt by the hint, so that short matches are tried now and then, and long ones are taken."""
+
+    def hint(request: int, position: int) -> int:
+        return 8 if position // 20 % 2 else 1
+
+    def chance(request: int, position: int, i: int) -> float:
+        return 0.95 if hint(request, position) == 8 else 0.15
+
+    members = [
+        Member("suffix", chance, hint=hint),
+        Member("head", lambda request, position, i: 0.7, token=0.001),
+    ]
+    outcome = simulate(lambda clock: CostModel(clock=clock), members, requests=8)
+    drafted = Counter((one.source, one.hint) for request, one in outcome.rounds if request > 1 and one.num_drafted)
+    assert drafted["suffix", 8] > 2 * drafted["suffix", 1]
+    assert drafted["head", 0] > 5 * drafted["suffix", 1]

@@ -1,0 +1,169 @@
+"""A corpus and its suffix array in a folder: what followed any few tokens, found by binary search.
+
+Manber and Myers 1990; He et al. 2023 (REST, arXiv 2311.08252) draft from it. `paceline index` writes the folder:
+
+    index.json     sizes, and the hash of the tokenizer
+    tokens.bin     the tokens of all documents, big-endian uint32, `SEPARATOR` after each document: in this form the
+                   order of the bytes is that of the tokens
+    suffixes.bin   where each of them is, in the order of what begins there, little-endian uint32
+
+Both files are mapped into memory and never read whole: opening takes milliseconds, whatever the size of the corpus.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.interfaces import ModelFacts
+from ..errors import ConfigError, IncompatibleModels
+from ..hf.fingerprint import hash_vocabulary
+from ..hf.prompts import tokenizer_of
+from ..schema import checked, validate
+from ..system.files import exists, new_folder, read_json, to_json, write_text
+from .suffix_automaton import LONGEST, NO_CONTEXT, TOP_K, Context
+
+SEPARATOR = 2**32 - 1
+"""No token: nothing is drafted beyond the end of a document."""
+_MOST = 1024
+"""Occurrences that are looked at; of more, as many evenly spaced ones."""
+_ABOUT, _TOKENS, _SUFFIXES = "index.json", "tokens.bin", "suffixes.bin"
+_MAKE = "`paceline index FILES --out FOLDER --model MODEL` makes one"
+Ids = NDArray[Any]
+
+
+@checked
+class About:
+    """The content of index.json. num_tokens: separators included."""
+
+    num_tokens: int
+    num_documents: int
+    tokenizer: str
+    kind: Literal["paceline corpus index"] = "paceline corpus index"
+    version: Literal[1] = 1
+
+
+@final
+class CorpusIndex:
+    """The continuations of a corpus (`suffix_automaton.Continuations`); a context's state is the places behind it.
+
+    Raises `ConfigError` for a folder that is none, or is not whole.
+    """
+
+    def __init__(self, folder: str | PathLike[str]):
+        self.folder = Path(folder)
+        about = self.folder / _ABOUT
+        if not exists(about):
+            raise ConfigError(f"no corpus index at {str(folder)!r}", expected=f"a folder with {_ABOUT}", fix=_MAKE)
+        self.about = validate(About, read_json(about, "the corpus index"), f"the corpus index {str(about)!r}")
+        suffixes = self._mapped(_SUFFIXES, self.about.num_tokens - self.about.num_documents)
+        self._tokens, self._suffixes = self._mapped(_TOKENS, self.about.num_tokens).view(">u4"), suffixes
+        self._bytes = memoryview(self._tokens).cast("B")
+
+    def check_tokenizer(self, target: ModelFacts) -> None:
+        """Raise `IncompatibleModels` unless the corpus was read with the target's tokenizer."""
+        if (found := hash_vocabulary(tokenizer_of(target))) != self.about.tokenizer:
+            raise IncompatibleModels(
+                f"the corpus index {str(self.folder)!r} was made with another tokenizer than that of {target.name}",
+                got=f"tokenizer {self.about.tokenizer[:12]}",
+                expected=f"tokenizer {found[:12]}",
+                fix=_MAKE,
+            )
+
+    def context(self, tokens: Seq[int], at_least: int = 1) -> Context:
+        """The longest end of these tokens that occurs, of `at_least` to `LONGEST` tokens.
+
+        An end of some length occurs only if the shorter ones do, so the length too is found by halving.
+        """
+        whole = np.array(tokens[-LONGEST:], ">u4").tobytes()
+        low, high = at_least - 1, min(LONGEST, len(tokens))
+        middle = at_least
+        while low < high:
+            if len(self._places(whole[-4 * middle :], at_most=1)):
+                low = middle
+            else:
+                high = middle - 1
+            middle = (low + high + 1) // 2
+        places = self._places(whole[-4 * low :], _MOST) + low if low >= at_least else None
+        if places is None or (self._tokens[places] == SEPARATOR).all():
+            return NO_CONTEXT
+        return Context(places, low)
+
+    def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:
+        """See `Continuations`; of more than 1024 occurrences evenly spaced ones are counted."""
+        tokens, counts = np.unique(self._tokens[context.state], return_counts=True)
+        found = {token: count for token, count in zip(tokens.tolist(), counts.tolist(), strict=True)}
+        found.pop(SEPARATOR, None)
+        return sum(found.values()), sorted(found.items(), key=lambda one: -one[1])[:TOP_K]
+
+    def step(self, context: Context, token: int) -> Context:
+        """The occurrences that go on like this."""
+        return Context(context.state[self._tokens[context.state] == token] + 1, context.length + 1)
+
+    def _places(self, wanted: bytes, at_most: int) -> NDArray[np.int64]:
+        """Where these tokens begin."""
+
+        def beginning(place: int) -> bytes:
+            return bytes(self._bytes[4 * int(place) : 4 * int(place) + len(wanted)])
+
+        suffixes: Any = self._suffixes
+        low = bisect_left(suffixes, wanted, key=beginning)
+        high = bisect_right(suffixes, wanted, low, min(low + 1, len(suffixes)) if at_most == 1 else None, key=beginning)
+        every = -(-(high - low) // at_most) or 1
+        return suffixes[low:high:every].astype(np.int64)
+
+    def _mapped(self, name: str, count: int) -> Ids:
+        path = self.folder / name
+        size = path.stat().st_size if exists(path) else 0
+        if count < 1 or size != 4 * count:
+            got, expected = f"{name} of {size:,} bytes", f"{4 * count:,} bytes"
+            fix = f"remove the folder; {_MAKE}"
+            raise ConfigError(
+                f"the corpus index {str(self.folder)!r} is not whole", got=got, expected=expected, fix=fix
+            )
+        return np.asarray(np.memmap(path, dtype="<u4", mode="r"))
+
+
+def write_index(
+    folder: Path, documents: Iterable[Seq[int]], vocabulary: str, progress: Callable[[str, int, int], None]
+) -> About:
+    """Write the index of these documents, whole or not at all; about 40 bytes of memory a token.
+
+    vocabulary: `hash_vocabulary` of their tokenizer. Raises `ConfigError` for an existing folder, and for no tokens.
+    """
+    parts = [np.array(one, np.uint32) for one in documents if len(one)]
+    if not parts:
+        raise ConfigError("the corpus is empty", got="no tokens", expected="text in the files")
+    tokens = np.concatenate([part for one in parts for part in (one, np.array([SEPARATOR], np.uint32))])
+    if len(tokens) >= SEPARATOR:
+        raise ConfigError("the corpus is too large", got=f"{len(tokens):,} tokens", expected=f"below {SEPARATOR:,}")
+    order = suffix_array(tokens, progress)
+    about = About(num_tokens=len(tokens), num_documents=len(parts), tokenizer=vocabulary)
+    with new_folder(folder) as made:
+        tokens.astype(">u4").tofile(made / _TOKENS)
+        order[tokens[order] != SEPARATOR].astype("<u4").tofile(made / _SUFFIXES)
+        write_text(made / _ABOUT, to_json(vars(about), indent=2))
+    return about
+
+
+def suffix_array(tokens: Ids, progress: Callable[[str, int, int], None]) -> NDArray[np.int64]:
+    """All places, in the order of the `LONGEST` tokens that begin there, by prefix doubling.
+
+    The rank of the first 2n tokens is that of the pair (rank of the first n, rank of the next n).
+    """
+    rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
+    order, length = np.argsort(rank, kind="stable"), 1
+    while length < LONGEST and rank.max() < len(rank) - 1:
+        progress("sorting", length, LONGEST)
+        pairs = rank * (len(rank) + 1)
+        pairs[:-length] += rank[length:] + 1
+        order = np.argsort(pairs, kind="stable")
+        rank[order] = np.concatenate([[0], np.cumsum(np.diff(pairs[order]) != 0)])
+        length *= 2
+    progress("sorting", LONGEST, LONGEST)
+    return order

@@ -1,0 +1,130 @@
+"""What followed each part of a text: the suffix automaton of Blumer et al. (1985), grown token by token."""
+
+from heapq import nsmallest
+from typing import Any, NamedTuple, Protocol, final
+
+LONGEST = 32
+"""Tokens of the longest context: its continuations are counted, and more context tells no more."""
+TOP_K = 8
+"""The most children of a node."""
+
+
+class Context(NamedTuple):
+    """The last tokens of a path that occur somewhere with a token after them.
+
+    state: where; each `Continuations` has its own kind.
+    length: how many they are; 0 where not even the last token occurs.
+    """
+
+    state: Any
+    length: int
+
+
+NO_CONTEXT = Context(0, 0)
+
+
+class Continuations(Protocol):
+    """Knows what followed a context, and goes along a path."""
+
+    def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:
+        """Tokens that followed in all, and the `TOP_K` most frequent with their counts, most frequent first."""
+        ...
+
+    def step(self, context: Context, token: int) -> Context:
+        """The context after one more token, one of `following`."""
+        ...
+
+
+@final
+class SuffixAutomaton:
+    """Every context of a growing text with what followed it: Blumer et al. 1985, and the occurrences of each state.
+
+    A state stands for the parts of the text that end at the same places; the longest of them has `_lengths` tokens. Its
+    link leads to their longest suffix that also ends elsewhere, so a chain of links is a context that gets shorter:
+
+        text a b c a b    state of `a b` (2 occurrences)  --c-->  state of `a b c` (1)
+                          link: the empty context
+
+    A token costs O(1) on average, and `longest` steps along the links to count it. At most two states and three edges a
+    token: about 0.6 KB.
+
+    longest: the most tokens of a context.
+    """
+
+    def __init__(self, longest: int = LONGEST):
+        self.longest, self.num_tokens = longest, 0
+        self._edges: list[dict[int, int]] = [{}]
+        self._links, self._lengths, self._counts, self._newest = [-1], [0], [0], [0]
+        self._whole = self._end = 0  # the states of the whole text, and of its last `longest` + 1 tokens
+
+    @property
+    def num_states(self) -> int:
+        """At most twice the tokens, and one."""
+        return len(self._edges)
+
+    def append(self, token: int) -> None:
+        """Take the next token of the text."""
+        self.num_tokens += 1
+        new = self._add_state({}, self.num_tokens, 0, 0, 0)
+        at = self._whole
+        while at >= 0 and token not in self._edges[at]:
+            self._edges[at][token] = new
+            at = self._links[at]
+        if at >= 0:
+            self._links[new] = self._split(at, token)
+        self._whole = new
+        self._end = self._of_length(self._edges[self._end][token], self.longest + 1)
+        at = self._end
+        while at > 0:
+            self._counts[at] += 1
+            self._newest[at] = self.num_tokens
+            at = self._links[at]
+
+    def context(self) -> Context:
+        """Of the whole text."""
+        return self._with_edges(self._end, self.num_tokens)
+
+    def step(self, context: Context, token: int) -> Context:
+        """The context after one more token, one of `following`; the text stays as it is."""
+        return self._with_edges(self._edges[context.state][token], context.length + 1)
+
+    def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:
+        """Tokens that followed in all, and the `TOP_K` most frequent with their counts; of equals the newest first."""
+        edges, counts, newest = self._edges[context.state], self._counts, self._newest
+        best = nsmallest(TOP_K, edges.items(), key=lambda edge: (-counts[edge[1]], -newest[edge[1]]))
+        return sum([counts[state] for state in edges.values()]), [(token, counts[state]) for token, state in best]
+
+    def _add_state(self, edges: dict[int, int], length: int, link: int, count: int, newest: int) -> int:
+        self._edges.append(edges)
+        self._lengths.append(length)
+        self._links.append(link)
+        self._counts.append(count)
+        self._newest.append(newest)
+        return len(self._edges) - 1
+
+    def _split(self, at: int, token: int) -> int:
+        """The state of the longest part of `at` with this token; made from the one that has held it, if need be."""
+        old, length = self._edges[at][token], self._lengths[at] + 1
+        if self._lengths[old] == length:
+            return old
+        new = self._add_state(dict(self._edges[old]), length, self._links[old], self._counts[old], self._newest[old])
+        self._links[old] = new
+        while at >= 0 and self._edges[at].get(token) == old:
+            self._edges[at][token] = new
+            at = self._links[at]
+        return new
+
+    def _of_length(self, state: int, length: int) -> int:
+        """The state of the last `length` tokens of what this one stands for."""
+        while state and self._lengths[self._links[state]] >= length:
+            state = self._links[state]
+        return state
+
+    def _with_edges(self, state: int, length: int) -> Context:
+        """The longest context that has a continuation: the end of the text itself has none."""
+        length = min(length, self.longest)
+        state = self._of_length(state, length)
+        while state and not self._edges[state]:
+            state = self._links[state]
+            length = self._lengths[state]
+        return Context(state, length)

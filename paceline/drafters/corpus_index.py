@@ -63,7 +63,7 @@ class CorpusIndex:
         self.about = validate(About, read_json(about, "the corpus index"), f"the corpus index {str(about)!r}")
         suffixes = self._mapped(_SUFFIXES, self.about.num_tokens - self.about.num_documents)
         self._tokens, self._suffixes = self._mapped(_TOKENS, self.about.num_tokens).view(">u4"), suffixes
-        self._bytes = memoryview(self._tokens).cast("B")
+        self._bytes = self._tokens.view(np.uint8).data
 
     def check_tokenizer(self, target: ModelFacts) -> None:
         """Raise `IncompatibleModels` unless the corpus was read with the target's tokenizer."""

@@ -1,5 +1,6 @@
 """Drafting a chain with a model, one token a pass: shared by the draft model and the quantised self-draft."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import torch
@@ -13,6 +14,20 @@ from ..sampling import DraftSampler, confidence
 from .trees import padded_confidences
 
 
+class CommonTokens:
+    """Tokens that a target and a draft both have under different ids. draft_ids: the draft's id by the target's."""
+
+    def __init__(self, draft_ids: Mapping[int, int], device: torch.device):
+        self.draft_ids = draft_ids
+        self._target = torch.tensor([*draft_ids], device=device)
+        self._draft = torch.tensor([*draft_ids.values()], device=device)
+
+    def spread(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """The draft's logits [B, Vd] as logits over the target's vocabulary [B, V]; -inf for all other tokens."""
+        spread = logits.new_full((len(logits), vocab_size), -torch.inf)
+        return spread.index_copy_(1, self._target, logits.index_select(1, self._draft))
+
+
 def draft_chains(
     runner: DraftRunner,
     sampler: DraftSampler,
@@ -21,6 +36,7 @@ def draft_chains(
     uncached_tokens: Seq[Seq[int]],
     vocab_size: int,
     source: str,
+    common: CommonTokens | None = None,
 ) -> Draft:
     """Draft up to `budgets[b].depth` tokens for each row, which the runner's cache keeps.
 
@@ -29,6 +45,8 @@ def draft_chains(
 
     Where a budget has `should_continue` the draft's confidences are noted, and a row ends with the token that stops
     it. It also ends with a token that would end the answer.
+
+    common: for a runner with another vocabulary, whose are the `uncached_tokens`. Drafted tokens are the target's.
 
         uncached r-1 r | x1 x2 x3      passes: [r-1 r] -> x1, [x1] -> x2, [x2] -> x3; x3 itself is never fed
     """
@@ -44,14 +62,15 @@ def draft_chains(
         logits = runner.forward(slots, tree).logits
         runner.commit(slots, [range(1, len(feed[b])) for b in active])
         last = torch.tensor([len(feed[b]) - 1 for b in active], device=logits.device)
-        logits = _fit(logits[torch.arange(len(active), device=logits.device), last], vocab_size)
+        logits = logits[torch.arange(len(active), device=logits.device), last]
+        logits = _fit(logits, vocab_size) if common is None else common.spread(logits, vocab_size)
         # Rows keep pace with one another, so the offset of one is the offset of all.
         tokens, q = sampler.sample(logits, [seqs[b] for b in active], len(drafted[active[0]]))
         given = confidence(logits, tokens).tolist() if weighs else []
         for i, (b, token) in enumerate(zip(active, tokens.tolist(), strict=True)):
             drafted[b].append(token)
             confidences[b] += given[i : i + 1]
-            feed[b] = [token]
+            feed[b] = [token if common is None else common.draft_ids[token]]
             if q is not None:
                 probs[b].append(q[i])
         active = [b for b in active if _continues(seqs[b], drafted[b], budgets[b], confidences[b])]

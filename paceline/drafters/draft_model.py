@@ -1,4 +1,4 @@
-"""A smaller model of the same tokenizer drafts a chain.
+"""A smaller model drafts a chain.
 
 Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 """
@@ -26,6 +26,7 @@ from ..zoo import resolve
 from .chain import draft_chains
 from .draft_vision import DraftPrompt, VisionMode, vision_of_draft
 from .registry import DrafterSpec, vllm_flag
+from .vocabularies import Translation, VocabularyMode, translation
 
 _FEW = 8
 """More tokens than this are prefilled; fewer ride along with the first drafting pass."""
@@ -41,6 +42,9 @@ class DraftModel(Drafter):
     vision: what it sees of images: "own" (its own processor and tower), "shared" (the target's features, or the
         target's tower with its own projector) or "none" (the text between them). None is "own" if both models see, else
         "none".
+    vocabulary: how a draft with another tokenizer is read (see `drafters.vocabularies`): "intersection" (it drafts
+        tokens that both have), "strings" (what it drafts is cut into the target's tokens), or "auto", by how much of a
+        text is in the intersection. With the same tokenizer nothing is translated.
     """
 
     name: ClassVar[str] = "draft_model"
@@ -54,21 +58,26 @@ class DraftModel(Drafter):
         device: str | torch.device | None = None,
         weights: Weights | None = None,
         vision: VisionMode | None = None,
+        vocabulary: VocabularyMode = "auto",
     ):
         self._model, self._dtype, self._device = model, dtype, device
         self._vision: VisionMode | None = vision
+        self._vocabulary: VocabularyMode = vocabulary
         self._prompts: dict[int, DraftPrompt] = {}  # by slot
         self._weights: Weights | None = weights
         self._runner: ModelRunner | None = None
+        self._translation: Translation | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Load the draft; raise `IncompatibleModels` unless its tokenizer is the target's."""
+        """Load the draft; raise `IncompatibleModels` if it cannot draft for the target."""
         if isinstance(self._model, LoadedModel):
             loaded = self._model
         else:
             there = target.loaded
             loaded = load_model(resolve(self._model), self._dtype or there.dtype, self._device or there.device)
-        check_same_tokenizer(target.loaded, loaded)
+        self._translation = translation_of(target.loaded, loaded, self._vocabulary)
+        if self._translation is not None and self._vision == "shared":
+            raise IncompatibleModels("a draft with another tokenizer sees no images", fix='vision="none"')
         if loaded.model is target.loaded.model:
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")
         if self._weights is not None:
@@ -111,25 +120,32 @@ class DraftModel(Drafter):
                 continue
             self._read(seq.slot, text)
             uncached_tokens.append(text[runner.cache.lengths[seq.slot] :])
-        return draft_chains(runner, self._sampler, seqs, limits, uncached_tokens, self._vocab_size, self.name)
+        drafts = draft_chains if self._translation is None else self._translation.draft
+        return drafts(runner, self._sampler, seqs, limits, uncached_tokens, self._vocab_size, self.name)
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
         """Forget rejected tokens: what stays cached is a prefix of the text, its last token never included."""
         for seq in seqs:
             if cached := self.runner.cache.lengths[seq.slot]:
-                self.runner.cache.truncate(seq.slot, min(cached, len(self._text(seq)) - 1))
+                text = self._text(seq)
+                same = len(text) if self._translation is None else self._translation.num_unchanged(seq.slot)
+                self.runner.cache.truncate(seq.slot, min(cached, same, len(text) - 1))
 
     def release(self, slots: Seq[int]) -> None:
         """Empty these slots."""
         for slot in slots:
             self.runner.cache.lengths[slot] = 0
             self._prompts.pop(slot, None)
+            if self._translation is not None:
+                self._translation.release(slot)
 
     def _text(self, seq: Sequence) -> list[int]:
         """The text as the draft reads it: its last token is the target's, unless the draft has no such token."""
         if seq.slot not in self._prompts:
             self._prompts[seq.slot] = self._seeing.read(seq, self.runner)
         text, most = self._prompts[seq.slot].text(seq.token_ids), self.runner.vocab_size
+        if self._translation is not None:
+            return self._translation.read(seq.slot, text)
         return text if most >= self._vocab_size else [token if token < most else 0 for token in text]
 
     def _read(self, slot: int, text: list[int]) -> None:
@@ -154,6 +170,7 @@ class DraftModelSpec(DrafterSpec):
     dtype: Literal["auto", "bfloat16", "float16", "float32", "float64"] | None = None
     weights: Literal["int8", "int4"] | None = None
     vision: VisionMode | None = None
+    vocabulary: VocabularyMode | None = None
     method = "draft_model"
     drafter = DraftModel
     needs: ClassVar[Mapping[str, str]] = {"model": "a folder, a hub id or a name of the zoo"}
@@ -162,7 +179,8 @@ class DraftModelSpec(DrafterSpec):
     def name(self) -> str:
         """As on the command line."""
         weights = f"@{self.weights}" if self.weights else ""
-        return f"model:{self.model}{weights}" + (f",vision={self.vision}" if self.vision else "")
+        rest = {"vision": self.vision, "vocabulary": self.vocabulary}
+        return f"model:{self.model}{weights}" + "".join(f",{key}={value}" for key, value in rest.items() if value)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -189,6 +207,16 @@ def llama_cpp_draft(file: str, tokens: int, remark: str) -> tuple[str, str]:
     """Flags of llama.cpp for a draft model in a file, and the remark with the flags of older builds."""
     flags = f"--spec-type draft-simple -md {file} --spec-draft-n-max {tokens} --spec-draft-n-min 1"
     return flags, f"{remark}; older builds: --draft-max, --draft-min"
+
+
+def translation_of(target: ModelFacts, draft: ModelFacts, mode: VocabularyMode) -> Translation | None:
+    """None where the tokenizers are the same. Raises `IncompatibleModels` where they cannot be translated."""
+    try:
+        return check_same_tokenizer(target, draft)
+    except IncompatibleModels:
+        if target.tokenizer is None or draft.tokenizer is None:
+            raise
+        return translation(mode, target, draft)
 
 
 def check_same_tokenizer(target: ModelFacts, draft: ModelFacts) -> None:

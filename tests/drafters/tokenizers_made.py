@@ -30,7 +30,10 @@ def byte_level(size: int = 420, prefix: bool = False, special: str = "<|im_end|>
     raw.train_from_iterator(
         TEXT,
         trainers.BpeTrainer(
-            vocab_size=size, initial_alphabet=alphabet, special_tokens=["<pad>", special, "<image>"], show_progress=False
+            vocab_size=size,
+            initial_alphabet=alphabet,
+            special_tokens=["<pad>", special, "<image>"],
+            show_progress=False,
         ),
     )
     return _finished(raw, pad_token="<pad>", eos_token=special)

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from paceline.errors import ConfigError
 from paceline.schema import Text, checked, validate
-from paceline.train.config import AtLeast0, LoopConfig, Name, Size, Tokens, read_mapping
+from paceline.train.config import AtLeast0, AtLeast1, LoopConfig, Name, Tokens, read_mapping
 from paceline.train.losses import LossName
 
 from .model import TowerShape
@@ -31,13 +31,13 @@ _Rank = Annotated[int, Field(ge=1, le=1 << 16)]
 class PretrainSection(LoopConfig):
     """Vision pretraining. batch: scenes a step; micro_batch: how many of them share a pass."""
 
-    steps: Size = 1300
+    steps: AtLeast1 = 1300
     batch: Annotated[int, Field(ge=1, le=10_000)] = 24
-    micro_batch: Size = 24
+    micro_batch: AtLeast1 = 24
     lr: Annotated[float, Field(gt=0)] = 1e-3
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.08
     weight_decay: AtLeast0 = 0.05
-    evaluate_every: Size | None = 60
+    evaluate_every: AtLeast1 | None = 60
 
 
 @checked
@@ -49,14 +49,14 @@ class SftSection(LoopConfig):
     tower and projector as a share of `lr`.
     """
 
-    steps: Size = 480
+    steps: AtLeast1 = 480
     scenes: _Images = 2
     easy: _Images = 1
     rank: _Rank = 16
     lr: Annotated[float, Field(gt=0)] = 6e-4
     vision_lr: AtLeast0 = 1 / 3
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.08
-    evaluate_every: Size | None = 60
+    evaluate_every: AtLeast1 | None = 60
     asks: Mapping[Kind, Annotated[int, Field(ge=0, le=100)]] = field(default_factory=dict[Kind, int])
 
 
@@ -68,7 +68,7 @@ class DistillSection(LoopConfig):
     not with those of its base. teacher: a packaged model; None: the one that this run trained.
     """
 
-    steps: Size = 600
+    steps: AtLeast1 = 600
     layers: Annotated[int, Field(ge=2)] = 8
     rank: _Rank = 64
     scenes: _Images = 2
@@ -79,7 +79,7 @@ class DistillSection(LoopConfig):
     teacher: Name | None = None
     lr: Annotated[float, Field(gt=0)] = 1e-3
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.08
-    evaluate_every: Size | None = 60
+    evaluate_every: AtLeast1 | None = 60
 
 
 @checked

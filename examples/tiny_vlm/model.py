@@ -147,7 +147,7 @@ def image_token(language_model: Path) -> int:
 
 def add_lora(model: LlavaForConditionalGeneration, rank: int, seed: int) -> dict[str, torch.nn.Parameter]:
     """Put low-rank layers of peft into every linear layer of the language model; scale 2. Returns them by name."""
-    peft = need("peft", "training a vision-language model")
+    peft = need("peft", "training a vision-language model", "pip install peft")
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LINEARS), lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

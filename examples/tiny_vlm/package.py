@@ -167,7 +167,7 @@ def vlm_card(model: PackagedVlm, record: Mapping[str, Any]) -> str:
     record: base_model (hub id), data, training, evaluation (shares of right answers by kind) and provenance.
     """
     known = {"base_model": record.get("base_model", model.base), "licence": model.licence}
-    front = front_matter(known, "transformers", "image-text-to-text", ("speculative-decoding",))
+    front = front_matter(known, "transformers", "image-text-to-text")
     facts = {
         "base": f"{model.base}, decoder layers {', '.join(map(str, model.layers))}",
         "low-rank layers over it": ", then ".join(f"{one.file} (times {one.scale:g})" for one in model.adapters),

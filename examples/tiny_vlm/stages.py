@@ -30,7 +30,7 @@ from paceline.hf.load import chosen_device
 from paceline.system.files import read_json, write_bytes, write_text
 from paceline.system.provenance import sha256_of
 from paceline.train.estimate import check_memory, size_of
-from paceline.train.log import Event, Finished, read_log
+from paceline.train.log import Finished, TrainEvent, read_log
 from paceline.train.loop import Task, train
 from paceline.train.run_folder import check_same, is_main, local_device, main_first, need, only_run, understood
 from paceline.train.stages import Done
@@ -58,7 +58,7 @@ class Asking:
     right: float
 
 
-VlmEvent: TypeAlias = Event | Asking | Done
+VlmEvent: TypeAlias = TrainEvent | Asking | Done
 
 
 @final
@@ -79,7 +79,7 @@ class VlmStages:
     def check(self) -> None:
         """Raise `ConfigError` for what a stage would refuse. Nothing is written."""
         need("accelerate", "training")
-        need("peft", "training a vision-language model")
+        need("peft", "training a vision-language model", "pip install peft")
         config, device = self.config, self.device
         image_token(self.language_model)
         tower = size_of(lambda: SiglipVisionModel(config.tower.config()))

@@ -207,7 +207,7 @@ def check_draft(
             {
                 "head": info.folder.name,
                 "method": info.method,
-                "target": info.target_name,
+                "target": info.target.name,
                 "passed": passed,
                 "trials": [_trial_as_json(check) for check in checks],
                 "not_measured": left_out,
@@ -233,12 +233,12 @@ def _engine_for(
     options = replace(options, numerics=options.numerics or recorded, dtype=dtype)
     if before is not None:
         return open_engine(before.loaded, screen, options, chosen)
-    if model is None and info.target_name not in ZOO:
+    if model is None and info.target.name not in ZOO:
         raise ConfigError(
-            f"{info.folder.name!r} was trained for {info.target_name!r}, which is no name of the zoo",
+            f"{info.folder.name!r} was trained for {info.target.name!r}, which is no name of the zoo",
             fix="give --model",
         )
-    return open_engine(model or info.target_name, screen, options, chosen)
+    return open_engine(model or info.target.name, screen, options, chosen)
 
 
 def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:

@@ -13,7 +13,7 @@ from .options import Opt, command, quieten
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..train.log import Event
+    from ..train.log import TrainEvent
     from ..train.stages import Done, Stages
 
 Method = Literal["eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
@@ -105,7 +105,7 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     return result
 
 
-def _say_event(event: "Event", screen: Screen) -> None:
+def _say_event(event: "TrainEvent", screen: Screen) -> None:
     from ..train.log import Evaluated, Started
 
     if isinstance(event, Started):

@@ -7,7 +7,6 @@ card        the model card, from the record of the training
 exchange    heads that others published, and ours for other engines
 """
 
-from .card import model_card
 from .eagle import EagleConfig, EagleHead
 from .exchange import ENGINES, Exported, export_head, read_published
 from .folder import (
@@ -15,6 +14,7 @@ from .folder import (
     METHODS,
     Head,
     HeadInfo,
+    HeadTarget,
     head_info,
     load_head,
     method_of,
@@ -29,7 +29,7 @@ from .space import SpaceAdapter, SpaceConfig
 
 __all__ = [
     "ENGINES", "HEADS", "METHODS", "BlockwiseConfig", "BlockwiseHead", "EagleConfig", "EagleHead", "Exported", "Head",
-    "HeadInfo", "Int4Draft", "Int4DraftConfig", "MedusaConfig", "MedusaHead", "MtpConfig", "MtpHead", "SpaceAdapter",
-    "SpaceConfig", "export_head", "head_info", "load_head", "method_of", "model_card", "read_published", "read_record",
-    "save_head", "trained_info",
+    "HeadInfo", "HeadTarget", "Int4Draft", "Int4DraftConfig", "MedusaConfig", "MedusaHead", "MtpConfig", "MtpHead",
+    "SpaceAdapter", "SpaceConfig", "export_head", "head_info", "load_head", "method_of", "read_published",
+    "read_record", "save_head", "trained_info",
 ]  # fmt: skip

@@ -1,16 +1,17 @@
-"""The model card of a head (README.md): YAML for hubs, then what a reader must know before using it."""
+"""The model card (README.md) of a head or a draft model: YAML for hubs, then what one must know before using it."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ..core.interfaces import ModelFacts
-from .folder import Head, method_of
+from huggingface_hub import ModelCardData
 
-_PAPERS = {
+if TYPE_CHECKING:
+    from .folder import HeadInfo
+
+_METHODS = {
     "eagle": "EAGLE-1 and -2, one layer over the target's last hidden state (arXiv 2401.15077, 2406.16858)",
     "eagle3": "EAGLE-3, one layer over three of the target's hidden states (arXiv 2503.01840)",
     "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
@@ -18,40 +19,47 @@ _PAPERS = {
     "mtp": "multi-token prediction, one module after another (arXiv 2404.19737, 2412.19437)",
     "space": "SPACE, mask tokens that predict the next tokens in the target's own pass (arXiv 2402.11809)",
     "self_int4": "the target's own layers in a few bits, trained as they are rounded (QAT)",
+    "draft_model": "a draft model distilled from its target (arXiv 2310.08461)",
 }
-_TAGS = ("speculative-decoding", "draft-head")
+_DRAFTERS = {"self_int4": "self-int4", "draft_model": "model"}  # as the command line calls them; the others: head
 _LIMITS = (
-    "It fits the target named above and no other: with a fine-tune of it, fewer drafts are accepted.",
     "It changes what decoding costs, never what the target answers, under the exact rule (`paceline check`).",
-    "Speed depends on the machine; the acceptance below does not, up to rounding (`paceline check-draft`).",
+    "Speed depends on the machine; the acceptance does not, up to rounding (`paceline check-draft`).",
 )
 
 
-def model_card(name: str, head: Head, target: ModelFacts, record: Mapping[str, object]) -> str:
+def model_card(folder: str, info: "HeadInfo", size: int, record: Mapping[str, object]) -> str:
     """Markdown from the record of the training; what is not in the record is left out.
 
-    record: base_model (hub id), licence, data, training and provenance (mappings), acceptance (a list of measurements,
-    see `eval.trials`), limits (a list of sentences), fine_tuned (of a run that made its own target: of which model,
-    and the names of the folders that hold the target and the head, side by side).
+    folder: its name. size: bytes of the weights. record: base_model (hub id), licence, data, training and provenance
+    (mappings), acceptance (a list of measurements, see `eval.trials`), limits (a list of sentences), sees (whether a
+    draft model reads images), fine_tuned (of a run that made its own target: of which model, and the names of the
+    folders that hold the target and the head, side by side).
     """
-    method, made = method_of(head), cast("Mapping[str, str] | None", record.get("fine_tuned"))
-    kind = "self-int4" if method == "self_int4" else "head"
-    used, own = (target.name, f"{kind}:{name}") if made is None else (made["folder"], f"head:{made['head']}")
+    method, target = info.method, info.target
+    is_model, made = info.config is None, cast("Mapping[str, str] | None", record.get("fine_tuned"))
+    name = f"{target.name}-{method}" if folder in ("head", "draft") and not is_model else folder
+    used, own = (target.name, name) if made is None else (made["folder"], made["head"])
     of = "" if made is None else f", a fine-tune of {made['of']} in the folder `{used}` beside this one"
     facts: dict[str, object] = {
-        "method": f"{method}: {_PAPERS[method]}",
+        "method": f"{method}: {_METHODS[method]}",
         "target": f"{target.name}: {target.num_layers} layers, hidden size {target.hidden_size}, "
         f"vocabulary {target.vocab_size}",
         "target fingerprint": f"`{target.fingerprint}`",
-        "parameters": _size(head),
+        "weights": f"{size / 1e6:,.1f} MB",
     }
+    drafter = f"{_DRAFTERS.get(method, 'head')}:{shlex.quote(own)}"
     introduction = (
-        f"# {name}\n\nA draft head for {target.name}{of}, to be used with Paceline:\n\n"
-        f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {own}\n```"
+        f"# {name}\n\nA draft {'model' if is_model else 'head'} for {target.name}{of}, to be used with Paceline:\n\n"
+        f"```bash\npaceline generate {shlex.quote(used)} --chat 'Hello.' --drafter {drafter}\n```"
     )
-    about = fact_list(facts) + "\n\nSizes: " + _inline(asdict(cast("Any", head.config)))
-    limits = (*_LIMITS, *cast("Seq[str]", record.get("limits") or ()))
-    front = front_matter(record, "paceline", "text-generation", (*_TAGS, method))
+    fits = "It fits the target named above and no other: with a fine-tune of it, fewer drafts are accepted."
+    if is_model:
+        fits = "It drafts for any model of the same tokenizer, but learned from the answers of the target named above."
+    about = fact_list(facts if is_model else facts | {"sizes": asdict(cast("Any", info.config))})
+    kind = "image-text-to-text" if record.get("sees") else "text-generation"
+    front = front_matter(record, "transformers" if is_model else "paceline", kind, method)
+    limits = (fits, *_LIMITS, *cast("Seq[str]", record.get("limits") or ()))
     return card(front, introduction, about, record, acceptance_table(record.get("acceptance")), limits)
 
 
@@ -71,20 +79,13 @@ def card(
     return "\n\n".join(filter(None, sections)) + "\n"
 
 
-def _size(head: Head) -> str:
-    count = sum(p.numel() for p in head.parameters())
-    if count:
-        return f"{count:,} in bfloat16"
-    return f"{sum(b.nbytes for b in head.buffers()) / 1e6:,.1f} MB of codes, scales and zero points"
-
-
-def front_matter(record: Mapping[str, object], library: str, pipeline: str, tags: Seq[str]) -> str:
+def front_matter(record: Mapping[str, Any], library: str, pipeline: str, *tags: str) -> str:
     """The YAML at the top of a card."""
-    lines = ["---", f"library_name: {library}"]
-    for key, given in (("base_model", record.get("base_model")), ("license", record.get("licence"))):
-        if given is not None:
-            lines.append(f"{key}: {json.dumps(given)}")  # a JSON string is a YAML string
-    return "\n".join([*lines, f"pipeline_tag: {pipeline}", "tags:", *(f"- {tag}" for tag in tags), "---"])
+    data = ModelCardData(
+        library_name=library, base_model=record.get("base_model"), license=record.get("licence"), pipeline_tag=pipeline,
+        tags=["speculative-decoding", *tags],
+    )  # fmt: skip
+    return f"---\n{data.to_yaml()}\n---"
 
 
 def acceptance_table(rows: object) -> str:

@@ -21,42 +21,20 @@ import torch
 from torch import Tensor, nn
 
 from ..schema import checked
-from .parts import (
-    Attend,
-    Attention,
-    Mlp,
-    Positive,
-    Size,
-    States,
-    Vocabulary,
-    check_heads,
-    check_vocabulary,
-    draft_rows,
-    rotation,
-    whole_or,
-)
+from .parts import Attend, Attention, DraftHead, LayerConfig, Mlp, Positive, Width, rotation
 
 
 @checked
-class EagleConfig:
+class EagleConfig(LayerConfig):
     """Shape of a head. version: 1 (also EAGLE-2) or 3.
 
-    states: hidden states of the target it reads, counted as transformers does. draft_vocab_size: Vd, tokens it can
-    draft. own_lm_head: its output layer is trained; otherwise it is those rows of the target's. fc_bias: some
-    published EAGLE-1 heads have one. norm_before_residual: EAGLE-3 heads whose residual stream starts normed.
-    own_embeddings: it brings its own table [V, E], as some published heads do.
+    own_lm_head: its output layer is trained; otherwise it is those rows of the target's. fc_bias: some published
+    EAGLE-1 heads have one. norm_before_residual: EAGLE-3 heads whose residual stream starts normed. own_embeddings: it
+    brings its own table [V, E], as some published heads do.
     """
 
     version: Literal[1, 3]
-    hidden_size: Size
-    target_hidden_size: Size
-    intermediate_size: Size
-    num_attention_heads: Size
-    num_key_value_heads: Size
-    head_dim: Size
-    states: States
-    draft_vocab_size: Vocabulary
-    vocab_size: Vocabulary
+    target_hidden_size: Width
     rms_norm_eps: Positive = 1e-5
     rope_theta: Positive = 10000.0
     own_lm_head: bool = False
@@ -70,10 +48,6 @@ class EagleConfig:
         """The name of the method."""
         return "eagle3" if self.version == 3 else "eagle"
 
-    def __post_init__(self) -> None:
-        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-        check_vocabulary(self.draft_vocab_size, self.vocab_size)
-
 
 class _Layer(nn.Module):
     """The decoder layer; the names are those of published EAGLE-3 heads."""
@@ -83,14 +57,8 @@ class _Layer(nn.Module):
         self.version, self.norm_before_residual = config.version, config.norm_before_residual
         norm = lambda: nn.RMSNorm(config.hidden_size, config.rms_norm_eps)  # noqa: E731
         width = config.hidden_size * (2 if config.version == 3 else 1)
-        self.self_attn = Attention(
-            width,
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            config.attention_bias,
-        )
+        heads = config.num_attention_heads, config.num_key_value_heads
+        self.self_attn = Attention(width, config.hidden_size, *heads, config.head_dim, config.attention_bias)
         self.mlp = Mlp(config.hidden_size, config.intermediate_size)
         self.post_attention_layernorm = norm()
         if config.version == 3:
@@ -106,16 +74,14 @@ class _Layer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-class EagleHead(nn.Module):
-    """One decoder layer over the target's states, with the target's embeddings and output rows (see `attach`)."""
+class EagleHead(DraftHead):
+    """One decoder layer over the target's states."""
 
     Config = EagleConfig
-    draft_ids: Tensor
 
     def __init__(self, config: EagleConfig, draft_ids: Tensor | None = None):
-        super().__init__()
-        self.config = config
-        c = config
+        super().__init__(config, draft_ids)
+        self.config = c = config
         width = (c.hidden_size + c.target_hidden_size) if c.version == 1 else len(c.states) * c.target_hidden_size
         self.fc = nn.Linear(width, c.hidden_size, c.fc_bias)
         self.midlayer = _Layer(c)
@@ -125,14 +91,14 @@ class EagleHead(nn.Module):
             self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, False)
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.register_buffer("draft_ids", whole_or(draft_ids, c.draft_vocab_size))  # [Vd], ascending
-        self._embeddings = self._rows = torch.empty(0)
 
-    def attach(self, embeddings: Tensor, lm_head: Tensor) -> "EagleHead":
-        """Use the target's embeddings [V, E] and, where the head has none of its own, its output rows [V, E]."""
-        self._embeddings = embeddings.detach()
-        self._rows = torch.empty(0) if self.config.own_lm_head else draft_rows(lm_head, self.draft_ids)
-        return self
+    def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
+        """Embeddings [B, N, E], in the dtype of `like`."""
+        return (
+            self.embed_tokens(token_ids).to(like.dtype)
+            if self.config.own_embeddings
+            else super().embed(token_ids, like)
+        )
 
     def begin(self, states: Tensor) -> Tensor:
         """The input of the first step, from the target's states: [B, N, len(states) E] -> [B, N, E]."""
@@ -140,8 +106,7 @@ class EagleHead(nn.Module):
 
     def forward(self, token_ids: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One step: next tokens [B, N] and the states (or h) before them [B, N, E] -> h [B, N, E]."""
-        table = self.embed_tokens.weight if self.config.own_embeddings else self._embeddings
-        embeddings = nn.functional.embedding(token_ids, table).to(hidden.dtype)
+        embeddings = self.embed(token_ids, hidden)
         cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)
         if self.config.version == 1:
             hidden = self.fc(torch.cat([embeddings, hidden], -1))
@@ -149,5 +114,5 @@ class EagleHead(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Raw logits over the draft vocabulary. [..., E] -> [..., Vd]."""
-        rows = self.lm_head.weight if self.config.own_lm_head else self._rows
-        return nn.functional.linear(self.norm(hidden) if self.config.version == 3 else hidden, rows)
+        hidden = self.norm(hidden) if self.config.version == 3 else hidden
+        return self.lm_head(hidden) if self.config.own_lm_head else self.output(hidden)

@@ -26,7 +26,7 @@ from torch import Tensor
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import checked, validate
 from .eagle import EagleConfig, EagleHead
-from .parts import Size, Vocabulary
+from .parts import Vocabulary, Width
 from .published import (
     Layout,
     Published,
@@ -57,13 +57,13 @@ _UNSUPPORTED = (
 class _Sizes:
     """Sizes of the draft layer as config.json has them, with the defaults of a Llama config."""
 
-    hidden_size: Size
-    intermediate_size: Size
-    num_attention_heads: Size
+    hidden_size: Width
+    intermediate_size: Width
+    num_attention_heads: Width
     vocab_size: Vocabulary
-    num_key_value_heads: Size | None = None
-    head_dim: Size | None = None
-    target_hidden_size: Size | None = None
+    num_key_value_heads: Width | None = None
+    head_dim: Width | None = None
+    target_hidden_size: Width | None = None
     draft_vocab_size: Vocabulary | None = None
 
 
@@ -142,11 +142,7 @@ def _default_states(target: TargetFacts) -> list[int]:
 def _read(
     published: Published, target: TargetFacts | None, version: Literal[1, 3], states: tuple[int, ...]
 ) -> EagleHead:
-    names = {name: name.removeprefix("model.") for name in published.tensors}
-    published.tensors = {
-        "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name: published.tensors[given]
-        for given, name in names.items()
-    }
+    published.tensors = {_our_name(name): tensor for name, tensor in published.tensors.items()}
     _refuse_features(published)
     given = {field.name: published.config[field.name] for field in fields(_Sizes) if field.name in published.config}
     sizes = validate(_Sizes, given, f"config.json of the head at {str(published.folder)!r}")
@@ -168,26 +164,29 @@ def _read(
         own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target and target.lm_head),
         own_embeddings=_owns(published, "embed_tokens.weight", sizes.vocab_size, target and target.embeddings),
         fc_bias="fc.bias" in tensors,
-        attention_bias=any(f"layers.0.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
+        attention_bias=any(f"midlayer.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
         norm_before_residual=version == 3 and bool(published.config.get("norm_before_residual", False)),
     )
     if e != config.target_hidden_size and not config.own_embeddings:
         raise _lacks(published, "a head narrower or wider than its target without embeddings of its own")
-    return published.build(EagleHead, config, draft_ids, _layer_name("layers.0."))
+    return published.build(EagleHead, config, draft_ids)
+
+
+def _our_name(name: str) -> str:
+    name = name.removeprefix("model.")
+    return "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
 
 
 def _draft_ids(published: Published, sizes: _Sizes) -> Tensor:
     """Target id of each draft token, in the file's order. [Vd]."""
     size, tensors = sizes.draft_vocab_size or sizes.vocab_size, published.tensors
-    named = tensors.pop("t2d", None)
-    ids = torch.arange(size)
-    if "d2t" not in tensors and size != sizes.vocab_size:
-        published.problems.append(f"d2t is missing, and the draft vocabulary has {size} of {sizes.vocab_size} tokens")
-        return ids
-    if "d2t" in tensors and not (offsets := published.take("d2t", (size,), floats=False)).is_meta:
-        ids = ids + offsets.long()
-    wrong = None
-    if not bool(((ids >= 0) & (ids < sizes.vocab_size)).all()):
+    named, offsets = tensors.pop("t2d", None), tensors.pop("d2t", None)
+    if offsets is None and size == sizes.vocab_size:
+        offsets = torch.zeros(size, dtype=torch.long)
+    ids, wrong = torch.arange(size), None
+    if offsets is None or offsets.shape != (size,) or offsets.is_floating_point():
+        wrong = f"no offsets of {size} tokens"
+    elif not bool((((ids := ids + offsets.long()) >= 0) & (ids < sizes.vocab_size)).all()):
         wrong = "ids outside the vocabulary"
     elif len(ids.unique()) != size:
         wrong = "ids that occur twice"
@@ -195,7 +194,7 @@ def _draft_ids(published: Published, sizes: _Sizes) -> Tensor:
         named.numel() != sizes.vocab_size or set(named.nonzero()[:, 0].tolist()) != set(ids.tolist())
     ):
         wrong = "ids other than t2d has"
-    if wrong is not None and not published.problems:
+    if wrong is not None:
         raise ConfigError(
             f"the draft vocabulary of the head at {str(published.folder)!r} is not sound",
             got=f"d2t gives {wrong}",
@@ -238,9 +237,9 @@ def _refuse_features(published: Published) -> None:
         found.append(f"layers of model type {config.get('model_type')!r}, where only Llama's are known")
     if "sliding_attention" in (config.get("layer_types") or []):
         found.append("sliding attention")
-    bias = tensors.get("layers.0.self_attn.o_proj.bias")
+    bias = tensors.get("midlayer.self_attn.o_proj.bias")
     if bias is not None and not bias.any():
-        del tensors["layers.0.self_attn.o_proj.bias"]
+        del tensors["midlayer.self_attn.o_proj.bias"]
     elif bias is not None:
         found.append("a bias of o_proj")
     if found:

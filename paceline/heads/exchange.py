@@ -26,7 +26,7 @@ from .eagle import EagleHead
 from .eagle_layouts import eagle_layout, flattened, read_eagle, read_eagle3
 from .medusa_layouts import NAMES, medusa_layout, read_medusa
 from .parallel import MedusaHead
-from .parts import draft_index
+from .parts import attend_causally, draft_index
 from .published import Layout, Published, TargetFacts, facts_of, open_published
 
 if TYPE_CHECKING:
@@ -52,10 +52,9 @@ def read_published(folder: Path | str, target: ModelFacts | None = None) -> nn.M
 
 def read_for(folder: Path, target: TargetFacts | None, engine: str | None = None) -> nn.Module:
     """`read_published` for a target known only by its sizes. engine: whose count of layers applies, if known."""
-    with torch.random.fork_rng(devices=[]):  # a module's first weights use up random numbers
-        published = open_published(folder)
-        with refused(f"the head at {str(folder)!r} has a config.json or tensors that do not fit"):
-            module = _read(published, target, engine)
+    published = open_published(folder)
+    with refused(f"the head at {str(folder)!r} has a config.json or tensors that do not fit"):
+        module = _read(published, target, engine)
     config: Any = module.config
     if target is not None:
         hidden = getattr(config, "target_hidden_size", config.hidden_size)
@@ -67,7 +66,7 @@ def read_for(folder: Path, target: TargetFacts | None, engine: str | None = None
                 expected=f"hidden size {expected[0]}, vocabulary {expected[1]}",
                 fix="name the target that the head was trained for",
             )
-    return module.eval().requires_grad_(False)
+    return module
 
 
 def _read(published: Published, target: TargetFacts | None, engine: str | None) -> nn.Module:
@@ -125,8 +124,8 @@ def export_head(
     if engine not in ENGINES:
         raise ConfigError("an unknown engine", got=engine, expected="one of " + ", ".join(ENGINES))
     head = load_head(folder, target).cpu().float()
-    name = target_name or info.target_name
-    facts = TargetFacts(name, info.num_layers, info.hidden_size, info.vocab_size)
+    name, of = target_name or info.target.name, info.target
+    facts = TargetFacts(name, of.num_layers, of.hidden_size, of.vocab_size)
     if target is not None:
         facts = facts_of(target, name)
     if isinstance(head, EagleHead):
@@ -204,13 +203,9 @@ def _logits(head: "Head", tables: list[Tensor], states: Tensor, tokens: Tensor) 
     positions = torch.arange(_LENGTH).expand(_BATCH, -1)
     hidden, found = head.begin(states), list[Tensor]()
     for step in tokens:
-        hidden = head(step, hidden, positions, _attend_causally)
+        hidden = head(step, hidden, positions, attend_causally)
         found.append(head.logits(hidden))
     return found
-
-
-def _attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
 def _serve_line(template: str, target: str, folder: str) -> str:
@@ -220,21 +215,21 @@ def _serve_line(template: str, target: str, folder: str) -> str:
 
 def _card(info: "HeadInfo", engine: str, layout: Layout, target: str, folder: str, difference: float) -> str:
     """README.md: what the export is, how it is served, what differs there."""
-    notes = "".join(f"- {note}\n" for note in layout.notes)
+    notes, of = "".join(f"- {note}\n" for note in layout.notes), info.target
     return f"""---
 tags: [speculative-decoding, {info.method}]
 ---
 
 # {folder}
 
-The {info.method} head {info.folder.name!r} for {info.target_name}, trained with Paceline, in the layout of
+The {info.method} head {info.folder.name!r} for {info.target.name}, trained with Paceline, in the layout of
 {ENGINES[engine]}.
 
 ```bash
 {_serve_line(layout.serve, target, folder)}
 ```
 
-{notes}- Target: {info.num_layers} layers, hidden size {info.hidden_size}, vocabulary {info.vocab_size}, fingerprint
-  `{info.fingerprint}`. Other engines do not check it.
+{notes}- Target: {of.num_layers} layers, hidden size {of.hidden_size}, vocabulary {of.vocab_size}, fingerprint
+  `{of.fingerprint}`. Other engines do not check it.
 - Read back and compared with the original on random states: logits differ by at most {difference:g} (float32).
 """

@@ -7,40 +7,42 @@ training.json       data, command, versions, measured acceptance; sha256 of the 
 """
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels
-from ..hf.checkpoint import read_headers
-from ..schema import checked, meant, validate
-from ..system.files import exists, new_folder, read_json
+from ..schema import checked, validate
+from ..system.files import exists, new_folder, read_json, write_text
 from ..system.provenance import sha256_of
 from ..zoo.packaged import head_folder
+from .card import model_card
 from .eagle import EagleHead
 from .exchange import read_published
 from .int4_draft import Int4Draft
 from .mtp import MtpHead
 from .parallel import BlockwiseHead, MedusaHead
-from .parts import Count, Size, Vocabulary
+from .parts import Count, Vocabulary, Width, filled
+from .published import read_tensors
 from .space import SpaceAdapter
 
 FORMAT = 1
 CONFIG, WEIGHTS, CARD, RECORD = "config.json", "model.safetensors", "README.md", "training.json"
+DRAFT_MODEL = "draft_model"
+"""The method of a draft model in its training.json."""
 _SIZES = ("hidden_size", "num_layers", "vocab_size")
-_OTHER_FORMATS = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 Head: TypeAlias = nn.Module
 """A module of one of these classes; each has its `config`, a frozen dataclass that names the `method`."""
+Method = Literal["eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "self_int4"]
+METHODS = get_args(Method)
 HEADS: Mapping[str, type[Any]] = {
     "eagle": EagleHead,
     "eagle3": EagleHead,
@@ -51,7 +53,6 @@ HEADS: Mapping[str, type[Any]] = {
     "self_int4": Int4Draft,
 }
 """The class of each method; its `Config` is the class of the configuration."""
-METHODS = tuple(HEADS)
 
 
 def method_of(head: Head) -> str:
@@ -64,14 +65,19 @@ def method_of(head: Head) -> str:
 
 
 @checked
-class _Target:
-    """The target in config.json of a head."""
+class HeadTarget:
+    """The target that a head, or a draft model, was trained for."""
 
     name: str
     fingerprint: str
-    hidden_size: Size
+    hidden_size: Width
     num_layers: Count
     vocab_size: Vocabulary
+
+    @classmethod
+    def of(cls, target: ModelFacts) -> "HeadTarget":
+        """The facts of a loaded model."""
+        return cls(target.name, target.fingerprint, *(getattr(target, size) for size in _SIZES))
 
 
 @checked
@@ -79,58 +85,42 @@ class _File:
     """config.json of a head; `head` holds the fields of its module's configuration."""
 
     paceline_head: int
-    method: str
-    target: _Target
+    method: Method
+    target: HeadTarget
     head: dict[str, Any]
-
-
-@checked
-class _DraftTarget:
-    """The target in training.json of a draft model."""
-
-    name: str
-    fingerprint: str
-    vocab_size: Vocabulary
 
 
 @dataclass(frozen=True)
 class HeadInfo:
-    """The content of config.json: the method, the target it was trained for, and the module's configuration."""
+    """What a head or a draft model is: its method, its target, and its module's configuration (None of a model)."""
 
     folder: Path
     method: str
-    target_name: str
-    fingerprint: str
-    hidden_size: int
-    num_layers: int
-    vocab_size: int
+    target: HeadTarget
     config: object
 
 
-def save_head(
-    folder: str | os.PathLike[str], module: Head, target: ModelFacts, record: Mapping[str, object], card: str
-) -> Path:
+def save_head(folder: str | os.PathLike[str], module: Head, target: ModelFacts, record: Mapping[str, object]) -> Path:
     """Write a head that was trained for `target` into a new folder; returns it.
 
-    record: training.json. card: README.md, see `model_card`. Raises `ConfigError` for a folder that is there already
-    and for weights that are not finite.
+    record: training.json, from which the model card is made, see `model_card`. Raises `ConfigError` for a folder that
+    is there already and for weights that are not finite.
     """
     place = Path(folder)
-    about = {"name": target.name, "fingerprint": target.fingerprint}
-    config = {
-        "paceline_head": FORMAT,
-        "method": method_of(module),
-        "target": about | {size: getattr(target, size) for size in _SIZES},
-        "head": asdict(cast("Any", module.config)),
-    }
+    method, config = method_of(module), asdict(cast("Any", module.config))
+    file = _File(FORMAT, cast("Any", method), HeadTarget.of(target), config)
     tensors = {name: _stored(name, tensor) for name, tensor in module.state_dict().items()}
     with new_folder(place) as made:
         save_file(tensors, made / WEIGHTS, metadata={"format": "pt"})
-        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (made / CARD).write_text(card, encoding="utf-8")
-        full = {**record, "weights_sha256": sha256_of(made / WEIGHTS)}
-        (made / RECORD).write_text(json.dumps(full, indent=2) + "\n", encoding="utf-8")
+        (made / CONFIG).write_text(json.dumps(asdict(file), indent=2) + "\n", encoding="utf-8")
+        write_record(made, place.name, {**record, "weights_sha256": sha256_of(made / WEIGHTS)})
     return place
+
+
+def write_record(folder: Path, name: str, record: Mapping[str, object]) -> None:
+    """Write training.json of a head or a draft model, and the card that is made from it. name: the folder's own."""
+    write_text(folder / RECORD, json.dumps(record, indent=2) + "\n")
+    write_text(folder / CARD, model_card(name, trained_info(folder), (folder / WEIGHTS).stat().st_size, record))
 
 
 def head_info(folder: str | os.PathLike[str]) -> HeadInfo:
@@ -143,31 +133,22 @@ def head_info(folder: str | os.PathLike[str]) -> HeadInfo:
             got=f'"paceline_head": {given.get("paceline_head")!r}',
             expected=f'"paceline_head": {FORMAT}',
         )
-    if (method := given.get("method")) not in METHODS:
-        raise ConfigError(
-            "unknown method of a head",
-            got=repr(method),
-            expected="one of " + ", ".join(METHODS),
-            fix=meant(str(method), METHODS),
-        )
     file = validate(_File, given, str(place / CONFIG))
     config: Any = validate(HEADS[file.method].Config, file.head, f'"head" of method {file.method!r}')
     if config.method != file.method:
         expected = 3 if file.method == "eagle3" else 1
         raise ConfigError(f'"version" does not fit the method {file.method!r}', got=config.version, expected=expected)
-    sizes = {size: getattr(file.target, size) for size in _SIZES}
-    return HeadInfo(place, file.method, file.target.name, file.target.fingerprint, config=config, **sizes)
+    return HeadInfo(place, file.method, file.target, config)
 
 
 def trained_info(folder: str | os.PathLike[str]) -> HeadInfo:
-    """As `head_info`, but also of a draft model, whose training.json names the target (its sizes are 0)."""
+    """As `head_info`, but also of a draft model, whose training.json names the target."""
     place = _folder_of(folder)
     record = _read_object(place / RECORD) if (place / RECORD).is_file() else {}
-    facts = record.get("target")
-    if record.get("method") != "draft_model" or facts is None:
+    if record.get("method") != DRAFT_MODEL:
         return head_info(folder)
-    target = validate(_DraftTarget, facts, f'"target" of {place / RECORD}')
-    return HeadInfo(place, "draft_model", target.name, target.fingerprint, 0, 0, target.vocab_size, None)
+    target = validate(HeadTarget, record.get("target"), f'"target" of {place / RECORD}')
+    return HeadInfo(place, DRAFT_MODEL, target, None)
 
 
 def read_record(folder: str | os.PathLike[str]) -> dict[str, object]:
@@ -192,17 +173,19 @@ def load_head(
     info = head_info(folder)
     if target is not None:
         _check_target(info, target, allow_other_target)
-    make = HEADS[info.method]
-    with torch.device("meta"):  # shapes only: a broken configuration must not claim memory
-        expected = make(info.config).state_dict()
-    tensors = _read_weights(info.folder, expected)
+    path = info.folder / WEIGHTS
+    if not path.is_file():
+        raise ConfigError(
+            f"{str(info.folder)!r} has no {WEIGHTS}",
+            got=", ".join(sorted(one.name for one in info.folder.iterdir())),
+            expected="safetensors only: other formats can run code when they are read",
+        )
+    tensors = read_tensors(path)
     _check_draft_ids(info, tensors.get("draft_ids"))
-    with torch.random.fork_rng(devices=[]):  # initial weights use up random numbers
-        head = make(info.config)
-    head.load_state_dict(tensors)
-    if target is not None:
-        head.to(device=target.device, dtype=target.dtype)
-    return head.eval().requires_grad_(False)
+    floats = torch.float32 if target is None else target.dtype
+    tensors = {name: one.to(floats) if one.is_floating_point() else one for name, one in tensors.items()}
+    head = filled(HEADS[info.method], info.config, tensors, info.folder)
+    return head if target is None else head.to(target.device)
 
 
 def _folder_of(folder: str | os.PathLike[str]) -> Path:
@@ -210,21 +193,21 @@ def _folder_of(folder: str | os.PathLike[str]) -> Path:
 
 
 def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) -> None:
-    theirs = {size: getattr(info, size) for size in _SIZES}
+    theirs = {size: getattr(info.target, size) for size in _SIZES}
     ours: dict[str, int] = {size: getattr(target, size) for size in _SIZES}
     if theirs != ours:
         raise IncompatibleModels(
             f"the head {info.folder.name!r} does not fit {target.name}",
             got=_listed(ours),
-            expected=f"{_listed(theirs)}, as in {info.target_name}, for which it was trained",
-            fix=f"load {info.target_name}, or train a head for {target.name} with `paceline train`",
+            expected=f"{_listed(theirs)}, as in {info.target.name}, for which it was trained",
+            fix=f"load {info.target.name}, or train a head for {target.name} with `paceline train`",
         )
-    if info.fingerprint != target.fingerprint and not allow_other_target:
+    if info.target.fingerprint != target.fingerprint and not allow_other_target:
         raise IncompatibleModels(
             f"the head {info.folder.name!r} was trained for another model",
             got=f"{target.name}, fingerprint {target.fingerprint[:12]}",
-            expected=f"{info.target_name}, fingerprint {info.fingerprint[:12]}",
-            fix=f"load {info.target_name}, train a head for {target.name} with `paceline train`, or allow another "
+            expected=f"{info.target.name}, fingerprint {info.target.fingerprint[:12]}",
+            fix=f"load {info.target.name}, train a head for {target.name} with `paceline train`, or allow another "
             "target (allow_other_target): the answers stay exact, but fewer drafts are accepted",
         )
 
@@ -243,49 +226,15 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
     return tensor.to(torch.bfloat16, copy=True).contiguous()
 
 
-def _read_weights(folder: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor, checked against names and shapes before any is read."""
-    path = folder / WEIGHTS
-    if not path.is_file():
-        others = sorted(one.name for one in folder.iterdir() if one.suffix in _OTHER_FORMATS)
-        raise ConfigError(
-            f"{str(folder)!r} has no {WEIGHTS}",
-            got=", ".join(others) or "no weights",
-            expected="safetensors only: other formats can run code when they are read" if others else WEIGHTS,
-        )
-    try:
-        shapes = {name: one.shape for name, one in read_headers([path]).items()}
-        with safe_open(path, framework="pt") as file:
-            problems = [f"missing {name}" for name in sorted(expected) if name not in shapes]
-            problems += [f"unexpected {name}" for name in sorted(shapes) if name not in expected]
-            problems += [
-                f"{name} is {list(shapes[name])} instead of {list(tensor.shape)}"
-                for name, tensor in sorted(expected.items())
-                if name in shapes and shapes[name] != tuple(tensor.shape)
-            ]
-            if problems:
-                raise ConfigError(f"the tensors in {path} do not fit config.json", got="; ".join(problems))
-            tensors = {name: file.get_tensor(name) for name in expected}
-    except SafetensorError as error:
-        raise ConfigError(
-            f"{path} cannot be read", got=str(error), expected="a whole safetensors file", fix="fetch the head again"
-        ) from error
-    for name, tensor in tensors.items():
-        floats = expected[name].is_floating_point()
-        if tensor.is_floating_point() != floats or (floats and not math.isfinite(float(tensor.float().sum()))):
-            raise ConfigError(f"the tensor {name} in {path} holds other than finite numbers of its kind")
-    return tensors
-
-
 def _check_draft_ids(info: HeadInfo, ids: Tensor | None) -> None:
     """They index the target's output layer and become token ids, so that a wrong one must be refused here."""
-    if ids is None:
+    if ids is None or ids.is_floating_point():
         return
     ascends = bool((ids.diff() > 0).all())
-    if not ascends or (len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < info.vocab_size):
+    if not ascends or (len(ids) and not 0 <= int(ids[0]) <= int(ids[-1]) < info.target.vocab_size):
         raise ConfigError(
             f"draft_ids in {info.folder / WEIGHTS} are no draft vocabulary",
-            expected=f"ascending token ids from 0 to {info.vocab_size - 1}",
+            expected=f"ascending token ids from 0 to {info.target.vocab_size - 1}",
         )
 
 

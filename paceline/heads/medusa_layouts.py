@@ -75,7 +75,7 @@ def read_medusa(published: Published, target: TargetFacts | None) -> MedusaHead:
         bias=any(match[3] == "bias" for match in blocks),
         own_lm_head=any(name.startswith("lm_heads.") for name in tensors),
     )
-    return published.build(MedusaHead, config, draft_ids, str)
+    return published.build(MedusaHead, config, draft_ids)
 
 
 def _new_name(name: str) -> str:

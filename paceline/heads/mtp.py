@@ -25,48 +25,18 @@ import torch
 from torch import Tensor, nn
 
 from ..schema import checked
-from .parts import (
-    Attend,
-    Attention,
-    Count,
-    Mlp,
-    Output,
-    Positive,
-    Size,
-    States,
-    Vocabulary,
-    check_heads,
-    check_vocabulary,
-    draft_rows,
-    rotation,
-    whole_or,
-)
+from .parts import Attend, Attention, Count, DraftHead, LayerConfig, Mlp, Positive, rotation
 
 
 @checked
-class MtpConfig:
-    """Shape of MTP modules.
+class MtpConfig(LayerConfig):
+    """Shape of MTP modules. num_modules: K. states: the last hidden state of the target alone."""
 
-    num_modules: K. states: the last hidden state of the target: one index. draft_vocab_size: Vd, tokens they can draft.
-    """
-
-    hidden_size: Size
-    intermediate_size: Size
-    num_attention_heads: Size
-    num_key_value_heads: Size
-    head_dim: Size
-    states: States
-    draft_vocab_size: Vocabulary
-    vocab_size: Vocabulary
     num_modules: Count = 1
     rms_norm_eps: Positive = 1e-5
     rope_theta: Positive = 10000.0
     attention_bias: bool = False
     method: ClassVar[str] = "mtp"
-
-    def __post_init__(self) -> None:
-        check_heads(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
-        check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
 
 class MtpModule(nn.Module):
@@ -97,23 +67,15 @@ class MtpModule(nn.Module):
 
 
 @final
-class MtpHead(nn.Module):
-    """MTP modules. All of them use the target's embeddings and output rows (see `attach`)."""
+class MtpHead(DraftHead):
+    """MTP modules, which share the target's embeddings and output rows."""
 
     Config = MtpConfig
-    draft_ids: Tensor
 
     def __init__(self, config: MtpConfig, draft_ids: Tensor | None = None):
-        super().__init__()
+        super().__init__(config, draft_ids)
         self.config = config
         self.layers = nn.ModuleList(MtpModule(config) for _ in range(config.num_modules))
-        self.register_buffer("draft_ids", whole_or(draft_ids, config.draft_vocab_size))  # [Vd], ascending
-        self._embeddings, self.output = torch.empty(0), Output()
-
-    def attach(self, embeddings: Tensor, lm_head: Tensor) -> "MtpHead":
-        """Use the target's embeddings [V, E] and output rows [V, E]."""
-        self._embeddings, self.output.rows = embeddings.detach(), draft_rows(lm_head, self.draft_ids)
-        return self
 
     def module_of(self, step: int) -> int:
         """Which module drafts the token of a step, both counted from 0: the last one also drafts all later tokens."""
@@ -123,11 +85,7 @@ class MtpHead(nn.Module):
         """One step, counted from 0: its tokens [B, N] and the hidden states before [B, N, E] -> h [B, N, E]."""
         embeddings = self.embed(token_ids, hidden)
         cos, sin = rotation(positions, self.config.head_dim, self.config.rope_theta)
-        return self.layers[self.module_of(step)](embeddings, hidden, cos, sin, attend)
-
-    def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
-        """The target's embeddings [B, N, E], in the dtype of `like`."""
-        return nn.functional.embedding(token_ids, self._embeddings).to(like.dtype)
+        return self.module(step)(embeddings, hidden, cos, sin, attend)
 
     def module(self, step: int) -> MtpModule:
         """The module that `module_of` numbers."""

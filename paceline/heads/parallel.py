@@ -16,73 +16,49 @@ Example: text [A, B, C], so T = 3 and C is the root: head 0 at f_1 (the state of
 """
 
 from collections.abc import Iterable
-from typing import ClassVar, Self, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
 from ..schema import checked
-from .parts import Count, Output, Size, States, Vocabulary, check_vocabulary, draft_rows, whole_or
+from .parts import Count, DraftHead, HeadConfig, Width
 
 
 @checked
-class MedusaConfig:
+class MedusaConfig(HeadConfig):
     """Shape of Medusa heads.
 
-    states: the last hidden state of the target, after the final norm, counted as transformers does: one index.
-    num_layers: residual blocks of a head. draft_vocab_size: Vd, tokens the heads can draft. bias: of the blocks, as in
+    states: the target's last, after the final norm. num_layers: residual blocks of a head. bias: of the blocks, as in
     the original repository's files. own_lm_head: each head has a trained output layer of its own; otherwise all use
     those rows of the target's.
     """
 
-    hidden_size: Size
     num_heads: Count
-    states: States
-    draft_vocab_size: Vocabulary
-    vocab_size: Vocabulary
     num_layers: Count = 1
     bias: bool = False
     own_lm_head: bool = False
     method: ClassVar[str] = "medusa"
 
-    def __post_init__(self) -> None:
-        check_vocabulary(self.draft_vocab_size, self.vocab_size)
-
 
 @checked
-class BlockwiseConfig:
+class BlockwiseConfig(HeadConfig):
     """Shape of blockwise heads: intermediate_size is the width of a head's hidden layer; the rest as in Medusa's."""
 
-    hidden_size: Size
     num_heads: Count
-    intermediate_size: Size
-    states: States
-    draft_vocab_size: Vocabulary
-    vocab_size: Vocabulary
+    intermediate_size: Width
     bias: bool = False
     method: ClassVar[str] = "blockwise"
 
-    def __post_init__(self) -> None:
-        check_vocabulary(self.draft_vocab_size, self.vocab_size)
 
-
-class ParallelHeads(nn.Module):
-    """Heads over one state, each a block of layers. They use the target's output rows (see `attach`)."""
-
-    draft_ids: Tensor
+class ParallelHeads(DraftHead):
+    """Heads over one state, each a block of layers."""
 
     def __init__(
         self, config: MedusaConfig | BlockwiseConfig, blocks: Iterable[nn.Module], draft_ids: Tensor | None = None
     ):
-        super().__init__()
-        self.num_heads = config.num_heads
-        self.register_buffer("draft_ids", whole_or(draft_ids, config.draft_vocab_size))  # [Vd], ascending
-        self.blocks, self.output = nn.ModuleList(blocks), Output()
-
-    def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
-        """Use the target's output rows [V, E]; its embeddings are not read."""
-        self.output.rows = draft_rows(lm_head, self.draft_ids)
-        return self
+        super().__init__(config, draft_ids)
+        self.num_heads, self.blocks = config.num_heads, nn.ModuleList(blocks)
 
     def hidden(self, states: Tensor, head: int) -> Tensor:
         """The hidden vectors that a head computes from the target's states. [..., E] -> [..., E]."""
@@ -129,10 +105,6 @@ class MedusaHead(ParallelHeads):
         super().__init__(c, (_ResidualBlocks(size, c.num_layers, c.bias) for _ in heads), draft_ids)
         if c.own_lm_head:
             self.lm_heads = nn.ModuleList(nn.Linear(size, c.draft_vocab_size, False) for _ in heads)
-
-    def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
-        """Use the target's output rows [V, E], unless the heads have output layers of their own."""
-        return self if self.config.own_lm_head else super().attach(embeddings, lm_head)
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""

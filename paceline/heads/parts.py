@@ -1,59 +1,89 @@
-"""What the heads have in common: attention and MLP of a Llama decoder layer, output rows, sizes, draft vocabularies.
+"""What heads share: sizes, a Llama decoder layer, the target's tables, reading weights, draft vocabularies.
 
 The layers are for modules that are trained; their names are those of transformers.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..schema import Many
+from ..schema import Many, checked
+
+_M = TypeVar("_M", bound=nn.Module)
 
 # Sizes that a head's configuration may hold: no larger than any model's, since each claims time or memory.
 
-Size = Annotated[int, Field(ge=1, le=1 << 20)]
-"""A width."""
+Width = Annotated[int, Field(ge=1, le=1 << 20)]
+"""Of a vector."""
 Count = Annotated[int, Field(ge=1, le=512)]
 """Modules in a row."""
 Vocabulary = Annotated[int, Field(ge=1, le=1 << 24)]
 """Tokens."""
 Rank = Annotated[int, Field(ge=0, le=1 << 16)]
 """The rank of low-rank factors; 0: there are none."""
-States = Annotated[Many[Annotated[int, Field(ge=0, le=512)]], Field(min_length=1)]
+StateIndices = Annotated[Many[Annotated[int, Field(ge=0, le=512)]], Field(min_length=1)]
 """Hidden states of the target, counted as transformers does."""
 Linears = Annotated[Many[str], Field(max_length=64)]
 """Linear layers of a decoder layer, as transformers names them."""
-Shapes = Many[tuple[Size, Size]]
+Shapes = Many[tuple[Width, Width]]
 """(outputs, inputs) of each."""
 Positive = Annotated[float, Field(gt=0)]
 """A number above 0."""
 
 
-def check_heads(num_attention_heads: int, num_key_value_heads: int, head_dim: int) -> None:
-    """Raise `ConfigError` where attention heads cannot share keys evenly, or where their size is odd (rotary pairs)."""
-    if num_attention_heads % num_key_value_heads or head_dim % 2:
-        raise ConfigError(
-            "the attention of this head does not work out",
-            got=f"{num_attention_heads} heads of {head_dim} over {num_key_value_heads} of keys",
-            expected="as many for each of the keys, of an even size",
-        )
+@checked
+class HeadConfig:
+    """What the configuration of every head over the target's hidden states holds.
+
+    states: hidden states of the target that it reads, counted as transformers does. draft_vocab_size: Vd, the tokens
+    that it can draft.
+    """
+
+    hidden_size: Width
+    states: StateIndices
+    draft_vocab_size: Vocabulary
+    vocab_size: Vocabulary
+
+    def __post_init__(self) -> None:
+        if self.draft_vocab_size > self.vocab_size:
+            raise ConfigError(
+                "draft_vocab_size is larger than the vocabulary", got=self.draft_vocab_size,
+                expected=f"at most {self.vocab_size}",
+            )  # fmt: skip
 
 
-def check_vocabulary(draft_vocab_size: int, vocab_size: int) -> None:
-    """Raise `ConfigError` for a draft vocabulary that is larger than the target's."""
-    if draft_vocab_size > vocab_size:
-        raise ConfigError(
-            "draft_vocab_size is larger than the vocabulary", got=draft_vocab_size, expected=f"at most {vocab_size}"
-        )
+@checked
+class LayerConfig(HeadConfig):
+    """The same of a head whose layers are Llama's decoder layers."""
+
+    intermediate_size: Width
+    num_attention_heads: Width
+    num_key_value_heads: Width
+    head_dim: Width
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_attention_heads % self.num_key_value_heads or self.head_dim % 2:
+            raise ConfigError(
+                "the attention of this head does not work out",
+                got=f"{self.num_attention_heads} heads of {self.head_dim} over {self.num_key_value_heads} of keys",
+                expected="as many for each of the keys, of an even size",
+            )
 
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention of queries [B, Hq, N, d] given the new keys and values [B, H, N, d]; returns [B, Hq, N, d]."""
+
+
+def attend_causally(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of a text to itself."""
+    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 
 
 class Attention(nn.Module):
@@ -127,6 +157,52 @@ class Output(nn.Module):
         return nn.functional.linear(hidden, self.rows)
 
 
+class DraftHead(nn.Module):
+    """A head that uses the target's embeddings and output rows (see `attach`)."""
+
+    draft_ids: Tensor
+    """The draft vocabulary: the target's id of each draft token, ascending. [Vd]."""
+
+    def __init__(self, config: HeadConfig, draft_ids: Tensor | None = None):
+        super().__init__()
+        self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids)
+        self._embeddings, self.output = torch.empty(0), Output()
+        self._owns_rows = getattr(config, "own_lm_head", False)
+
+    def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
+        """Use the target's embeddings [V, E] and, where it has none of its own, its output rows [V, E]."""
+        self._embeddings = embeddings.detach()
+        if not self._owns_rows:
+            rows = lm_head.detach()  # without a copy where the draft vocabulary is whole
+            self.output.rows = rows if len(self.draft_ids) == len(rows) else rows[self.draft_ids.to(rows.device)]
+        return self
+
+    def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
+        """The target's embeddings [B, N, E], in the dtype of `like`."""
+        return nn.functional.embedding(token_ids, self._embeddings).to(like.dtype)
+
+
+def filled(make: Callable[[Any], _M], config: object, tensors: Mapping[str, Tensor], folder: Path) -> _M:
+    """A module of this configuration that holds these very tensors. No memory is claimed before they are known to fit.
+
+    folder: theirs, for errors. Raises `ConfigError` that lists every tensor that is missing, left over or misshapen, or
+    for one that holds other than finite numbers of its kind.
+    """
+    with torch.device("meta"):  # shapes only
+        module = make(config)
+    for name, like in module.state_dict().items():
+        tensor, floats = tensors.get(name), like.is_floating_point()
+        if tensor is not None and (tensor.is_floating_point() != floats or not bool(tensor.isfinite().all())):
+            raise ConfigError(f"the tensor {name} in {str(folder)!r} holds other than finite numbers of its kind")
+    try:
+        module.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the tensors in {str(folder)!r} do not fit its config.json", got=" ".join(str(error).split())
+        ) from error
+    return module.eval().requires_grad_(False)
+
+
 # Draft vocabularies. A head drafts the most frequent tokens only, since at a small target its output layer is most of
 # its cost. Other tokens are never drafted, only emitted by the target; verification is the same.
 
@@ -153,14 +229,3 @@ def draft_index(draft_ids: Tensor, vocab_size: int) -> Tensor:
     index = torch.full((vocab_size,), -1, dtype=torch.long, device=draft_ids.device)
     index[draft_ids] = torch.arange(len(draft_ids), device=draft_ids.device)
     return index
-
-
-def draft_rows(lm_head: Tensor, draft_ids: Tensor) -> Tensor:
-    """The rows of an output layer [V, E] for the draft vocabulary, without a copy where it is whole. [Vd, E]."""
-    rows = lm_head.detach()
-    return rows if len(draft_ids) == len(rows) else rows[draft_ids.to(rows.device)]
-
-
-def whole_or(draft_ids: Tensor | None, size: int) -> Tensor:
-    """The draft vocabulary as a head keeps it: target ids of its `size` draft tokens, ascending. None: the first."""
-    return torch.arange(size) if draft_ids is None else draft_ids

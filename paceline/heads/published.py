@@ -3,7 +3,7 @@
 `eagle_layouts` and `medusa_layouts` hold one layout each, in both directions; `exchange` chooses between them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, NotExportable
 from ..hf.checkpoint import one_line, weight_files
 from ..system.files import exists, read_json
+from .parts import filled
 
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
 """Where published heads keep their tensors, the safe format first."""
@@ -29,7 +30,7 @@ _M = TypeVar("_M", bound=nn.Module)
 class TargetFacts:
     """What is known of the target of a head: a published config.json often leaves it out.
 
-    name: what an engine is asked to serve. architectures: as the target's config.json has them; empty where it is not
+    name: what an engine is to serve. architectures: as the target's config.json has them; empty where it is not
     loaded. context: the most tokens of a sequence. lm_head, embeddings: its tables [V, E], if loaded.
     """
 
@@ -44,7 +45,7 @@ class TargetFacts:
 
 
 def facts_of(loaded: ModelFacts, name: str = "") -> TargetFacts:
-    """The facts of a loaded target. name: what an engine is asked to serve; default: its own."""
+    """The facts of a loaded target. name: what an engine is to serve; default: its own."""
     model = loaded.model
     return TargetFacts(
         name or loaded.name,
@@ -60,53 +61,23 @@ def facts_of(loaded: ModelFacts, name: str = "") -> TargetFacts:
 
 @dataclass
 class Published:
-    """A published head. Tensors are taken one by one; `finish` raises if any was missing, misshapen or left over."""
+    """A published head. Readers change names and tensors until they are ours."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: dict[str, Tensor]
-    problems: list[str] = field(default_factory=list[str])
 
-    def take(self, name: str, shape: tuple[int, ...], floats: bool = True) -> Tensor:
-        """The tensor of that name, of floats or integers; a meta tensor if it does not fit: `finish` raises then."""
-        tensor = self.tensors.pop(name, None)
-        if tensor is None:
-            self.problems.append(f"{name} is missing")
-        elif tuple(tensor.shape) != shape:
-            self.problems.append(f"{name} is {list(tensor.shape)} and not {list(shape)}")
-        elif tensor.is_floating_point() != floats or tensor.is_complex():
-            self.problems.append(f"{name} holds {tensor.dtype}")
-        else:
-            return tensor
-        return torch.empty(shape, device="meta")
+    def build(self, kind: Callable[..., _M], config: object, draft_ids: Tensor) -> _M:
+        """Our module of this configuration from all tensors, in the narrowest dtype that holds them.
 
-    def finish(self) -> None:
-        """Raises `ConfigError` with everything that did not fit."""
-        self.problems += [f"{name} is unknown" for name in sorted(self.tensors)]
-        if self.problems:
-            raise ConfigError(
-                f"the tensors of the head at {str(self.folder)!r} do not fit its layout",
-                got="; ".join(self.problems),
-                expected="every tensor of the layout and no other",
-            )
-
-    def build(self, kind: Callable[..., _M], config: object, draft_ids: Tensor, rename: Callable[[str], str]) -> _M:
-        """Our module of this configuration from all tensors that are left, in the narrowest dtype that holds them.
-
-        draft_ids: target id of each draft token, in the file's order: output rows are sorted by them. rename: from our
-        name of a tensor to the published one. Raises `ConfigError` as `finish` does.
+        draft_ids: target id of each draft token, in the file's order: output rows are sorted by them. Raises
+        `ConfigError` as `filled` does.
         """
-        with torch.device("meta"):  # shapes only
-            shapes = kind(config).state_dict()
-        del shapes["draft_ids"]
-        state = {name: self.take(rename(name), tuple(one.shape)) for name, one in shapes.items()}
-        self.finish()
         order = torch.argsort(draft_ids)
-        state = {name: one[order] if name.startswith("lm_head") else one for name, one in state.items()}
-        state["draft_ids"] = draft_ids[order]
-        module = kind(config, state["draft_ids"])
-        module.load_state_dict(state)
-        return module.to(_common_dtype(state.values()))
+        state = {name: one[order] if name.startswith("lm_head") else one for name, one in self.tensors.items()}
+        module = filled(kind, config, {**state, "draft_ids": draft_ids[order]}, self.folder)
+        # Files mix halves with output rows in float32.
+        return module.to(reduce(torch.promote_types, {one.dtype for one in module.parameters()}))
 
 
 def need_target(published: Published, target: TargetFacts | None, why: str) -> TargetFacts:
@@ -125,11 +96,6 @@ def is_copy(table: Tensor, target: Tensor | None) -> bool:
     return torch.allclose(table.float(), target.to(table.device).float(), rtol=2**-7, atol=1e-6)
 
 
-def _common_dtype(tensors: Iterable[Tensor]) -> torch.dtype:
-    """The narrowest float type that holds them all: files mix halves with output rows in float32."""
-    return reduce(torch.promote_types, {tensor.dtype for tensor in tensors if tensor.is_floating_point()})
-
-
 def open_published(folder: Path) -> Published:
     """Config and tensors of a published head. Raises `ConfigError` for files that are not there or cannot be read."""
     if not exists(folder / "config.json"):
@@ -142,7 +108,7 @@ def open_published(folder: Path) -> Published:
         raise ConfigError(f"config.json of {str(folder)!r} is not an object", got=type(config).__name__)
     for name in WEIGHT_FILES:
         if files := weight_files(folder, name):
-            tensors = {key: value for file in files for key, value in _load(file).items()}
+            tensors = {key: value for file in files for key, value in read_tensors(file).items()}
             return Published(folder, config, tensors)  # pyright: ignore[reportUnknownArgumentType]
     raise ConfigError(
         f"no weights at {str(folder)!r}", got=", ".join(sorted(path.name for path in folder.iterdir())),
@@ -150,14 +116,15 @@ def open_published(folder: Path) -> Published:
     )  # fmt: skip
 
 
-def _load(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a pickle that holds nothing else. Raises `ConfigError`."""
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         # Pickles of others run code when they are opened; this reads tensors and nothing else.
         loaded: Any = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, SafetensorError, EOFError) as error:
-        raise ConfigError(f"{str(file)!r} cannot be read", got=one_line(error)) from error
+        raise ConfigError(f"{str(file)!r} cannot be read", got=one_line(error), fix="fetch it again") from error
     except Exception as error:  # pickle.UnpicklingError, and what its subclasses make of foreign objects
         raise ConfigError(
             f"{str(file)!r} holds more than tensors", got=one_line(error), expected="a dict of tensors",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..schema import checked
-from .parts import Count, Linears, Rank, Shapes, Size, Vocabulary
+from .parts import Count, Linears, Rank, Shapes, Vocabulary, Width
 
 
 @checked
@@ -33,7 +33,7 @@ class SpaceConfig:
     shapes: (outputs, inputs) of each. transition_rank: 0 without a transition, as in the paper.
     """
 
-    hidden_size: Size
+    hidden_size: Width
     num_layers: Count
     vocab_size: Vocabulary
     num_masks: Count

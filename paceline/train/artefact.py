@@ -1,11 +1,9 @@
 """The result of a run as a folder: a head, or a draft model as transformers loads it, with its record and its card."""
 
-import json
-import shlex
 import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,23 +13,16 @@ from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError
 from ..eval.trials import Trial
-from ..heads import head_info, load_head, method_of, model_card, read_record, save_head
-from ..heads.card import acceptance_table, card, fact_list, front_matter
-from ..heads.folder import CARD, RECORD, WEIGHTS
+from ..heads import HeadTarget, read_record, save_head
+from ..heads.folder import DRAFT_MODEL, WEIGHTS, write_record
 from ..runner import LoadedModel
-from ..system.files import new_folder, write_text
+from ..system.files import new_folder
 from ..system.provenance import provenance, sha256_of
 from .config import RunConfig
 from .data import Answers, read_begun
 from .log import read_log
 from .recipe import Recipe
 from .run_folder import check_same, understood
-
-DRAFT_MODEL = "draft_model"
-_LIMITS = (
-    "It drafts for any model of the same tokenizer, but was trained on the answers of the target named above.",
-    "It changes what decoding costs, never what the target answers, under the exact rule (`paceline check`).",
-)
 
 
 def save_trained(
@@ -73,19 +64,13 @@ def save_trained(
     head = cast("Any", module)
     if drafted_for is not target:
         record["fine_tuned"] = {"of": record["base_model"], "folder": model_beside(place).name, "head": place.name}
-    card = model_card(_name(place, method_of(head), drafted_for), head, drafted_for, record)
-    save_head(place, head, drafted_for, record, card)
+    save_head(place, head, drafted_for, record)
     return {"data": data, "training": training}
 
 
 def model_beside(head: Path) -> Path:
     """Where a run that changes its target keeps the new one: out/model for out/head."""
     return head.with_name("model")
-
-
-def _name(folder: Path, method: str, target: LoadedModel) -> str:
-    """What a card calls a head: its folder's name, unless that is just `head` or `draft`."""
-    return f"{target.name}-{method}" if folder.name.startswith(("head", "draft")) else folder.name
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
@@ -114,51 +99,16 @@ def save_draft(
         reads = processor or target.tokenizer
         if reads is not None:
             reads.save_pretrained(made)
-        full = {
-            "method": DRAFT_MODEL,
-            "target": {"name": target.name, "fingerprint": target.fingerprint, "vocab_size": target.vocab_size},
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "sees": processor is not None,
-            **record,
-            "weights_sha256": sha256_of(made / WEIGHTS),
-        }
-        write_text(made / RECORD, json.dumps(full, indent=2) + "\n")
-        write_text(made / CARD, draft_card(place.name, full))
-
-
-def is_draft(record: Mapping[str, object]) -> bool:
-    """Whether a training.json is that of a draft model."""
-    return record.get("method") == DRAFT_MODEL
-
-
-def draft_card(name: str, record: Mapping[str, object]) -> str:
-    """README.md of a draft model, from the record of its training."""
-    target = cast("Mapping[str, str]", record["target"])
-    kind = "image-text-to-text" if record.get("sees") else "text-generation"
-    front = front_matter(record, "transformers", kind, ("speculative-decoding", "draft-model"))
-    facts = {
-        "method": "a draft model distilled from its target (arXiv 2310.08461)",
-        "target": target["name"],
-        "target fingerprint": f"`{target['fingerprint']}`",
-        "parameters": f"{record['parameters']:,} in bfloat16",
-    }
-    use = f"paceline generate {shlex.quote(target['name'])} --chat 'Hello.' --drafter model:{shlex.quote(name)}"
-    introduction = f"# {name}\n\nA draft model for {target['name']}:\n\n```bash\n{use}\n```"
-    return card(front, introduction, fact_list(facts), record, acceptance_table(record.get("acceptance")), _LIMITS)
+        about = {"method": DRAFT_MODEL, "target": asdict(HeadTarget.of(target)), "sees": processor is not None}
+        write_record(made, place.name, {**about, **record, "weights_sha256": sha256_of(made / WEIGHTS)})
 
 
 # What is there already
 
 
-def record_acceptance(head: Path, target: LoadedModel, trials: Seq[Trial]) -> None:
+def record_acceptance(head: Path, trials: Seq[Trial]) -> None:
     """Put the measurements into the artefact's record and its card."""
-    record = {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]}
-    write_text(head / RECORD, json.dumps(record, indent=2) + "\n")
-    if is_draft(record):
-        write_text(head / CARD, draft_card(head.name, record))
-        return
-    made, target = load_head(head, target), replace(target, name=head_info(head).target_name)  # not a folder's
-    write_text(head / CARD, model_card(_name(head, method_of(made), target), made, target, record))
+    write_record(head, head.name, {**read_record(head), "acceptance": [trial.as_dict() for trial in trials]})
 
 
 def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
@@ -167,14 +117,13 @@ def check_same_run(head: Path, config: RunConfig, fingerprint: str) -> None:
     fingerprint: of the target.
     """
     log = head.with_name("train")
-    asked = json.loads(json.dumps(_settings(config)))
     with understood(f"the record in {str(head)!r}", f"remove {str(head)!r}, and train again"):
         record, lines = read_record(head), read_begun(log)
         kept: Any = record["config"]
         trained_for = record["trained_for"]
         then, now = (
             {f"{part}.{key}": value for part in ("head", "train") for key, value in settings.get(part, {}).items()}
-            for settings in (kept, asked)
+            for settings in (kept, _settings(config))
         )
     then |= {"model": trained_for}
     now |= {"model": fingerprint}

@@ -27,7 +27,7 @@ Name = Annotated[Text, Field(min_length=1, pattern="^[^\\x00]*$")]
 """A name or a path."""
 Several = Annotated[tuple[_T, ...], Strict(False), BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v])]
 """Some values; a single one needs no brackets."""
-Size = Annotated[int, Field(ge=1, lt=2**31)]
+AtLeast1 = Annotated[int, Field(ge=1, lt=2**31)]
 Few = Annotated[int, Field(ge=1, le=256)]
 """A number of modules or of steps in depth."""
 Tokens = Annotated[int, Field(ge=1, le=2**20)]
@@ -77,9 +77,9 @@ class LoopConfig:
     clip: Above0 = 0.5
     weight_decay: AtLeast0 = 0.0
     seed: Seed = 0
-    evaluate_every: Size | None = None
+    evaluate_every: AtLeast1 | None = None
     checkpoint_seconds: AtLeast0 = 300.0
-    log_every: Size = 20
+    log_every: AtLeast1 = 20
     tensorboard: bool = False
 
 
@@ -93,7 +93,7 @@ class TrainConfig(LoopConfig):
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
     max_tokens: Annotated[int, Field(ge=8, lt=2**31)] = 2048
-    accumulate: Size = 1
+    accumulate: AtLeast1 = 1
     limit: Annotated[int, Field(ge=1)] | None = None
     held_out: Share = 0.03
     loss: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -111,7 +111,7 @@ class EvalSection:
     max_tokens: Tokens = 128
     temperatures: Temperatures = (0.0, 1.0)
     depth: Few | None = None
-    nodes: Size | None = None
+    nodes: AtLeast1 | None = None
     drafter: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def __post_init__(self) -> None:

@@ -8,10 +8,9 @@ answer across, and the smaller of two limits takes a part of the larger.
 """
 
 import hashlib
-import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -28,7 +27,7 @@ from ..schema import validate
 from ..system.files import read_json
 from .config import TrainConfig
 from .loop import Task
-from .prepare import ImageChat, read_answers
+from .prepare import Answer, read_answers
 from .recipe import Batch, Losses, Recipe
 from .run_folder import understood
 
@@ -37,35 +36,6 @@ StatesOf: TypeAlias = Callable[[Batch, Sequence[int]], Batch]
 DATA = "data.json"
 _SORTED = 256
 """Answers sorted by length together: the larger, the less padding, and the less mixed a batch is."""
-
-
-@dataclass(frozen=True)
-class StoredAnswer:
-    """One answer. file: where its states are, None without. index: its number there. chat: of a prompt with images."""
-
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-    source: str
-    temperature: float
-    index: int
-    file: Path | None
-    chat: ImageChat | None = None
-
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and answer."""
-        return len(self.prompt_ids) + len(self.answer_ids)
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        """A hash of each image of the prompt."""
-        return () if self.chat is None else self.chat.images
-
-    @cached_property
-    def place(self) -> int:
-        """A number from 0 to 2^64 - 1 that depends on the prompt and its images alone."""
-        text = ",".join([*map(str, self.prompt_ids), *self.images]).encode()
-        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
 def read_begun(folder: Path) -> dict[str, int] | None:
@@ -85,7 +55,7 @@ def read_begun(folder: Path) -> dict[str, int] | None:
 class Answers:
     """Some answers, in a fixed order."""
 
-    def __init__(self, answers: Iterable[StoredAnswer]):
+    def __init__(self, answers: Iterable[Answer]):
         self.all = sorted(answers, key=lambda one: (one.place, one.temperature, one.index))
 
     @classmethod
@@ -95,20 +65,15 @@ class Answers:
         lines: of each folder, how many lines to read at most, for a run that continues with the data it began with.
         Raises `ConfigError` for a folder without answers.
         """
-        found: list[StoredAnswer] = []
+        found = list[Answer]()
         for folder in map(Path, [folders] if isinstance(folders, Path | str) else folders):
-            rows: list[Any] = read_answers(folder)
-            if not rows:
+            answers = read_answers(folder)
+            if not answers:
                 raise ConfigError(
                     f"no answers in {str(folder)!r}", expected="a folder that `prepare` wrote",
                     fix="put it back, or name another out",
                 )  # fmt: skip
-            for row in rows[: (lines or {}).get(str(folder))]:
-                prompt_ids, answer_ids, shard = tuple(row["prompt_ids"]), tuple(row["answer_ids"]), row["states"]
-                chat = ImageChat(json.dumps(row["messages"]), tuple(row["images"])) if "images" in row else None
-                file = None if shard is None else folder / shard
-                source, temperature = str(row["source"]), float(row["temperature"])
-                found.append(StoredAnswer(prompt_ids, answer_ids, source, temperature, int(row["index"]), file, chat))
+            found += answers[: (lines or {}).get(str(folder))]
         return cls(found)
 
     def __len__(self) -> int:
@@ -127,12 +92,12 @@ class Answers:
     @cached_property
     def has_images(self) -> bool:
         """Whether some prompt has images."""
-        return any(one.chat is not None for one in self.all)
+        return any(one.messages is not None for one in self.all)
 
     @cached_property
     def has_states(self) -> bool:
         """Whether every answer has stored states."""
-        return all(one.file is not None for one in self.all)
+        return all(one.states is not None for one in self.all)
 
     def hash(self) -> str:
         """SHA-256 over every token."""
@@ -194,7 +159,7 @@ class Answers:
         return Batch(token_ids, states, is_answer, chats)
 
 
-def _side_by_side(answers: Sequence[StoredAnswer], layer: int, width: int) -> Tensor:
+def _side_by_side(answers: Sequence[Answer], layer: int, width: int) -> Tensor:
     """Stored states of one layer, zero where an answer has none. [B, T, E]."""
     rows = [_stored(one, layer)[:width] for one in answers]
     padded = rows[0].new_zeros(len(rows), width, rows[0].shape[-1])
@@ -203,15 +168,15 @@ def _side_by_side(answers: Sequence[StoredAnswer], layer: int, width: int) -> Te
     return padded
 
 
-def _stored(answer: StoredAnswer, layer: int) -> Tensor:
-    assert answer.file is not None
+def _stored(answer: Answer, layer: int) -> Tensor:
+    file = answer.folder / str(answer.states)
     try:
-        found: Tensor = _opened(answer.file).get_tensor(f"{answer.index}.{layer}")
+        found: Tensor = _opened(file).get_tensor(f"{answer.index}.{layer}")
         if len(found) != answer.length - 1:
             raise ValueError(f"{len(found)} states of {answer.length} tokens")
     except Exception as error:  # safetensors raises a kind of its own
         raise ConfigError(
-            f"the states of layer {layer} of an answer are not in {str(answer.file)!r}", got=str(error),
+            f"the states of layer {layer} of an answer are not in {str(file)!r}", got=str(error),
             fix="prepare them with this layer, or without states (prepare.states=online)",
         ) from error  # fmt: skip
     return found

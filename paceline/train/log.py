@@ -68,7 +68,7 @@ class Finished:
     tokens: int
 
 
-Event: TypeAlias = Started | Stepped | Evaluated | Saved | Finished
+TrainEvent: TypeAlias = Started | Stepped | Evaluated | Saved | Finished
 _LOGGED = {"step": Stepped, "evaluation": Evaluated, "finish": Finished}
 
 
@@ -122,7 +122,7 @@ def need_tensorboard() -> Any:
 
 @final
 class Log:
-    """`log.jsonl` of a run, and TensorBoard's files beside it where they are asked for."""
+    """`log.jsonl` of a run, and TensorBoard's files beside it if `train.tensorboard` is set."""
 
     def __init__(self, folder: Path, step: int, tensorboard: bool = False):
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ never stopped.
 """
 
 import math
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from ..errors import NumericsError
 from ..system.files import replacing
 from .config import LoopConfig
 from .estimate import accepted_length
-from .log import Evaluated, Event, Finished, Log, Saved, Started, Stepped, Window
+from .log import Evaluated, Finished, Log, Saved, Started, Stepped, TrainEvent, Window
 from .recipe import Losses
 from .run_folder import check_same, need, understood
 
@@ -81,7 +80,7 @@ class Task(ABC, Generic[_B]):
         return False
 
 
-def train(task: Task[Any], config: LoopConfig, folder: Path | str) -> Iterator[Event]:
+def train(task: Task[Any], config: LoopConfig, folder: Path | str) -> Iterator[TrainEvent]:
     """Train `task.module` in place, continuing from the last checkpoint in `folder` where there is one.
 
     Raises `ConfigError` where the folder holds another run's checkpoint, `NumericsError` when ten steps in a row have
@@ -106,7 +105,9 @@ class _Run:
         self.groups = task.groups()
         self.parameters = [parameter for group, _ in self.groups for parameter in group]
         self.device = self.parameters[0].device
-        self.accelerator = _accelerator(self.device)
+        halves = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        make = need("accelerate", "training").Accelerator
+        self.accelerator: Accelerator = make(cpu=self.device.type == "cpu", mixed_precision="bf16" if halves else "no")
         self.devices, self.rank = self.accelerator.num_processes, self.accelerator.process_index
         self.steps = task.num_steps(self.devices)
         self.optimizer = torch.optim.AdamW(
@@ -116,7 +117,7 @@ class _Run:
         self.step = self.tokens = self.skipped = self._skipped_in_a_row = 0
         self.window = Window()
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[TrainEvent]:
         """The whole run."""
         config, steps = self.config, self.steps
         self._broadcast_weights()
@@ -129,16 +130,19 @@ class _Run:
             rate = learning_rate(config, self.step, steps)
             self._descend(batches, rate)
             if self.step % config.log_every == 0 or self.step == steps:
-                seconds, window_at = time.monotonic() - window_at, time.monotonic()
-                yield from self._logged(log, self._close_window(rate, seconds))
+                pace = self.window.weight / max(time.monotonic() - window_at, 1e-9)
+                means, self.window, window_at = self.window.means(), Window(), time.monotonic()
+                stepped = Stepped(self.step, steps, self.tokens, *means, rate, pace, self.skipped)
+                yield from self._logged(log, stepped)
             if self._evaluates():
                 yield from self._logged(log, self._evaluate())
-            if self._main_says(time.monotonic() - saved_at >= config.checkpoint_seconds) or self.step == steps:
+            due = self.rank == 0 and time.monotonic() - saved_at >= config.checkpoint_seconds  # clocks differ
+            if self._sum(float(due)) or self.step == steps:
                 yield Saved(self.step, self._save())
                 saved_at = time.monotonic()
         yield from self._logged(log, Finished(self.step, self.tokens))
 
-    def _logged(self, log: Log | None, event: Stepped | Evaluated | Finished) -> Iterator[Event]:
+    def _logged(self, log: Log | None, event: Stepped | Evaluated | Finished) -> Iterator[TrainEvent]:
         if log is not None:
             log.write(event)
         yield event
@@ -160,7 +164,9 @@ class _Run:
             losses = self._loss(batch)
             (losses.total * (weight / total)).backward()
             self.window.add(losses, weight)
-        self._sum_gradients()
+        for parameter in self.parameters if self.devices > 1 else ():
+            held = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = self.accelerator.reduce(held, "sum")  # type: ignore[assignment]
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
         if bool(torch.isfinite(norm)):
             for group, (_, share) in zip(self.optimizer.param_groups, self.groups, strict=True):
@@ -174,23 +180,10 @@ class _Run:
                     "the gradients are not finite", got=f"{_MAX_SKIPPED} steps in a row",
                     fix="lower the learning rate; the folder's last checkpoint is from before or during that",
                 )  # fmt: skip
-        self._drop_gradients()
-        self.step += 1
-        self.tokens += round(total)
-
-    def _drop_gradients(self) -> None:
         self.task.module.zero_grad(set_to_none=True)
         self.optimizer.zero_grad(set_to_none=True)
-
-    def _sum_gradients(self) -> None:
-        if self.devices > 1:
-            for parameter in self.parameters:
-                held = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = self.accelerator.reduce(held, "sum")  # type: ignore[assignment]
-
-    def _close_window(self, rate: float, seconds: float) -> Stepped:
-        weight, means, self.window = self.window.weight, self.window.means(), Window()
-        return Stepped(self.step, self.steps, self.tokens, *means, rate, weight / max(seconds, 1e-9), self.skipped)
+        self.step += 1
+        self.tokens += round(total)
 
     def _evaluates(self) -> bool:
         """Whether the held-out data are due after this step."""
@@ -202,11 +195,11 @@ class _Run:
     def _evaluate(self) -> Evaluated:
         """Losses and agreement on the held-out items, without touching the run's random numbers."""
         self.task.module.eval()
-        window, before = Window(), random_state()
-        for item in self.task.held_out[self.rank :: self.devices]:
-            batch = self.task.load(item)
-            window.add(self._loss(batch), self.task.weight(batch))
-        set_random_state(before)
+        window = Window()
+        with torch.random.fork_rng():
+            for item in self.task.held_out[self.rank :: self.devices]:
+                batch = self.task.load(item)
+                window.add(self._loss(batch), self.task.weight(batch))
         if self.devices > 1:
             every, window = self._gather(window.sums()), Window()
             for sums in every:
@@ -225,15 +218,23 @@ class _Run:
         return settings | own | dict(self.task.identity)
 
     def _save(self) -> Path:
-        random_states = self._gather(random_state())
+        """Write the state of the run, then drop all but the last two checkpoints."""
+        path = self.folder / f"checkpoint-{self.step:08d}.pt"
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        random_states = self._gather({"torch": torch.get_rng_state(), "cuda": cuda})
         if not self.accelerator.is_main_process:
-            return checkpoint_path(self.folder, self.step)
+            return path
         state = {
             "identity": self._identity(), "trained": self.task.state(), "optimizer": self.optimizer.state_dict(),
             "random": random_states, "step": self.step, "tokens": self.tokens, "skipped": self.skipped,
             "window": self.window.sums(),
         }  # fmt: skip
-        return save_checkpoint(self.folder, self.step, state)
+        with replacing(path) as part:
+            torch.save(state, part)
+        killed = self.folder.glob(".checkpoint-*.part")  # half-written
+        for old in [*_all(self.folder)[:-KEPT], *killed]:
+            old.unlink()
+        return path
 
     def _resume(self) -> bool:
         state = newest_checkpoint(self.folder)
@@ -274,17 +275,6 @@ class _Run:
             return value
         return float(self.accelerator.reduce(torch.tensor(float(value), device=self.device), "sum"))  # type: ignore[arg-type]
 
-    def _main_says(self, due: bool) -> bool:
-        """What the first device says, since clocks differ."""
-        return bool(self._sum(float(due and self.rank == 0)))
-
-
-def _accelerator(device: torch.device) -> "Accelerator":
-    """Accelerate on this device; bfloat16 arithmetic where the device has it."""
-    Accelerator = need("accelerate", "training").Accelerator
-    halves = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if halves else "no")
-
 
 def _ahead(steps: Iterable[int], load: Callable[[int], list[Any]]) -> Iterator[list[Any]]:
     """The micro-batches of each step, those of the next one being loaded meanwhile."""
@@ -304,22 +294,6 @@ def _ahead(steps: Iterable[int], load: Callable[[int], list[Any]]) -> Iterator[l
 KEPT = 2
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """The file of a step's checkpoint."""
-    return folder / f"checkpoint-{step:08d}.pt"
-
-
-def save_checkpoint(folder: Path, step: int, state: Mapping[str, Any]) -> Path:
-    """Write the state of the run at `step`, then drop all but the last two."""
-    path = checkpoint_path(folder, step)
-    with replacing(path) as part:
-        torch.save(dict(state), part)
-    killed = folder.glob(".checkpoint-*.part")  # half-written
-    for old in [*_all(folder)[:-KEPT], *killed]:
-        old.unlink()
-    return path
-
-
 def newest_checkpoint(folder: Path) -> dict[str, Any] | None:
     """The last whole checkpoint; None where there is none. Raises `ConfigError` for one that cannot be read."""
     found = _all(folder)
@@ -336,17 +310,8 @@ def readable_checkpoint(folder: Path) -> AbstractContextManager[None]:
     )
 
 
-def random_state() -> dict[str, Any]:
-    """The state of this process's random generators."""
-    version, words, gauss = random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": (version, list(words), gauss), "torch": torch.get_rng_state(), "cuda": cuda}
-
-
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put the generators back."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+    """Put this process's random generators back."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -10,11 +10,11 @@ from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..eval.prompts import EXAMPLES, Prompt, read_prompts
 from ..eval.trials import Progress, Trial, run_trial
+from ..heads.folder import DRAFT_MODEL
 from ..llm import LLM
 from ..runner import LoadedModel
 from ..runner.adapters import share_copy
 from ..system.provenance import hash_prompts
-from .artefact import DRAFT_MODEL
 from .config import EvalSection
 
 

@@ -3,7 +3,7 @@
 A head learns to predict one model, so it learns from that model's own answers. The states of a token cost a pass of
 the target, and here they are computed anyway.
 
-    folder/prepare.json             what was asked of which model
+    folder/prepare.json             the settings, and the model
     folder/answers.jsonl            one answer a line: prompt_ids, answer_ids, temperature, seed; of a chat with images
                                     also its messages, with whole paths, and a hash of each image's pixels
     folder/states-000000.safetensors   "17.30": states 30 of answer 17, [its tokens - 1, E]
@@ -14,12 +14,14 @@ the answers in progress, and running again continues from there.
 Images are not copied: training opens them again, and refuses files that no longer have these hashes.
 """
 
+import hashlib
 import json
 import os
 import random
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, final
@@ -43,7 +45,7 @@ from ..hf.image_prompts import text_prompt
 from ..hf.prompts import Chat, read_prompt
 from ..policy import Fixed
 from ..runner import ModelRunner
-from ..schema import checked, validate
+from ..schema import Many, checked, validate
 from ..system.files import parse_json, read_bytes, read_json, replacing, write_text
 from ..verify import Coupled
 from .config import PrepareSection
@@ -186,21 +188,14 @@ class _Recorder(Drafter):
                 self.states[id(seq)] = {n: state.to("cpu", torch.bfloat16) for n, state in states.items()}
 
 
-@dataclass(frozen=True)
-class Written:
-    """After a round: the tokens it gave to answers in progress, and the number of answers on the disk."""
-
-    tokens: int
-    answers: int
-
-
-_TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+_TokenIds = Annotated[Many[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 @checked
-class _Line:
-    """A line of answers.jsonl."""
+class Answer:
+    """A line of answers.jsonl in a folder. states: the name of the file of its states; messages, images: see above."""
 
+    folder: Path
     index: Annotated[int, Field(ge=0)]
     source: str
     temperature: float
@@ -210,38 +205,53 @@ class _Line:
     finish_reason: str | None = None
     states: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None
     messages: list[object] | None = None
-    images: list[str] | None = None
+    images: Many[str] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt_ids) + len(self.answer_ids)
+
+    @property
+    def chat(self) -> ImageChat | None:
+        """The prompt, where it has images."""
+        return None if self.messages is None else ImageChat(json.dumps(self.messages), self.images)
+
+    @cached_property
+    def place(self) -> int:
+        """A number from 0 to 2^64 - 1 that depends on the prompt and its images alone."""
+        text = ",".join([*map(str, self.prompt_ids), *self.images]).encode()
+        return int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
 
 
-def read_answers(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a folder's answers, without a last one that a kill cut short. Raises `ConfigError`."""
+def read_answers(folder: Path) -> list[Answer]:
+    """A folder's answers, without a last line that a kill cut short. Raises `ConfigError`."""
     path = folder / "answers.jsonl"
     if not path.exists():
         return []
-    lines = list[dict[str, Any]]()
+    answers = list[Answer]()
     for number, text in enumerate(read_bytes(path, "the answers", _MAX_BYTES).split(b"\n")[:-1], start=1):
         where = f"line {number} of {str(path)!r}"
         with understood(where, "remove this line: `prepare` writes its answer again"):
-            lines.append(parse_json(text, where))
-            validate(_Line, lines[-1], where)
-    return lines
+            answers.append(validate(Answer, {**parse_json(text, where), "folder": str(folder)}, where))
+    return answers
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """What was asked of which model; None where there is no record. Raises `ConfigError` for a damaged one."""
+    """The settings and the model of a folder; None where there is no record. Raises `ConfigError` for a damaged one."""
     path = folder / _RECORD
     if not path.exists():
         return None
     what = f"the record {str(path)!r}"
-    with understood(what, "remove it where the answers beside it were asked for as now, else the whole folder"):
+    with understood(what, "remove it if the answers beside it were made with the same settings, else the whole folder"):
         return validate(dict[str, Any], read_json(path, "the record"), what)
 
 
 def prepare(
     runner: ModelRunner, prompts: Iterable[TrainPrompt], eos_ids: frozenset[int], config: PrepareSection, folder: Path,
     layers: tuple[int, ...] = (),
-) -> Iterator[Written]:  # fmt: skip
-    """Write the answers that are still missing, yielding after each round.
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """Write the answers that are still missing; after each round: the tokens it gave, and the answers on the disk.
 
     prompts: in the order of `ordered`. layers: the hidden states to keep. Raises `ConfigError` where the folder holds
     answers to other prompts, or was prepared in another way; only `limit` may change.
@@ -253,10 +263,10 @@ def prepare(
         whole = answers.read_bytes()
         with answers.open("r+b") as file:
             file.truncate(whole.rfind(b"\n") + 1)
-    known = {line["index"]: (line["prompt_ids"], line.get("images")) for line in done}
+    known = {one.index: (one.prompt_ids, one.images) for one in done}
     missing: list[tuple[int, TrainPrompt]] = []
     for index, one in enumerate(prompts):
-        now = one.token_ids, None if one.chat is None else list(one.chat.images)
+        now = tuple(one.token_ids), () if one.chat is None else one.chat.images
         if known.get(index, now) != now:
             got = f"another prompt {index}"
             raise ConfigError(f"{str(folder)!r} holds answers to other prompts", got=got, fix="name a new folder")
@@ -281,20 +291,20 @@ def prepare(
             if len(finished) >= _PER_FILE:
                 _write(folder, finished, waiting, recorder)
                 count, finished = count + len(finished), []
-            yield Written(len(active), count)
+            yield len(active), count
     _write(folder, finished, waiting, recorder)
-    yield Written(0, count + len(finished))
+    yield 0, count + len(finished)
 
 
 def _check_record(folder: Path, runner: ModelRunner, config: PrepareSection, layers: tuple[int, ...]) -> None:
-    """Write what is asked of which model to prepare.json, or compare it with what is there."""
-    asked = {key: getattr(config, key) for key in ("max_tokens", "temperatures", "mix", "seed", "part")}
-    asked |= {"layers": layers, "target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}
+    """Write the settings and the model to prepare.json, or compare them with what is there."""
+    now = {key: getattr(config, key) for key in ("max_tokens", "temperatures", "mix", "seed", "part")}
+    now |= {"layers": layers, "target": runner.loaded.name, "fingerprint": runner.loaded.fingerprint}
     then = read_record(folder)
     if then is None:
-        write_text(folder / _RECORD, json.dumps(asked, indent=2) + "\n")
+        write_text(folder / _RECORD, json.dumps(now, indent=2) + "\n")
     else:
-        check_same(str(folder), {key: then.get(key) for key in asked}, asked, "name a new folder")
+        check_same(str(folder), {key: then.get(key) for key in now}, now, "name a new folder")
 
 
 def _write(

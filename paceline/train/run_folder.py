@@ -1,5 +1,6 @@
 """The folder of a run: one process at a time writes it, a run with other settings is refused, damage is reported."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors.torch import save
+from torch import Tensor
 
 from ..errors import ConfigError, PacelineError
+from ..schema import brief
 from ..system.files import claimed
 
 
@@ -70,14 +74,13 @@ def check_same(what: str, then: Mapping[str, Any], now: Mapping[str, Any], fix: 
     asked = json.loads(json.dumps(now))
     changed = [key for key in {**then, **asked} if then.get(key) != asked.get(key)]
     if changed:
-        was, wanted = (", ".join(f"{key}: {_brief(values.get(key))}" for key in changed) for values in (then, asked))
+        was, wanted = (", ".join(f"{key}: {brief(values.get(key))}" for key in changed) for values in (then, asked))
         raise ConfigError(f"{what} was made with other settings", got=wanted, expected=was, fix=fix)
 
 
-def _brief(value: object) -> str:
-    """A setting in a few characters; of a hash the beginning."""
-    text = json.dumps(value)
-    return text if len(text) <= 24 else text[:13] + "..."
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors and their names."""
+    return hashlib.sha256(save({name: one.detach().cpu().contiguous() for name, one in tensors.items()})).hexdigest()
 
 
 @contextmanager

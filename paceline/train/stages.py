@@ -13,7 +13,7 @@ Stages yield events; the command line draws them.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,16 +21,16 @@ from typing import Any, TypeAlias, final
 
 from ..errors import ConfigError, IncompatibleModels
 from ..eval.trials import Progress, Trial, trials_of
-from ..heads import head_info, read_record
+from ..heads import read_record, trained_info
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..runner import LoadedModel, load_model
 from ..system.files import write_text
 from ..zoo import resolve
-from .artefact import check_same_run, is_draft, model_beside, record_acceptance, save_trained
+from .artefact import check_same_run, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
 from .data import DATA, Answers, AnswerTask, OnlineStates, read_begun
-from .log import Event, draw, need_tensorboard
+from .log import TrainEvent, draw, need_tensorboard
 from .loop import train
 from .measure import check_eval, evaluate
 from .prepare import chat_of, encode_line, ordered, prepare, read_answers, read_files
@@ -61,7 +61,7 @@ class Done:
     was_there: bool = False
 
 
-StageEvent: TypeAlias = Preparing | Event | Done
+StageEvent: TypeAlias = Preparing | TrainEvent | Done
 
 
 @final
@@ -88,10 +88,7 @@ class Stages:
 
     def run(self, stage: str, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:
         """One stage to its end. report: the progress of `eval`."""
-        stages: dict[str, Callable[[], Iterator[StageEvent]]] = {
-            "prepare": self.prepare, "train": self.train, "eval": lambda: self.eval(report),
-        }  # fmt: skip
-        yield from stages[stage]()
+        yield from self.eval(report) if stage == "eval" else getattr(self, stage)()
 
     def check(self) -> None:
         """Load the target and hold the whole configuration against it, once. Nothing is written.
@@ -139,9 +136,9 @@ class Stages:
             raise ConfigError("there is no prompt to answer", got=f"{skipped} too long", fix=fix)
         folder = self.out / f"answers-{index}"
         with only_run(self.out, folder.name):  # other parts are written by other processes
-            for written in prepare(self.llm.runner, kept, self.target.eos_ids, c, folder, layers):
-                tokens += written.tokens
-                yield Preparing(written.answers, total, tokens, skipped)
+            for new_tokens, done in prepare(self.llm.runner, kept, self.target.eos_ids, c, folder, layers):
+                tokens += new_tokens
+                yield Preparing(done, total, tokens, skipped)
         yield Done("prepare", folder, {"answers": total, "skipped": skipped})
 
     def train(self) -> Iterator[StageEvent]:
@@ -211,7 +208,7 @@ class Stages:
         for trial in evaluate(head, self.method, target, self._evaluation, done, report):
             trials.append(trial)
             if trial not in done:
-                record_acceptance(head, target, [*trials, *(t for t in done if t not in trials)])
+                record_acceptance(head, [*trials, *(t for t in done if t not in trials)])
         path = self.out / "eval.json"
         rows = [trial.as_dict() for trial in trials]
         write_text(path, json.dumps(rows, indent=1) + "\n")
@@ -226,11 +223,9 @@ class Stages:
 
     def _target_of(self, head: Path) -> LoadedModel:
         """The model that a head drafts for: the run's target, or the fine-tuned one beside the head."""
-        if is_draft(read_record(head)):
-            return self.target
-        info, folder = head_info(head), model_beside(head)
-        if info.fingerprint != self.target.fingerprint and (folder / "config.json").exists():
+        info, folder = trained_info(head), model_beside(head)
+        if info.target.fingerprint != self.target.fingerprint and (folder / "config.json").exists():
             made = load_model(str(folder), self.config.dtype, self.config.device)
-            if made.fingerprint == info.fingerprint:
+            if made.fingerprint == info.target.fingerprint:
                 return made
         return self.target

@@ -34,21 +34,20 @@ def random_weights(head: nn.Module, std: float = 0.3, seed: int = 0) -> nn.Modul
 
 def medusa(target: LoadedModel, heads: int = 3, ids: Tensor | None = None, **options: object) -> MedusaHead:
     ids = torch.arange(target.vocab_size) if ids is None else ids
-    config = MedusaConfig(target.hidden_size, heads, (target.num_layers,), len(ids), target.vocab_size, **options)
+    config = MedusaConfig(target.hidden_size, (target.num_layers,), len(ids), target.vocab_size, heads, **options)
     return random_weights(MedusaHead(config, ids)).to(target.dtype)
 
 
 def blockwise(target: LoadedModel, heads: int = 3, ids: Tensor | None = None) -> BlockwiseHead:
     ids = torch.arange(target.vocab_size) if ids is None else ids
-    config = BlockwiseConfig(target.hidden_size, heads, 40, (target.num_layers,), len(ids), target.vocab_size)
+    config = BlockwiseConfig(target.hidden_size, (target.num_layers,), len(ids), target.vocab_size, heads, 40)
     return random_weights(BlockwiseHead(config, ids)).to(target.dtype)
 
 
 def mtp(target: LoadedModel, modules: int = 1, ids: Tensor | None = None, intermediate_size: int = 40) -> MtpHead:
     ids = torch.arange(target.vocab_size) if ids is None else ids
-    config = MtpConfig(
-        target.hidden_size, intermediate_size, 4, 2, 8, (target.num_layers,), len(ids), target.vocab_size, modules
-    )
+    states = (target.num_layers,)
+    config = MtpConfig(target.hidden_size, states, len(ids), target.vocab_size, intermediate_size, 4, 2, 8, modules)
     return random_weights(MtpHead(config, ids)).to(target.dtype)
 
 

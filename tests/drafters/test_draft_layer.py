@@ -33,7 +33,7 @@ def isa(request):
 def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, NativeLayer, Tensor]:
     """A head with random weights, its layer for the kernels, and embeddings."""
     torch.manual_seed(version)
-    config = EagleConfig(version, E, E, 80, 2 * H, H, D, (0,), V, V, own_lm_head=True, **options)
+    config = EagleConfig(E, (0,), V, V, 80, 2 * H, H, D, version, E, own_lm_head=True, **options)
     head = EagleHead(config).to(dtype).eval().requires_grad_(False)
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)

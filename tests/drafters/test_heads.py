@@ -78,7 +78,7 @@ def test_packed_heads_say_what_they_said(own):
 def test_fresh_heads_say_what_the_target_says():
     """Of the token after t, not of the one after that: W starts at zero."""
     target = loaded("llama", DOUBLE)
-    fresh = MedusaHead(MedusaConfig(32, 2, (2,), 97, 97, bias=True)).double()
+    fresh = MedusaHead(MedusaConfig(32, (2,), 97, 97, 2, bias=True)).double()
     states = last_states(target, prompt(6))
     expected = states @ target.model.get_output_embeddings().weight.detach().T
     assert torch.allclose(attached(fresh, target)(states), expected.unsqueeze(1).expand(-1, 2, -1))
@@ -229,10 +229,10 @@ def test_medusa_with_typical_acceptance():
 
 def test_what_does_not_fit_is_refused():
     target = loaded()
-    other = MedusaHead(MedusaConfig(16, 2, (2,), 97, 97))
+    other = MedusaHead(MedusaConfig(16, (2,), 97, 97, 2))
     with pytest.raises(IncompatibleModels, match="hidden size 16"):
         run(runner(target), Medusa(other), [])
-    early = MedusaHead(MedusaConfig(32, 2, (1,), 97, 97))
+    early = MedusaHead(MedusaConfig(32, (1,), 97, 97, 2))
     with pytest.raises(IncompatibleModels, match="states"):
         run(runner(target), Medusa(early), [])
     with pytest.raises(ConfigError, match=r"wrong value.*MedusaHead"):

@@ -33,9 +33,7 @@ def original(target, tmp_path_factory):
     params = SamplingParams(max_tokens=16, seed=0, ignore_eos=True)
     trial = run_trial(llm, params, BUDGET, {"top_k": 10}, name="three", source="texts", texts=TEXTS)
     record = {"acceptance": [trial.as_dict()], "default": True, "demo": "lookup+head:tiny-medusa", "licence": "MIT"}
-    return save_head(
-        tmp_path_factory.mktemp("artefacts") / "tiny-medusa", fresh_medusa(), llm.loaded, record, "# card\n"
-    )
+    return save_head(tmp_path_factory.mktemp("artefacts") / "tiny-medusa", fresh_medusa(), llm.loaded, record)
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def test_worse_weights_fail(head, target, tmp_path):
     for parameter in worse.blocks.parameters():
         torch.nn.init.normal_(parameter, std=2.0)
     record = json.loads((head / "training.json").read_text())
-    other = save_head(tmp_path / "worse", worse, LLM(target).loaded, record, "")
+    other = save_head(tmp_path / "worse", worse, LLM(target).loaded, record)
     told = answer("check-draft", str(other), "--model", target, code=1)
     assert not told["passed"]
     assert "does not draft as recorded" in paceline("check-draft", str(other), "--model", target).stdout

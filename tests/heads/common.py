@@ -52,7 +52,7 @@ def new_head(method: str, seed: int = 0) -> Head:
 
 def saved(folder: Path, method: str = "eagle3", target: LoadedModel | None = None, **record: object) -> Path:
     """A random head, written for the target."""
-    return save_head(folder, new_head(method), target or loaded(), record, "# card\n")
+    return save_head(folder, new_head(method), target or loaded(), record)
 
 
 def edit(path: Path, change) -> None:
@@ -74,4 +74,4 @@ def even_tempered_target(seed: int = 0) -> PreTrainedModel:
 
 def fresh_medusa() -> MedusaHead:
     """Says for every position what the target says for the next: right wherever the target repeats itself."""
-    return MedusaHead(MedusaConfig(32, 3, (2,), VOCAB, VOCAB))
+    return MedusaHead(MedusaConfig(32, (2,), VOCAB, VOCAB, 3))

@@ -37,16 +37,16 @@ def randomised(module: nn.Module) -> nn.Module:
 
 def eagle(version: int = 3, size: int = DRAFT, **options) -> EagleHead:
     states = options.pop("states", (LAYERS,) if version == 1 else STATES)
-    config = EagleConfig(version, WIDTH, WIDTH, 48, 4, 2, 8, states, size, VOCAB, **options)
+    config = EagleConfig(WIDTH, states, size, VOCAB, 48, 4, 2, 8, version, WIDTH, **options)
     return randomised(EagleHead(config, draft_ids(size)))
 
 
 def medusa(size: int = DRAFT, **options) -> MedusaHead:
-    return randomised(MedusaHead(MedusaConfig(WIDTH, 3, (LAYERS,), size, VOCAB, **options), draft_ids(size)))
+    return randomised(MedusaHead(MedusaConfig(WIDTH, (LAYERS,), size, VOCAB, 3, **options), draft_ids(size)))
 
 
 def saved(folder: Path, head: nn.Module) -> Path:
-    return save_head(folder, head, target(), {}, "card")
+    return save_head(folder, head, target(), {})
 
 
 def plain_config(**changes) -> dict:

@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import METHODS, folder, head_info, load_head, method_of, model_card, read_record, save_head
+from paceline.heads import METHODS, folder, head_info, load_head, method_of, read_record, save_head
 from paceline.runner import wrap_model
 from paceline.system.provenance import sha256_of
 from tests.heads.common import IDS, new_head, saved
@@ -18,7 +19,7 @@ from tests.tiny import tiny_model
 @pytest.mark.parametrize("method", METHODS)
 def test_round_trip(tmp_path, method):
     head = new_head(method)
-    place = save_head(tmp_path / "head", head, loaded(), {"steps": 3}, "# card\n")
+    place = save_head(tmp_path / "head", head, loaded(), {"steps": 3})
     assert sorted(path.name for path in place.iterdir()) == [
         "README.md",
         "config.json",
@@ -38,7 +39,7 @@ def test_round_trip(tmp_path, method):
 
 def test_weights_are_bfloat16_and_rows_of_the_target_are_an_index(tmp_path):
     head = new_head("eagle").attach(torch.randn(97, 32), torch.randn(97, 32))
-    tensors = load_file(save_head(tmp_path / "head", head, loaded(), {}, "") / "model.safetensors")
+    tensors = load_file(save_head(tmp_path / "head", head, loaded(), {}) / "model.safetensors")
     assert {tensor.dtype for name, tensor in tensors.items() if name != "draft_ids"} == {torch.bfloat16}
     assert torch.equal(tensors["draft_ids"], IDS)
     assert not any(
@@ -86,13 +87,13 @@ def test_weights_that_are_not_finite_are_refused(tmp_path):
     head = new_head("eagle3")
     head.fc.weight.data[0, 0] = float("nan")
     with pytest.raises(ConfigError, match=r"'fc\.weight' of this head is not finite"):
-        save_head(tmp_path / "head", head, loaded(), {}, "")
+        save_head(tmp_path / "head", head, loaded(), {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_modules_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no head that can be saved"):
-        save_head(tmp_path / "head", torch.nn.Linear(2, 2), loaded(), {}, "")
+        save_head(tmp_path / "head", torch.nn.Linear(2, 2), loaded(), {})
 
 
 def test_another_target_is_refused(tmp_path):
@@ -115,7 +116,7 @@ def test_another_size_is_refused_even_so(tmp_path, size):
         load_head(place, other, allow_other_target=True)
 
 
-def test_the_card_says_what_one_must_know():
+def test_the_card_says_what_one_must_know(tmp_path):
     provenance = {"paceline": "0.1.0", "command": ["paceline", "train", "eagle3"], "git_commit": None}
     result = {"mean_acceptance_length": 2.5, "per_position": [0.8, 0.5], "answers": [1, 2]}
     row = {"name": "built-in prompts", "params": {"temperature": 0.0}, "budget": {"depth": 5, "nodes": 24}}
@@ -127,14 +128,14 @@ def test_the_card_says_what_one_must_know():
         "acceptance": [{**row, "result": result}],
         "limits": ["English only."],
     }
-    card = model_card("tiny-eagle3", new_head("eagle3"), loaded(), json.loads(json.dumps(record)))
-    header = card.split("---\n")[1]
-    assert header.startswith("library_name: paceline\n")
-    assert 'base_model: "some/model"' in header
-    assert 'license: "apache-2.0"' in header
-    assert "- eagle3" in header
+    place = save_head(tmp_path / "tiny-eagle3", new_head("eagle3"), loaded(), json.loads(json.dumps(record)))
+    card = (place / "README.md").read_text()
+    header = yaml.safe_load(card.split("---\n")[1])
+    assert header["library_name"] == "paceline"
+    assert (header["base_model"], header["license"]) == ("some/model", "apache-2.0")
+    assert "eagle3" in header["tags"]
     for words in (loaded().fingerprint, "answers: 100", "paceline train eagle3", "English only.", "head:tiny-eagle3"):
         assert words in card
     assert "| built-in prompts (2 prompts) | 0 | 24 nodes, depth 5 | 2.50 | 0.80, 0.50 |" in card
     assert "None" not in card
-    assert "## Acceptance" not in model_card("x", new_head("medusa"), loaded(), {})
+    assert "## Acceptance" not in (saved(tmp_path / "x", "medusa") / "README.md").read_text()

@@ -74,7 +74,7 @@ def test_a_config_that_is_no_object(tmp_path, text):
 def test_weights_that_are_no_floats(tmp_path, dtype):
     tensors = published(eagle(own_lm_head=True))
     tensors["norm.weight"] = tensors["norm.weight"].to(dtype)
-    refused(eagle_folder(tmp_path / "head", tensors), "norm.weight holds")
+    refused(eagle_folder(tmp_path / "head", tensors), "norm.weight in")
 
 
 @pytest.mark.parametrize("name", ["blocks.999999999.layers.0.weight", "blocks.0.layers.999999999.weight"])

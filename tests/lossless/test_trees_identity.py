@@ -147,7 +147,7 @@ def test_other_architectures(name):
 
 def knowing_head(target: LoadedModel) -> EagleHead:
     """Of [embedding; state] fc keeps the embedding, the layer adds nothing."""
-    config = EagleConfig(1, 32, 32, 48, 4, 2, 8, (2,), target.vocab_size, target.vocab_size)
+    config = EagleConfig(32, (2,), target.vocab_size, target.vocab_size, 48, 4, 2, 8, 1, 32)
     head = EagleHead(config).double()
     with torch.no_grad():
         for parameter in head.parameters():

@@ -27,7 +27,7 @@ SQUARE = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
 OTHERS = {
     "eagle": (lambda: Eagle(new_head("eagle")), {}),
     "eagle3": (lambda: Eagle(new_head("eagle3")), {}),
-    "medusa": (lambda: Medusa(MedusaHead(MedusaConfig(32, 2, (2,), VOCAB, VOCAB))), {}),
+    "medusa": (lambda: Medusa(MedusaHead(MedusaConfig(32, (2,), VOCAB, VOCAB, 2))), {}),
     "self_int4": (lambda: SelfQuantized(lm_head="shared"), SQUARE),
 }
 
@@ -102,7 +102,7 @@ def test_states_of_a_mask_are_noticed():
     ("second", "error"),
     [
         (lambda: Space(adapter(seed=2)), ConfigError),
-        (lambda: Medusa(MedusaHead(MedusaConfig(16, 2, (2,), VOCAB, VOCAB))), IncompatibleModels),
+        (lambda: Medusa(MedusaHead(MedusaConfig(16, (2,), VOCAB, VOCAB, 2))), IncompatibleModels),
     ],
 )
 @pytest.mark.parametrize("attached", [False, True])

@@ -92,7 +92,7 @@ def test_refusals():
     on = ModelRunner(loaded(), 1)
     with pytest.raises(ConfigError, match=r"Space\.top_k"):
         Space(adapter(), top_k=0)
-    medusa = MedusaHead(MedusaConfig(32, 2, (2,), V, V))
+    medusa = MedusaHead(MedusaConfig(32, (2,), V, V, 2))
     with pytest.raises(ConfigError, match=r"Space\.adapter.*MedusaHead"):
         Space(medusa).bind(on, Coupled())
     with pytest.raises(ConfigError, match=r"Medusa\.head.*SpaceAdapter"):
@@ -115,7 +115,7 @@ def test_one_adapter_serves_many_drafters(tmp_path):
         one.bind(on, Coupled())
     with pytest.raises(ConfigError, match="another SPACE adapter"):
         Space(adapter(seed=5)).bind(on, Coupled())
-    folder = save_head(tmp_path / "a", given, loaded(), {}, "")
+    folder = save_head(tmp_path / "a", given, loaded(), {})
     read = ModelRunner(loaded(), 1)
     for _ in range(2):
         Space(folder).bind(read, Coupled())

@@ -24,7 +24,7 @@ PROMPT, LENGTH = 2, 6
 def head_of(version: int) -> EagleHead:
     torch.manual_seed(version)
     states = (LAST,) if version == 1 else (1, 2, 3)
-    config = EagleConfig(version, E, E, 16, 4, 2, 4, states, VD, V)
+    config = EagleConfig(E, states, VD, V, 16, 4, 2, 4, version, E)
     module = EagleHead(config, torch.arange(VD)).double()
     rows = torch.randn(V, E, dtype=torch.float64)
     return module.attach(torch.randn(V, E, dtype=torch.float64), rows)

@@ -70,14 +70,14 @@ def made(base, tmp_path_factory, request):
 def test_answers_are_those_about_the_picture(base, made):
     _, out, run, _ = made
     lines = read_answers(out / "answers-0")
-    pictured = [line for line in lines if "images" in line]
+    pictured = [line for line in lines if line.images]
     assert (len(lines), len(pictured)) == (8, 6)
     params = SamplingParams(max_tokens=5)
     for line in pictured:
-        assert line["messages"][0]["content"][0]["image"].startswith(str(base / "data" / "images"))
-        assert run.llm.generate(line["messages"], params)[0].token_ids == line["answer_ids"]
-    assert len({tuple(line["prompt_ids"]) for line in pictured}) == 1, "the words are the same"
-    assert len({tuple(line["answer_ids"]) for line in pictured}) > 1, "the answers are not"
+        assert line.messages[0]["content"][0]["image"].startswith(str(base / "data" / "images"))
+        assert tuple(run.llm.generate(line.messages, params)[0].token_ids) == line.answer_ids
+    assert len({line.prompt_ids for line in pictured}) == 1, "the words are the same"
+    assert len({line.answer_ids for line in pictured}) > 1, "the answers are not"
     assert len({one.place for one in Answers.read(out / "answers-0").all}) == 8, "images are held out one by one"
 
 
@@ -103,7 +103,7 @@ def test_the_draft_is_written_and_used(base, made):
         assert load_model(str(out / "draft")).vision is not None
         assert "image-text-to-text" in (out / "draft" / "README.md").read_text()
     llm = LLM(str(base / "model"), dtype="float32", drafter=drafter)
-    chat = read_answers(out / "answers-0")[-1]["messages"]
+    chat = read_answers(out / "answers-0")[-1].messages
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     drafted, plain = llm.generate(chat, params)[0], llm.plain().generate(chat, params)[0]
     assert drafted.token_ids == plain.token_ids
@@ -117,7 +117,7 @@ def test_a_text_draft_learns_to_draft_for_a_target_that_sees(base, made, tmp_pat
     assert [event.path.name for event in run.train() if isinstance(event, Done)] == ["draft"]
     assert load_model(str(tmp_path / "draft")).vision is None
     llm = LLM(str(base / "model"), dtype="float32", drafter=DraftModel(str(tmp_path / "draft"), vision="none"))
-    assert llm.generate(read_answers(out / "answers-0")[-1]["messages"], SamplingParams(max_tokens=4))[0].token_ids
+    assert llm.generate(read_answers(out / "answers-0")[-1].messages, SamplingParams(max_tokens=4))[0].token_ids
 
 
 def test_states_are_those_of_a_target_that_looked(base, made):

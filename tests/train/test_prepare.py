@@ -1,6 +1,7 @@
 """Answers on disk: the target's own, whole or absent, and the same ones however often the writing was cut short."""
 
-import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.train.toy import write_answers
 
 
 def lines(folder):
-    return sorted(json.dumps({**line, "states": None}) for line in read_answers(folder))
+    return sorted((replace(a, folder=Path(), states=None) for a in read_answers(folder)), key=lambda a: a.index)
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +24,11 @@ def whole(tmp_path_factory):
 
 
 def test_answers_are_the_targets(whole):
-    for line in map(json.loads, whole[::7]):
-        params = SamplingParams(temperature=line["temperature"], max_tokens=12)
-        assert line["answer_ids"] == oracle(loaded(), line["prompt_ids"], params, line["seed"]).output_ids
-        assert line["prompt_ids"] == prompt(3 + 5 * line["index"] % 17, seed=100 + line["index"])
-    assert {json.loads(line)["temperature"] for line in whole} == {0.0, 1.0}
+    for one in whole[::7]:
+        params = SamplingParams(temperature=one.temperature, max_tokens=12)
+        assert list(one.answer_ids) == oracle(loaded(), list(one.prompt_ids), params, one.seed).output_ids
+        assert list(one.prompt_ids) == prompt(3 + 5 * one.index % 17, seed=100 + one.index)
+    assert {one.temperature for one in whole} == {0.0, 1.0}
 
 
 def test_cut_short_and_run_again(whole, tmp_path):
@@ -43,17 +44,17 @@ def test_cut_short_and_run_again(whole, tmp_path):
 def test_parts_make_the_whole(whole, tmp_path):
     for index in range(2):
         write_answers(tmp_path / str(index), count=40, part=(index, 2))
-    both = [json.loads(line)["prompt_ids"] for index in range(2) for line in lines(tmp_path / str(index))]
-    assert sorted(both) == sorted(json.loads(line)["prompt_ids"] for line in whole)
+    both = [one.prompt_ids for index in range(2) for one in lines(tmp_path / str(index))]
+    assert sorted(both) == sorted(one.prompt_ids for one in whole)
 
 
 def test_progress(tmp_path):
     config = PrepareSection(limit=3, max_tokens=4)
     prompts = [TrainPrompt("", prompt(4, seed=i)) for i in range(3)]
     steps = list(prepare(runner(loaded()), prompts, NO_EOS, config, tmp_path))
-    assert sum(step.tokens for step in steps) == 12
-    assert steps[-1].answers == 3
-    assert [s.answers for s in prepare(runner(loaded()), prompts, NO_EOS, config, tmp_path)] == [3]
+    assert sum(tokens for tokens, _ in steps) == 12
+    assert steps[-1][1] == 3
+    assert [count for _, count in prepare(runner(loaded()), prompts, NO_EOS, config, tmp_path)] == [3]
 
 
 def test_other_prompts_or_another_way_are_refused(tmp_path):

@@ -97,7 +97,7 @@ for _ in train(AnswerTask(Toy(), Answers.read(Path(sys.argv[1])), CONFIG), CONFI
 
 
 def test_killed_process(answers, straight, tmp_path):
-    data = answers.all[0].file.parent
+    data = answers.all[0].folder
     done = subprocess.run([sys.executable, "-c", _KILLED, str(data), str(tmp_path)], cwd=Path(__file__).parents[2],
                           env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}, check=False)  # fmt: skip
     assert done.returncode == -signal.SIGKILL

@@ -69,7 +69,7 @@ def test_a_full_run_is_measured_against_the_model_it_made(base, full):
     (measured,) = made("eval", of=run)
     assert measured.result["trials"][0]["result"]["mean_acceptance_length"] >= 1
     info = head_info(out / "head")
-    assert info.fingerprint == load_model(str(out / "model"), "float32").fingerprint != run.target.fingerprint
+    assert info.target.fingerprint == load_model(str(out / "model"), "float32").fingerprint != run.target.fingerprint
     for text in (card, (out / "head" / "README.md").read_text()):
         assert "# tiny-tuned-space\n" in text
         assert "paceline generate model --chat 'Hello.' --drafter head:head\n" in text

@@ -1,15 +1,5 @@
 """One recipe for each method: a file with the module's shape, the settings of its loss, and the recipe itself.
 
-method       trains          recipe
-eagle        EagleHead v1    eagle.EagleRecipe
-eagle3       EagleHead v3    eagle.EagleRecipe
-medusa       MedusaHead      parallel.ParallelRecipe
-blockwise    BlockwiseHead   parallel.ParallelRecipe
-mtp          MtpHead         mtp.MtpRecipe
-space        SpaceAdapter    space.SpaceRecipe
-qat          Int4Draft       qat.QatRecipe
-distill      a causal LM     distill.DistillRecipe
-
 A new method is one more file with a subclass of `Recipe`, and one more line in `RECIPES`.
 """
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ...heads import load_head, method_of
-from ...heads.parts import draft_index, frequent_ids
+from ...heads.parts import attend_causally, draft_index, frequent_ids
 from ...runner import LoadedModel
 from ...schema import validate
 from ..config import RunConfig
@@ -70,7 +70,7 @@ class Labels:
         return self._loss(self._teacher[shifted(self._row, ahead - 1)[columns]], logits)
 
     def agreement(self, logits: Tensor, columns: Tensor, ahead: int) -> Tensor:
-        """Share of answer tokens whose likeliest draft is right; tokens outside the draft vocabulary are misses.
+        """Share of answer tokens whose most probable draft is right; tokens outside the draft vocabulary are misses.
 
         NaN where the answers are too short to have such a label.
         """
@@ -95,7 +95,7 @@ class Unrolled:
         self._keys.append(key)
         self._values.append(value)
         if len(self._keys) == 1:
-            return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            return attend_causally(query, key, value)
         groups = query.shape[1] // key.shape[1]
         keys, values = ([x.repeat_interleave(groups, 1) for x in held] for held in (self._keys, self._values))
         scale = query.shape[-1] ** -0.5
@@ -117,19 +117,29 @@ def started(method: str, name: str, kind: type[_T], target: LoadedModel) -> _T:
     return cast("Any", head).float().to(target.device).requires_grad_(True)
 
 
-class LayerShape:
-    """What of a target's configuration shapes a draft layer like its own."""
+def head_sizes(target: LoadedModel, draft_vocab_size: int) -> dict[str, Any]:
+    """Fields of a `HeadConfig` that reads the target's last state."""
+    return {
+        "hidden_size": target.hidden_size, "states": (target.num_layers,), "vocab_size": target.vocab_size,
+        "draft_vocab_size": min(draft_vocab_size, target.vocab_size),
+    }  # fmt: skip
 
-    def __init__(self, target: LoadedModel):
-        config: Any = target.model.config.get_text_config()
-        self.heads = int(getattr(config, "num_attention_heads", 8))
-        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)
-        self.head_dim = int(getattr(config, "head_dim", None) or target.hidden_size // self.heads)
-        self.intermediate_size = int(getattr(config, "intermediate_size", None) or 4 * target.hidden_size)
-        self.rms_norm_eps = float(getattr(config, "rms_norm_eps", None) or 1e-5)
-        rope = getattr(config, "rope_parameters", None) or {}
-        theta = rope.get("rope_theta") if isinstance(rope, dict) else None
-        self.rope_theta = float(theta or getattr(config, "rope_theta", None) or 10000.0)
+
+def layer_sizes(target: LoadedModel, shape: object) -> dict[str, Any]:
+    """Fields of a `LayerConfig`, norm and rotary positions: those of `shape`, and where it has None, the target's."""
+    config: Any = target.model.config.get_text_config()
+    heads = int(getattr(config, "num_attention_heads", 8))
+    rope = getattr(config, "rope_parameters", None) or {}
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    like = {
+        "intermediate_size": int(getattr(config, "intermediate_size", None) or 4 * target.hidden_size),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(config, "head_dim", None) or target.hidden_size // heads),
+        "rms_norm_eps": float(getattr(config, "rms_norm_eps", None) or 1e-5),
+        "rope_theta": float(theta or getattr(config, "rope_theta", None) or 10000.0),
+    }
+    return {name: getattr(shape, name, None) or value for name, value in like.items()}
 
 
 class HeadRecipe(Recipe):

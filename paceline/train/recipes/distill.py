@@ -33,7 +33,7 @@ from ...hf.vision import text_half
 from ...runner import LoadedModel, wrap_model
 from ...schema import checked, validate
 from ...zoo import resolve
-from ..config import AtLeast0, Few, Name, RunConfig, Size
+from ..config import AtLeast0, AtLeast1, Few, Name, RunConfig
 from ..data import Answers
 from ..losses import LOSSES
 from ..recipe import Batch, Losses, Recipe
@@ -53,7 +53,7 @@ class DistillShape:
     """
 
     model: Name | None = None
-    num_layers: Size | None = None
+    num_layers: AtLeast1 | None = None
     layers: Literal["spaced", "first"] = "spaced"
     embeddings: bool = False
     vision: Literal["auto", "own", "shared", "none"] = "auto"
@@ -76,7 +76,7 @@ class DistillLoss:
     label_weight: AtLeast0 = 0.0
     on_policy: Annotated[float, Field(ge=0, le=1)] = 0.0
     window: Few = 4
-    rounds: Size = 8
+    rounds: AtLeast1 = 8
 
     def __post_init__(self) -> None:
         if self.on_policy and self.name == "token":

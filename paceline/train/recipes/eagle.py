@@ -23,20 +23,20 @@ from ...errors import ConfigError
 from ...heads.eagle import EagleConfig, EagleHead
 from ...runner import LoadedModel
 from ...schema import checked
-from ..config import AtLeast0, Few, Seed, Several, Size
+from ..config import AtLeast0, AtLeast1, Few, Seed, Several
 from ..data import Answers
 from ..losses import LossName
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, LayerShape, Unrolled, shifted
+from .common import Decay, HeadRecipe, Unrolled, head_sizes, layer_sizes, shifted
 
 
 @checked
 class EagleShape:
     """Shape of an EAGLE head; None: the target's. states: of EAGLE-3, empty: a low, a middle and a high one."""
 
-    draft_vocab_size: Size = 8192
+    draft_vocab_size: AtLeast1 = 8192
     states: Several[Annotated[int, Field(ge=0)]] = ()
-    intermediate_size: Size | None = None
+    intermediate_size: AtLeast1 | None = None
     num_attention_heads: Few | None = None
     num_key_value_heads: Few | None = None
     own_lm_head: bool = False
@@ -76,34 +76,20 @@ class EagleRecipe(HeadRecipe):
     @classmethod
     def configure(cls, method: str, shape: EagleShape, target: LoadedModel) -> EagleConfig:
         """The head's configuration. Raises `ConfigError`."""
-        like, layers = LayerShape(target), target.num_layers
-        states = shape.states or (min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1))
+        layers = target.num_layers
         if method == "eagle" and shape.states:
             got = f"head.states={list(shape.states)}"
             raise ConfigError("EAGLE-1 reads the last state alone", got=got, fix="eagle3")
-        if max(states) > layers:
-            raise ConfigError("head.states names no state of the target", got=list(states), expected=f"0 to {layers}")
-        heads, kv_heads = shape.num_attention_heads or like.heads, shape.num_key_value_heads or like.kv_heads
-        if heads % kv_heads:
-            raise ConfigError(
-                "head.num_attention_heads cannot be shared among head.num_key_value_heads",
-                got=f"{heads} and {kv_heads}", expected=f"a multiple of {kv_heads}",
-            )  # fmt: skip
+        sizes = head_sizes(target, shape.draft_vocab_size)
+        if method == "eagle3":
+            sizes["states"] = shape.states or (min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1))
+        if max(sizes["states"]) > layers:
+            got = list(sizes["states"])
+            raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
         return EagleConfig(
-            version=1 if method == "eagle" else 3,
-            hidden_size=target.hidden_size,
-            target_hidden_size=target.hidden_size,
-            intermediate_size=shape.intermediate_size or like.intermediate_size,
-            num_attention_heads=heads,
-            num_key_value_heads=kv_heads,
-            head_dim=like.head_dim,
-            states=(layers,) if method == "eagle" else states,
-            draft_vocab_size=min(shape.draft_vocab_size, target.vocab_size),
-            vocab_size=target.vocab_size,
-            rms_norm_eps=like.rms_norm_eps,
-            rope_theta=like.rope_theta,
-            own_lm_head=shape.own_lm_head,
-        )
+            **sizes, **layer_sizes(target, shape), version=1 if method == "eagle" else 3,
+            target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head,
+        )  # fmt: skip
 
     @classmethod
     def check_loss(cls, config: EagleConfig, settings: EagleLoss) -> None:

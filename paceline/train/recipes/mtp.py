@@ -14,24 +14,25 @@ sees its own rows up to t, and on top of them the rows of these further steps at
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import ConfigError
 from ...heads.mtp import MtpConfig, MtpHead
+from ...heads.parts import attend_causally
 from ...runner import LoadedModel
 from ...schema import checked
-from ..config import Few, Seed, Size
+from ..config import AtLeast1, Few, Seed
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, LayerShape, TokenLoss, Unrolled, shifted
+from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_sizes, shifted
 
 
 @checked
 class MtpShape:
     """Shape of MTP modules; None: the target's."""
 
-    draft_vocab_size: Size = 8192
+    draft_vocab_size: AtLeast1 = 8192
     num_modules: Few = 1
-    intermediate_size: Size | None = None
+    intermediate_size: AtLeast1 | None = None
     seed: Seed = 0
 
 
@@ -58,20 +59,8 @@ class MtpRecipe(HeadRecipe):
     @classmethod
     def configure(cls, method: str, shape: MtpShape, target: LoadedModel) -> MtpConfig:
         """The modules' configuration."""
-        like = LayerShape(target)
-        return MtpConfig(
-            hidden_size=target.hidden_size,
-            intermediate_size=shape.intermediate_size or like.intermediate_size,
-            num_attention_heads=like.heads,
-            num_key_value_heads=like.kv_heads,
-            head_dim=like.head_dim,
-            states=(target.num_layers,),
-            draft_vocab_size=min(shape.draft_vocab_size, target.vocab_size),
-            vocab_size=target.vocab_size,
-            num_modules=shape.num_modules,
-            rms_norm_eps=like.rms_norm_eps,
-            rope_theta=like.rope_theta,
-        )
+        sizes = head_sizes(target, shape.draft_vocab_size)
+        return MtpConfig(**sizes, **layer_sizes(target, shape), num_modules=shape.num_modules)
 
     @classmethod
     def check_loss(cls, config: MtpConfig, settings: MtpLoss) -> None:
@@ -92,7 +81,7 @@ class MtpRecipe(HeadRecipe):
         for step in range(steps):
             tokens = shifted(batch.token_ids, 1 + step)
             positions = text_columns + max(0, step - last)
-            hidden = head(step, tokens, hidden, positions, _causal if step < last else unrolled)
+            hidden = head(step, tokens, hidden, positions, attend_causally if step < last else unrolled)
             columns = labels.columns(2 + step)
             logits = head.logits(hidden[columns], step)  # [M, Vd]
             value = labels.loss(logits, columns, 2 + step)
@@ -101,7 +90,3 @@ class MtpRecipe(HeadRecipe):
             agreement.append(labels.agreement(logits, columns, 2 + step).to(hidden.dtype))
         weight = sum(decay**step for step in range(steps))
         return Losses(total / weight, parts, torch.stack(agreement))
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)

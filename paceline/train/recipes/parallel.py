@@ -20,16 +20,16 @@ from torch import Tensor
 from ...heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from ...runner import LoadedModel
 from ...schema import checked
-from ..config import Few, Seed, Size
+from ..config import AtLeast1, Few, Seed
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, TokenLoss
+from .common import Decay, HeadRecipe, TokenLoss, head_sizes
 
 
 @checked
 class MedusaShape:
     """Shape of Medusa's heads. num_layers: residual blocks in each."""
 
-    draft_vocab_size: Size = 8192
+    draft_vocab_size: AtLeast1 = 8192
     num_heads: Few = 4
     num_layers: Few = 1
     own_lm_head: bool = False
@@ -40,9 +40,9 @@ class MedusaShape:
 class BlockwiseShape:
     """Shape of blockwise heads. intermediate_size: None: 4 E."""
 
-    draft_vocab_size: Size = 8192
+    draft_vocab_size: AtLeast1 = 8192
     num_heads: Few = 4
-    intermediate_size: Size | None = None
+    intermediate_size: AtLeast1 | None = None
     seed: Seed = 0
 
 
@@ -72,14 +72,10 @@ class ParallelRecipe(HeadRecipe):
     @classmethod
     def configure(cls, method: str, shape: Any, target: LoadedModel) -> MedusaConfig | BlockwiseConfig:
         """The heads' configuration."""
-        size, states, vocab_size = target.hidden_size, (target.num_layers,), target.vocab_size
-        drafted = min(shape.draft_vocab_size, vocab_size)
-        if method == "blockwise":
-            return BlockwiseConfig(
-                size, shape.num_heads, shape.intermediate_size or 4 * size, states, drafted, vocab_size
-            )
-        layers, own = shape.num_layers, shape.own_lm_head
-        return MedusaConfig(size, shape.num_heads, states, drafted, vocab_size, layers, own_lm_head=own)
+        sizes = head_sizes(target, shape.draft_vocab_size) | {"num_heads": shape.num_heads}
+        if method == "medusa":
+            return MedusaConfig(**sizes, num_layers=shape.num_layers, own_lm_head=shape.own_lm_head)
+        return BlockwiseConfig(**sizes, intermediate_size=shape.intermediate_size or 4 * target.hidden_size)
 
     @property
     def decay(self) -> float:

@@ -8,16 +8,15 @@ The paper cuts an answer at a random place and appends k+1 masks, one group a pa
 as `Rounds`, each seeing the columns up to its own anchor and the masks before it in its own group. A layer with a
 sliding window sees no further back, by position, than it will while drafting.
 
-    gated   the plain model reads the text; the same tensors under low-rank layers of peft read the mask tokens
+    gated   the plain model reads the text; the same tensors with low-rank factors read the mask tokens
     full    one model reads both; its answers are trained too (`ar_weight`), in some batches alone (`ar_share`, the
-            paper's p_AR); low-rank layers are merged into it in the end, or (`lora: false`) every weight is trained
+            paper's p_AR); the factors are merged into it in the end, or (`lora: false`) every weight is trained
 
 Deep masks seldom decide, so a group keeps mask j with probability keep^j (conditional drop, as P-EAGLE, 2602.01469).
 """
 
 import copy
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, final
@@ -29,17 +28,17 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ConfigError, IncompatibleModels
 from ...heads.parts import draft_index, frequent_ids
-from ...heads.space import SpaceAdapter, SpaceConfig, short
+from ...heads.space import Factors, SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel, wrap_model
 from ...runner.adapters import share_copy
 from ...schema import Text, checked, validate
 from ...zoo import resolve
-from ..config import AtLeast0, Few, RunConfig, Seed, Several, Share, Size
+from ..config import AtLeast0, AtLeast1, Few, RunConfig, Seed, Several, Share
 from ..data import Answers
 from ..estimate import check_memory, size_of
 from ..losses import LOSSES
 from ..recipe import Batch, Losses, Recipe
-from ..run_folder import check_same, need
+from ..run_folder import check_same, hash_tensors
 from .common import Decay, TokenLoss, seeded, shifted, started
 from .models import layers_of, linears_of, outlined, plain_models, windows_of
 from .rounds import Rounds
@@ -84,8 +83,8 @@ class SpaceLoss:
     """
 
     name: TokenLoss = "ce"
-    vocab_size: Size | None = None
-    rows: Size = 512
+    vocab_size: AtLeast1 | None = None
+    rows: AtLeast1 = 512
     keep: Decay = 0.8
     decay: Decay = 0.8
     ar_weight: AtLeast0 = 1.0
@@ -101,21 +100,20 @@ class Trained:
 
     adapter: SpaceAdapter
     plain: PreTrainedModel
-    adapted: nn.Module
+    adapted: PreTrainedModel
     module: nn.Module
 
 
 def with_factors(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | None) -> Trained:
-    """Low-rank layers of peft over the model's own tensors; those of the adapter are the same parameters.
+    """The adapter's factors act on the linear layers of a second model over the same tensors.
 
     start: an adapter of this shape, or one without factors, which get theirs.
     """
-    adapter = _fresh(plain, config)
+    adapter, adapted = _fresh(plain, config), share_copy(plain)
     if start is not None:
         adapter.load_state_dict(start.state_dict(), strict=start.config.rank > 0)
-    adapted = share_copy(plain)
-    if config.rank:
-        adapted = _inject(adapted, adapter)
+    for linear, factors in _pairs(adapted, adapter):
+        linear.register_forward_hook(lambda _, given, out, factors=factors: out + factors(given[0]))
     return Trained(adapter, plain, adapted, adapter)
 
 
@@ -128,23 +126,23 @@ def whole(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | Non
         )  # fmt: skip
     adapter = start if start is not None else _fresh(plain, replace(config, rank=0, linears=(), shapes=()))
     model = plain.requires_grad_(True)
-    return Trained(adapter, model, model, Whole(adapter, model))
+    return Trained(adapter, model, model, nn.ModuleDict({"adapter": adapter, "model": model}))
 
 
-@final
-class Whole(nn.Module):
-    """A model and its mask embeddings as one module."""
-
-    def __init__(self, adapter: SpaceAdapter, model: nn.Module):
-        super().__init__()
-        self.config = adapter.config
-        self.adapter, self.model = adapter, model
+def _pairs(model: PreTrainedModel, adapter: SpaceAdapter) -> Iterator[tuple[nn.Linear, Factors]]:
+    """The linear layers of a model with the factors that act on each."""
+    for index, layer in enumerate(layers_of(model)):
+        for name in adapter.config.linears:
+            yield cast("nn.Linear", layer.get_submodule(name)), cast("Factors", adapter.factors(index, name))
 
 
+@torch.no_grad()
 def merge(trained: Trained) -> PreTrainedModel:
-    """The fine-tuned model, without any low-rank layer left."""
-    model = copy.deepcopy(trained.adapted)
-    return cast("Any", model).merge_and_unload() if hasattr(model, "merge_and_unload") else cast("Any", model)
+    """The fine-tuned model, with the factors in its weights."""
+    model = copy.deepcopy(trained.plain)
+    for linear, factors in _pairs(model, trained.adapter):
+        linear.weight += factors.b @ factors.a
+    return model
 
 
 def without_factors(adapter: SpaceAdapter) -> SpaceAdapter:
@@ -162,22 +160,6 @@ def _fresh(plain: PreTrainedModel, config: SpaceConfig) -> SpaceAdapter:
         spread = embeddings.std(0)
         adapter.masks.copy_(embeddings.mean(0) + 0.1 * torch.randn_like(adapter.masks).to(spread) * spread)
     return adapter.to(embeddings.device)
-
-
-def _inject(model: PreTrainedModel, adapter: SpaceAdapter) -> nn.Module:
-    peft, config = need("peft", "training SPACE"), adapter.config
-    chosen = peft.LoraConfig(r=config.rank, lora_alpha=config.rank, target_modules=[short(n) for n in config.linears])
-    made = peft.get_peft_model(model, chosen)
-    layers = layers_of(cast("PreTrainedModel", cast("Any", made).get_base_model()))
-    for index, layer in enumerate(layers):
-        for name in config.linears:
-            factors, linear = adapter.factors(index, name), cast("Any", layer.get_submodule(name))
-            assert factors is not None
-            with torch.no_grad():
-                linear.lora_A["default"].weight.copy_(factors.a)
-                linear.lora_B["default"].weight.copy_(factors.b)
-            factors.a, factors.b = linear.lora_A["default"].weight, linear.lora_B["default"].weight
-    return made
 
 
 # The recipe
@@ -205,15 +187,14 @@ class SpaceRecipe(Recipe):
         vocab, device = self.adapter.config.vocab_size, trained.plain.device
         self._ids = None if draft_ids is None else draft_ids.to(device)
         self._windows = windows_of(trained.plain)
-        self.identity = f"{'gated' if gated else 'full'}, trains {type(self.module).__name__}, start {start}"
+        trains = "factors" if self.module is self.adapter else "every weight"
+        self.identity = f"{'gated' if gated else 'full'}, trains {trains}, start {start}, {self.adapter.config}"
         self._index = draft_index(self._ids if self._ids is not None else torch.arange(vocab), vocab).to(device)
 
     @classmethod
     def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
         """The shape against the target and the start, the output rows where they are needed, and the memory."""
         shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
-        if shape.lora:
-            need("peft", "training SPACE")
         start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
         transition = shape.transition_rank if start is None else start.config.transition_rank
         fixes = ["head.transition_rank=0"] * bool(transition)
@@ -240,7 +221,9 @@ class SpaceRecipe(Recipe):
         ids = None
         if how.vocab_size is not None:
             ids = frequent_ids(answers.texts, min(how.vocab_size, target.vocab_size), target.vocab_size)
-        return cls(trained, gated, target.tokenizer, how, ids, "none" if start is None else hash_of(start))
+        return cls(
+            trained, gated, target.tokenizer, how, ids, "none" if start is None else hash_tensors(start.state_dict())
+        )
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The adapter; of a full run its masks alone, and the fine-tuned model, which is then the target."""
@@ -289,12 +272,11 @@ class SpaceRecipe(Recipe):
         return every if self._ids is None else every[self._ids]
 
     def _read(self, model: nn.Module, drafts: bool, **given: object) -> Tensor:
-        """Logits, of the draft vocabulary alone where there is one and nothing else is asked for."""
+        """Logits, of the draft vocabulary alone where there is one and `drafts` is set."""
         if self._ids is None or not drafts:
             return cast("Any", model)(use_cache=True, **given).logits
-        base = cast("Any", model)
-        inner = base.get_base_model().base_model if hasattr(base, "get_base_model") else base.base_model
-        return nn.functional.linear(inner(use_cache=True, **given).last_hidden_state, self._rows())
+        states = cast("Any", model).base_model(use_cache=True, **given).last_hidden_state
+        return nn.functional.linear(states, self._rows())
 
     def _supervised(self, ids: Tensor, groups: Rounds, logits: Tensor, text_logits: Tensor) -> Losses:
         """Losses of the mask tokens, from their logits [B, R, V] and those of the text [B, T, V]."""
@@ -381,18 +363,9 @@ def config_of(
 
 def _check_start(shape: SpaceShape, given: Mapping[str, object], start: SpaceConfig) -> None:
     names = ["num_masks", "shared_mask", "transition_rank", *["rank"] * bool(start.rank)]
-    asked = {f"head.{name}": getattr(shape, name) for name in names if name in given}
+    now = {f"head.{name}": getattr(shape, name) for name in names if name in given}
     kept = {f"head.{name}": getattr(start, name) for name in names if name in given}
     if start.rank and shape.linears and "linears" in given:
-        asked["head.linears"] = sorted(map(short, shape.linears))
+        now["head.linears"] = sorted(map(short, shape.linears))
         kept["head.linears"] = sorted(map(short, start.linears))
-    check_same("start", kept, asked, "leave out these keys, or begin without start")
-
-
-def hash_of(start: SpaceAdapter) -> str:
-    """A hash of its weights."""
-    digest = hashlib.sha256()
-    for name, tensor in start.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    check_same("start", kept, now, "leave out these keys, or begin without start")

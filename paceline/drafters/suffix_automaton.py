@@ -45,8 +45,8 @@ class SuffixAutomaton:
         text a b c a b    state of `a b` (2 occurrences)  --c-->  state of `a b c` (1)
                           link: the empty context
 
-    A token costs O(1) on average, and `longest` steps along the links to count it. At most two states and three edges a
-    token: about 0.6 KB.
+    A token costs O(1) on average, and at most `longest` + 1 steps along the links to count it. There are at most two
+    states and three edges a token, usually about 0.5 KB.
 
     longest: the most tokens of a context.
     """

@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from ..core.tree import TokenTree
 from ..heads.parts import Attention, Mlp, Output, rotation
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, address, addresses, library, run
 from ..quant import PackedLinear, pack_linears
@@ -260,12 +261,8 @@ def _places(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tup
     if parents is None:  # chains
         positions = starts[:, None] + old + torch.arange(count)
         return positions, columns <= positions[..., None]
-    above, depth = parents, torch.zeros_like(parents)
-    sees = torch.eye(total, dtype=torch.bool).repeat(len(starts), 1, 1)  # of the nodes, itself and its ancestors
-    while bool((has := above >= 0).any()):
-        depth += has
-        sees |= nn.functional.one_hot(above.clamp(min=0), total).bool() & has[..., None]
-        above = torch.where(has, parents.gather(1, above.clamp(min=0)), -1)
+    sees = TokenTree(parents, parents, parents < -1).ancestor_mask  # only parents matter to it
+    depth = sees.sum(-1) - 1
     seen = (columns < starts[:, None, None]).repeat(1, count, 1)
     index = starts[:, None, None] + torch.arange(total)
     return starts[:, None] + depth[:, old:], seen.scatter(2, index.expand(-1, count, -1), sees[:, old:])

@@ -158,25 +158,27 @@ class CostModel(DraftPolicy):
     def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
         """What each drafter could do for each row; before the first of them the target is measured."""
         assert self._drafter is not None, "bind() comes first"
-        limits = [min(self.max_depth, seq.remaining - 1) for seq in seqs]
-        looks = [self._drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]
+        info, limits = self._drafter.info, [min(self.max_depth, seq.remaining - 1) for seq in seqs]
+        offered = [
+            self._drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)
+        ]
         ready = [
             [
-                (drafter_index, look)
-                for drafter_index, look in enumerate(row)
-                if look.hint >= 0 and self._can_draft(seq, drafter_index)
+                (drafter_index, offer)
+                for drafter_index, offer in enumerate(row)
+                if offer.hint >= 0 and (not seq.is_unread or info.member(drafter_index).drafts_during_prefill)
             ]
-            for seq, row in zip(seqs, looks, strict=True)
+            for seq, row in zip(seqs, offered, strict=True)
         ]
         states = [
             [
-                (drafter_index, look.hint, look.uncached_tokens > FEW_TOKENS, look.ready > 0)
-                for drafter_index, look in row
+                (drafter_index, offer.hint, offer.uncached_tokens > FEW_TOKENS, offer.ready > 0)
+                for drafter_index, offer in row
             ]
             for row in ready
         ]
         offers = [[seq.slot for seq in seqs], states]
-        if offers == self._offers and self._rest > 0 and not self._drafter.info.masks:  # masks pay only if tried often
+        if offers == self._offers and self._rest > 0 and not info.masks:  # masks pay only if tried often
             self._rest -= 1
             return [[] for _ in seqs]
         self._offers = offers
@@ -184,17 +186,12 @@ class CostModel(DraftPolicy):
         if room < 2 and self.estimates.curve is None:
             return [[] for _ in seqs]
         if any(ready):
-            self.measure(room, any(look.probes for row in ready for _, look in row))
+            self.measure(room, any(offer.probes for row in ready for _, offer in row))
         self._measuring = self._clock() - begin
         return [
-            [self.estimates.option(seq, drafter_index, look, limit) for drafter_index, look in row]
+            [self.estimates.option(seq, drafter_index, offer, limit) for drafter_index, offer in row]
             for seq, limit, row in zip(seqs, limits, ready, strict=True)
         ]
-
-    def _can_draft(self, seq: Sequence, drafter_index: int) -> bool:
-        """Whether this drafter can draft in the pass that reads the prompt, if that is the next one."""
-        assert self._drafter is not None, "bind() comes first"
-        return not seq.is_unread or self._drafter.info.member(drafter_index).drafts_during_prefill
 
     def _probe(
         self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credit: Seq[float], turn: RoundSeconds, max_nodes: int

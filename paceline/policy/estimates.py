@@ -92,25 +92,25 @@ class Estimates:
             self.costs[source] = DraftSeconds(token, uncached_tokens)
         return self.costs[source]
 
-    def option(self, seq: Sequence, drafter_index: int, look: DraftOptions, limit: int) -> Option:
+    def option(self, seq: Sequence, drafter_index: int, offer: DraftOptions, limit: int) -> Option:
         """What may be expected of one drafter for one row, up to `limit` tokens deep."""
-        limit = min(limit, look.masks or look.ready)
-        accept = self.acceptance.expected(seq.slot, look.source, look.hint)[:limit]
+        limit = min(limit, offer.masks or offer.ready)
+        accept = self.acceptance.expected(seq.slot, offer.source, offer.hint)[:limit]
         ends = self.lengths.of(seq)
         accept = [a * goes_on for a, goes_on in zip(accept, ends.continue_probs(seq.num_output, limit), strict=False)]
-        size = self.sizes.setdefault(look.source, DraftSize(NODES_PER_LEVEL if look.branches > 1 else 1.0))
+        size = self.sizes.setdefault(offer.source, DraftSize(NODES_PER_LEVEL if offer.branches > 1 else 1.0))
         nodes, levels = size.totals(self._max_depth)
         return Option(
-            **look.__dict__,
+            **offer.__dict__,
             drafter_index=drafter_index,
-            reading=self.cost(look.source).uncached_tokens.value * look.uncached_tokens,
+            reading=self.cost(offer.source).uncached_tokens.value * offer.uncached_tokens,
             emitted=seq.num_output,
             ends=ends,
             horizon=ends.left(seq.num_output, seq.remaining),
             gains=gains_of(accept),
             nodes=nodes,
             levels=levels,
-            is_tree=look.branches > 1 or look.masks > 0,
+            is_tree=offer.branches > 1 or offer.masks > 0,
         )
 
     def learn_drafting(

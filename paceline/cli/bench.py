@@ -144,6 +144,8 @@ def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
 
 
 def _table(run: dict[str, Any], model: str) -> Table:
+    from ..eval.results import last_part
+
     compared = {name: sum(one["verdicts"].values()) for name, one in {**run["categories"], None: run}.items()}
     columns: dict[str, Callable[[tuple[str | None, dict[str, Any]]], str]] = {
         "Category": lambda row: escape(row[0] or "all"),
@@ -158,7 +160,7 @@ def _table(run: dict[str, Any], model: str) -> Table:
     }
     rows = list(run["categories"].items())
     table = table_of(columns, rows if len(rows) == 1 else [*rows, (None, run)])
-    table.title, table.title_justify = f"{escape(_last(model))} with [bold]{escape(run['drafter'])}[/bold]", "left"
+    table.title, table.title_justify = f"{escape(last_part(model))} with [bold]{escape(run['drafter'])}[/bold]", "left"
     table.title_style, table.padding = "", (0, 0, 0, 1)
     for column in table.columns:
         column.no_wrap = True
@@ -251,7 +253,3 @@ def _interval(one: dict[str, Any], key: str = "speedup") -> str:
 
 def _percent(share: float | None, unit: str = "") -> str:
     return "–" if share is None else number(100 * share, ".0f") + unit
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/\\").replace("\\", "/").rpartition("/")[2]

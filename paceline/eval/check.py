@@ -17,7 +17,7 @@ from ..hf.prompts import Prompt, read_prompt
 from ..llm import LLM
 from ..zoo.registry import Progress, silent
 from .law_test import LawTest, law_test
-from .reference import NUM_TOP, TIE, Decoded, Measured, measure
+from .reference import NUM_TOP, TIE, Decoded, Measured, measure_scores
 
 NUM_REFERENCES = 4
 """Answers that are held against the independent reference whether they differ or not."""
@@ -102,7 +102,7 @@ def judge(
     if count and (differs or with_reference):
         ids, vision = read_prompt(llm.loaded, prompt, llm.runner.max_length)
         seq = Sequence(ids, params, seed, llm.loaded.eos_ids, llm.runner.max_length, vision=vision)
-        measured = measure(llm.runner.loaded, seq, plain, speculative, count)
+        measured = measure_scores(llm.runner.loaded, seq, plain, speculative, count)
     same = True
     if plain.logprobs is not None and speculative.logprobs is not None:
         same = list(plain.logprobs[:count]) == list(speculative.logprobs[:count])

@@ -90,7 +90,7 @@ class Decoded:
 
 
 @torch.inference_mode()
-def measure(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculative: Decoded, count: int) -> Measured:
+def measure_scores(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculative: Decoded, count: int) -> Measured:
     """Hold the first `count` tokens of two answers to the prompt of `seq` against the reference.
 
     All but the last of these tokens are the same on both sides. count: at least 1.

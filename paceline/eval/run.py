@@ -27,9 +27,9 @@ from ..zoo.registry import Progress, silent
 from . import machine
 from .check import judge
 from .reference import Decoded
+from .results import PLAIN
 from .suites import Question
 
-PLAIN = "plain"
 _WARM_UP = 32
 """Tokens: the first passes pay for memory, kernels and measurements that later ones have."""
 

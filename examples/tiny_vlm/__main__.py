@@ -24,7 +24,6 @@ def demo(
     question: Annotated[list[str] | None, typer.Option("--question", "-q", help="About it; may be repeated.")] = None,
     num_scenes: Annotated[int, typer.Option(min=1, max=1000, help="How many scenes to draw.")] = 3,
     seed: Annotated[int, typer.Option(help="Of the scenes, and of sampled answers.")] = 0,
-    save: Annotated[Path | None, typer.Option(help="Folder to keep the drawn scenes in, as PNG.")] = None,
     drafter: Annotated[str | None, typer.Option(help="As `paceline generate` takes it.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of an answer.")] = 128,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0: greedy.")] = 0.0,
@@ -52,8 +51,6 @@ def demo(
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     if image is None:
         images = shows.scenes(num_scenes, seed)
-        if save is not None:
-            shows.save_images(images, save)
     else:
         queries = tuple(shows.Query("own", text) for text in question or ["Describe the image."])
         images = [shows.Shown(image, open_image(image, OWN_CHOICE), "", queries)]

@@ -7,7 +7,6 @@
 Everything else has a default.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import field
 from pathlib import Path
@@ -21,7 +20,6 @@ from paceline.train.config import AtLeast0, AtLeast1, LoopConfig, Name, Tokens, 
 from paceline.train.losses import LossName
 
 from .model import TowerShape
-from .questions import Kind
 
 _Images = Annotated[int, Field(ge=0, le=10_000)]
 _Rank = Annotated[int, Field(ge=1, le=1 << 16)]
@@ -44,9 +42,8 @@ class PretrainSection(LoopConfig):
 class SftSection(LoopConfig):
     """Supervised fine-tuning. scenes, easy: images a step; one image is one pass, and they add up.
 
-    asks: questions of each kind about a scene, such as {short: 5, caption: 1}; empty: `sft.PER_SCENE`, some of them as
-    conversations of two turns. rank: of the low-rank layers in every linear layer. vision_lr: the learning rate of
-    tower and projector as a share of `lr`.
+    rank: of the low-rank layers in every linear layer. vision_lr: the learning rate of tower and projector as a share
+    of `lr`.
     """
 
     steps: AtLeast1 = 480
@@ -57,16 +54,11 @@ class SftSection(LoopConfig):
     vision_lr: AtLeast0 = 1 / 3
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.08
     evaluate_every: AtLeast1 | None = 60
-    asks: Mapping[Kind, Annotated[int, Field(ge=0, le=100)]] = field(default_factory=dict[Kind, int])
 
 
 @checked
 class DistillSection(LoopConfig):
-    """Distillation. layers: of the language model, evenly spaced. loss: see `train.losses`.
-
-    ce_weight: of the cross entropy with the right answers, beside it. over: begin with the layers of the trained model,
-    not with those of its base. teacher: a packaged model; None: the one that this run trained.
-    """
+    """Distillation. layers: of the language model, evenly spaced. loss: see `train.losses`."""
 
     steps: AtLeast1 = 600
     layers: Annotated[int, Field(ge=2)] = 8
@@ -74,9 +66,6 @@ class DistillSection(LoopConfig):
     scenes: _Images = 2
     easy: _Images = 1
     loss: LossName = "kl"
-    ce_weight: AtLeast0 = 0.0
-    over: bool = True
-    teacher: Name | None = None
     lr: Annotated[float, Field(gt=0)] = 1e-3
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.08
     evaluate_every: AtLeast1 | None = 60
@@ -119,7 +108,6 @@ class VlmConfig:
             ("name", self.name.removesuffix("-small") not in taken, self.name, "no other folder of the run"),
             ("sft.scenes", self.sft.scenes + self.sft.easy >= 1, 0, "with sft.easy at least 1"),
             ("distill.scenes", self.distill.scenes + self.distill.easy >= 1, 0, "with distill.easy at least 1"),
-            ("sft.asks", not self.sft.asks or any(self.sft.asks.values()), 0, "at least one question"),
         ):
             if not holds:
                 raise ConfigError(f"{name} is out of range", got=got, expected=expected)

@@ -1,30 +1,24 @@
 """The demo with images: questions about drawn scenes, or about your image, answered plainly and with speculation."""
 
-import io
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from paceline import LLM, SamplingParams
-from paceline.core.outputs import Timings
 from paceline.drafters import DraftModel
 from paceline.errors import ConfigError
-from paceline.outputs import Completion
-from paceline.system.files import check_out, write_bytes
+from paceline.outputs import RequestOutput
 
 from .questions import KINDS, ask
 from .scene import HELD_OUT, make_scene, render
 
-COMMAND = "python -m examples.tiny_vlm demo"
 _FIRST_SEED = HELD_OUT + 1_000_000
 """Scenes from here on were neither trained on nor used in an evaluation."""
 
@@ -49,52 +43,23 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Side:
-    """An answer, and the seconds of each part of it."""
-
-    completion: Completion
-    timings: Timings
-
-    @property
-    def seconds(self) -> float:
-        """From the question to the last token."""
-        return self.timings.vision + self.timings.prefill + self.timings.decode
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Decoding speed, without the prefill of image and question."""
-        return len(self.completion.token_ids) / self.timings.decode if self.timings.decode else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "text": self.completion.text,
-            "tokens": len(self.completion.token_ids),
-            "tokens_per_s": self.tokens_per_s,
-            "seconds": self.seconds,
-            "mean_acceptance_length": self.completion.mean_acceptance_length,
-            "split": asdict(self.timings),
-        }
-
-
-@dataclass(frozen=True)
 class Answered:
     """One question, answered both ways."""
 
     shown: Shown
     query: Query
-    plain: Side
-    speculative: Side
+    plain: RequestOutput
+    speculative: RequestOutput
 
     @property
     def identical(self) -> bool:
         """Whether both answers have the same tokens."""
-        return self.plain.completion.token_ids == self.speculative.completion.token_ids
+        return self.plain.token_ids == self.speculative.token_ids
 
     @property
     def right(self) -> bool | None:
         """Whether the answer is the known one."""
-        return None if self.query.answer is None else self.speculative.completion.text.strip() == self.query.answer
+        return None if self.query.answer is None else self.speculative.text.strip() == self.query.answer
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -104,9 +69,30 @@ class Answered:
             **asdict(self.query),
             "right": self.right,
             "identical": self.identical,
-            "plain": self.plain.as_dict(),
-            "speculative": self.speculative.as_dict(),
+            "plain": _as_dict(self.plain),
+            "speculative": _as_dict(self.speculative),
         }
+
+
+def _seconds(output: RequestOutput) -> float:
+    """From the question to the last token."""
+    return output.timings.vision + output.timings.prefill + output.timings.decode
+
+
+def _tokens_per_s(output: RequestOutput) -> float:
+    """Decoding speed, without the prefill of image and question."""
+    return len(output.token_ids) / output.timings.decode if output.timings.decode else 0.0
+
+
+def _as_dict(output: RequestOutput) -> dict[str, Any]:
+    return {
+        "text": output.text,
+        "tokens": len(output.token_ids),
+        "tokens_per_s": _tokens_per_s(output),
+        "seconds": _seconds(output),
+        "mean_acceptance_length": output.outputs[0].mean_acceptance_length,
+        "split": asdict(output.timings),
+    }
 
 
 def scenes(count: int, seed: int = 0) -> list[Shown]:
@@ -135,7 +121,7 @@ def answer_both_ways(llm: LLM, images: Seq[Shown], params: SamplingParams) -> It
     for side in sides:  # the first passes pay for memory and kernels that later ones have
         _answer(side, images[0].image, images[0].queries[0], replace(params, max_tokens=min(12, params.max_tokens)))
     for shown in images:
-        answers: list[list[Side]] = []
+        answers: list[list[RequestOutput]] = []
         for side in sides:
             llm.runner.images.forget()
             if isinstance(llm.decoder.drafter, DraftModel):
@@ -145,19 +131,18 @@ def answer_both_ways(llm: LLM, images: Seq[Shown], params: SamplingParams) -> It
             yield Answered(shown, query, plain, speculative)
 
 
-def _answer(side: LLM, image: Image.Image, query: Query, params: SamplingParams) -> Side:
+def _answer(side: LLM, image: Image.Image, query: Query, params: SamplingParams) -> RequestOutput:
     parts = [{"type": "image", "image": image}, {"type": "text", "text": query.text}]
-    (output,) = side.generate([{"role": "user", "content": parts}], params)
-    return Side(output.outputs[0], output.timings)
+    return side.generate([{"role": "user", "content": parts}], params)[0]
 
 
 def totals(answered: Seq[Answered]) -> dict[str, Any]:
     """Tokens per second of each side over all questions, and how many answers were identical and right."""
     total: dict[str, Any] = {}
     for name, sides in (("plain", [a.plain for a in answered]), ("speculative", [a.speculative for a in answered])):
-        tokens = sum(len(side.completion.token_ids) for side in sides)
+        tokens = sum(len(side.token_ids) for side in sides)
         total[f"{name}_tokens_per_s"] = tokens / max(sum(side.timings.decode for side in sides), 1e-9)
-        total[f"{name}_seconds"] = sum(side.seconds for side in sides)
+        total[f"{name}_seconds"] = sum(map(_seconds, sides))
         parts = ("vision", "prefill", "draft", "verify", "rest")
         total[f"{name}_split"] = {part: sum(getattr(side.timings, part) for side in sides) for part in parts}
     known = [answer.right for answer in answered if answer.right is not None]
@@ -166,19 +151,6 @@ def totals(answered: Seq[Answered]) -> dict[str, Any]:
     total["identical"] = total["num_identical"] == len(answered)
     total["num_right"], total["num_known"] = sum(known), len(known)
     return total
-
-
-def save_images(images: Seq[Shown], folder: Path) -> None:
-    """Write the images as PNG. Raises `ConfigError` where that would replace a file of another origin."""
-    about = PngInfo()
-    about.add_text("Software", COMMAND)
-    places = [folder / f"{shown.name.replace(' ', '-')}.png" for shown in images]
-    for place in places:
-        check_out(place, lambda head: COMMAND in head)
-    for place, shown in zip(places, images, strict=True):
-        encoded = io.BytesIO()
-        shown.image.save(encoded, format="PNG", pnginfo=about)
-        write_bytes(place, encoded.getvalue())
 
 
 def show(console: Console, llm: LLM, drafter: str, answered: Seq[Answered]) -> None:
@@ -213,14 +185,14 @@ def show(console: Console, llm: LLM, drafter: str, answered: Seq[Answered]) -> N
 
 
 def _row(one: Answered) -> list[str]:
-    text = one.speculative.completion.text.strip()
-    other = "" if one.identical else f"\n[red]plain: {escape(one.plain.completion.text.strip())}[/red]"
+    text = one.speculative.text.strip()
+    other = "" if one.identical else f"\n[red]plain: {escape(one.plain.text.strip())}[/red]"
     marks = {True: "[green]yes[/green]", False: "[red]no[/red]", None: ""}
     return [
         f"{escape(one.query.text)}\n[bold]{escape(text)}[/bold]{other}",
-        f"{one.plain.tokens_per_s:.1f}",
-        f"{one.speculative.tokens_per_s:.1f}",
-        f"{one.speculative.completion.mean_acceptance_length:.2f}",
+        f"{_tokens_per_s(one.plain):.1f}",
+        f"{_tokens_per_s(one.speculative):.1f}",
+        f"{one.speculative.outputs[0].mean_acceptance_length:.2f}",
         marks[one.identical],
         marks[one.right],
     ]

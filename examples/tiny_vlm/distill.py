@@ -4,8 +4,8 @@
                                                              └── sibling, 8 layers, LoRA ── q      loss(p, q)
 
 Both read the same right answers, so p is the distribution that a draft is verified with while the target answers
-rightly. The sibling's layers begin as those of the trained model (`over`) or of its base; embeddings, norms and output
-head are the base's in both.
+rightly. The sibling's layers begin as those of the trained model; embeddings, norms and output head are the base's in
+both.
 """
 
 from collections.abc import Sequence as Seq
@@ -43,19 +43,18 @@ class DistillTask(ChatTask):
         )
         self._teacher = big.to(device).eval().requires_grad_(False)
         model = make_model(language_model, how.layers, tower=config.tower)
-        if how.over:
-            kept = _with_layers(teacher, evenly_spaced(len(teacher.layers), how.layers))
-            found = language_weights(kept, language_model)
-            found.pop("lm_head.weight", None)
-            weights = {name.removeprefix("model."): weight.float() for name, weight in found.items()}
-            model.model.language_model.load_state_dict(weights)
+        kept = _with_layers(teacher, evenly_spaced(len(teacher.layers), how.layers))
+        found = language_weights(kept, language_model)
+        found.pop("lm_head.weight", None)
+        weights = {name.removeprefix("model."): weight.float() for name, weight in found.items()}
+        model.model.language_model.load_state_dict(weights)
         model.requires_grad_(False)
         self.lora = add_lora(model, how.rank, how.seed)
         self.module = self.model = model.to(device)  # type: ignore[arg-type]
         self._loss = LOSSES[how.loss]
         self.identity = {
             "stage": "distill", "teacher": teacher.sha256, "layers": how.layers, "rank": how.rank, "loss": how.loss,
-            "images": [how.scenes, how.easy], "ce_weight": how.ce_weight, "over": how.over, "easy_vqa": hash_easy(easy),
+            "images": [how.scenes, how.easy], "easy_vqa": hash_easy(easy),
         }  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
@@ -72,12 +71,9 @@ class DistillTask(ChatTask):
         batch = batch.to(self._device)
         target, logits = self.both(batch)
         wanted = batch.targets[batch.targets != IGNORED]
-        loss = self._loss(target, logits)
-        if self._distill.ce_weight:
-            loss = loss + self._distill.ce_weight * nn.functional.cross_entropy(logits, wanted)
         acceptance, agrees = compared(target, logits)
         parts = {**self.shares(batch, logits, wanted), "acceptance": acceptance.mean()}
-        return Losses(loss, parts, agrees.float().mean()[None])
+        return Losses(self._loss(target, logits), parts, agrees.float().mean()[None])
 
     def both(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits [n, V] of the trained model and of the sibling where the next token is part of an answer."""

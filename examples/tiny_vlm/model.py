@@ -19,6 +19,7 @@ from transformers import (
 from paceline.errors import ConfigError
 from paceline.schema import checked
 from paceline.train.config import Few
+from paceline.train.recipes.distill import fewer_layers
 from paceline.train.run_folder import need
 
 from .scene import SIZE
@@ -95,13 +96,9 @@ def make_model(
     """
     tower = tower or TowerShape()
     language = AutoModelForCausalLM.from_pretrained(language_model, dtype=torch.float32, trust_remote_code=False)
-    text = language.config
     if num_layers is not None:
-        kept = evenly_spaced(text.num_hidden_layers, num_layers)
-        language.model.layers = torch.nn.ModuleList(language.model.layers[i] for i in kept)
-        for place, layer in enumerate(language.model.layers):
-            cast("Any", layer).self_attn.layer_idx = place
-        text.num_hidden_layers = num_layers
+        language = fewer_layers(language, num_layers, "spaced")
+    text = language.config
     config = LlavaConfig(
         vision_config=tower.config(),
         text_config=text,

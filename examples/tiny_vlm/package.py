@@ -43,15 +43,14 @@ class Trained:
     """The result of a run. lora: peft's parameters by peft's names; scale: alpha over rank. vision: the state of tower
     and projector, None: a sibling's.
 
-    layers: number of evenly spaced layers that are left, None: all. over: whether the low-rank layers of the model
-    beside which it is packed are applied first.
+    layers: number of evenly spaced layers that are left, None: all. The low-rank layers of the model beside which it is
+    packed are applied first.
     """
 
     lora: Mapping[str, Tensor]
     vision: Mapping[str, Tensor] | None
     scale: float = 2.0
     layers: int | None = None
-    over: bool = False
     tower: TowerShape = field(default_factory=TowerShape)
     record: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -78,7 +77,7 @@ def package_vlm(
         save_file({n: t.detach().to("cpu", KEPT).contiguous() for n, t in trained.vision.items()}, out / vision_file)
     save_file(lora, out / "lora.safetensors")
     adapters = [_part(out, "lora.safetensors") | {"scale": trained.scale, "layers": list(range(len(kept)))}]
-    if trained.over and beside is not None:
+    if beside is not None:
         (first,) = read_vlm(beside).adapters
         file = f"../{beside.name}/lora.safetensors"
         adapters.insert(0, _part(out, file) | {"scale": first.scale, "layers": [first.layers[layer] for layer in kept]})

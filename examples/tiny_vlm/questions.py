@@ -1,6 +1,6 @@
 """Questions about a scene, with their answers, in five kinds that differ in how long the answer is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias, get_args
@@ -26,11 +26,7 @@ class Question:
 def ask(scene: Scene, kind: Kind, seed: int) -> Question:
     """A question of this kind about the scene."""
     rng = Random(f"{seed} {kind}")
-    if scene.sign is not None:
-        return Question(kind, *_SIGN[kind](scene.sign, rng))
-    if scene.bars is not None:
-        return Question(kind, *_BARS[kind](scene.bars, rng))
-    return Question(kind, *_SHAPES[kind](scene.things, rng))
+    return Question(kind, *_FORMS[scene.kind][KINDS.index(kind)](scene.sign or scene.bars or scene.things, rng))
 
 
 def _a(name: str) -> str:
@@ -206,16 +202,12 @@ def _bars_steps(bars: Bars, rng: Random) -> tuple[str, str]:
     return "Which bar is the tallest? Think step by step.", "\n".join(["Let me look at the bars.", *lines, end])
 
 
-_Form: TypeAlias = Callable[..., tuple[str, str]]
-_SHAPES: dict[str, _Form] = dict(
-    zip(KINDS, (_shapes_yes, _shapes_choice, _shapes_short, _shapes_caption, _shapes_steps), strict=True)
-)
-_SIGN: dict[str, _Form] = dict(
-    zip(KINDS, (_sign_yes, _sign_choice, _sign_short, _sign_caption, _sign_steps), strict=True)
-)
-_BARS: dict[str, _Form] = dict(
-    zip(KINDS, (_bars_yes, _bars_choice, _bars_short, _bars_caption, _bars_steps), strict=True)
-)
+_FORMS: Mapping[str, tuple[Callable[..., tuple[str, str]], ...]] = {
+    "shapes": (_shapes_yes, _shapes_choice, _shapes_short, _shapes_caption, _shapes_steps),
+    "sign": (_sign_yes, _sign_choice, _sign_short, _sign_caption, _sign_steps),
+    "bars": (_bars_yes, _bars_choice, _bars_short, _bars_caption, _bars_steps),
+}
+"""Functions of a scene's content and of chance, in the order of `KINDS`."""
 
 
 def scene_suite(per_kind: int = 60, first: int = 0) -> list[SuiteQuestion]:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -36,15 +36,13 @@ SIZE = 128
 HELD_OUT = 1 << 41
 """Seeds of scenes from here on are never trained on."""
 
-Colour: TypeAlias = str
-
 
 @dataclass(frozen=True)
 class Thing:
     """A shape in one cell of the 3 x 3 grid; row 0 is the top. dx, dy shift it and scale sizes it, all in cells."""
 
     shape: str
-    colour: Colour
+    colour: str
     row: int
     column: int
     scale: float = 0.8
@@ -67,14 +65,14 @@ class Sign:
     """A printed word or number."""
 
     text: str
-    colour: Colour
+    colour: str
 
 
 @dataclass(frozen=True)
 class Bars:
     """A bar chart: colours from left to right, and heights from 1 to 9."""
 
-    colours: tuple[Colour, ...]
+    colours: tuple[str, ...]
     heights: tuple[int, ...]
 
 
@@ -104,16 +102,9 @@ def make_scene(seed: int) -> Scene:
     count = rng.choices((1, 2, 3, 4), (2, 3, 3, 2))[0]
     names = rng.sample([(shape, colour) for shape in SHAPES for colour in COLOURS], count)
     cells = rng.sample(range(9), count)
+    chance = ((0.6, 0.95), (-0.06, 0.06), (-0.06, 0.06))  # of scale, dx and dy
     things = [
-        Thing(
-            shape,
-            colour,
-            cell // 3,
-            cell % 3,
-            rng.uniform(0.6, 0.95),
-            rng.uniform(-0.06, 0.06),
-            rng.uniform(-0.06, 0.06),
-        )
+        Thing(shape, colour, cell // 3, cell % 3, *(rng.uniform(*span) for span in chance))
         for (shape, colour), cell in zip(names, sorted(cells), strict=True)
     ]
     return Scene("shapes", background, tuple(things))
@@ -124,7 +115,7 @@ def render(scene: Scene, size: int = SIZE) -> Image.Image:
     canvas = Image.new("RGB", (2 * size, 2 * size), scene.background)
     pen = ImageDraw.Draw(canvas)
     for thing in scene.things:
-        _draw_thing(pen, thing, 2 * size)
+        pen.polygon(outline(thing, 2 * size), fill=COLOURS[thing.colour])
     if scene.sign is not None:
         _draw_sign(pen, scene.sign, 2 * size)
     if scene.bars is not None:
@@ -160,10 +151,6 @@ def outline(thing: Thing, size: int) -> list[tuple[float, float]]:
     assert thing.shape == "rectangle", thing.shape
     w, h = (r, 0.65 * r) if (thing.row + thing.column) % 2 else (0.8 * r, 0.8 * r)
     return [(x - w, y - h), (x + w, y - h), (x + w, y + h), (x - w, y + h)]
-
-
-def _draw_thing(pen: ImageDraw.ImageDraw, thing: Thing, size: int) -> None:
-    pen.polygon(outline(thing, size), fill=COLOURS[thing.colour])
 
 
 def _draw_sign(pen: ImageDraw.ImageDraw, sign: Sign, size: int) -> None:

@@ -24,7 +24,7 @@ from transformers import LlavaForConditionalGeneration, LlavaProcessor
 from paceline.eval.suites import EasyVqa
 from paceline.train.loop import Task
 from paceline.train.recipe import Losses
-from paceline.train.run_folder import understood
+from paceline.train.run_folder import hash_tensors, understood
 
 from .config import DistillSection, SftSection, VlmConfig
 from .model import GRID, add_lora, make_model, make_processor, vision_parts
@@ -136,18 +136,18 @@ def right_answers(logits: Tensor, wanted: Tensor, owner: Tensor) -> Tensor:
 # The data: a function of (seed, step)
 
 
-def scene_chats(seed: int, counts: Mapping[Kind, int] | None = None) -> ImageChats:
-    """A scene with questions of every kind; one in seven conversations has two turns, where no `counts` are given."""
+def scene_chats(seed: int, only: Kind | None = None) -> ImageChats:
+    """A scene with questions of every kind, some in conversations of two turns. only: one question of this kind."""
     rng, scene = Random(f"lesson {seed}"), make_scene(seed)
     asked: list[tuple[str, str]] = []
     for kind in KINDS:
-        for turn in range((counts or PER_SCENE).get(kind, 0)):
+        for turn in range(PER_SCENE[kind] if only is None else int(kind == only)):
             question = ask(scene, kind, seed * 8 + turn)
             if (question.text, question.answer) not in asked:
                 asked.append((question.text, question.answer))
     branches: list[tuple[tuple[str, str], ...]] = []
     for question in asked:
-        joins = branches and len(branches[-1]) == 1 and not counts and rng.random() < 0.15
+        joins = branches and len(branches[-1]) == 1 and rng.random() < 0.15
         branches[-1:] = [(*branches[-1], question)] if joins else [*branches[-1:], (question,)]
     return ImageChats(render(scene), tuple(branches))
 
@@ -158,23 +158,18 @@ def easy_chats(example: EasyVqa) -> ImageChats:
 
 
 def step_chats(
-    step: int, easy: Seq[EasyVqa], num_scenes: int = 2, num_easy: int = 1, seed: int = 0,
-    asks: Mapping[Kind, int] | None = None,
-) -> list[ImageChats]:  # fmt: skip
-    """The images of one step; without easy-VQA more scenes instead. asks: questions of each kind about a scene."""
+    step: int, easy: Seq[EasyVqa], num_scenes: int = 2, num_easy: int = 1, seed: int = 0
+) -> list[ImageChats]:
+    """The images of one step; without easy-VQA more scenes instead."""
     rng = Random(f"{seed} {step}")
     count = num_scenes + (0 if easy else num_easy)
-    made = [scene_chats(rng.getrandbits(40), asks) for _ in range(count)]
+    made = [scene_chats(rng.getrandbits(40)) for _ in range(count)]
     return made + [easy_chats(rng.choice(easy)) for _ in range(num_easy if easy else 0)]
 
 
 def held_out_chats(count: int, easy: Seq[EasyVqa] = ()) -> list[ImageChats]:
     """`count` held-out scenes with one question each for every kind, and half as many images of easy-VQA."""
-    scenes = [
-        replace(scene_chats(HELD_OUT + i, {one: int(one == kind) for one in KINDS}), kind=kind)
-        for kind in KINDS
-        for i in range(count)
-    ]
+    scenes = [replace(scene_chats(HELD_OUT + i, kind), kind=kind) for kind in KINDS for i in range(count)]
     return scenes + [replace(easy_chats(one), kind="easy-VQA") for one in easy[: max(1, count // 2)]]
 
 
@@ -235,7 +230,7 @@ class SftTask(ChatTask):
         self.module = self.model = model.to(device)  # type: ignore[arg-type]
         self.identity = {
             "stage": "sft", "tower": asdict(config.tower), "rank": how.rank, "easy_vqa": hash_easy(easy),
-            "images": [how.scenes, how.easy, dict(how.asks)], "vision": hash_of(vision),
+            "images": [how.scenes, how.easy], "vision": hash_tensors(vision),
         }  # fmt: skip
 
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
@@ -249,7 +244,7 @@ class SftTask(ChatTask):
     def items(self, step: int, devices: int) -> Seq[ImageChats]:
         """The images of a step."""
         how = self._sft
-        return step_chats(step, self._easy, how.scenes, how.easy, how.seed, how.asks)
+        return step_chats(step, self._easy, how.scenes, how.easy, how.seed)
 
     def loss(self, batch: Batch) -> Losses:
         """Cross entropy of the answers."""
@@ -258,12 +253,3 @@ class SftTask(ChatTask):
         weights = answer_weights(batch)
         loss = (nn.functional.cross_entropy(logits, wanted, reduction="none") * weights).sum() / weights.sum()
         return Losses(loss, self.shares(batch, logits, wanted), torch.empty(0))
-
-
-def hash_of(tensors: Mapping[str, Tensor]) -> str:
-    """A hash of the values, in the order of their names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

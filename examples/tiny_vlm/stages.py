@@ -44,7 +44,7 @@ from .sft import hash_easy
 STAGES = ("pretrain", "sft", "distill", "eval")
 _VISION = "vision.safetensors"
 _SETTINGS = "settings.json"
-_HARMLESS = ("micro_batch", "teacher", "checkpoint_seconds", "log_every", "evaluate_every", "tensorboard")
+_HARMLESS = ("micro_batch", "checkpoint_seconds", "log_every", "evaluate_every", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ VlmEvent: TypeAlias = TrainEvent | Asking | Done
 
 @final
 class VlmStages:
-    """One run. todo: the stages that will be asked for."""
+    """One run. todo: the stages that will be run."""
 
     def __init__(self, config: VlmConfig, todo: Seq[str] = STAGES):
         self.config, self.out, self._todo = config, Path(config.out), todo
@@ -89,8 +89,6 @@ class VlmStages:
         check_memory(rank * _lora_width(self.language_model), "these low-rank layers", device, "a smaller rank")
         if "distill" in self._todo:
             kept_layers(self.language_model, config.distill.layers)
-            if config.distill.teacher is not None:
-                _ = self._teacher
         _ = self._easy
 
     @cached_property
@@ -158,7 +156,7 @@ class VlmStages:
         yield from self._trained("distill", task)
         if is_main():
             how, record, tower = self.config.distill, self._record("distill"), self.config.tower
-            trained = Trained(task.lora, None, layers=how.layers, over=how.over, tower=tower, record=record)
+            trained = Trained(task.lora, None, layers=how.layers, tower=tower, record=record)
             package_vlm(trained, self.packaged_small, self.language_model, self._base, beside=teacher.folder)
             merge_once(self.packaged_small, self.language_model, self.out / "model-small")
             yield Done("distill", self.packaged_small, self._last("distill"))
@@ -226,12 +224,9 @@ class VlmStages:
     @property
     def _teacher(self) -> PackagedVlm:
         """Of the sibling."""
-        place = self.packaged if self.config.distill.teacher is None else Path(self.config.distill.teacher)
-        if not (place / ABOUT).exists():
-            raise ConfigError(f"there is no packaged model in {str(place)!r}", fix="run the stage `sft` first")
-        if place.resolve().parent != self.out.resolve():
-            raise ConfigError("the teacher must lie in this run's folder", got=str(place), fix=f"copy it to {self.out}")
-        return read_vlm(place)
+        if not (self.packaged / ABOUT).exists():
+            raise ConfigError(f"there is no packaged model in {str(self.packaged)!r}", fix="run the stage `sft` first")
+        return read_vlm(self.packaged)
 
     @cached_property
     def _easy(self) -> tuple[list[EasyVqa], list[EasyVqa]]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from examples.tiny_vlm.config import read_vlm_config
 from examples.tiny_vlm.model import GRID, TowerShape, make_model, make_processor
 from examples.tiny_vlm.scene import HELD_OUT
 from examples.tiny_vlm.sft import (
@@ -18,7 +17,6 @@ from examples.tiny_vlm.sft import (
     scene_chats,
     step_chats,
 )
-from paceline.errors import ConfigError
 from tests.examples.toy import write_language_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -114,13 +112,4 @@ def test_lessons_are_functions_of_the_step_and_never_held_out():
     assert [p.branches for p in first] != [p.branches for p in other]
     assert len(first) == 3
     assert HELD_OUT > 1 << 40
-    asked = step_chats(5, [], 2, 1, seed=3, asks={"caption": 1, "yes/no": 2})
-    assert all(1 <= len(chats.branches) <= 3 for chats in asked)
-    assert all(len(branch) == 1 for chats in asked for branch in chats.branches)
-
-
-@pytest.mark.parametrize("asks", ["{poem: 1}", "{caption: -1}", "{caption: 0}"])
-def test_questions_of_no_kind_are_refused(asks):
-    with pytest.raises(ConfigError, match=r"sft\.asks"):
-        read_vlm_config(None, ["model=m", "out=o", f"sft.asks={asks}"])
-    assert read_vlm_config(None, ["model=m", "out=o", "sft.asks={caption: 2}"]).sft.asks == {"caption": 2}
+    assert len(scene_chats(5, "caption").branches) == 1

@@ -97,7 +97,7 @@ def pass_seconds(loaded: LoadedModel, context: int, clock: Clock, repeats: int, 
     found = {}
     for nodes in NODES:
         chain = TokenTree.chain([tokens[-nodes:]], loaded.device)
-        found[nodes] = clock.median(lambda c=chain: runner.forward([slot], c).logits.argmax(-1).tolist(), repeats)
+        found[nodes] = clock.median(lambda c=chain: runner.forward([slot], c).argmax(-1).tolist(), repeats)
     return found
 
 

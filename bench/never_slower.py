@@ -13,8 +13,6 @@ import statistics
 from dataclasses import replace
 from typing import final
 
-import torch
-
 from paceline import LLM, DraftModel, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import Drafter
@@ -58,8 +56,10 @@ class Dear(Drafter):
     def propose(self, seqs, budgets):
         """The draft model's tokens, each moved on by one id."""
         draft = self.inner.propose(seqs, budgets)
-        ids = torch.cat([draft.tree.token_ids[:, :1], (draft.tree.token_ids[:, 1:] + 1) % self.vocab_size], 1)
-        return replace(draft, tree=replace(draft.tree, token_ids=ids), source=self.name)
+        ids, parents, probes = draft.tree.lists
+        ids = [[row[0], *((token + 1) % self.vocab_size for token in row[1:])] for row in ids]
+        tree = TokenTree.from_lists(ids, parents, draft.tree.device, probes)
+        return replace(draft, tree=tree, source=self.name)
 
     def release(self, slots):
         """The draft model's."""

@@ -57,15 +57,15 @@ def rounds(**options: object) -> tuple[float, float]:
 
 @torch.inference_mode()
 def verification() -> float:
-    """Median ms of the law and the verdict of a greedy chain of `ROWS` rows, the drafted half of which stands."""
+    """Median ms of the law and the walk of a greedy chain of `ROWS` rows, the drafted half of which stands."""
     seq, half = Sequence([5, TOKEN], SamplingParams(), 0, frozenset(), 1 << 20), [TOKEN] * (ROWS // 2)
     logits, times = torch.randn(1, ROWS, VOCAB), list[float]()
     logits[..., TOKEN] = 100.0
     for _ in range(100 * REPEATS):
         draft, begin = Draft(TokenTree.chain([half + [5] * (ROWS // 2)])), time.perf_counter()
-        verdict = Coupled().verify(draft, target_distribution(logits, [seq], draft.tree), [0], [2])
+        walks = Coupled().verify(draft, target_distribution(logits, [seq], draft.tree), [0], [2])
         times.append(1e3 * (time.perf_counter() - begin))
-        assert len(verdict.walks[0].path) == ROWS // 2 - 1
+        assert len(walks[0].path) == ROWS // 2 - 1
     return min(statistics.median(times[i::REPEATS]) for i in range(REPEATS))
 
 

@@ -59,7 +59,7 @@ class LeastLikely(Adversary):
         tokens: list[int] = []
         for _ in range(budget.depth):
             tree = TokenTree.chain([[seq.token_ids[-1], *tokens]])
-            tokens.append(int(self.target.forward([seq.slot], tree).logits[0, -1].argmin()))
+            tokens.append(int(self.target.forward([seq.slot], tree)[0, -1].argmin()))
         return chain(tokens)
 
 

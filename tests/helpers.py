@@ -1,6 +1,7 @@
 """What the engine tests share: tiny models, the oracle's answers, and a short way to run the loop."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from string import printable
 from unittest.mock import patch
@@ -11,9 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import Drafter, Verifier
-from paceline.core.request import Sequence, StopStrings
+from paceline.core.request import Sequence
+from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, autoregressive, generate
 from paceline.runner import LoadedModel, ModelRunner, load, wrap_model
+from paceline.sampling.detokenize import Detokenizer
 from tests.tiny import tiny_model
 
 VOCAB = 97
@@ -60,7 +63,7 @@ def sequence(
     seed: int = SEED,
     eos_ids: frozenset[int] = NO_EOS,
     max_length: int | None = None,
-    stops: StopStrings | None = None,
+    stops: Detokenizer | None = None,
 ) -> Sequence:
     """A request as the front door makes it."""
     words = tuple(tuple(tokenizer().encode(word, add_special_tokens=False)) for word in params.bad_words)
@@ -150,3 +153,8 @@ def tokenizer(shift: int = 0, template: bool = True) -> PreTrainedTokenizerFast:
     if template:
         made.chat_template = "{% for m in messages %}{{ m['role'][0] + ':' + m['content'] + ';' }}{% endfor %}a:"
     return made
+
+
+def changed(tree: TokenTree, **lists) -> TokenTree:
+    """The tree with other lists, by the names of its fields."""
+    return replace(tree, lists=tree.lists._replace(**lists))

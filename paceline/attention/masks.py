@@ -228,7 +228,7 @@ class PassLayout:
         """For each row the root-to-leaf chains it consists of; a probe without children is a leaf of its own."""
         assert self.tree is not None
         found: list[list[Chain]] = []
-        for row, parents in enumerate(self.tree.parents.tolist()):
+        for row, parents in enumerate(self.tree.lists.parents):
             leaves = sorted(set(range(self.num_nodes)) - set(parents))
             paths = [[0, *self.tree.path_to(row, leaf)] for leaf in leaves]
             found.append([self._chain(self.starts[row], path) for path in paths])

@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, IncompatibleModels
 from .draft import Draft
-from .outputs import Round, TargetDistribution, TargetOutput, VerifyOutput
+from .outputs import Round, TargetDistribution, Walk
 from .request import Sequence
-from .tree import TokenTree
 from .vision import PromptImage
 
 
@@ -61,99 +60,83 @@ class DraftOptions:
     probes: int = 0
 
 
-@runtime_checkable
-class ModelFacts(Protocol):
-    """What is known of a loaded model. To be read only."""
+_SCALED_LOGITS = ("logit_scale", "logits_scaling", "final_logit_softcapping")
 
-    @property
-    def name(self) -> str:
-        """As it was asked for, or its folder."""
-        ...
 
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the checkpoint."""
-        ...
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelFacts:
+    """What is known of a loaded model. To be read only.
 
-    @property
-    def model(self) -> Any:
-        """The `transformers` model."""
-        ...
+    model: the `transformers` model.
+    tokenizer: its tokenizer, or None.
+    name: as it was asked for, or its folder.
+    context: the most tokens that a sequence may have.
+    fingerprint: identifies the checkpoint, see `hf.fingerprint`.
+    vision: the vision half of a vision-language model, of which `model` is the text half.
+    """
 
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer, or None."""
-        ...
-
-    @property
-    def vision(self) -> Any:
-        """The vision half of a vision-language model, else None."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the token embeddings lie."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
-        ...
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers; also the index of the last hidden state, which has been through the final norm."""
-        ...
-
-    @property
-    def hidden_size(self) -> int:
-        """E, the width of the hidden states."""
-        ...
+    model: Any
+    tokenizer: Any
+    name: str
+    context: int
+    fingerprint: str
+    vision: Any = None
 
     @property
     def vocab_size(self) -> int:
         """V, the rows of the output head, padding included."""
-        ...
-
-    @property
-    def context(self) -> int:
-        """The most tokens that a sequence may have."""
-        ...
+        return self.model.get_output_embeddings().out_features
 
     @property
     def embeddings(self) -> Tensor:
         """The token embeddings [V, E]."""
-        ...
-
-    def output_rows(self) -> Tensor:
-        """The output head [V, E]. Raises `IncompatibleModels` where logits are not just its products with states."""
-        ...
-
-
-@runtime_checkable
-class DraftRunner(Protocol):
-    """Runs a draft model: passes over trees, and a cache of its own or shared with the target."""
+        return self.model.get_input_embeddings().weight
 
     @property
-    def loaded(self) -> ModelFacts:
-        """The draft model."""
-        ...
+    def device(self) -> torch.device:
+        """Where the token embeddings lie."""
+        return self.embeddings.device
 
-    def forward(self, slots: Seq[int], tree: TokenTree) -> TargetOutput:
-        """Logits [B, N, V] of one pass; nothing is kept until `commit`."""
-        ...
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
+        return self.model.dtype
 
-    def commit(self, slots: Seq[int], paths: Seq[Seq[int]]) -> None:
-        """Keep the root of each row and these nodes."""
-        ...
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers; also the index of the last hidden state, which has been through the final norm."""
+        return int(self.model.config.get_text_config().num_hidden_layers)
 
-    def tentative(self, slots: Seq[int]) -> AbstractContextManager[None]:
-        """What is committed inside is rolled back at the end."""
-        ...
+    @property
+    def hidden_size(self) -> int:
+        """E, the width of the hidden states."""
+        return int(self.model.config.get_text_config().hidden_size)
 
-    def pass_seconds(self, rows: int) -> float:
-        """Measures a pass over a chain of so many tokens."""
-        ...
+    def output_rows(self) -> Tensor:
+        """The output head [V, E], for drafters and for training.
+
+        Raises `IncompatibleModels` where its rows are quantised, or where logits are not just their products with the
+        last state: a head would learn, and draft from, another distribution.
+        """
+        config, head = self.model.config.get_text_config(), self.model.get_output_embeddings()
+        extras = [name for name in _SCALED_LOGITS if getattr(config, name, None) not in (None, 0, 1)]
+        if getattr(head, "bias", None) is not None:
+            extras.append("a bias of the output layer")
+        if extras:
+            raise IncompatibleModels(
+                "heads cannot draft for this target yet: its logits are more than output rows times states",
+                got=", ".join(extras),
+                expected="a model without them",
+            )
+        rows = self.embeddings if getattr(config, "tie_word_embeddings", False) else getattr(head, "weight", None)
+        if not isinstance(rows, Tensor) or not rows.is_floating_point():
+            raise IncompatibleModels(
+                "this head drafts with the target's output rows, and they are quantised",
+                got=type(head).__name__,
+                expected="rows in floating point, or a head with an output layer of its own",
+                fix="load the target without quantised weights",
+            )
+        return rows
 
 
 @runtime_checkable
@@ -201,8 +184,8 @@ class TargetView(Protocol):
         """Where what is inside raises, no adapter stays attached that was not attached before."""
         ...
 
-    def sharing_cache(self, change: Callable[[Any], None]) -> DraftRunner:
-        """A runner of a copy of this model on this model's cache; `change` replaces layers of the copy in place."""
+    def sharing_cache(self, change: Callable[[Any], None]) -> Any:
+        """A `ModelRunner` of a copy of this model on its cache; `change` replaces layers of the copy in place."""
         ...
 
     def share_vision_tower(self, vision: Any) -> Any:
@@ -270,8 +253,11 @@ class Drafter(ABC):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Draft for each sequence within its budget; row b of the tree starts at `seqs[b].token_ids[-1]`."""
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
-        """Learn from the verdict. Called after the sequences took their tokens, before finished ones are released."""
+    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+        """Learn from the round. Called after the sequences took their tokens, before finished ones are released.
+
+        logits: of the target at every node of the draft, [B, N, V].
+        """
 
     def release(self, slots: Seq[int]) -> None:
         """Forget these slots; safe for slots never seen."""
@@ -297,8 +283,8 @@ class Verifier(ABC):
     @abstractmethod
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Seq[int], positions: Seq[int]
-    ) -> VerifyOutput:
-        """Walk each tree from its root. One 64-bit seed for each row, signed.
+    ) -> list[Walk]:
+        """Walk each row's tree from its root. One 64-bit seed for each row, signed.
 
         positions: the absolute position of the token after the root, for each row.
         """

@@ -3,21 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import NumericsError
-
-
-@dataclass(frozen=True)
-class TargetOutput:
-    """The target's pass over a tree: raw logits of every node, in the model's dtype."""
-
-    logits: Float[Tensor, "B N V"]
 
 
 @dataclass(frozen=True)
@@ -65,61 +57,17 @@ class TargetDistribution:
 
 
 class Walk(NamedTuple):
-    """One row's way down: the accepted nodes, then the target's own token."""
+    """What a verifier decided on one row: the accepted nodes, then one token more, which is the target's own.
 
-    path: list[int]
-    next_token: int  # -1: the last node of the path has no distribution
-    is_bonus: bool  # stopped where nothing more was drafted
-
-
-@dataclass(frozen=True)
-class VerifyOutput:
-    """The verdict on a draft: accepted tokens, then one more that is the target's own.
-
-    path:         indices of the accepted nodes, root excluded, padded with -1.
-    num_accepted: how many of them.
-    next_token:   the *recovered* token after a rejection, or the *bonus* token when a whole path was accepted; -1
-                  where the path leads to a node without a distribution, which is an error unless the answer ends on the
-                  path.
-    is_bonus:     True where nothing was rejected: the path ended at a leaf of the draft.
-
-    Given as tensors, or by `of`; the other form is made once, on first use.
+    path: the accepted nodes from the root down, root excluded.
+    next_token: the *recovered* token after a rejection, or the *bonus* token when a whole path was accepted; -1 where
+        the path leads to a node without a distribution, which is an error unless the answer ends on the path.
+    is_bonus: True where nothing was rejected: the path ended at a leaf of the draft.
     """
 
-    path: Int[Tensor, "B D"]
-    num_accepted: Int[Tensor, " B"]
-    next_token: Int[Tensor, " B"]
-    is_bonus: Bool[Tensor, " B"]
-
-    @staticmethod
-    def of(walks: list[Walk], device: torch.device) -> "VerifyOutput":
-        """The walks of a batch; their tensors are on `device`."""
-        made = object.__new__(VerifyOutput)
-        made.__dict__.update(walks=walks, device=device)
-        return made
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Tensor:
-            """The tensors, which are not there yet."""
-            if name not in ("path", "num_accepted", "next_token", "is_bonus") or "walks" not in self.__dict__:
-                raise AttributeError(name)
-            rows, longest = len(self.walks), max((len(walk.path) for walk in self.walks), default=0)
-            table = [
-                [len(path), token, int(is_bonus), *path, *[-1] * (longest - len(path))]
-                for path, token, is_bonus in self.walks
-            ]
-            packed = torch.tensor(table, dtype=torch.long, device=self.device).reshape(rows, 3 + longest)
-            fields = (packed[:, 3:], packed[:, 0], packed[:, 1], packed[:, 2].bool())
-            self.__dict__.update(zip(("path", "num_accepted", "next_token", "is_bonus"), fields, strict=True))
-            return self.__dict__[name]
-
-    @cached_property
-    def walks(self) -> list[Walk]:
-        """Each row's walk; waits for the device."""
-        fields = (self.path, self.num_accepted, self.next_token, self.is_bonus)
-        rows = zip(*(field.tolist() for field in fields), strict=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
-        return [Walk(path[:count], token, is_bonus) for path, count, token, is_bonus in rows]
+    path: list[int]
+    next_token: int
+    is_bonus: bool
 
 
 class Origin(Enum):

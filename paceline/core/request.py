@@ -4,7 +4,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Annotated, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
@@ -126,19 +126,6 @@ class TokenLogprob:
     top: dict[int, float]
 
 
-@runtime_checkable
-class StopStrings(Protocol):
-    """Looks for stop strings in the text of an answer, token by token."""
-
-    def feed(self, token_id: int) -> bool:
-        """Take one token; True iff a stop string is complete now."""
-        ...
-
-    def would_stop(self, token_ids: list[int]) -> bool:
-        """Whether the last of these tokens would complete a stop string; nothing is taken."""
-        ...
-
-
 @dataclass
 class Sequence:
     """One answer in the making. Between rounds the cache holds `token_ids[:-1]`; the last token is fed next."""
@@ -150,7 +137,7 @@ class Sequence:
     eos_ids: frozenset[int]
     max_length: int  # prompt and answer together: the context
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    stops: StopStrings | None = None  # what looks for stop strings in the text
+    stops: Any = None  # a `sampling.Detokenizer`, which looks for stop strings
     vision: VisionPrompt | None = None  # the images of the prompt
     slot: int = -1  # set by the runner
     is_unread: bool = False  # whether the end of the text is left to the first pass, see `decoding.first_pass`

@@ -1,7 +1,8 @@
 """What every drafter owes the loop, checked each round: a bad draft is an error that names the drafter."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,23 +14,17 @@ from ..core.tree import TokenTree
 from ..errors import DraftError, PacelineError
 
 
-class naming:
-    """What a drafter raises inside becomes a `DraftError` that names it, with its own error as the cause.
+def call(drafter: Drafter, verb: str, *given: Any) -> Any:
+    """Call a method of a drafter. What it raises becomes a `DraftError` that names it, with its own error as the cause.
 
     Paceline's errors and a lack of memory pass as they are.
     """
-
-    def __init__(self, drafter: Drafter, verb: str):
-        self._drafter, self._verb = drafter, verb
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, PacelineError | MemoryError | torch.OutOfMemoryError):
-            return
-        error_text = f"{type(error).__name__}: {error}"
-        raise DraftError(f"{_name(self._drafter)} failed in {self._verb}()", got=error_text) from error
+    try:
+        return getattr(drafter, verb)(*given)
+    except (PacelineError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise DraftError(f"{_name(drafter)} failed in {verb}()", got=f"{type(error).__name__}: {error}") from error
 
 
 def check_contract(
@@ -48,7 +43,7 @@ def check_contract(
     """
     _check_fields(draft, len(seqs), vocab_size, drafter)
     tree = draft.tree
-    ids, parents, probes = tree.reread()
+    ids, parents, probes = tree.lists
     for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
         if ids[row][0] != seq.token_ids[-1] or parents[row][0] != -1 or probes[row][0]:
             raise DraftError(
@@ -102,10 +97,9 @@ def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | N
         raise wrong("source", draft.source, "text")
     if not isinstance(draft.tree, TokenTree):
         raise wrong("tree", draft.tree, "a TokenTree")
-    if draft.tree.is_listed and len(draft.tree.lists.token_ids) == rows:  # made of lists that are right
-        size = [rows, draft.tree.num_nodes]
-    else:
-        size = _check_tensors(draft.tree, rows, wrong)
+    if len(draft.tree.lists.token_ids) != rows:
+        raise wrong("tree", len(draft.tree.lists.token_ids), f"{rows} rows")
+    size = [rows, draft.tree.num_nodes]
     if not isinstance(draft.law, Law):
         raise wrong("law", draft.law, "a Law")
     if not draft.has_law:
@@ -117,22 +111,6 @@ def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | N
         fits = got is None or (isinstance(got, tuple) and len(got) == rows and all(isinstance(x, kind) for x in got))
         if not fits:
             raise wrong(field, got, f"a tuple of {rows} {kind.__name__}")
-
-
-def _check_tensors(tree: TokenTree, rows: int, wrong: Callable[[str, object, str], DraftError]) -> list[int]:
-    """The fields of a tree; returns its rows and nodes."""
-    ids = tree.token_ids
-    if not (
-        isinstance(ids, Tensor) and ids.dtype == torch.long and ids.dim() == 2 and len(ids) == rows and ids.numel()
-    ):
-        raise wrong("tree.token_ids", ids, f"int64 [{rows}, nodes], at least one node a row")
-    size = list(ids.shape)
-    for field, dtype in (("parents", torch.long), ("is_probe", torch.bool)):
-        got = getattr(tree, field)
-        fits = isinstance(got, Tensor) and got.dtype == dtype and got.shape == ids.shape and got.device == ids.device
-        if not fits:
-            raise wrong(f"tree.{field}", got, f"{dtype} {size} on {ids.device}")
-    return size
 
 
 def _name(drafter: Drafter | None) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from ..core.outputs import TargetOutput
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import ModelRunner
@@ -24,12 +23,10 @@ def unread(runner: ModelRunner, seq: Sequence) -> list[int]:
     return seq.token_ids[runner.cache.lengths[seq.slot] : -1] if seq.is_unread else []
 
 
-def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[TargetOutput, list[bool], float]:
-    """The target's pass over the trees. Also which rows were verified while their prompts were read, and the seconds
-    of those passes.
+def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[Tensor, list[bool], float]:
+    """Logits [B, N, V] of the trees. Also which rows were verified while their prompts were read, and the seconds of
+    those passes.
     """
-    if not any(seq.is_unread for seq in seqs):
-        return runner.forward([seq.slot for seq in seqs], tree), [False] * len(seqs), 0.0
     joins = [bool(unread(runner, seq)) for seq in seqs]
     if not any(joins):
         return runner.forward([seq.slot for seq in seqs], tree), joins, 0.0
@@ -39,14 +36,14 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
     seconds = time.perf_counter() - begin
     others = [b for b, join in enumerate(joins) if not join]
     if others:
-        logits = runner.forward([seqs[b].slot for b in others], tree.of_rows(others)).logits
+        logits = runner.forward([seqs[b].slot for b in others], tree.of_rows(others))
         for place, b in enumerate(others):
             rows[b] = logits[place]
-    return TargetOutput(torch.stack([row for row in rows if row is not None])), joins, seconds
+    return torch.stack([row for row in rows if row is not None]), joins, seconds
 
 
 def _joined(runner: ModelRunner, seq: Sequence, tree: TokenTree, row: int) -> Tensor:
     """Logits [N, V] of one row, 0 at the probes that only pad it."""
     own = tree.of_rows([row]).trimmed()  # without the probes that only pad it
-    logits = runner.forward([seq.slot], own, unread(runner, seq)).logits[0]
+    logits = runner.forward([seq.slot], own, unread(runner, seq))[0]
     return torch.nn.functional.pad(logits, (0, 0, 0, tree.num_nodes - own.num_nodes))

@@ -12,12 +12,12 @@ import torch
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
-from ..core.outputs import Origin, Round, TargetDistribution, TargetOutput, Timings, VerifyOutput
+from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
 from ..runner import ModelRunner
 from ..sampling import target_distribution, token_logprob
 from . import first_pass
-from .contract import check_contract, naming
+from .contract import call, check_contract
 
 
 class SpeculativeDecoder:
@@ -64,34 +64,30 @@ class SpeculativeDecoder:
     def step(self, seqs: Seq[Sequence]) -> None:
         """One round for sequences that are admitted and not finished; each gains at least one token."""
         self.runner.states.kept = self.drafter.info.reads_states  # decoders of several kinds may share the runner
-        watch = _Stopwatch()
+        begin = time.perf_counter()
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
         draft = self._propose(seqs, budgets)
-        draft_s = watch.lap()
+        drafted = time.perf_counter()
         # one target pass over candidates and probes, and over the end of a prompt that is still unread
-        out, with_prompt, reading_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device))
-        verify_s = watch.lap() - reading_s
+        logits, with_prompt, reading_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device))
+        verified = time.perf_counter()
         judged = draft.trimmed()  # masks and padding at the end are not verified
-        logits = out.logits if judged is draft else out.logits[:, : judged.tree.num_nodes]
-        distribution = target_distribution(logits, seqs, judged.tree)
+        distribution = target_distribution(logits[:, : judged.tree.num_nodes], seqs, judged.tree)
         positions = [len(seq.token_ids) for seq in seqs]
-        verdict = self.verifier.verify(judged, distribution, [seq.seed for seq in seqs], positions)
-        self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in verdict.walks])  # the accepted rows stay
-        emitted = self._append(seqs, draft, out, distribution, verdict)
-        rest_s = watch.lap()
-        for seq, record in zip(
-            seqs, records_of(draft, verdict, emitted, with_prompt, (draft_s, verify_s, rest_s)), strict=True
-        ):
+        walks = self.verifier.verify(judged, distribution, [seq.seed for seq in seqs], positions)
+        self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks])  # the accepted rows stay
+        emitted = self._append(seqs, draft, logits, distribution, walks)
+        appended = time.perf_counter()
+        seconds = drafted - begin, verified - drafted - reading_s, appended - verified
+        for seq, record in zip(seqs, records_of(draft, walks, emitted, with_prompt, seconds), strict=True):
             seq.rounds.append(record)
             self.policy.observe(seq, record)
-        with naming(self.drafter, "observe"):
-            self.drafter.observe(seqs, draft, out, verdict)
-        self.timings.add_round(reading_s, draft_s, verify_s, rest_s + watch.lap())
+        call(self.drafter, "observe", seqs, draft, logits, walks)
+        self.timings.add_round(reading_s, *seconds[:2], seconds[2] + time.perf_counter() - appended)
 
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
         """The drafter's draft, checked."""
-        with naming(self.drafter, "propose"):
-            draft = self.drafter.propose(seqs, budgets)
+        draft: Draft = call(self.drafter, "propose", seqs, budgets)
         vocab_size, banned_token_ids = self._known
         check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
         return draft
@@ -112,9 +108,9 @@ class SpeculativeDecoder:
         self,
         seqs: Seq[Sequence],
         draft: Draft,
-        out: TargetOutput,
+        logits: torch.Tensor,
         distribution: TargetDistribution,
-        verdict: VerifyOutput,
+        walks: list[Walk],
     ) -> list[int]:
         """Append to each sequence its accepted tokens and the target's own, up to its end; returns how many.
 
@@ -122,7 +118,7 @@ class SpeculativeDecoder:
         """
         token_ids, _, probes = draft.tree.lists
         counts = []
-        for row, (seq, (path, token, is_bonus)) in enumerate(zip(seqs, verdict.walks, strict=True)):
+        for row, (seq, (path, token, is_bonus)) in enumerate(zip(seqs, walks, strict=True)):
             seq.is_unread = False
             last = Origin.BONUS if is_bonus else Origin.RECOVERED
             last = Origin.PLAIN if all(probes[row][1:]) else last
@@ -132,7 +128,7 @@ class SpeculativeDecoder:
             nodes, count, position = [0, *path], 0, len(seq.token_ids) + len(path)
             for parent, (token, origin) in zip(nodes, emitted, strict=False):
                 k = seq.params.logprobs
-                logprob = None if k is None else token_logprob(out.logits[row, parent], token, k)
+                logprob = None if k is None else token_logprob(logits[row, parent], token, k)
                 count += 1
                 if seq.append(token, origin, draft.source_of(row) if origin is Origin.DRAFTED else "", logprob):
                     break
@@ -142,24 +138,9 @@ class SpeculativeDecoder:
         return counts
 
 
-class _Stopwatch:
-    """Seconds between laps."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last lap."""
-        now = time.perf_counter()
-        seconds, self._last = now - self._last, now
-        return seconds
-
-
 def records_of(
     draft: Draft,
-    verdict: VerifyOutput,
+    walks: list[Walk],
     emitted: list[int],
     with_prompt: list[bool],
     seconds: tuple[float, float, float],
@@ -173,7 +154,7 @@ def records_of(
     token_ids, parents, probes = draft.tree.lists
     confidence = None if draft.confidence is None else draft.confidence.tolist()
     records = []
-    for row, (path, _, _) in enumerate(verdict.walks):
+    for row, (path, _, _) in enumerate(walks):
         nodes = [node for node, is_probe in enumerate(probes[row]) if not is_probe]
         place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
         depth: list[int] = []
@@ -191,7 +172,7 @@ def records_of(
                 path=tuple(place[node] for node in path),
                 confidences=() if any(c != c for c in given) else given,
                 hint=0 if draft.hints is None else draft.hints[row],
-                batch=len(verdict.walks),
+                batch=len(walks),
                 num_rows=draft.tree.num_nodes,
                 with_prompt=with_prompt[row],
                 draft_s=seconds[0],

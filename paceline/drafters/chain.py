@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from ..core.draft import Draft, Law
-from ..core.interfaces import DraftBudget, DraftRunner
+from ..core.interfaces import DraftBudget
 from ..core.request import Sequence
 from ..core.tree import TokenTree
+from ..runner import ModelRunner
 from ..sampling import DraftSampler, confidence
 from .trees import padded_confidences
 
@@ -29,7 +30,7 @@ class CommonTokens:
 
 
 def draft_chains(
-    runner: DraftRunner,
+    runner: ModelRunner,
     sampler: DraftSampler,
     seqs: Seq[Sequence],
     budgets: Seq[DraftBudget],
@@ -59,7 +60,7 @@ def draft_chains(
     while active:
         slots = [seqs[b].slot for b in active]
         tree = TokenTree.chain([feed[b] for b in active], runner.loaded.device)
-        logits = runner.forward(slots, tree).logits
+        logits = runner.forward(slots, tree)
         runner.commit(slots, [range(1, len(feed[b])) for b in active])
         last = torch.tensor([len(feed[b]) - 1 for b in active], device=logits.device)
         logits = logits[torch.arange(len(active), device=logits.device), last]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier, bind_once
-from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
@@ -101,10 +101,10 @@ class Choose(Drafter):
         empty = Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
         return _merged([part or (empty, row) for row, part in enumerate(parts)])
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Every member sees every row, also those of the others: that is how it stays in step."""
         for member in self.members:
-            member.observe(seqs, draft, out, verdict)
+            member.observe(seqs, draft, logits, walks)
 
     def release(self, slots: Seq[int]) -> None:
         """Forget these slots everywhere."""
@@ -149,7 +149,7 @@ class ChooseSpec(DrafterSpec):
 
 def _merged(parts: list[_Part]) -> Draft:
     """Rows of several drafts as one."""
-    rows = [[field[row] for field in draft.tree.reread()] for draft, row in parts]
+    rows = [[field[row] for field in draft.tree.lists] for draft, row in parts]
     tokens, parents, probes = (list(field) for field in zip(*rows, strict=True))
     tree = TokenTree.from_lists(tokens, parents, parts[0][0].tree.device, probes)
     law, q = _common_law(parts, tree.num_nodes)

@@ -12,10 +12,11 @@ from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, ModelFacts, TargetView, Verifier
-from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..errors import IncompatibleModels
 from ..quant import Weights
@@ -123,7 +124,7 @@ class DraftModel(Drafter):
         drafts = draft_chains if self._translation is None else self._translation.draft
         return drafts(runner, self._sampler, seqs, limits, uncached_tokens, self._vocab_size, self.name)
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Forget rejected tokens: what stays cached is a prefix of the text, its last token never included."""
         for seq in seqs:
             if cached := self.runner.cache.lengths[seq.slot]:

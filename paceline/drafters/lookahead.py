@@ -28,10 +28,11 @@ from typing import Annotated, ClassVar, TypeAlias, final
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
-from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
@@ -124,14 +125,14 @@ class Lookahead(Drafter):
         return Draft(TokenTree.from_lists(tokens, parents, probes=probes), source=self.name)
 
     @torch.inference_mode()
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Move each window on by the target's likeliest tokens behind its last row, and keep its n-grams."""
         asked = [(row, self._states[seq.slot]) for row, seq in enumerate(seqs) if seq.slot in self._states]
         asked = [(row, state) for row, state in asked if state.ends]
         if not asked:
             return
         rows = [row for row, state in asked for _ in state.ends]
-        likeliest = out.logits[rows, [node for _, state in asked for node in state.ends]].argmax(-1).tolist()
+        likeliest = logits[rows, [node for _, state in asked for node in state.ends]].argmax(-1).tolist()
         for _, state in asked:
             count = len(state.ends)
             state.rows = next_rows(state.rows, likeliest[:count], state.pool)

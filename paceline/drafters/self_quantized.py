@@ -19,12 +19,13 @@ from pydantic import Field
 from transformers import PreTrainedModel
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DraftRunner, ModelFacts, TargetView, Verifier
+from ..core.interfaces import DraftBudget, Drafter, ModelFacts, TargetView, Verifier
 from ..core.request import Sequence
 from ..errors import ConfigError
 from ..heads import load_head
 from ..heads.int4_draft import Int4Draft
 from ..quant import LmHead, QuantReport, quantize_head, quantize_linears
+from ..runner import ModelRunner
 from ..runner.adapters import put_int4
 from ..sampling import DraftSampler
 from ..schema import checked, checked_call
@@ -58,7 +59,7 @@ class SelfQuantized(Drafter):
         self.group_size, self.bits, self.weights = group_size, bits, weights
         self.lm_head: LmHead = lm_head
         self.report: QuantReport | None = None
-        self._runner: DraftRunner | None = None
+        self._runner: ModelRunner | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Quantise a copy of the target's linear layers; everything else is shared with it."""

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
-from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..heads import SpaceAdapter
@@ -128,16 +128,15 @@ class Space(Drafter):
             self._grow_corrected(trees, seqs, known)
         return self._with_masks(seqs, budgets, [tree.finish() for tree in trees])
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Keep the logits of the masks below each row's last accepted node; older ones are stale."""
-        tokens, parents = draft.tree.token_ids.tolist(), draft.tree.parents.tolist()
-        counts, paths = verdict.num_accepted.tolist(), verdict.path.tolist()
-        for row, seq in enumerate(seqs):
+        tokens, parents, _ = draft.tree.lists
+        for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True)):
             self._predicted.pop(seq.slot, None)
-            last = paths[row][counts[row] - 1] if counts[row] else 0
+            last = walk.path[-1] if walk.path else 0
             group = masks_below(last, tokens[row], parents[row], self._target.vocab_size)
             if group and not seq.is_finished:
-                found = out.logits[row, group.start : group.stop]
+                found = logits[row, group.start : group.stop]
                 sound = found.amax(-1).isfinite().cumprod(0).sum()  # those before the first that overflowed
                 # A copy, since a view would keep the whole pass alive.
                 self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:sound].clone())

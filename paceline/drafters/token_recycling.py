@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
-from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..kernels.library import largest, library
 from ..schema import checked, checked_call
@@ -60,18 +60,18 @@ class TokenRecycling(Drafter):
         """The tree of each row, the likeliest nodes of it if the budget is small."""
         return draft_of(seqs, [self._tree(*both) for both in zip(seqs, budgets, strict=True)], self.name)
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Keep the successors of every token that was read; where a token was read twice, those on the accepted path.
 
         Rejected tokens count too: the target computed what follows them.
         """
         ids, _, probes = draft.tree.lists
         width, place = draft.tree.num_nodes, dict[int, int]()  # token: its row of the logits, flattened
-        for row, walk in enumerate(verdict.walks):
+        for row, walk in enumerate(walks):
             read = [node for node in range(width) if not probes[row][node]]
             place.update((ids[row][node], row * width + node) for node in [*read, 0, *walk.path])
-        rows = torch.tensor([*place.values()], device=out.logits.device)
-        found = _best(out.logits.flatten(0, 1).index_select(0, rows))
+        rows = torch.tensor([*place.values()], device=logits.device)
+        found = _best(logits.flatten(0, 1).index_select(0, rows))
         self._successors[torch.tensor([*place]), : found.shape[1]] = found
 
     def _below(self, token: int) -> list[int]:

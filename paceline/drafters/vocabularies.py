@@ -23,10 +23,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, DraftRunner, ModelFacts
+from ..core.interfaces import DraftBudget, ModelFacts
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
 from ..errors import IncompatibleModels
+from ..runner import ModelRunner
 from ..sampling import DraftSampler
 from ..sampling.scores import before_banned
 from .chain import CommonTokens, draft_chains
@@ -220,7 +221,7 @@ class Translation(ABC):
     @abstractmethod
     def draft(
         self,
-        runner: DraftRunner,
+        runner: ModelRunner,
         sampler: DraftSampler,
         seqs: Seq[Sequence],
         budgets: Seq[DraftBudget],
@@ -255,7 +256,7 @@ class Intersection(Translation):
 
     def draft(
         self,
-        runner: DraftRunner,
+        runner: ModelRunner,
         sampler: DraftSampler,
         seqs: Seq[Sequence],
         budgets: Seq[DraftBudget],
@@ -282,7 +283,7 @@ class Strings(Translation):
 
     def draft(
         self,
-        runner: DraftRunner,
+        runner: ModelRunner,
         sampler: DraftSampler,
         seqs: Seq[Sequence],
         budgets: Seq[DraftBudget],

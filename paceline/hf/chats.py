@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from PIL import Image
 
@@ -20,8 +20,8 @@ _KINDS = 'a part is {"type": "text", "text": ...}, {"type": "image", "image": ..
 
 
 def has_images(chat: Seq[Message]) -> bool:
-    """Whether a chat holds an image; the images are not opened."""
-    return any(_kind(part) in ("image", "image_url") for message in chat for part in _parts(message))
+    """Whether a chat holds an image; the images are not opened. Raises `ConfigError` as `split_chat`."""
+    return any(is_image for message in chat for is_image, _ in _parts(message))
 
 
 def split_chat(chat: Seq[Message], limits: ImageLimits = LIMITS) -> tuple[list[dict[str, object]], list[Image.Image]]:
@@ -32,12 +32,10 @@ def split_chat(chat: Seq[Message], limits: ImageLimits = LIMITS) -> tuple[list[d
     messages, images = list[dict[str, object]](), list[Image.Image]()
     for message in chat:
         content: list[dict[str, str]] = []
-        for part in _parts(message):
-            if _kind(part) == "text":
-                content.append({"type": "text", "text": _text(part)})
-            else:
-                images.append(open_image(_source(part), limits))
-                content.append({"type": "image"})
+        for is_image, value in _parts(message):
+            if is_image:
+                images.append(open_image(value, limits))
+            content.append({"type": "image"} if is_image else {"type": "text", "text": value})
         messages.append({**message, "content": content})
     return messages, images
 
@@ -51,10 +49,11 @@ def text_chat(chat: Seq[Message]) -> list[dict[str, object]]:
         raise ConfigError(
             "this model takes text alone", got="a chat with an image", fix="leave the image out, or use a vision model"
         )
-    return [{**message, "content": "".join(_text(part) for part in _parts(message))} for message in chat]
+    return [{**message, "content": "".join(text for _, text in _parts(message))} for message in chat]
 
 
-def _parts(message: Message) -> list[Part]:
+def _parts(message: Message) -> list[tuple[bool, Any]]:
+    """For each part of a message whether it is an image, and its text or the source of its image."""
     if not isinstance(message, Mapping):
         raise ConfigError(
             "a chat holds what is no message", got=brief(message), expected='{"role": ..., "content": ...}'
@@ -63,45 +62,45 @@ def _parts(message: Message) -> list[Part]:
         raise ConfigError("a message has no role", got=brief(message.get("role")), expected="a string such as 'user'")
     content = message.get("content")
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [(False, content)]
     if not isinstance(content, list | tuple) or not content:
         raise ConfigError("a message has no content", got=brief(content), expected="a text, or a list of parts")
-    for part in content:
-        if not isinstance(part, Mapping):
-            raise ConfigError("a message holds what is no part", got=brief(part), expected=_KINDS)
-    return list(content)
+    return [_part(part) for part in content]
 
 
-def _kind(part: Part) -> str:
+def _part(part: object) -> tuple[bool, Any]:
+    if not isinstance(part, Mapping):
+        raise ConfigError("a message holds what is no part", got=brief(part), expected=_KINDS)
     kind = part.get("type")
-    if kind in _TEXTS:
-        return "text"
-    if kind in ("image", "image_url"):
-        return str(kind)
-    raise ConfigError("a message holds a part of unknown kind", got=brief(kind), expected=_KINDS)
-
-
-def _text(part: Part) -> str:
+    if kind == "image":
+        return True, _source(part)
+    if kind == "image_url":
+        return True, _url(part)
+    if kind not in _TEXTS:
+        raise ConfigError("a message holds a part of unknown kind", got=brief(kind), expected=_KINDS)
     _refuse_others(part, ("text",))
     if not isinstance(text := part.get("text"), str):
         raise ConfigError("a part of a message has no text", got=brief(text), expected='{"type": "text", "text": ...}')
-    return text
+    return False, text
+
+
+def _url(part: Part) -> str:
+    """That of OpenAI's form; its "detail" has no meaning here, since the processor sets the resolution."""
+    _refuse_others(part, ("image_url",))
+    inner = part.get("image_url")
+    if isinstance(inner, Mapping):
+        _refuse_others({"type": None, **inner}, ("url", "detail"))
+        inner = inner.get("url")
+    if not isinstance(inner, str) or not inner.lower().startswith(("http://", "https://", "data:")):
+        raise ConfigError(
+            "an image_url is no URL", got=brief(inner),
+            expected='{"type": "image_url", "image_url": {"url": "https://..."}}, or a data: URL',
+            fix='name files by {"type": "image", "image": "picture.png"}',
+        )  # fmt: skip
+    return inner
 
 
 def _source(part: Part) -> ImageSource:
-    if part["type"] == "image_url":  # OpenAI's; its "detail" has no meaning here: the processor sets the resolution
-        _refuse_others(part, ("image_url",))
-        inner = part.get("image_url")
-        if isinstance(inner, Mapping):
-            _refuse_others({"type": None, **inner}, ("url", "detail"))
-            inner = inner.get("url")
-        if not isinstance(inner, str):
-            example = '{"type": "image_url", "image_url": {"url": "https://..."}}'
-            raise ConfigError("an image has no URL", got=brief(inner), expected=example)
-        if not inner.lower().startswith(("http://", "https://", "data:")):
-            fix = 'name files by {"type": "image", "image": "picture.png"}'
-            raise ConfigError("an image_url is no URL", got=brief(inner), expected="https:// or data:", fix=fix)
-        return inner
     _refuse_others(part, _SOURCES)
     given = [key for key in _SOURCES if part.get(key) is not None]
     if len(given) != 1:

@@ -59,7 +59,8 @@ def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image
     if isinstance(source, str) and source[:5].lower() == "data:":
         return _decode(_from_data_url(source, limits), f"the data URL {short(source)}", limits)
     if isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
-        return _decode(_fetched(source, limits), short(source), limits)
+        data = fetch(source, limits.max_bytes, limits.timeout_s, limits.allow_private)
+        return _decode(data, short(source), limits)
     if isinstance(source, str | PathLike):
         return _decode(_read(source, limits), short(str(source)), limits)
     raise ConfigError("this is no image", got=type(source).__name__, expected=_FORMS)
@@ -102,10 +103,6 @@ def _from_data_url(url: str, limits: ImageLimits) -> bytes:
         return base64.b64decode(b"".join(raw.split()), validate=True)
     except binascii.Error as error:
         raise ConfigError(f"the data URL {short(url)} is not base64", got=str(error)) from error
-
-
-def _fetched(url: str, limits: ImageLimits) -> bytes:
-    return fetch(url, limits.max_bytes, limits.timeout_s, limits.allow_private)
 
 
 # From bytes to an image

@@ -1,7 +1,6 @@
 """Opens checkpoints by transformers: device and dtype, weights, processor, and refusals of what cannot be decoded."""
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -143,19 +142,10 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
             ) from error  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Opened:
-    """What a checkpoint holds: a text model with its tokenizer, or a vision-language model with its processor."""
-
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
-    processor: ProcessorMixin | None
-
-
 def open_checkpoint(
     name_or_path: str, dtype: str | torch.dtype | None, device: str | torch.device | None, trust_remote_code: bool
-) -> Opened:
-    """Load a model folder or hub id in plain transformers; see `load_model` for what is raised."""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, ProcessorMixin | None]:
+    """A text model with its tokenizer, or a vision-language model with its processor; see `load_model` for errors."""
     place, kind, folder = chosen_device(device), dtype_of(dtype), local_folder(name_or_path)
     check_folder(folder)
     files = weight_files(folder)
@@ -199,12 +189,12 @@ def open_checkpoint(
     with refused(f"{name_or_path!r} does not fit on {place}", fix="use another device"):
         model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
     if sees:
-        return Opened(model, None, load_processor(folder, config, trust_remote_code))
+        return model, None, load_processor(folder, config, trust_remote_code)
     with refused(
         f"{name_or_path!r} has no usable tokenizer",
         fix="put its tokenizer files in that folder, or pass a loaded model with tokenizer=...",
     ):
-        return Opened(model, AutoTokenizer.from_pretrained(folder, **own), None)
+        return model, AutoTokenizer.from_pretrained(folder, **own), None
 
 
 def check_architecture(name: str, model: PreTrainedModel) -> None:

@@ -25,7 +25,6 @@ class Format(IntEnum):
 
 
 FORMATS = {torch.bfloat16: Format.BF16, torch.float16: Format.F16, torch.float32: Format.F32}
-NORMS = {"none": 0, "rms": 1, "layer": 2}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
 
 

@@ -40,8 +40,8 @@ def load_model(
     Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is neither a
     causal LM nor a vision-language model of a known family, or whose logits are not those of plain transformers.
     """
-    opened, name = open_checkpoint(name_or_path, dtype, device, trust_remote_code), Path(name_or_path).name
-    return check(_prepare(opened.model, opened.tokenizer, opened.processor, name))
+    opened = open_checkpoint(name_or_path, dtype, device, trust_remote_code)
+    return check(_prepare(*opened, Path(name_or_path).name))
 
 
 def wrap_model(
@@ -110,16 +110,16 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     if attends and not is_packed and not is_fused(model):
         fuse(model)
     return LoadedModel(
-        model,
-        tokenizer,
-        name,
-        context_of(config),
-        eos_ids_of(model),
-        attends,
-        any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS),
-        which,
-        decoder_of(model, attends),
-        reference,
+        model=model,
+        tokenizer=tokenizer,
+        name=name,
+        context=context_of(config),
+        fingerprint=which,
+        eos_ids=eos_ids_of(model),
+        attends_trees=attends,
+        mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS),
+        decoder=decoder_of(model, attends),
+        reference=reference,
     )
 
 

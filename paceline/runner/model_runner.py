@@ -8,21 +8,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache, round_up
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import States, StateStore
-from ..core.outputs import TargetOutput
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
 from ..heads import SpaceAdapter
 from ..hf.prompts import check_length
 from ..hf.vision import Features, Vision, share_tower
-from .loaded import LoadedModel, share_copy
-from .prefill import ImagePrefill, chunks, prompt_rows
+from .adapters import attach_adapter, share_copy
+from .loaded import LoadedModel
+from .prefill import ImagePrefill, Prefix, chunks, prefix_key, prompt_rows
 from .static_pass import StaticPasses
 from .torch_decoder import FusedDecoder
 
@@ -84,7 +84,7 @@ class ModelRunner:
         """Keep these hidden states from the next pass on."""
         self.states.watch(layers)
 
-    def read_states(self, slot: int, begin: int, end: int, layers: Sequence[int]) -> torch.Tensor:
+    def read_states(self, slot: int, begin: int, end: int, layers: Sequence[int]) -> Tensor:
         """The watched states of cached tokens `begin` to `end`, side by side. [M, len(layers) E]."""
         return self.states.read(slot, begin, end, layers)
 
@@ -109,9 +109,9 @@ class ModelRunner:
         """
         attached = self.loaded.attached
         if attached is None:
-            self.loaded = self.loaded.with_adapter(adapter)
-            attached = self.loaded.attached
-            assert attached is not None
+            model = share_copy(self.loaded.model)
+            attached = attach_adapter(model, adapter, self.loaded.device, self.loaded.dtype)
+            self.loaded = self.loaded.with_model(model, attached)
         elif not attached.holds(adapter):
             changed = attached.source is adapter
             raise ConfigError(
@@ -198,8 +198,10 @@ class ModelRunner:
         A block may hold the last token: it is computed with its block, and once more as the root of the first pass.
         """
         watched = self.requested_states() or {}
-        found = self.images.prefix(token_ids, vision, kept, watched)
-        if found is not None:
+        key = prefix_key(token_ids, vision)
+        found = self.images.prefixes.get(key)
+        # S is one less than the edge where the prompt ended there, its last token being the root.
+        if found is not None and found.layers[0][0].shape[-2] == kept and set(watched) <= set(found.states):
             self.cache.restore(slot, found.layers)
             if watched:
                 given = {layer: found.states[layer][None] for layer in watched}
@@ -213,7 +215,7 @@ class ModelRunner:
         self.cache.truncate(slot, kept)
         if kept:
             states = {layer: self.states.read(slot, 0, kept, (layer,)).clone() for layer in watched}
-            self.images.keep(token_ids, vision, self.cache.copy_of(slot, kept), states)
+            self.images.prefixes.put(key, Prefix(self.cache.copy_of(slot, kept), states))
         return seconds
 
     @torch.inference_mode()
@@ -243,7 +245,7 @@ class ModelRunner:
         self.cache.lengths[slot] += count
 
     @torch.inference_mode()
-    def forward(self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = ()) -> TargetOutput:
+    def forward(self, slots: Sequence[int], tree: TokenTree, text: Sequence[int] = ()) -> Tensor:
         """One pass over the trees; nothing is committed. Logits [B, N, V] of the nodes that were given.
 
         Mask tokens (ids from `vocab_size` on, of the attached adapter) come after the candidates of their row.
@@ -281,7 +283,7 @@ class ModelRunner:
             self.states.write(slots, starts, given, self.cache.capacity)
         if count:
             self.cache.lengths[slots[0]] += count
-        return TargetOutput(logits)
+        return logits
 
     def _fits_static(self, tree: TokenTree, special: bool) -> bool:
         """Whether a static pass takes this tree; special: it has masks or text, or positions other than columns."""
@@ -302,7 +304,7 @@ class ModelRunner:
         times = []
         for _ in range(repeats + 1):  # the first warms up
             begin = time.perf_counter()
-            self.forward([0], chain).logits.argmax(-1).tolist()  # reading waits for the device
+            self.forward([0], chain).argmax(-1).tolist()  # reading waits for the device
             times.append(time.perf_counter() - begin)
         return statistics.median(times[1:])
 

@@ -6,7 +6,6 @@ those of plain decoding whatever shares its pass: trees, other sequences, the te
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from ctypes import c_void_p
 from itertools import chain
 from typing import Any, cast
 from weakref import ref
@@ -93,9 +92,9 @@ class NativeDecoder:
             one.cos, one.sin = held.tensors(cos), held.tensors(sin)
         else:
             cos, sin = self._reach(max(layout.starts) + max(layout.offsets) + nodes)
-            one.cos, one.sin = _pointer(cos), _pointer(sin)
+            one.cos, one.sin = ctypes.addressof(cos), ctypes.addressof(sin)
         keys, values = self._places(cache)
-        one.keys, one.values, one.capacity = _pointer(keys), _pointer(values), cache.capacity
+        one.keys, one.values, one.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
         wanted: list[Tensor | None] = []
         if states is not None:
             layers, hidden = range(self._described.num_layers + 1), self._described.model.hidden
@@ -149,19 +148,15 @@ class _Held:
         self._held.append(tensor)
         return address(tensor)
 
-    def tensors(self, tensors: Sequence[Tensor | None]) -> c_void_p:
+    def tensors(self, tensors: Sequence[Tensor | None]) -> int:
         """A pointer to an array of pointers."""
         self._held += [tensors, array := addresses(tensors)]
-        return _pointer(array)
+        return ctypes.addressof(array)
 
-    def integers(self, numbers: Iterable[int]) -> c_void_p:
+    def integers(self, numbers: Iterable[int]) -> int:
         """A pointer to an array of int64."""
         self._held.append(array := (ctypes.c_int64 * len(listed := [*numbers]))(*listed))
-        return _pointer(array)
-
-
-def _pointer(array: Any) -> c_void_p:
-    return c_void_p(ctypes.addressof(array))
+        return ctypes.addressof(array)
 
 
 def _blocks(rows: PromptRows, start: int, count: int) -> tuple[Tensor, Tensor]:

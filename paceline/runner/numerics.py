@@ -141,13 +141,13 @@ def _random_tokens(loaded: LoadedModel, count: int) -> list[int]:
 
 def _chain_logits(runner: ModelRunner, slots: list[int], chain: list[int]) -> Tensor:
     """Logits [N, V] of a chain in the first row; the others are given the same one."""
-    return runner.forward(slots, TokenTree.chain([chain] * len(slots), runner.loaded.device)).logits[0]
+    return runner.forward(slots, TokenTree.chain([chain] * len(slots), runner.loaded.device))[0]
 
 
 def _paths(runner: ModelRunner, slot: int, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
     """For each path of a tree the logits of the path by itself, and those of its nodes in the tree."""
     tree = TokenTree.from_lists([tokens], [list(_PARENTS)], runner.loaded.device)
-    rows = runner.forward([slot], tree).logits[0]
+    rows = runner.forward([slot], tree)[0]
     paths = [[0, *tree.path_to(0, leaf)] for leaf in set(range(len(_PARENTS))) - set(_PARENTS)]
     return [(_chain_logits(runner, [slot], [tokens[i] for i in path]), rows[path]) for path in paths]
 

@@ -9,7 +9,7 @@ then compute what follows in the same chunks on the same keys, so a hit and a mi
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
@@ -37,11 +37,6 @@ class Prefix:
     states: dict[int, Tensor]
 
     @property
-    def num_columns(self) -> int:
-        """S: one less than the edge where the prompt ended there, its last token being the root."""
-        return self.layers[0][0].shape[-2]
-
-    @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(t.nbytes for pair in self.layers for t in pair) + sum(t.nbytes for t in self.states.values())
@@ -54,24 +49,6 @@ class ImagePrefill:
     def __init__(self) -> None:
         self.features: BoundedCache[str, Features] = BoundedCache(FEATURE_BYTES, lambda features: features.num_bytes)
         self.prefixes: BoundedCache[PrefixKey, Prefix] = BoundedCache(PREFIX_BYTES, lambda prefix: prefix.num_bytes)
-
-    def prefix(
-        self, token_ids: Sequence[int], prompt: VisionPrompt, num_columns: int, states: Collection[int]
-    ) -> Prefix | None:
-        """The kept columns of a prompt, if there are so many and these states with them."""
-        found = self.prefixes.get(prefix_key(token_ids, prompt))
-        fits = found is not None and found.num_columns == num_columns and set(states) <= set(found.states)
-        return found if fits else None
-
-    def keep(
-        self,
-        token_ids: Sequence[int],
-        prompt: VisionPrompt,
-        layers: list[tuple[Tensor, Tensor]],
-        states: dict[int, Tensor],
-    ) -> None:
-        """Keep the columns of a prompt for the next one that begins like it."""
-        self.prefixes.put(prefix_key(token_ids, prompt), Prefix(layers, states))
 
     def forget(self) -> None:
         """Drop everything."""

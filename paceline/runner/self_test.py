@@ -78,7 +78,7 @@ def check_tree(runner: ModelRunner) -> None:
     slot = runner.cache.allocate()
     try:
         runner.prefill(slot, tokens[:_PREFIX])
-        logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device)).logits[0]
+        logits = runner.forward([slot], TokenTree.from_lists([tokens[_PREFIX:]], [_PARENTS], loaded.device))[0]
     finally:
         runner.cache.release(slot)
     for path, expected in zip(_PATHS, loaded.reference, strict=True):
@@ -125,7 +125,7 @@ def check_image(runner: ModelRunner) -> None:
     try:
         runner.read(slot, expected.token_ids, expected.prompt)
         root = TokenTree.chain([[expected.token_ids[-1]]], loaded.device)
-        logits = runner.forward([slot], root).logits[0, 0]
+        logits = runner.forward([slot], root)[0, 0]
     finally:
         runner.cache.release(slot)
         runner.images.forget()

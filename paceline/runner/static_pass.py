@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, Segment, additive, visible
 from ..attention.states import States
-from ..core.tree import TokenTree
+from ..core.tree import TokenTree, ancestors
 from .torch_decoder import FusedDecoder
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
@@ -131,16 +131,16 @@ class StaticPass:
         """
         bucket, decoder = self.bucket, self._decoder
         starts, slots, columns = self._place.unbind(1)
-        tree = TokenTree(self._tokens, self._parents, torch.zeros_like(self._parents, dtype=torch.bool))
-        reach = tree.ancestor_mask
-        positions = (starts[:, None] + tree.depth).clamp_(max=self._max_length - 1)
+        reach = ancestors(self._parents)
+        positions = (starts[:, None] + reach.sum(-1) - 1).clamp_(max=self._max_length - 1)
         offsets = torch.arange(bucket.nodes, device=self._device)
         written = columns[:, None] + offsets
         writer = _Writer(self._layers, slots[:, None].expand_as(written), written)
         segments = {
             (w, g): [self._segment(visible(starts, reach, bucket.columns, w, positions), g)] for w, g in self._kinds
         }
-        layout = PassLayout([0] * bucket.batch, bucket.nodes, tree, batch_invariant=False, _segments=segments)
+        shape = TokenTree.chain([[0] * bucket.nodes] * bucket.batch)  # the segments say who sees whom
+        layout = PassLayout([0] * bucket.batch, bucket.nodes, shape, batch_invariant=False, _segments=segments)
         x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
         cos, sin = self._cos[positions.view(-1)], self._sin[positions.view(-1)]
         passing: States = {}
@@ -149,8 +149,8 @@ class StaticPass:
                 passing[index] = x
             x = layer.forward(x, cos, sin, layout, writer)  # type: ignore[arg-type]
         passing[len(decoder.layers)] = normed = decoder.norm(x)
-        shape = (bucket.batch, bucket.nodes, -1)
-        return decoder.head(normed).view(shape), {layer: passing[layer].view(shape) for layer in self._watched}
+        size = (bucket.batch, bucket.nodes, -1)
+        return decoder.head(normed).view(size), {layer: passing[layer].view(size) for layer in self._watched}
 
     def take(self, result: Tensor, num_nodes: int) -> Tensor:
         """The live rows and nodes of the result, in the order of `load`, in memory of their own. [B, N, V or E]."""
@@ -200,7 +200,7 @@ class StaticPasses:
         watched = tuple(states or ())
         bucket = Bucket.of(window, nodes, max(starts) + nodes, self._cache.capacity)
         found = self._passes.get((bucket, watched))
-        made = found[0] if found else self._new(bucket, watched)
+        made = found[0] if found else StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
         made.load(slots, starts, tree)
         if found is None:  # captured with its first pass loaded: warming up writes what the pass itself will write
             if len(self._passes) >= _MOST:
@@ -211,9 +211,6 @@ class StaticPasses:
         for layer in states or ():
             states[layer] = made.take(passing[layer], tree.num_nodes)  # type: ignore[index]
         return made.take(logits, tree.num_nodes)
-
-    def _new(self, bucket: Bucket, watched: tuple[int, ...]) -> StaticPass:
-        return StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
 
     def _forget_if_moved(self) -> None:
         """Drop what was built on other tensors than the cache has now."""

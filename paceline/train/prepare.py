@@ -33,7 +33,7 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, TargetView, Verifier
-from ..core.outputs import TargetOutput, VerifyOutput
+from ..core.outputs import Walk
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
@@ -179,7 +179,7 @@ class _Recorder(Drafter):
         """Nothing."""
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]))
 
-    def observe(self, seqs: Seq[Sequence], draft: Draft, out: TargetOutput, verdict: VerifyOutput) -> None:
+    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Copy the states of finished answers, keyed by the sequence's identity."""
         for seq in seqs:
             if seq.is_finished and self.layers:

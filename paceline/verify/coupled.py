@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetDistribution, VerifyOutput, Walk
+from ..core.outputs import TargetDistribution, Walk
 from ..core.rng import Purpose, gumbel
 from ..sampling.scores import argmax, node_argmax
 from ..schema import checked_call
@@ -101,7 +101,7 @@ class Coupled(Verifier):
 
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
-    ) -> VerifyOutput:
+    ) -> list[Walk]:
         """Walk all trees together, one level a turn. `positions[b]` is the position of the token after the root."""
         trees = Branches.read(draft.tree)
         walks = dict[int, Walk]()
@@ -123,7 +123,7 @@ class Coupled(Verifier):
                     walks[row] = Walk(paths[row], token, is_bonus=not trees[row].children[node])
                 else:
                     paths[row].append(child)
-        return VerifyOutput.of([walks[row] for row in range(len(trees))], distribution.scores.device)
+        return [walks[row] for row in range(len(trees))]
 
     def _greedy(self, scores: Float[Tensor, "B N V"]) -> Callable[[int, int], int]:
         """What gives the choice of a greedy row at a node."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.draft import Draft, Law
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetDistribution, VerifyOutput, Walk
+from ..core.outputs import TargetDistribution, Walk
 from .laws import Chance, Keyed, iid, point_mass, without_replacement
 from .walk import Branches, descend, p_at, q_at
 
@@ -35,7 +35,7 @@ class Ratio(Verifier):
 
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
-    ) -> VerifyOutput:
+    ) -> list[Walk]:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
         rows = Branches.read(draft.tree)
 
@@ -50,7 +50,7 @@ class Ratio(Verifier):
 
             return descend(rows[row], decide)
 
-        return VerifyOutput.of([walk(row) for row in range(len(rows))], distribution.scores.device)
+        return [walk(row) for row in range(len(rows))]
 
 
 def _offer(

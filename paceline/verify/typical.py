@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.draft import Draft
 from ..core.interfaces import Verifier
-from ..core.outputs import TargetDistribution, VerifyOutput, Walk
+from ..core.outputs import TargetDistribution, Walk
 from ..errors import LossyNotAllowed
 from ..schema import checked_call
 from .laws import Keyed, probability
@@ -55,7 +55,7 @@ class Typical(Verifier):
 
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
-    ) -> VerifyOutput:
+    ) -> list[Walk]:
         """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
         rows = Branches.read(draft.tree)
         walks = list[Walk]()
@@ -65,7 +65,7 @@ class Typical(Verifier):
             p = p_at(distribution, row, node)
             token = -1 if p is None else Keyed(seeds[row], position, 0).draw(p)
             walks.append(Walk(path, token, is_bonus=not branches.children[node]))
-        return VerifyOutput.of(walks, distribution.scores.device)
+        return walks
 
     def _longest(self, branches: Branches, distribution: TargetDistribution, row: int) -> list[int]:
         """The longest path of accepted tokens; of equally long ones the most probable."""

@@ -115,7 +115,7 @@ class Fails(RandomTrees):
             raise self.error
         return super().propose(seqs, budgets)
 
-    def observe(self, seqs, draft, out, verdict):
+    def observe(self, seqs, draft, logits, walks):
         if self.place == "observe" and self.left == 0:
             raise self.error
 

@@ -14,7 +14,7 @@ from paceline.policy.choice import Choice
 from paceline.policy.seconds import RoundSeconds
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.adversaries import Constant, RandomTrees
-from tests.helpers import REPEATING, loaded, oracle, prompt, result, sequence
+from tests.helpers import REPEATING, changed, loaded, oracle, prompt, result, sequence
 from tests.lossless.drafters import small_draft, twin
 from tests.tiny import tiny_model
 
@@ -233,9 +233,8 @@ def test_mutants_are_caught(monkeypatch, mutant):
 
 def _early(whole: TokenTree, count: int) -> TokenTree:
     """The root hangs under the text's last token but one."""
-    parents = whole.parents.clone()
-    parents[0, count] = count - 2
-    return TokenTree(whole.token_ids, parents, whole.is_probe)
+    (parents,) = whole.lists.parents
+    return changed(whole, parents=[[*parents[:count], count - 2, *parents[count + 1 :]]])
 
 
 @pytest.mark.parametrize("drafter", [PromptLookup, RandomTrees])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
-from paceline.core.outputs import VerifyOutput
+from paceline.core.outputs import Walk
 from paceline.core.request import SamplingParams, Sequence
 from paceline.decoding import SpeculativeDecoder
 from paceline.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead, MtpConfig, MtpHead
@@ -104,11 +104,11 @@ class Accepts(Verifier):
 
     def verify(self, draft, law, seeds, positions):
         count = next(self._counts)
-        drafted = (~draft.tree.is_probe).sum(1) - 1
-        taken = drafted.clamp(max=count)
-        width = max(1, count)
-        path = torch.tensor([[n if n <= int(t) else -1 for n in range(1, width + 1)] for t in taken])
-        return VerifyOutput(path, taken, (torch.tensor(positions) * 7 + 3) % 90 + 3, taken == drafted)
+        drafted = [row.count(False) - 1 for row in draft.tree.lists.is_probe]
+        return [
+            Walk([*range(1, 1 + min(count, most))], (position * 7 + 3) % 90 + 3, most <= count)
+            for most, position in zip(drafted, positions, strict=True)
+        ]
 
 
 def watched(

@@ -1,5 +1,7 @@
 """Several drafters behind one interface: the same answers, the right laws, everyone in step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,7 +15,19 @@ from paceline.errors import ConfigError
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner
 from tests.adversaries import Constant, RandomTrees
-from tests.helpers import NO_EOS, REPEATING, all_free, assert_sound, loaded, oracle, prompt, result, runner, sequence
+from tests.helpers import (
+    NO_EOS,
+    REPEATING,
+    all_free,
+    assert_sound,
+    changed,
+    loaded,
+    oracle,
+    prompt,
+    result,
+    runner,
+    sequence,
+)
 from tests.lossless import test_ratio as ratio
 from tests.lossless.drafters import END, small_draft, twin
 
@@ -155,12 +169,13 @@ class Dropping(DraftModel):
 
     def propose(self, seqs, budgets):
         made = super().propose(seqs, budgets)
+        probes = made.tree.is_probe
         for row, budget in enumerate(budgets):
-            last = int((~made.tree.is_probe[row]).sum()) - 1
+            last = int((~probes[row]).sum()) - 1
             assert made.confidence is not None
             if last > 0 and not budget.should_continue([float(made.confidence[row, last])]):
-                made.tree.is_probe[row, last] = True
-        return made
+                probes[row, last] = True
+        return replace(made, tree=changed(made.tree, is_probe=probes.tolist()))
 
 
 class StopsAtWeakTokens(DraftPolicy):

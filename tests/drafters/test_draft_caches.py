@@ -56,13 +56,13 @@ def test_draft_cache_is_in_step(length, verifier):
 class NeverForgets(DraftModel):
     """Rejected tokens stay in the draft's cache."""
 
-    def observe(self, seqs, draft, out, verdict): ...
+    def observe(self, seqs, draft, logits, walks): ...
 
 
 class ForgetsOneTooFew(DraftModel):
     """The recovered token's place still holds the rejected one."""
 
-    def observe(self, seqs, draft, out, verdict):
+    def observe(self, seqs, draft, logits, walks):
         for seq in seqs:
             cached = self.runner.cache.lengths[seq.slot]
             self.runner.cache.truncate(seq.slot, min(cached, seq.num_cached + 1))
@@ -71,8 +71,8 @@ class ForgetsOneTooFew(DraftModel):
 class ForgetsTooMuch(DraftModel):
     """Right, and slower every round: the symptom is work, not text."""
 
-    def observe(self, seqs, draft, out, verdict):
-        super().observe(seqs, draft, out, verdict)
+    def observe(self, seqs, draft, logits, walks):
+        super().observe(seqs, draft, logits, walks)
         for seq in seqs:
             self.runner.cache.truncate(seq.slot, max(0, self.runner.cache.lengths[seq.slot] - 2))
 
@@ -143,7 +143,7 @@ class Survives(SelfQuantized):
         self.kept = [layer[seq.slot, :, at].clone() for layer in (*cache.keys, *cache.values)]
         return made
 
-    def observe(self, seqs, draft, out, verdict):
+    def observe(self, seqs, draft, logits, walks):
         (seq,) = seqs
         cache = self._runner.cache
         at = seq.num_cached - seq.rounds[-1].num_emitted
@@ -163,10 +163,10 @@ def survivors(drafter: SelfQuantized) -> int:
     trees, paths = [], []
     observe = drafter.observe
 
-    def record(seqs, draft, out, verdict):
-        observe(seqs, draft, out, verdict)
+    def record(seqs, draft, logits, walks):
+        observe(seqs, draft, logits, walks)
         trees.append(draft.tree)
-        paths.append(verdict.path[0, : int(verdict.num_accepted[0])].tolist())
+        paths.append(walks[0].path)
 
     drafter.observe = record
     count = 0

@@ -81,9 +81,9 @@ def paths(tree: TokenTree) -> set[Path]:
 def rounds(drafter: Lookahead, params: SamplingParams) -> list[tuple[list[int], TokenTree]]:
     """The text before each round and the tree that was drafted behind it."""
     seen, observe = [], drafter.observe
-    drafter.observe = lambda seqs, draft, out, verdict: (
+    drafter.observe = lambda seqs, draft, logits, walks: (
         seen.append((seqs[0].token_ids[: -seqs[0].rounds[-1].num_emitted], draft.tree)),
-        observe(seqs, draft, out, verdict),
+        observe(seqs, draft, logits, walks),
     )
     run(reading_apart(ModelRunner(loaded(), 1)), drafter, [sequence(loaded(), REPEATING, params)], 16)
     return seen

@@ -30,7 +30,7 @@ from paceline.sampling import DraftSampler, draft_sampler
 from paceline.sampling.scores import bar, before_banned, columns_of
 from tests.drafters.heads import SOME, blockwise, medusa, mtp
 from tests.drafters.test_eagle import random_head
-from tests.helpers import VOCAB, loaded, prompt, sequence
+from tests.helpers import VOCAB, changed, loaded, prompt, sequence
 from tests.lossless.drafters import small_draft
 from tests.space.common import adapter
 
@@ -148,7 +148,7 @@ def test_the_loop_refuses_them_by_name():
     check_contract(draft, [seq], budgets, VOCAB)
     with pytest.raises(DraftError, match="careless drafted a token that stands for an image"):
         check_contract(draft, [seq], budgets, VOCAB, 0, frozenset({4}))
-    probe = TokenTree(draft.tree.token_ids, draft.tree.parents, torch.tensor([[False, False, True]]))
+    probe = changed(draft.tree, is_probe=[[False, False, True]])
     check_contract(Draft(probe), [seq], budgets, VOCAB, 0, frozenset({4}))  # a probe is never kept
 
 

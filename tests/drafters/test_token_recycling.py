@@ -28,14 +28,14 @@ class Replay(TokenRecycling):
             self.faults += sum(tokens[node] not in self.kept.get(tokens[parents[node]], ()) for node in used)
         return draft
 
-    def observe(self, seqs, draft, out, verdict):
-        super().observe(seqs, draft, out, verdict)
+    def observe(self, seqs, draft, logits, walks):
+        super().observe(seqs, draft, logits, walks)
         tree = draft.tree
-        for row, walk in enumerate(verdict.walks):
-            nodes = [node for node in range(tree.num_nodes) if not tree.is_probe[row, node]]
+        for row, walk in enumerate(walks):
+            nodes = [node for node in range(tree.num_nodes) if not tree.lists.is_probe[row][node]]
             for node in [*nodes, 0, *walk.path]:
-                best = out.logits[row, node].float().argsort(descending=True, stable=True)
-                self.kept[int(tree.token_ids[row, node])] = best[:KEPT].tolist()
+                best = logits[row, node].float().argsort(descending=True, stable=True)
+                self.kept[tree.lists.token_ids[row][node]] = best[:KEPT].tolist()
         for token in range(VOCAB):
             self.faults += self._below(token) != self.kept.get(token, [-1] * KEPT)
 
@@ -43,21 +43,21 @@ class Replay(TokenRecycling):
 class OfTheNextNode(Replay):
     """The successors of a token are filed under the node before it."""
 
-    def observe(self, seqs, draft, out, verdict):
-        shifted = type(out)(out.logits.roll(1, dims=1))
-        TokenRecycling.observe(self, seqs, draft, shifted, verdict)
+    def observe(self, seqs, draft, logits, walks):
+        shifted = logits.roll(1, dims=1)
+        TokenRecycling.observe(self, seqs, draft, shifted, walks)
         kept, self._successors = self._successors, self._successors.clone()
-        super().observe(seqs, draft, out, verdict)
+        super().observe(seqs, draft, logits, walks)
         self._successors = kept
 
 
 class AcceptedOnly(Replay):
     """Rejected tokens teach nothing."""
 
-    def observe(self, seqs, draft, out, verdict):
+    def observe(self, seqs, draft, logits, walks):
         before = self._successors.clone()
-        super().observe(seqs, draft, out, verdict)
-        for seq, walk, tokens in zip(seqs, verdict.walks, draft.tree.lists.token_ids, strict=True):
+        super().observe(seqs, draft, logits, walks)
+        for seq, walk, tokens in zip(seqs, walks, draft.tree.lists.token_ids, strict=True):
             rejected = {*tokens} - {tokens[node] for node in (0, *walk.path)} - {*seq.token_ids}
             self._successors[list(rejected)] = before[list(rejected)]
         self.faults += any(self._below(token) != self.kept.get(token, [-1] * KEPT) for token in range(VOCAB))

@@ -147,7 +147,7 @@ def test_draft_cache_is_in_step(kind):
 class CountsTheTarget(DraftModel):
     """Rolls back to the target's length, not to that of what it reads itself."""
 
-    def observe(self, seqs, draft, out, verdict):
+    def observe(self, seqs, draft, logits, walks):
         for seq in seqs:
             cached = self.runner.cache.lengths[seq.slot]
             self.runner.cache.truncate(seq.slot, min(cached, seq.num_cached))

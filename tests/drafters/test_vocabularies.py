@@ -319,13 +319,13 @@ def cache_agrees(drafter: DraftModel, ours: str) -> bool:
 class NeverForgets(DraftModel):
     """What was rejected or cut anew stays in the cache."""
 
-    def observe(self, seqs, draft, out, verdict): ...
+    def observe(self, seqs, draft, logits, walks): ...
 
 
 class CountsOnly(DraftModel):
     """As if the accepted text were what was drafted."""
 
-    def observe(self, seqs, draft, out, verdict):
+    def observe(self, seqs, draft, logits, walks):
         for seq in seqs:
             length = len(self._text(seq)) - 1
             self.runner.cache.truncate(seq.slot, min(self.runner.cache.lengths[seq.slot], length))

@@ -1,7 +1,5 @@
 """Faults for `test_check_mutants`, each planted with monkeypatch where native passes and those of transformers meet."""
 
-from dataclasses import replace
-
 import torch
 
 from paceline.runner import LoadedModel, SlotCache
@@ -111,10 +109,11 @@ def mistakes_the_parent_of_the_third_token(monkeypatch):
 
     def damage(layout, cache):
         text = layout.num_nodes - (layout.head_rows or layout.num_nodes)
-        if verifies(layout) and layout.num_nodes - text > 2 and layout.tree.parents[0, text + 2] == text + 1:
-            parents = layout.tree.parents.clone()
-            parents[:, text + 2] = text
-            layout.tree = replace(layout.tree, parents=parents)
+        if verifies(layout) and layout.num_nodes - text > 2:
+            ids, parents, probes = layout.tree.lists
+            if parents[0][text + 2] == text + 1:
+                parents = [[*row[: text + 2], text, *row[text + 3 :]] for row in parents]
+                layout.tree = TokenTree.from_lists(ids, parents, layout.tree.device, probes)
 
     at_pass(monkeypatch, damage)
 

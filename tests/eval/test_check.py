@@ -10,7 +10,7 @@ import torch
 
 from paceline import LLM, Coupled, Fixed, PromptLookup, Ratio, SamplingParams, Typical
 from paceline.core.interfaces import Verifier
-from paceline.core.outputs import VerifyOutput
+from paceline.core.outputs import Walk
 from paceline.errors import ConfigError
 from paceline.eval.check import Verdict, check, classify, first_difference, judge
 from paceline.eval.law_test import chi_square, law_test
@@ -37,10 +37,8 @@ class AcceptsAll(Verifier):
     name, lossless, exact = "accepts-all", True, True
 
     def verify(self, draft, law, seeds, positions):
-        rows, nodes = draft.tree.token_ids.shape
-        path = torch.arange(1, nodes).expand(rows, -1)
-        is_bonus = torch.ones(rows, dtype=torch.bool)
-        return VerifyOutput(path, torch.full((rows,), nodes - 1), law.scores[:, -1].argmax(-1), is_bonus)
+        path = [*range(1, draft.tree.num_nodes)]
+        return [Walk(path, token, True) for token in law.scores[:, -1].argmax(-1).tolist()]
 
 
 def engine(verifier=None, dtype=torch.float32, name="llama"):

@@ -12,7 +12,6 @@ import torch
 
 from paceline import LLM, Fixed, PromptLookup
 from paceline.attention.masks import PassLayout
-from paceline.core.outputs import TargetOutput
 from paceline.core.tree import TokenTree
 from paceline.eval.check import check
 from paceline.runner import ModelRunner, SlotCache
@@ -130,7 +129,7 @@ def test_siblings_that_see_each_other_are_a_bug(kind, monkeypatch):
 
     def damage(layout, cache):
         if faults.verifies(layout) and not layout.tree.is_chain:
-            layout.tree = TokenTree.chain(layout.tree.token_ids.tolist())
+            layout.tree = TokenTree.chain(layout.tree.lists.token_ids)
 
     faults.at_pass(monkeypatch, damage)
     assert run(llm).verdicts["bug"] >= 1
@@ -157,11 +156,11 @@ def test_a_pass_of_many_rows_cannot_excuse_itself(monkeypatch):
     right = ModelRunner.forward
 
     def noisy(runner, slots, tree, text=()):
-        logits = right(runner, slots, tree, text).logits
+        logits = right(runner, slots, tree, text)
         if tree.num_nodes > 1:
             rng = torch.Generator().manual_seed(tree.num_nodes)
             logits = logits + 3e-5 * torch.randn(logits.shape, generator=rng)
-        return TargetOutput(logits)
+        return logits
 
     monkeypatch.setattr(ModelRunner, "forward", noisy)
     report = run(llm)
@@ -183,11 +182,11 @@ def test_rounding_that_turns_a_tie_is_a_near_tie_only_where_bits_do_not_count(ki
     right = ModelRunner.forward
 
     def rounds_up(runner, slots, tree, text=()):
-        logits = right(runner, slots, tree, text).logits.clone()
+        logits = right(runner, slots, tree, text).clone()
         logits[..., 48:96] = logits[..., :48]
         if tree.num_nodes > 1:
             logits[..., 48:96] += logits.abs().max() * 2e-7
-        return TargetOutput(logits)
+        return logits
 
     monkeypatch.setattr(ModelRunner, "forward", rounds_up)
     report = check(llm, PROMPTS, max_tokens=24, temperatures=[0.0], with_law_test=False)

@@ -178,7 +178,7 @@ def test_a_row_of_a_pass_has_the_same_bits_in_every_pass(isa, name, weights):
             runner.prefill(other, text[cut:])
             assert_same_cache(runner, one, other, len(text))
             tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
-            got = runner.forward([one], tree).logits[0]
+            got = runner.forward([one], tree)[0]
             for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
                 path = [0, *tree.path_to(0, leaf)]
                 assert torch.equal(got[path], rows(runner, other, tree.token_ids[0, path].tolist()))
@@ -201,5 +201,5 @@ def test_a_pass_says_what_transformers_says_with_these_layers(isa, name, weights
     finally:
         model.set_attn_implementation(before)
     slot = runner.cache.allocate()
-    got = runner.forward([slot], TokenTree.chain(ids.tolist())).logits[0]
+    got = runner.forward([slot], TokenTree.chain(ids.tolist()))[0]
     assert float((got - want).abs().max() / want.std()) < 0.02

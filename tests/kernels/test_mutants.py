@@ -98,7 +98,7 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
             runner.cache.truncate(slot, 0)
             runner.prefill(slot, [rng.randrange(3, 97) for _ in range(rng.choice((1, 17, 60)))])
             tree = random_tree(12, rng)
-            got = runner.forward([slot], tree).logits[0].clone()
+            got = runner.forward([slot], tree)[0].clone()
             for leaf in set(range(12)) - set(tree.parents[0].tolist()):
                 path = [0, *tree.path_to(0, leaf)]
                 if not torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist())):

@@ -25,7 +25,7 @@ def rows(runner: ModelRunner, slot: int, tokens: list[int]) -> torch.Tensor:
     found = []
     with runner.tentative([slot]):
         for token in tokens:
-            found.append(runner.forward([slot], TokenTree.chain([[token]])).logits[0, 0].clone())
+            found.append(runner.forward([slot], TokenTree.chain([[token]]))[0, 0].clone())
             runner.commit([slot], [[]])
     return torch.stack(found)
 
@@ -49,7 +49,7 @@ def test_logits_are_those_of_transformers(name, dtype):
     assert runner.loaded.is_native
     slot = runner.cache.allocate()
     runner.prefill(slot, ids[0, :23].tolist())
-    got = runner.forward([slot], TokenTree.chain([ids[0, 23:].tolist()])).logits[0]
+    got = runner.forward([slot], TokenTree.chain([ids[0, 23:].tolist()]))[0]
     error = (got - want[23:]).abs().max() / want.std()
     assert error < {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.15}[dtype]
 
@@ -76,22 +76,19 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype, isa):
             assert_same_cache(runner, slots[0], slots[1], len(text))
             tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
             others = [random_tree(tree.num_nodes, rng) for _ in range(2)]
-            batch = TokenTree(*(torch.cat(parts) for parts in zip(fields(tree), *map(fields, others), strict=True)))
+            ids, parents, probes = (
+                [rows[0] for rows in parts] for parts in zip(*(t.lists for t in (tree, *others)), strict=True)
+            )
             order = rng.sample(range(3), 3)
-            shuffled = TokenTree(*(part[torch.tensor(order)] for part in fields(batch)))
-            got = runner.forward([slots[i] for i in order], shuffled).logits[order.index(0)]
-            own = runner.forward(slots[:1], tree).logits[0]
+            shuffled = TokenTree.from_lists(ids, parents, probes=probes).of_rows(order)
+            got = runner.forward([slots[i] for i in order], shuffled)[order.index(0)]
+            own = runner.forward(slots[:1], tree)[0]
             assert torch.equal(got, own)
             for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
                 path = [0, *tree.path_to(0, leaf)]
                 assert torch.equal(own[path], rows(runner, slots[1], tree.token_ids[0, path].tolist()))
     finally:
         torch.set_num_threads(threads)
-
-
-def fields(tree: TokenTree) -> tuple[torch.Tensor, ...]:
-    """Its tensors."""
-    return tree.token_ids, tree.parents, tree.is_probe
 
 
 def assert_same_cache(runner: ModelRunner, one: int, other: int, length: int) -> None:

@@ -58,4 +58,4 @@ def tensors(rows: list[Drafted], p: PathLaw, q: PathLaw, law: Law) -> tuple[Draf
 
 
 def emitted(row: Drafted, path: list[int], next_token: int) -> tuple[int, ...]:
-    return (*(row.tokens[node] for node in path if node >= 0), next_token)
+    return (*(row.tokens[node] for node in path), next_token)

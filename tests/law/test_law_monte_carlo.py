@@ -50,9 +50,9 @@ def sample(law: Law, rule: Rule, shape: tuple[int, ...]) -> list[tuple[int, ...]
             noise = Drafting(row, 1 + len(texts[row]), shape[0])
             drafts.append(draw_tree(rule, Q, shape, texts[row], noise))
         draft, target = tensors(drafts, P, Q, law)
-        out = Ratio().verify(draft, target, rows, [1 + len(texts[row]) for row in rows])
-        for index, (row, path, token) in enumerate(zip(rows, out.path.tolist(), out.next_token.tolist(), strict=True)):
-            texts[row] += emitted(drafts[index], path, token)
+        walks = Ratio().verify(draft, target, rows, [1 + len(texts[row]) for row in rows])
+        for row, drafted, (path, token, _) in zip(rows, drafts, walks, strict=True):
+            texts[row] += emitted(drafted, path, token)
     return [text[:LENGTH] for text in texts]
 
 
@@ -112,8 +112,8 @@ def numbers_of_a_round(
     monkeypatch.setattr(laws, "uniforms", numbers)
     drafts = [draw_tree(R4, Q, (3, 2), (), Drafting(row, 1, 3)) for row in range(40)]
     draft, target = tensors(drafts, P, Q, Law.IID)
-    out = Ratio().verify(draft, target, range(40), [9] * 40)
-    return read, out.num_accepted.tolist()
+    walks = Ratio().verify(draft, target, range(40), [9] * 40)
+    return read, [len(walk.path) for walk in walks]
 
 
 def test_numbers_belong_to_the_position_they_decide(monkeypatch) -> None:

@@ -111,8 +111,8 @@ def tensor_law(monkeypatch: pytest.MonkeyPatch, law: Law, rule: Rule, shape: tup
         decoy = Drafted([0], [-1], [(0,)])  # another row, shorter: padding and row numbers matter
         draft, target = tensors([decoy, drafted], P, Q, law)
         target = TargetDistribution(target.scores, [True, False])  # the other row decides nothing at random
-        out = Ratio().verify(draft, target, [1, 2], [7, 5])
-        return emitted(drafted, out.path[1].tolist(), int(out.next_token[1]))
+        walk = Ratio().verify(draft, target, [1, 2], [7, 5])[1]
+        return emitted(drafted, walk.path, walk.next_token)
 
     completed: Weights = {}
     for tokens, weight in output_law(program).items():

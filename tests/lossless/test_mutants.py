@@ -6,13 +6,24 @@ import torch
 from paceline import Coupled, SamplingParams
 from paceline.core.interfaces import Verifier
 from paceline.core.request import Sequence
-from paceline.core.tree import TokenTree
 from paceline.decoding import loop
 from paceline.runner import ModelRunner
 from paceline.verify import choose_token
 from tests.adversaries import Ending, Scripted
 from tests.attention.common import CACHE_MUTANTS, LAYOUT_MUTANTS, NoWindow, with_cache, with_layout
-from tests.helpers import NO_EOS, REPEATING, SEED, assert_sound, loaded, oracle, reading_apart, result, run, sequence
+from tests.helpers import (
+    NO_EOS,
+    REPEATING,
+    SEED,
+    assert_sound,
+    changed,
+    loaded,
+    oracle,
+    reading_apart,
+    result,
+    run,
+    sequence,
+)
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=24)
 
@@ -143,8 +154,8 @@ def test_processors_on_the_row_order_instead_of_the_path(monkeypatch):
     real = loop.target_distribution
 
     def by_rows(logits, seqs, tree):
-        rows = torch.arange(-1, tree.num_nodes - 1).expand_as(tree.parents)
-        return real(logits, seqs, TokenTree(tree.token_ids, rows, tree.is_probe))
+        rows = [[*range(-1, tree.num_nodes - 1)] for _ in seqs]
+        return real(logits, seqs, changed(tree, parents=rows))
 
     params = SamplingParams(temperature=0.7, max_tokens=24, logits_processors=(by_the_past,))
     drafter = Scripted({tuple(REPEATING): oracle(loaded(), REPEATING, params).token_ids}, [2, None], branching=True)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -16,7 +17,7 @@ from paceline.decoding import SpeculativeDecoder, generate
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
 from tests.adversaries import Constant, RandomTrees, Wide
-from tests.helpers import loaded, sequence
+from tests.helpers import changed, loaded, sequence
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
@@ -97,8 +98,9 @@ class SoftArgmax(DraftModel):
         made = super().propose(seqs, budgets)
         if made.q is None:
             return made
-        made.tree.token_ids[:, 1:] = made.q[:, :-1].argmax(-1)[:, : made.tree.num_nodes - 1]
-        return made
+        best = made.q[:, :-1].argmax(-1).tolist()
+        tokens = [[ids[0], *row[: len(ids) - 1]] for ids, row in zip(made.tree.lists.token_ids, best, strict=True)]
+        return replace(made, tree=changed(made.tree, token_ids=tokens))
 
 
 class FlatLaw(DraftModel):

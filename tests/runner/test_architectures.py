@@ -34,7 +34,7 @@ def test_tree_rows_equal_plain_transformers(name):
     runner = ModelRunner(wrap_model(model), max_batch_size=2)
     slot = runner.admit(PROMPT)
     runner.prefill(slot, PROMPT[:-1])
-    logits = runner.forward([slot], tree).logits[0].float()
+    logits = runner.forward([slot], tree)[0].float()
     for node, row in enumerate(expected):
         torch.testing.assert_close(logits[node], row, atol=2e-4, rtol=1e-4, msg=lambda m, n=node: f"node {n}: {m}")
 
@@ -48,6 +48,6 @@ def test_tree_rows_equal_plain_transformers(name):
         runner.cache.keys + runner.cache.values, fresh.cache.keys + fresh.cache.values, strict=True
     ):
         torch.testing.assert_close(ours[slot, :, : len(after)], theirs[other, :, : len(after)], atol=1e-4, rtol=1e-4)
-    chain = runner.forward([slot], TokenTree.chain([[33, 44]])).logits[0].float()
+    chain = runner.forward([slot], TokenTree.chain([[33, 44]]))[0].float()
     for row, oracle in zip(chain, follow, strict=True):
         torch.testing.assert_close(row, oracle, atol=2e-4, rtol=1e-4)

@@ -60,7 +60,7 @@ def slots(runner):
 
 
 def logits(runner: ModelRunner, slots: list[int], tree: TokenTree, row: int = 0) -> torch.Tensor:
-    return runner.forward(slots, tree).logits[row].clone()
+    return runner.forward(slots, tree)[row].clone()
 
 
 def chain(begin: int, count: int, rows: int = 1) -> TokenTree:
@@ -124,11 +124,11 @@ def test_random_trees_in_a_batch_have_the_bits_of_plain_decoding(dtype):
         parents = [[-1, 0, 0, *(rng.randrange(i) for i in range(3, size))] for size in sizes]
         tokens = [[rng.randrange(VOCAB) for _ in range(size)] for size in sizes]
         tree = TokenTree.from_lists(tokens, parents)
-        branched = on.forward(slots[:batch], tree).logits
+        branched = on.forward(slots[:batch], tree)
         for row, leaf in ((row, size - 1) for row, size in enumerate(sizes)):
             with on.tentative([slots[row]]):
                 for node in (0, *tree.path_to(row, leaf)):
-                    plain = on.forward([slots[row]], TokenTree.chain([[tokens[row][node]]])).logits[0, 0]
+                    plain = on.forward([slots[row]], TokenTree.chain([[tokens[row][node]]]))[0, 0]
                     assert torch.equal(branched[row, node], plain), (batch, row, node)
                     on.commit([slots[row]], [[]])
 

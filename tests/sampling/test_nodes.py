@@ -25,7 +25,7 @@ def random_tree(generator: torch.Generator, roots: list[int], nodes: int, low: i
     leaf = torch.ones(batch, nodes, dtype=torch.bool).scatter_(1, parents.clamp(min=0), False)
     probe = leaf & (torch.rand(batch, nodes, generator=generator) < 0.2)
     probe[:, 0] = False
-    return TokenTree(tokens, parents, probe)
+    return TokenTree.from_lists(tokens.tolist(), parents.tolist(), probes=probe.tolist())
 
 
 @pytest.mark.parametrize("warps", WARPS, ids=str)
@@ -57,8 +57,7 @@ def law_of_root_prefix(logits: Tensor, seqs: list[Sequence], tree: TokenTree) ->
 
 def law_of_rows_above(logits: Tensor, seqs: list[Sequence], tree: TokenTree) -> TargetDistribution:
     """Mutant: the processors see the rows above in the tree instead of the path."""
-    above = torch.arange(-1, tree.num_nodes - 1).expand_as(tree.parents)
-    return target_distribution(logits, seqs, TokenTree(tree.token_ids, above, torch.zeros_like(tree.is_probe)))
+    return target_distribution(logits, seqs, TokenTree.chain(tree.lists.token_ids))
 
 
 @pytest.mark.parametrize("mutant", [law_of_root_prefix, law_of_rows_above])

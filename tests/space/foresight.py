@@ -8,7 +8,6 @@ from torch import Tensor
 
 from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
-from paceline.core.outputs import TargetOutput
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
@@ -44,8 +43,8 @@ class Decreed(ModelRunner):
         self.prompts[slot] = tuple(token_ids)
         return slot
 
-    def forward(self, slots, tree: TokenTree, text=()) -> TargetOutput:
-        logits = super().forward(slots, tree, text).logits.clone()
+    def forward(self, slots, tree: TokenTree, text=()) -> Tensor:
+        logits = super().forward(slots, tree, text).clone()
         for row, node in (tree.token_ids >= self.vocab_size).nonzero().tolist():
             place = self.cache.lengths[slots[row]] + int(tree.depth[row, node])
             logits[row, node] = 0
@@ -53,7 +52,7 @@ class Decreed(ModelRunner):
                 logits[row, node, token] = (
                     1000.0 - 30 * rank
                 )  # no noise changes the order much, and all are believed in
-        return TargetOutput(logits)
+        return logits
 
 
 def decreed(target: LoadedModel, says: Says, slots: int = 3, **options) -> Decreed:

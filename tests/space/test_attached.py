@@ -18,7 +18,7 @@ from paceline.heads import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
 from paceline.runner.adapters import AdaptedLinear, share_copy
 from paceline.runner.load import with_weights
-from tests.helpers import VOCAB, on_torch, prompt, sequence
+from tests.helpers import VOCAB, changed, on_torch, prompt, sequence
 from tests.space.common import LLAMA, adapter, hung_chain
 from tests.space.test_runner import read
 from tests.tiny import tiny_model
@@ -68,7 +68,7 @@ def masks_alone(weights: str | None, text: list[int]) -> torch.Tensor:
 
     other = plain.sharing_cache(change)
     slot = read(plain, text)[0]
-    return other.forward([slot], TokenTree.chain([list(range(K))])).logits[0]
+    return other.forward([slot], TokenTree.chain([list(range(K))]))[0]
 
 
 @pytest.mark.parametrize("weights", [None, "torch", "int8", "int4"])
@@ -76,13 +76,13 @@ def test_packed_and_quantised_targets(weights):
     runner, without = ModelRunner(target(weights), 1), ModelRunner(target(weights), 1)
     runner.attach_adapter(on())
     tree = hung_chain([[5, 9]], [K])
-    logits = runner.forward(read(runner, TEXT), tree).logits[0]
+    logits = runner.forward(read(runner, TEXT), tree)[0]
     for node in range(2):
         expected = masks_alone(weights, [*TEXT, *[5, 9][: node + 1]])
         error = (logits[2 + node * K : 2 + (node + 1) * K] - expected).abs().max() / expected.std()
         assert error < (0.02 if weights == "int4" else 1e-3)  # INT4 products read bfloat16, where a hair is a step
-    plain = TokenTree(tree.token_ids.where(~tree.is_probe, 0), tree.parents, tree.is_probe)
-    assert torch.equal(without.forward(read(without, TEXT), plain).logits[0, :2], logits[:2])
+    plain = changed(tree, token_ids=tree.token_ids.where(~tree.is_probe, 0).tolist())
+    assert torch.equal(without.forward(read(without, TEXT), plain)[0, :2], logits[:2])
 
 
 def gated_in(model: nn.Module) -> int:
@@ -105,8 +105,8 @@ def test_a_self_draft_of_the_same_target(first):
     own, theirs = draft._runner, lone._runner
     assert gated_in(own.loaded.model) == own.num_masks == 0
     for _ in range(2):  # one after another on one cache
-        assert torch.equal(beside.forward(slots[1], tree).logits, alone.forward(slots[0], tree).logits)
-        assert torch.equal(own.forward(slots[1], chain).logits, theirs.forward(slots[2], chain).logits)
+        assert torch.equal(beside.forward(slots[1], tree), alone.forward(slots[0], tree))
+        assert torch.equal(own.forward(slots[1], chain), theirs.forward(slots[2], chain))
 
 
 def test_copies_have_a_gate_of_their_own():
@@ -124,12 +124,12 @@ def test_copies_have_a_gate_of_their_own():
     assert again.num_masks == K
     before = {name: p.clone() for name, p in on().named_parameters()}
     slot, tree = read(runner, TEXT)[0], hung_chain([[5]], [K])
-    logits = runner.forward([slot], tree).logits
+    logits = runner.forward([slot], tree)
     changed = adapter("llama", K, **SIZES)
     other = ModelRunner(target(), 1)
     other.attach_adapter(changed)
     changed.masks.add_(1)  # as training would: what is worn is a copy
-    assert torch.equal(other.forward(read(other, TEXT), tree).logits, logits)
+    assert torch.equal(other.forward(read(other, TEXT), tree), logits)
     assert all(torch.equal(p, before[name]) for name, p in on().named_parameters())
 
 
@@ -205,13 +205,13 @@ def test_an_error_in_a_pass_leaves_the_gate_closed(monkeypatch):
     runner = ModelRunner(target(), 1)
     runner.attach_adapter(on())
     slot, chain = read(runner, TEXT)[0], TokenTree.chain([[5, 9]])
-    before = runner.forward([slot], chain).logits
+    before = runner.forward([slot], chain)
     with monkeypatch.context() as patch:
         patch.setattr(native, "run", lambda *_: (_ for _ in ()).throw(RuntimeError("in the middle")))
         with pytest.raises(RuntimeError, match="in the middle"):
             runner.forward([slot], hung_chain([[5]], [K]))
     assert runner.loaded.attached.rows is None
-    assert torch.equal(runner.forward([slot], chain).logits, before)
+    assert torch.equal(runner.forward([slot], chain), before)
 
 
 def test_factors_that_see_other_rows_than_the_pass_are_refused():

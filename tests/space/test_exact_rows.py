@@ -52,7 +52,7 @@ def one_by_one(runner: ModelRunner, slot: int, tokens: list[int]) -> torch.Tenso
     rows = []
     with runner.tentative([slot]):
         for token in tokens:
-            rows.append(runner.forward([slot], TokenTree.chain([[token]])).logits[0, 0])
+            rows.append(runner.forward([slot], TokenTree.chain([[token]]))[0, 0])
             runner.commit([slot], [[]])
     return torch.stack(rows)
 
@@ -70,7 +70,7 @@ def same_bits(runner: ModelRunner, lengths: list[int], tree: TokenTree) -> bool:
                 if not tree.is_probe[row, node]:
                     path = [0, *tree.path_to(row, node)]
                     expected.append(one_by_one(runner, slot, [int(tree.token_ids[row, i]) for i in path])[-1])
-        logits = runner.forward(slots, tree).logits
+        logits = runner.forward(slots, tree)
         return torch.equal(logits[~tree.is_probe], torch.stack(expected))
     finally:
         for slot in slots:
@@ -156,7 +156,7 @@ def test_the_context_ends_and_the_cache_grows():
         before = held(runner, slot)
         tree = hung_chain([[5, 9, 31, 7, 9, 40]], [K])
         expected = one_by_one(runner, slot, [5, 9, 31, 7, 9, 40])
-        logits = runner.forward([slot], tree).logits[0]
+        logits = runner.forward([slot], tree)[0]
         assert torch.isfinite(logits).all()
         assert torch.equal(logits[:6], expected)
         assert all(torch.equal(a, b) for a, b in zip(held(runner, slot), before, strict=True))
@@ -183,10 +183,10 @@ def test_static_passes_take_no_masks(monkeypatch):
     slot = runner.admit(prompt(20))
     runner.prefill(slot, prompt(20))
     tree, plain = hung_chain([[5, 9]], [2]), TokenTree.chain([[5, 9]])
-    before = runner.forward([slot], plain).logits
+    before = runner.forward([slot], plain)
     runner.attach_adapter(adapter("llama", 2, strength=0.1, **WIDE))
     runs = runner.static.num_runs
-    assert torch.equal(runner.forward([slot], plain).logits, before)
+    assert torch.equal(runner.forward([slot], plain), before)
     assert runner.static.num_runs == runs + 1
-    assert torch.allclose(runner.forward([slot], tree).logits[:, :2], before, atol=1e-4)
+    assert torch.allclose(runner.forward([slot], tree)[:, :2], before, atol=1e-4)
     assert runner.static.num_runs == runs + 1

@@ -7,7 +7,7 @@ import pytest
 from paceline import CostModel, Dynamic, Fixed
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftPolicy
-from paceline.core.outputs import Round, VerifyOutput, Walk
+from paceline.core.outputs import Round, Walk
 from paceline.core.tree import TokenTree
 from paceline.decoding.loop import records_of
 from paceline.policy import choice, cost_model
@@ -71,8 +71,8 @@ def test_a_record_tells_the_rows_that_were_run():
     """Two rows: one candidate with a mask below it and below the root; a plain row, padded."""
     probes = [[False, False, True, True], [False]]
     tree = TokenTree.from_lists([[7, 8, 100, 100], [7]], [[-1, 0, 0, 1], [-1]], probes=probes)
-    verdict = VerifyOutput.of([Walk([1], 5, True), Walk([], 5, True)], tree.device)
-    space_row, plain_row = records_of(Draft(tree), verdict, [2, 1], [False, False], (0.0, 0.0, 0.0))
+    walks = [Walk([1], 5, True), Walk([], 5, True)]
+    space_row, plain_row = records_of(Draft(tree), walks, [2, 1], [False, False], (0.0, 0.0, 0.0))
     assert (space_row.num_nodes, space_row.num_rows) == (1, 4)
     assert (plain_row.num_nodes, plain_row.num_rows) == (0, 4)
 

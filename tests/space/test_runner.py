@@ -15,7 +15,7 @@ from paceline.heads import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, adapters, wrap_model
 from paceline.runner.native import NativeDecoder
 from tests.attention.common import NoWindow, TreePlusOne, with_layout
-from tests.helpers import VOCAB, on_torch, prompt
+from tests.helpers import VOCAB, changed, on_torch, prompt
 from tests.space.common import adapter, decoder_layers, hung, hung_chain
 from tests.tiny import tiny_model
 
@@ -84,7 +84,7 @@ def worst(runner: ModelRunner, name: str, on: SpaceAdapter, tree: TokenTree | No
     """The largest difference between mask rows of a tree and the oracle's, in standard deviations."""
     slot = read(runner, PREFIX)[0]
     tree = tree if tree is not None else hung([CANDIDATES], [PARENTS], [K])
-    logits = runner.forward([slot], tree).logits[0]
+    logits = runner.forward([slot], tree)[0]
     runner.cache.release(slot)
     error = 0.0
     for node in range(len(CANDIDATES)):
@@ -202,7 +202,7 @@ def test_mutants_are_caught(monkeypatch, mutant):
         mutant(patch)
         if mutant is next_mask:  # the oracle asks for embeddings too
             slot = read(runner, PREFIX[:-1])[0]
-            logits = runner.forward([slot], hung_chain([PREFIX[-1:]], [K])).logits[0, 1:]
+            logits = runner.forward([slot], hung_chain([PREFIX[-1:]], [K]))[0, 1:]
             assert not torch.allclose(logits, oracle, atol=1e-2)
         else:
             assert worst(runner, "llama", on) > 0.01
@@ -233,11 +233,11 @@ def test_other_rows_have_the_bits_of_a_pass_without_adapter(name):
     """The same tree with ordinary probes in the place of the masks; the second row has fewer of either kind."""
     tree = hung([CANDIDATES, [8, 3]], [PARENTS, [-1, 0]], [K, 2])
     is_mask = tree.token_ids >= VOCAB
-    plain = TokenTree(tree.token_ids.masked_fill(is_mask, 0), tree.parents, tree.is_probe)
+    plain = changed(tree, token_ids=tree.token_ids.masked_fill(is_mask, 0).tolist())
     without, runner = ModelRunner(target(name), 3), attached(name)
     texts = PREFIX, prompt(5, seed=1)
-    expected = without.forward(read(without, *texts), plain).logits
-    logits = runner.forward(read(runner, *texts), tree).logits
+    expected = without.forward(read(without, *texts), plain)
+    logits = runner.forward(read(runner, *texts), tree)
     assert torch.equal(logits[~is_mask], expected[~is_mask])
     assert not torch.isclose(logits[is_mask], expected[is_mask]).all(-1).any()
 
@@ -245,11 +245,10 @@ def test_other_rows_have_the_bits_of_a_pass_without_adapter(name):
 def test_every_row_is_noticed_by_the_bits_too(monkeypatch):
     runner, without = attached("torch llama"), ModelRunner(target("torch llama"), 3)
     tree = hung_chain([[5, 9]], [K])
-    plain = TokenTree(tree.token_ids.clamp(max=0), tree.parents, tree.is_probe)
-    plain.token_ids[:, :2] = tree.token_ids[:, :2]
+    plain = changed(tree, token_ids=[[*row[:2], *[0] * (len(row) - 2)] for row in tree.lists.token_ids])
     every_row(monkeypatch)
-    expected = without.forward(read(without, PREFIX), plain).logits
-    assert not torch.equal(runner.forward(read(runner, PREFIX), tree).logits[:, :2], expected[:, :2])
+    expected = without.forward(read(without, PREFIX), plain)
+    assert not torch.equal(runner.forward(read(runner, PREFIX), tree)[:, :2], expected[:, :2])
 
 
 def test_a_batch_is_its_rows():
@@ -258,7 +257,7 @@ def test_a_batch_is_its_rows():
     texts = [PREFIX, prompt(70, seed=2), prompt(3, seed=3)]
     slots = read(runner, *texts)[::-1]
     tokens, counts = [[5, 9, 31], [8], [7, 4]], [1, K, 0]
-    logits = runner.forward(slots, hung_chain(tokens, counts)).logits
+    logits = runner.forward(slots, hung_chain(tokens, counts))
     for row, (own, count, text) in enumerate(zip(tokens, counts, texts[::-1], strict=True)):
         for node in range(len(own)):
             expected = mask_logits(model("llama"), on, text + own[: node + 1], count) if count else logits[:0, 0]

@@ -80,7 +80,7 @@ def target_probs(llm: LLM, files) -> torch.Tensor:
             llm.runner.images.forget()
             slot = llm.runner.admit(ids, seq.vision)
             llm.runner.read(slot, ids, seq.vision)
-            probs.append(llm.runner.forward([slot], TokenTree.chain([[ids[-1]]])).logits[0, 0].softmax(-1))
+            probs.append(llm.runner.forward([slot], TokenTree.chain([[ids[-1]]]))[0, 0].softmax(-1))
             llm.runner.cache.release(slot)
     return torch.stack(probs)
 

@@ -5,7 +5,7 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.hf.vision import BoundedCache, Vision
-from paceline.runner import ModelRunner, model_runner, prefill, wrap_model
+from paceline.runner import ModelRunner, model_runner, wrap_model
 from paceline.runner.prefill import chunks
 from tests.vision.families import make, picture, user
 
@@ -73,7 +73,7 @@ def forgets_images(token_ids, prompt):
 
 def test_key_by_text_alone_is_caught(monkeypatch):
     expected = answer(engine(), picture(2), "what")
-    monkeypatch.setattr(prefill, "prefix_key", forgets_images)
+    monkeypatch.setattr(model_runner, "prefix_key", forgets_images)
     llm = engine()
     answer(llm, picture(1), "what")
     assert answer(llm, picture(2), "what") != expected

@@ -7,7 +7,7 @@ import torch
 
 from paceline import LLM, Fixed, PromptLookup
 from paceline.core.interfaces import Verifier
-from paceline.core.outputs import VerifyOutput
+from paceline.core.outputs import Walk
 from paceline.eval.run import PLAIN, Answer, BenchOptions, BenchRun, EngineSide, Side, fitting, flips
 from paceline.eval.suites import Question
 from paceline.eval.summary import Cost, speedup, summarise
@@ -22,10 +22,8 @@ class AcceptsAll(Verifier):
     name, lossless, exact = "accepts-all", True, True
 
     def verify(self, draft, law, seeds, positions):
-        rows, nodes = draft.tree.token_ids.shape
-        path = torch.arange(1, nodes).expand(rows, -1)
-        is_bonus = torch.ones(rows, dtype=torch.bool)
-        return VerifyOutput(path, torch.full((rows,), nodes - 1), law.scores[:, -1].argmax(-1), is_bonus)
+        path = [*range(1, draft.tree.num_nodes)]
+        return [Walk(path, token, True) for token in law.scores[:, -1].argmax(-1).tolist()]
 
 
 class Stops(Side):

@@ -115,8 +115,9 @@ def test_core_imports_torch_and_pydantic_only():
     for path in (PACKAGE / "core").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and not node.level and node.module:
-                assert node.module.split(".")[0] in ("torch", "jaxtyping", "collections", "dataclasses", "enum", "abc",
-                                                     "contextlib", "functools", "operator", "typing", "pydantic"), path  # fmt: skip
+                assert node.module.split(".")[0] in ("torch", "jaxtyping", "collections", "dataclasses", "enum",
+                                                     "abc", "contextlib", "functools", "operator", "typing",
+                                                     "pydantic"), path  # fmt: skip
 
 
 def test_tests_stay_small():

@@ -1,10 +1,8 @@
-"""The process that a command runs in: Ctrl-C at any moment, closed streams, poor encodings, narrow terminals.
+"""The process that a command runs in: Ctrl-C at any moment, closed streams, poor encodings.
 
 It imports almost nothing, so that it is in place before everything else.
 """
 
-import _thread
-import atexit
 import os
 import signal
 import sys
@@ -16,10 +14,6 @@ from typing import Literal
 
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as shells report it."""
-_STOPPED_AS_JSON = (
-    '{"error": {"type": "KeyboardInterrupt", "message": "Stopped.", "got": null, "expected": null, "fix": null}}\n'
-)
-_MIN_COLUMNS = 40  # tables are empty in fewer
 
 
 class CtrlC:
@@ -36,9 +30,6 @@ class CtrlC:
         """Take over from Python, which would print stack traces; an ignored Ctrl-C stays ignored."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_signal)
-            sys.unraisablehook = _raise_again
-            # Registered first, so called last: what follows at exit is short, and Python would drop our handler in it.
-            atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
     def end(self) -> int:
         """Say that the command was stopped, once; returns the exit code."""
@@ -51,8 +42,6 @@ class CtrlC:
         self.pressed = True
         if self.stage == "running":
             raise KeyboardInterrupt
-        if self.stage == "starting" and "--json" in sys.argv:
-            os.write(1, _STOPPED_AS_JSON.encode())
         os._exit(self.end())
 
 
@@ -72,9 +61,6 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) < _MIN_COLUMNS:
-        del os.environ["COLUMNS"]
 
 
 @contextmanager
@@ -92,11 +78,3 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
-
-
-def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Raise a Ctrl-C later that came where Python cannot raise it, such as in a weak reference's callback."""
-    if issubclass(lost.exc_type, KeyboardInterrupt):
-        threading.Timer(0.01, _thread.interrupt_main).start()  # raised at once, it would be lost again
-    else:
-        sys.__unraisablehook__(lost)

@@ -28,7 +28,7 @@ from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
 from .hf.image_prompts import pixel_bytes
 from .hf.prompts import Prompt, as_list, read_prompt, tokenizer_of
-from .outputs import Completion, RequestOutput, StreamChunk, completion_of
+from .outputs import Completion, RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
 from .quant import QuantReport, Weights, check_weights
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
@@ -299,4 +299,19 @@ class LLM:
             text = detokenizer.text
         else:
             text = str(self.tokenizer.decode(seq.output_ids, skip_special_tokens=True))
-        return completion_of(seq, text, self.verifier.lossless, self.verifier.exact, self.numerics)
+        return Completion(
+            text,
+            list(seq.output_ids),
+            list(seq.origins),
+            list(seq.sources),
+            list(seq.logprobs) if seq.params.logprobs is not None else None,
+            list(seq.rounds),
+            seq.finish_reason,
+            seq.stop_reason,
+            seq.seed,
+            self.verifier.lossless,
+            self.verifier.exact,
+            self.numerics,
+            len(seq.vision.images) if seq.vision else 0,
+            seq.vision.num_tokens if seq.vision else 0,
+        )

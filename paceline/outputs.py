@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .core.outputs import Origin, Round, Timings
-from .core.request import Sequence, TokenLogprob
+from .core.request import TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -115,23 +115,3 @@ class StreamChunk:
     origins: list[Origin]
     finish_reason: str | None
     completion: Completion | None  # with the last chunk
-
-
-def completion_of(seq: Sequence, text: str, lossless: bool, exact: bool, numerics: str) -> Completion:
-    """Freeze a finished sequence."""
-    return Completion(
-        text,
-        list(seq.output_ids),
-        list(seq.origins),
-        list(seq.sources),
-        list(seq.logprobs) if seq.params.logprobs is not None else None,
-        list(seq.rounds),
-        seq.finish_reason,
-        seq.stop_reason,
-        seq.seed,
-        lossless,
-        exact,
-        numerics,
-        len(seq.vision.images) if seq.vision else 0,
-        seq.vision.num_tokens if seq.vision else 0,
-    )

@@ -10,7 +10,7 @@ from .config import SpecConfig, parse
 from .errors import ConfigError
 from .policy import Profile
 from .runner import LoadedModel
-from .system.files import is_kind, read_json, to_json, write_text
+from .system.files import is_kind, read_kind, to_json, write_text
 
 VERSION = 1
 _KIND = "paceline-tune"
@@ -56,13 +56,7 @@ def save_tuned(path: Path | str, tuned: Tuned) -> None:
 
 def load_tuned(path: Path | str) -> Tuned:
     """Read such a file. Raises `ConfigError` for anything else, another version, or a config that is not understood."""
-    given = read_json(path, "the profile")
-    if not isinstance(given, dict) or given.get("kind") != _KIND:
-        raise ConfigError(f"{str(path)!r} is not a file of `paceline tune`", got="something else", fix=_AGAIN)
-    if given.get("version") != VERSION:
-        raise ConfigError(
-            f"{str(path)!r} is of another version", got=given.get("version"), expected=VERSION, fix=_AGAIN
-        )
+    given = read_kind(path, _KIND, VERSION, _AGAIN)
     config, profile, origin, words = (given.get(key) for key in ("config", "profile", "provenance", "words"))
     if not isinstance(config, dict) or not isinstance(profile, dict) or not isinstance(words, list):
         raise ConfigError(
@@ -83,8 +77,7 @@ def load_tuned(path: Path | str) -> Tuned:
 
 def default_file(model: str) -> Path:
     """`paceline-<model>.json`; of a path or hub id its last part."""
-    last = model.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
-    return Path(f"paceline-{last or 'model'}.json")
+    return Path(f"paceline-{Path(model).name or 'model'}.json")
 
 
 def made_for(loaded: LoadedModel) -> tuple[str, str, int]:

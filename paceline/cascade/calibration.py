@@ -22,7 +22,7 @@ from ..hf.fingerprint import fingerprint
 from ..llm import LLM
 from ..quant import Fp8Linear, Int4Linear, Int8Linear
 from ..schema import Many, checked, checked_call, validate
-from ..system.files import is_kind, read_json, to_json, write_text
+from ..system.files import is_kind, read_kind, to_json, write_text
 from .bound import Point, Share, last_that_holds, prompts_needed, upper_bound
 
 VERSION = 2
@@ -252,12 +252,7 @@ def sampling_options(params: SamplingParams) -> dict[str, object]:
 
 def load_calibration(path: Path | str) -> Calibration:
     """Read such a file. Raises `ConfigError` for anything else, another version, or one that was changed since."""
-    given = read_json(path, "the calibration")
-    if not isinstance(given, dict) or given.get("kind") != _KIND:
-        raise ConfigError(f"{str(path)!r} is not a calibration", got="something else", fix=_AGAIN)
-    if given.get("version") != VERSION:
-        got = given.get("version")
-        raise ConfigError(f"{str(path)!r} is of another version", got=got, expected=VERSION, fix=_AGAIN)
+    given = read_kind(path, _KIND, VERSION, _AGAIN)
     body = {key: value for key, value in given.items() if key != "sha256"}
     if given.get("sha256") != digest(body):
         raise ConfigError(f"{str(path)!r} was changed or damaged since it was written", fix=_AGAIN)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
@@ -158,10 +159,4 @@ def _table(title: str, rows: dict[str, str]) -> Table:
 
 
 def _size(size: int | None) -> str:
-    """Bytes in a unit of three digits."""
-    if size is None:
-        return "unknown"
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.3g} {unit}" if size < 100 * factor else f"{size / factor:,.0f} {unit}"
-    return f"{size} bytes"
+    return "unknown" if size is None else decimal(size)

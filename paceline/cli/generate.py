@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..llm import LLM, Prompt
     from ..outputs import Completion, RequestOutput
 
-MAX_PROMPT_BYTES = 1 << 26
-"""More than any context holds."""
 _PROMPT, _SAMPLING, _END, _OUTPUT = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
 
 
@@ -57,9 +55,9 @@ class PromptOptions:
                 got, expected = brief(self.token_ids), "numbers, for example 1,2,3"
                 raise ConfigError("--token-ids cannot be read", got=got, expected=expected) from error
         if self.prompt_file == "-":
-            text = read_stdin("the prompt in the standard input", MAX_PROMPT_BYTES)
+            text = read_stdin("the prompt in the standard input")
         elif self.prompt_file is not None:
-            text = read_text(self.prompt_file, "the prompt in", MAX_PROMPT_BYTES)
+            text = read_text(self.prompt_file, "the prompt in")
         else:
             text = self.prompt or self.chat or ""
         if not text.strip():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.filesize import decimal
 from rich.markup import escape
 
 from ..drafters.registry import table as drafter_table
@@ -68,7 +69,7 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
     columns: dict[str, Callable[[Installed], str]] = {
         "Name": lambda row: f"[bold]{row.name}[/bold]",
         "Here": lambda row: "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no",
-        "Size": lambda row: _megabytes(row.size_bytes) if row.pulled else _to_fetch(zoo.ZOO[row.name]),
+        "Size": lambda row: decimal(row.size_bytes) if row.pulled else _to_fetch(zoo.ZOO[row.name]),
         "Licence": lambda row: row.licence,
         "What it is": lambda row: row.description,
     }
@@ -92,7 +93,7 @@ def _print_heads(heads: "list[PackagedHead]", screen: Screen) -> None:
         "Drafter": lambda head: f"[bold]head:{head.name}[/bold]" + (" (default)" if head.is_default else ""),
         "Method": lambda head: head.method,
         "For": lambda head: head.target_name,
-        "Size": lambda head: _megabytes(head.size_bytes),
+        "Size": lambda head: decimal(head.size_bytes),
         "Tokens\na pass": lambda head: number(head.mean_acceptance_length) if head.mean_acceptance_length else "",
     }
     table = table_of(columns, heads, text_columns=3)
@@ -101,11 +102,7 @@ def _print_heads(heads: "list[PackagedHead]", screen: Screen) -> None:
 
 
 def _to_fetch(model: "ZooEntry") -> str:
-    return f"made from {model.base}" if model.base else f"{_megabytes(model.download_bytes)} to fetch"
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"
+    return f"made from {model.base}" if model.base else f"{decimal(model.download_bytes)} to fetch"
 
 
 @command

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -13,21 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     SpinnerColumn,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.table import Table
-
-
-class _Report(Protocol):
-    def __call__(self, label: str, done: int, total: int | None, text: str = "", /) -> None: ...
 
 
 class Screen:
@@ -99,29 +92,8 @@ class Screen:
             yield
 
     @contextmanager
-    def stages(self, line_every_s: float = math.inf) -> "Iterator[_Report]":
+    def stages(self, line_every_s: float = math.inf) -> Iterator[Callable[..., None]]:
         """A bar for each stage, fed by report(stage, done, total, text). Without a terminal: a line now and then."""
-        columns = (MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
-        with self._bars("{task.description}", *columns, line_every_s=line_every_s) as report:
-            yield report
-
-    @contextmanager
-    def pulling(self) -> Iterator[Callable[[str, int, int | None], None]]:
-        """Bars fed by the progress of `zoo.pull`: some stages count bytes, the others files."""
-        labels = {"wait": "waiting for another pull", "hash": "checking", "convert": "converting"}
-        labels |= {"download": "downloading", "extract": "unpacking"}
-        label = "{task.description:<12}"
-        sizes = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with self._bars(label, *sizes) as in_bytes, self._bars(label, MofNCompleteColumn()) as in_files:
-
-            def report(stage: str, done: int, total: int | None) -> None:
-                bars = in_bytes if stage in ("download", "extract") else in_files
-                bars(labels.get(stage, stage), done, total)
-
-            yield report
-
-    @contextmanager
-    def _bars(self, label: str, *columns: ProgressColumn, line_every_s: float = math.inf) -> "Iterator[_Report]":
         if not self.shows_progress:
             said = time.monotonic()
 
@@ -134,7 +106,8 @@ class Screen:
             yield say
             return
         tasks: dict[str, TaskID] = {}
-        shown = (SpinnerColumn(), TextColumn(label), BarColumn(), *columns)
+        columns = (MofNCompleteColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+        shown = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), *columns)
         with Progress(*shown, console=self.err, transient=True) as bars:
 
             def draw(label: str, done: int, total: int | None, text: str = "") -> None:
@@ -143,6 +116,19 @@ class Screen:
                 bars.update(tasks[label], completed=done, total=total, text=text)
 
             yield draw
+
+    @contextmanager
+    def pulling(self) -> Iterator[Callable[[str, int, int | None], None]]:
+        """Bars fed by the progress of `zoo.pull`, of which some stages count bytes."""
+        labels = {"wait": "waiting for another pull", "hash": "checking", "convert": "converting"}
+        labels |= {"download": "downloading", "extract": "unpacking"}
+        with self.stages() as bars:
+
+            def report(stage: str, done: int, total: int | None) -> None:
+                unit, name = (10**6, "MB") if stage in ("download", "extract") else (1, "")
+                bars(labels.get(stage, stage), done // unit, total and total // unit, name)
+
+            yield report
 
 
 def number(value: float | None, form: str = ".2f") -> str:

@@ -84,7 +84,7 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     begin = time.monotonic()
     with screen.stages(_LINE_EVERY_S) as report:
 
-        def report_eval(what: str, done: int, total: int) -> None:
+        def report_eval(what: str, done: int, total: int | None) -> None:
             report(f"eval: {what}", done, total, "prompts")
 
         for event in run.run(stage, report_eval):

@@ -88,6 +88,16 @@ def read_json(path: Path | str, what: str = "the file") -> Any:
     return parse_json(read_text(path, what), f"{what} {str(path)!r}")
 
 
+def read_kind(path: Path | str, kind: str, version: int, fix: str) -> dict[str, Any]:
+    """The object in a JSON file whose "kind" and "version" are these. Raises `ConfigError`, with `fix`."""
+    given = read_json(path)
+    if not isinstance(given, dict) or given.get("kind") != kind:
+        raise ConfigError(f"{str(path)!r} is not a file of the kind {kind}", fix=fix)
+    if given.get("version") != version:
+        raise ConfigError(f"{str(path)!r} is of another version", got=given.get("version"), expected=version, fix=fix)
+    return given
+
+
 def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
     """The JSON text of a value, with NaN and infinities as null, since JSON has neither."""
     return json.dumps(_finite(value), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)

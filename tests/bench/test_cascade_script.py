@@ -76,4 +76,4 @@ def test_an_answer_of_the_large_model_that_is_not_its_own_fails_the_run(script):
 def test_what_is_no_calibration_is_refused(script, tmp_path, capsys):
     (tmp_path / "x.json").write_text("{}")
     assert script.main([str(tmp_path / "x.json"), "--prompts", str(tmp_path / "none.jsonl")]) == 2
-    assert "is not a calibration" in capsys.readouterr().err
+    assert "is not a file of the kind paceline-cascade" in capsys.readouterr().err

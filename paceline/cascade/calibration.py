@@ -54,12 +54,7 @@ class Signal(StrEnum):
 
 
 def confidences(logprobs: Sequence[TokenLogprob]) -> Mapping[Signal, float]:
-    """All kinds of confidence of one answer, given the two most likely tokens at each position.
-
-    Raises ValueError for an answer without tokens.
-    """
-    if not logprobs:
-        raise ValueError("an answer has at least one token")
+    """All kinds of confidence of one answer, given the two most likely tokens at each position."""
     own = [one.logprob for one in logprobs]
     leads = []
     for one in logprobs:

@@ -189,10 +189,10 @@ class Cascade:
             for is_drawn, (reason, _) in zip(drawn, verdicts, strict=True)
         ]
         alone = {i: answers[i] for i, (reason, _) in enumerate(verdicts) if reason is Reason.CONFIDENT}
-        asked = [i for i in range(len(many)) if i not in alone or audited[i]]
-        self._predicted.predict([() if (one := answers[i]) is None else one.token_ids for i in asked])
-        limits = [each[i] if (one := alone.get(i)) is None else cut_to(each[i], one) for i in asked]
-        large = dict(zip(asked, self.large.generate([many[i] for i in asked], limits), strict=True))
+        verified = [i for i in range(len(many)) if i not in alone or audited[i]]
+        self._predicted.predict([() if (one := answers[i]) is None else one.token_ids for i in verified])
+        limits = [each[i] if (one := alone.get(i)) is None else cut_to(each[i], one) for i in verified]
+        large = dict(zip(verified, self.large.generate([many[i] for i in verified], limits), strict=True))
         results, choice = [], self.choice
         for i, (reason, confidence) in enumerate(verdicts):
             numbers = choice.signal, confidence, choice.threshold, choice.max_disagreement, choice.confidence

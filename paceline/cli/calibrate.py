@@ -83,14 +83,14 @@ def calibrate(
 
     signals = [Signal(name) for name in _checked(signal or [Signal.MIN_PROB.value], [s.value for s in Signal])]
     load_matplotlib()  # refuse now what would fail after an hour
-    asked = read_prompts(prompts, num_prompts)
-    check_sample(len(asked), max_disagreement, confidence, len(signals))
+    texts = read_prompts(prompts, num_prompts)
+    check_sample(len(texts), max_disagreement, confidence, len(signals))
     if out.suffix != ".json":
         raise ConfigError("a calibration is a .json file", got=str(out), fix="give another --out")
     plot = out.with_suffix(".svg")
     check_out(out, is_calibration)
     check_out(plot, drawn_by("paceline calibrate"))
-    repeats = len(asked) - len({repr(prompt) for prompt in asked})
+    repeats = len(texts) - len({repr(prompt) for prompt in texts})
     if repeats:
         screen.say(
             f"[yellow]{repeats} prompts are repeated.[/yellow] The bound counts each as an independent draw: right for "
@@ -99,11 +99,11 @@ def calibrate(
     with claimed(out):
         try:
             engines = _open(small, small_weights, loading, screen), _open(large, large_weights, loading, screen)
-            remark_raw(sum(isinstance(one, str) for one in asked), engines[1], screen)
+            remark_raw(sum(isinstance(one, str) for one in texts), engines[1], screen)
             with screen.stages() as progress:
                 made = measure(
                     *engines,
-                    asked,
+                    texts,
                     max_disagreement=max_disagreement,
                     confidence=confidence,
                     short_limit=short_limit,

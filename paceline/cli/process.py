@@ -6,9 +6,6 @@ It imports almost nothing, so that it is in place before everything else.
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
 
@@ -61,20 +58,3 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Postpone Ctrl-C to the end of the block, which must not take long."""
-    before, pressed = signal.getsignal(signal.SIGINT), list[int]()
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or not callable(before):  # Ctrl-C is ignored, or not handled by Python
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt

@@ -53,13 +53,9 @@ def test_what_is_no_such_file(tmp_path):
             (json.dumps({**whole, "profile": {**PROFILE.to_dict(), key: value}}), told)
             for key, value, told in (
                 ("pass_seconds", {"x": 1.0}, "pass_seconds"),
-                ("pass_seconds", [1], "pass_seconds"),
                 ("draft_seconds", {"lookup": [1.0]}, "draft_seconds"),
                 ("acceptance", {"lookup": {"": [[3.0], [2.0]]}}, "acceptance.*none of them fewer"),
-                ("acceptance", {"lookup": {"x": [[1.0], [2.0]]}}, "acceptance"),
                 ("confidence", {"lookup": {"accepted": [[1.0], [2.0]]}}, "confidence.*accepted and deeper"),
-                ("sizes", {"eagle": [[1.0]]}, "sizes"),
-                ("threads", 1.5, "threads"),
                 ("version", 1, "another version"),
                 ("more", 2, "unknown key 'more'"),
             )

@@ -65,11 +65,6 @@ def test_users_word(monkeypatch, value, number):
         assert processors().threads == number
 
 
-def test_default_is_within_the_machine(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert 1 <= processors().threads <= (os.cpu_count() or 1)
-
-
 @pytest.fixture
 def four_cpus(monkeypatch):
     monkeypatch.setattr(hardware, "processors", lambda: Processors(4, 2))

@@ -223,6 +223,6 @@ def hash_contents(prompts: Seq[Prompt]) -> str:
     for prompt in prompts:
         is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
         messages, images = split_chat(cast("Chat", prompt)) if is_chat else (prompt, [])
-        parts.append(json.dumps(messages, sort_keys=True))
+        parts.append(json.dumps(messages, sort_keys=True, default=lambda array: array.tolist()))  # token ids
         parts += [hashlib.sha256(f"{one.size}".encode() + one.tobytes()).hexdigest() for one in images]
     return hash_prompts(parts)

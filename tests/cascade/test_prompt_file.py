@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from PIL import Image
 
 from paceline.cascade.measure import hash_contents
@@ -58,6 +59,7 @@ def test_the_hash_is_of_the_words_and_the_pixels(write, tmp_path):
                                          {"type": "text", "text": "what?"}]}]  # fmt: skip
     assert hash_contents([chat]) == seen("blue")
     assert len({hash_contents(one) for one in (["a", "b"], ["b", "a"], ["ab"], [[3, 4]], [[3], [4]])}) == 5
+    assert hash_contents([torch.tensor([3, 4])]) == hash_contents([[3, 4]])
     (tmp_path / "a.png").unlink()
     with pytest.raises(ConfigError, match="cannot be read"):
         hash_contents([[{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "a.png")}]}]])

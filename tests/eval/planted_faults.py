@@ -2,6 +2,7 @@
 
 import torch
 
+from paceline.core.tree import TokenTree
 from paceline.runner import LoadedModel, SlotCache
 
 HIDDEN = 4

@@ -16,7 +16,7 @@ from ..schema import meant
 from ..system.provenance import hash_prompts
 from .prompts import EXAMPLES, PromptLine, is_address, read_lines
 
-BUILT_IN = "built-in"
+BUILT_IN, EASY_VQA = "built-in", "easy_vqa"
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 SUITES: dict[str, tuple[tuple[str, ...], str]] = {
     "spec_bench": (("question.jsonl",), "question.jsonl of the Spec-Bench project (hemingkx/Spec-Bench)"),
@@ -31,6 +31,7 @@ SUITES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "mbpp": (("test.jsonl", "mbpp.jsonl"), "mbpp.jsonl of the google-research project, folder mbpp"),
     "mmspec": (("test.jsonl",), "test.jsonl and images of the MMSpec benchmark (arXiv 2603.14989)"),
+    EASY_VQA: (("test/questions.json",), "easy-VQA (vzhou842/easy-VQA), unpacked"),
 }
 """The names that a suite's file may have, and where it is published."""
 
@@ -73,6 +74,15 @@ def read_suite(suite: str, data: str | Path | None = None) -> list[Question]:
     if suite == BUILT_IN:
         return [Question(example.name, example.name, (example.prompt,)) for example in EXAMPLES]
     path = _find(suite, data)
+    if suite == EASY_VQA:
+        return [
+            Question(
+                f"{one.path.stem}-{n}", "yes/no" if right in ("yes", "no") else "short", (text,),
+                image=str(one.path), right=right,
+            )
+            for one in load_easy_vqa(path.parent.parent, "test")
+            for n, (text, right) in enumerate(one.questions)
+        ]  # fmt: skip
     name = path.name.split(".")[0] if suite not in SUITES else suite
     return [_question(line, name) for line in read_lines(path)]
 

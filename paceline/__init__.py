@@ -17,8 +17,8 @@ _MODULES = {
     "core.request": "SamplingParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DraftModel Eagle Lookahead Medusa Mtp Plain PromptLookup SelfQuantized Space Suffix "
-    "TokenRecycling",
+    "drafters": "Blockwise Choose DraftModel Eagle Lookahead Medusa Mtp Ouroboros Plain PromptLookup SelfQuantized "
+    "Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
     "cascade": "Cascade",
@@ -41,6 +41,7 @@ __all__ = [
     "Medusa",
     "Mtp",
     "Origin",
+    "Ouroboros",
     "PacelineError",
     "Plain",
     "PromptLookup",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         Lookahead,
         Medusa,
         Mtp,
+        Ouroboros,
         Plain,
         PromptLookup,
         SelfQuantized,

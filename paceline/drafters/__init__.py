@@ -13,6 +13,7 @@ _HOME = {
     "Lookahead": "lookahead",
     "Medusa": "parallel_heads",
     "Mtp": "mtp",
+    "Ouroboros": "ouroboros",
     "Plain": "plain",
     "PromptLookup": "prompt_lookup",
     "SelfQuantized": "self_quantized",
@@ -31,6 +32,7 @@ __all__ = [
     "Lookahead",
     "Medusa",
     "Mtp",
+    "Ouroboros",
     "Plain",
     "PromptLookup",
     "SelfQuantized",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from .eagle import Eagle
     from .lookahead import Lookahead
     from .mtp import Mtp
+    from .ouroboros import Ouroboros
     from .parallel_heads import Blockwise, Medusa
     from .plain import Plain
     from .prompt_lookup import PromptLookup

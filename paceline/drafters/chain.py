@@ -64,7 +64,7 @@ def draft_chains(
         runner.commit(slots, [range(1, len(feed[b])) for b in active])
         last = torch.tensor([len(feed[b]) - 1 for b in active], device=logits.device)
         logits = logits[torch.arange(len(active), device=logits.device), last]
-        logits = _fit(logits, vocab_size) if common is None else common.spread(logits, vocab_size)
+        logits = fit(logits, vocab_size) if common is None else common.spread(logits, vocab_size)
         # Rows keep pace with one another, so the offset of one is the offset of all.
         tokens, q = sampler.sample(logits, [seqs[b] for b in active], len(drafted[active[0]]))
         given = confidence(logits, tokens).tolist() if weighs else []
@@ -93,8 +93,8 @@ def _continues(seq: Sequence, drafted: list[int], budget: DraftBudget, confidenc
     return budget.should_continue is None or budget.should_continue(confidences)
 
 
-def _fit(logits: Tensor, vocab_size: int) -> Tensor:
-    """Cut or pad (with -inf) the draft's padded vocabulary to the target's. [B, V']  -> [B, V]."""
+def fit(logits: Tensor, vocab_size: int) -> Tensor:
+    """Cut or pad (with -inf) the draft's padded vocabulary to the target's. [..., V'] -> [..., V]."""
     missing = vocab_size - logits.shape[-1]
     if missing <= 0:
         return logits[..., :vocab_size]

@@ -67,7 +67,7 @@ class DraftModel(Drafter):
         self._prompts: dict[int, DraftPrompt] = {}  # by slot
         self._weights: Weights | None = weights
         self._runner: ModelRunner | None = None
-        self._translation: Translation | None = None
+        self.translation: Translation | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load the draft; raise `IncompatibleModels` if it cannot draft for the target."""
@@ -76,8 +76,8 @@ class DraftModel(Drafter):
         else:
             there = target.loaded
             loaded = load_model(resolve(self._model), self._dtype or there.dtype, self._device or there.device)
-        self._translation = translation_of(target.loaded, loaded, self._vocabulary)
-        if self._translation is not None and self._vision == "shared":
+        self.translation = translation_of(target.loaded, loaded, self._vocabulary)
+        if self.translation is not None and self._vision == "shared":
             raise IncompatibleModels("a draft with another tokenizer sees no images", fix='vision="none"')
         if loaded.model is target.loaded.model:
             raise IncompatibleModels("the draft is the target itself", fix="draft with a smaller model, or none")
@@ -86,8 +86,8 @@ class DraftModel(Drafter):
         self._seeing = vision_of_draft(self._vision, target, loaded)
         loaded = self._seeing.loaded
         self._runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
-        self._sampler = DraftSampler(verifier.exact, target.banned_token_ids | self._runner.banned_token_ids)
-        self._vocab_size = target.vocab_size
+        self.sampler = DraftSampler(verifier.exact, target.banned_token_ids | self._runner.banned_token_ids)
+        self.vocab_size = target.vocab_size
         self._prompts.clear()
 
     @property
@@ -111,7 +111,16 @@ class DraftModel(Drafter):
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Catch up with what was emitted, then draft; rows that outgrew the draft's own context propose nothing."""
-        runner, uncached_tokens, limits = self.runner, [], []
+        limits, uncached_tokens = self.catch_up(seqs, budgets)
+        drafts = draft_chains if self.translation is None else self.translation.draft
+        return drafts(self.runner, self.sampler, seqs, limits, uncached_tokens, self.vocab_size, self.name)
+
+    def catch_up(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> tuple[list[DraftBudget], list[list[int]]]:
+        """Read what was emitted; returns budgets cut to the draft's context, and the few tokens left for its next pass.
+
+        Nothing is read, and nothing left, where the depth is 0.
+        """
+        runner, uncached_tokens, limits = self.runner, list[list[int]](), list[DraftBudget]()
         for seq, budget in zip(seqs, budgets, strict=True):
             text = self._text(seq)
             room = runner.max_length - len(text)
@@ -121,15 +130,14 @@ class DraftModel(Drafter):
                 continue
             self._read(seq.slot, text)
             uncached_tokens.append(text[runner.cache.lengths[seq.slot] :])
-        drafts = draft_chains if self._translation is None else self._translation.draft
-        return drafts(runner, self._sampler, seqs, limits, uncached_tokens, self._vocab_size, self.name)
+        return limits, uncached_tokens
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Forget rejected tokens: what stays cached is a prefix of the text, its last token never included."""
         for seq in seqs:
             if cached := self.runner.cache.lengths[seq.slot]:
                 text = self._text(seq)
-                same = len(text) if self._translation is None else self._translation.num_unchanged(seq.slot)
+                same = len(text) if self.translation is None else self.translation.num_unchanged(seq.slot)
                 self.runner.cache.truncate(seq.slot, min(cached, same, len(text) - 1))
 
     def release(self, slots: Seq[int]) -> None:
@@ -137,17 +145,17 @@ class DraftModel(Drafter):
         for slot in slots:
             self.runner.cache.lengths[slot] = 0
             self._prompts.pop(slot, None)
-            if self._translation is not None:
-                self._translation.release(slot)
+            if self.translation is not None:
+                self.translation.release(slot)
 
     def _text(self, seq: Sequence) -> list[int]:
         """The text as the draft reads it: its last token is the target's, unless the draft has no such token."""
         if seq.slot not in self._prompts:
             self._prompts[seq.slot] = self._seeing.read(seq, self.runner)
         text, most = self._prompts[seq.slot].text(seq.token_ids), self.runner.vocab_size
-        if self._translation is not None:
-            return self._translation.read(seq.slot, text)
-        return text if most >= self._vocab_size else [token if token < most else 0 for token in text]
+        if self.translation is not None:
+            return self.translation.read(seq.slot, text)
+        return text if most >= self.vocab_size else [token if token < most else 0 for token in text]
 
     def _read(self, slot: int, text: list[int]) -> None:
         """Prefill where many tokens are not cached; a prompt with images from its beginning on."""

@@ -114,7 +114,7 @@ class Lookahead(Drafter):
         for seq, budget in zip(seqs, budgets, strict=True):
             ids, ups, state = [seq.token_ids[-1]], [-1], self._read(seq)
             if budget.depth > 0:
-                add_branches(ids, ups, state.pool.after(ids[0]), seq, budget)
+                add_branches(ids, ups, state.pool.after(ids[0]), seq, 1, budget.depth, budget.nodes)
             candidates = len(ids)
             if budget.depth > 0 and self._has_room(seq, state):
                 state.rows[0][0] = ids[0]

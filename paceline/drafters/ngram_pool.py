@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, final
 
 from pydantic import Field
 
-from ..core.interfaces import DraftBudget
 from ..core.request import Sequence
+from ..errors import ConfigError
+from ..schema import brief, validate
+from ..system.files import read_json, to_json, write_text
 
 Scope: TypeAlias = Literal["request", "prompt", "shared"]
 """What a pool holds: n-grams of the answer, of its prompt too, or of all requests so far."""
@@ -22,11 +25,19 @@ class NgramPool:
     ngram: the tokens of each n-gram, N.
     guesses: the most n-grams with the same first token, G.
     size: the most n-grams in all.
-    banned_token_ids: n-grams with any of these are not taken.
+    banned_token_ids, vocab_size: n-grams with any of these, or with a token from this one on, are not taken.
     """
 
-    def __init__(self, ngram: int, guesses: int, size: int, banned_token_ids: frozenset[int] = frozenset()):
-        self.ngram, self.guesses, self.size, self._banned = ngram, guesses, size, banned_token_ids
+    def __init__(
+        self,
+        ngram: int,
+        guesses: int,
+        size: int,
+        banned_token_ids: frozenset[int] = frozenset(),
+        vocab_size: int = 1 << 31,
+    ):
+        self.ngram, self.guesses, self.size = ngram, guesses, size
+        self._banned, self._vocab_size = banned_token_ids, vocab_size
         # first token -> what follows it; of both the oldest first
         self._known: dict[int, dict[tuple[int, ...], None]] = {}
         self._count = 0
@@ -37,7 +48,7 @@ class NgramPool:
 
     def add(self, tokens: Seq[int]) -> None:
         """Take one n-gram, or note that it was seen again."""
-        if not self._banned.isdisjoint(tokens):
+        if max(tokens) >= self._vocab_size or not self._banned.isdisjoint(tokens):
             return
         first, rest = tokens[0], tuple(tokens[1:])
         mine = self._known[first] = self._known.pop(first, {})
@@ -66,24 +77,54 @@ class NgramPool:
         """The N - 1 tokens that may follow, newest first."""
         return [*reversed(self._known.get(token, {}))]
 
+    def save(self, path: Path | str) -> None:
+        """Write the n-grams as JSON, a list of N token ids each, the oldest first."""
+        write_text(path, to_json([[first, *rest] for first, mine in self._known.items() for rest in mine]))
+
+    def load(self, path: Path | str) -> None:
+        """Add the n-grams of a file. Raises `ConfigError` for one that `save` did not write, or of another N."""
+        grams = validate(list[list[int]], read_json(path, "the pool"), f"the pool {str(path)!r}")
+        wrong = next((gram for gram in grams if len(gram) != self.ngram or min(gram) < 0), None)
+        if wrong is not None:
+            expected = f"{self.ngram} token ids"
+            raise ConfigError(f"the pool {str(path)!r} has a wrong n-gram", got=brief(wrong), expected=expected)
+        for gram in grams:
+            self.add(gram)
+
+
+def children_of(tokens: Seq[int], parents: Seq[int], probes: Seq[bool] = ()) -> dict[tuple[int, int], int]:
+    """The candidates of a tree by (parent, token)."""
+    nodes = [node for node in range(len(tokens)) if not (probes and probes[node])]
+    return {(parents[node], tokens[node]): node for node in nodes}
+
 
 def add_branches(
-    ids: list[int], parents: list[int], phrases: Iterable[Seq[int]], seq: Sequence, budget: DraftBudget
+    ids: list[int],
+    parents: list[int],
+    phrases: Iterable[Seq[int]],
+    seq: Sequence,
+    ahead: int,
+    length: int,
+    nodes: int,
 ) -> None:
-    """Add phrases behind the last node of a chain, as far as the budget goes; what begins alike is added once.
+    """Add phrases behind the last node of a chain; what begins alike is added once.
 
-    Nothing is added behind a token that would end the answer. ids, parents: the chain, root first; they grow.
+    Nothing is added behind a token that would end the answer.
+
+    ids, parents: the chain, root first; they grow, to no more than `nodes` without the root.
+    ahead: the place of a phrase's first token behind the end of the text, from 1.
+    length: the most tokens of a phrase.
     """
     stem, children = len(ids) - 1, dict[tuple[int, int], int]()
     for phrase in phrases:
         node = stem
-        for depth, token in enumerate(phrase[: max(0, budget.depth - stem)], start=stem + 1):
+        for place, token in enumerate(phrase[: max(0, length)], start=ahead):
             if (node, token) not in children:
-                if len(ids) > budget.nodes:
+                if len(ids) > nodes:
                     return
                 children[node, token] = len(ids)
                 ids.append(token)
                 parents.append(node)
             node = children[node, token]
-            if seq.would_end(token, depth):
+            if seq.would_end(token, place):
                 break

@@ -70,6 +70,11 @@ REGISTRY: dict[str, Registered] = {
     ),
     "self_int4": Registered(".self_quantized:SelfInt4Spec", "self-int4[:FOLDER]", "the model's own layers in INT4"),
     "draft_model": Registered(".draft_model:DraftModelSpec", "model:PATH_OR_ID[@int4]", "a smaller model"),
+    "ouroboros": Registered(
+        ".ouroboros:OuroborosSpec",
+        "ouroboros:model:PATH_OR_ID[@int4]",
+        "a smaller model, and phrases of its rejected drafts",
+    ),
     "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the model's last states"),
     "eagle3": Registered(".eagle:Eagle3Spec", _HEAD, "EAGLE-3: one layer over the model's states of three depths"),
     "medusa": Registered(".parallel_heads:MedusaSpec", _HEAD, "Medusa: a tree from parallel heads"),
@@ -239,12 +244,14 @@ def from_short_name(name: str) -> dict[str, object]:
         return {"method": "choose", "drafters": [part.strip() for part in name.split("+")]}
     word, colon, rest = name.partition(":")
     method = _ALIASES.get(word, word)
+    if method == "ouroboros":
+        rest = rest.removeprefix("model:")
     if (method not in methods() and not (word == "head" and colon)) or method == "choose":
         known = [*_ALIASES, *methods(), "head:", "model:"]
         raise ConfigError(f"unknown drafter {name!r}", expected=f"one of {usages()}", fix=meant(name, known))
     if colon and not rest:
         what, expected = "head", "a folder or a packaged head"
-        if method == "draft_model":
+        if method in ("draft_model", "ouroboros"):
             what, expected = "model", "a folder, hub id or zoo name"
         raise ConfigError(f"the drafter names no {what}", got=repr(name), expected=f"{word}: and {expected}")
     if colon and (word == "head" or method in _HEADS):

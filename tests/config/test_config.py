@@ -9,6 +9,8 @@ from paceline import (
     DraftModel,
     Dynamic,
     Fixed,
+    Lookahead,
+    Ouroboros,
     Plain,
     PromptLookup,
     Ratio,
@@ -35,6 +37,8 @@ from paceline.errors import ConfigError, LossyNotAllowed
         ({"method": "token_recycling", "policy": "fixed"}, "token_recycling", 6),
         ("self-int4", "self_int4", 16),
         ("lookahead", "lookahead", 16),
+        ("ouroboros:model:some/draft@int4,ngram=4", "ouroboros", 16),
+        ({"method": "ouroboros", "model": "some/draft", "policy": "fixed"}, "ouroboros", 12),
         ("lookup+lookahead:window=5,ngram=4,pool=shared", "choose", 16),
         ({"method": "lookahead", "guesses": 3, "policy": "fixed"}, "lookahead", 4),
         ("lookup+model:some/draft@int4", "choose", 16),
@@ -113,6 +117,9 @@ def nested(depth: int) -> dict[str, object]:
         ({"method": "ngram", "model": "x"}, ["does not take 'model'", "prompt_lookup_max"]),
         ({"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}, ["above prompt_lookup_max"]),
         ({"method": "lookahead", "window": 0}, ["window has a wrong value"]),
+        ({"method": "ouroboros"}, ['needs "model"']),
+        ("ouroboros:", ["names no model"]),
+        ("ouroboros:model:x,phrases=0", ["phrases has a wrong value"]),
         ("lookahead:pool=everything", ["pool has a wrong value", "shared"]),
         ({"method": "ngram", "prompt_lookup_max": 0}, ["prompt_lookup_max has a wrong value"]),
         ({"method": "ngram", "num_speculative_tokens": True}, ["num_speculative_tokens has a wrong value"]),
@@ -157,6 +164,7 @@ def test_what_is_refused(given, words):
 
 def test_build_makes_the_objects():
     kinds = {"none": Plain, "lookup": PromptLookup, "self-int4": SelfQuantized, "model:some/draft": DraftModel}
+    kinds |= {"lookahead": Lookahead, "ouroboros:model:some/draft": Ouroboros}
     for name, kind in kinds.items():
         drafter, policy, verifier = parse(name, policy="fixed").build()
         assert isinstance(drafter, kind)
@@ -174,6 +182,13 @@ def test_the_policy_decides_unless_a_number_is_given():
     assert parse("lookup").policy == "cost_model"
     assert parse("lookup", 3).policy == "fixed"
     assert parse("none").policy == "fixed"
+
+
+def test_ouroboros_is_named_as_its_draft_model():
+    config = parse("lookup+ouroboros:model:some/draft@int4")
+    assert config.name == "lookup+ouroboros:model:some/draft@int4"
+    assert config.models == ("some/draft",)
+    assert parse("ouroboros:some/draft") == parse("ouroboros:model:some/draft")
 
 
 def test_several_drafters():

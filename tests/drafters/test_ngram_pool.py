@@ -5,7 +5,6 @@ import random
 import pytest
 
 from paceline import SamplingParams
-from paceline.core.interfaces import DraftBudget
 from paceline.core.request import Sequence
 from paceline.drafters.ngram_pool import NgramPool, add_branches
 
@@ -87,7 +86,7 @@ def test_a_banned_token_is_not_kept():
 def branches(phrases, depth, nodes, stem=(), eos_ids=frozenset()):
     seq = Sequence([9], SamplingParams(), 0, eos_ids, 100)
     ids, parents = [9, *stem], list(range(-1, len(stem)))
-    add_branches(ids, parents, phrases, seq, DraftBudget(depth, nodes))
+    add_branches(ids, parents, phrases, seq, len(ids), depth - len(stem), nodes)
     return ids, parents
 
 

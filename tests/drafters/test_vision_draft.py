@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, PromptLookup, SamplingParams, SelfQuantized
+from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, Ouroboros, PromptLookup, SamplingParams, SelfQuantized
 from paceline.config import parse
 from paceline.decoding import SpeculativeDecoder, autoregressive
 from paceline.errors import ConfigError, IncompatibleModels
@@ -55,6 +55,7 @@ DRAFTS = {
     "own, other pictures": lambda: DraftModel(coarse(), vision="own"),
     "shared, projected": lambda: DraftModel(target(seed=1), vision="shared"),
     "shared, a text model": lambda: DraftModel(blind(), vision="shared"),
+    "ouroboros": lambda: Ouroboros(DraftModel(target(seed=1)), 3),
     "lookup": PromptLookup,
     "self-int4": lambda: SelfQuantized(lm_head="shared"),
     "eagle": lambda: Eagle(random_head(target(), 3)),

@@ -305,7 +305,7 @@ def cache_agrees(drafter: DraftModel, ours: str) -> bool:
     while not seq.is_finished:
         decoder.step([seq])
         cached = drafter.runner.cache.lengths[seq.slot]
-        text = drafter._translation.read(seq.slot, seq.token_ids)
+        text = drafter.translation.read(seq.slot, seq.token_ids)
         used |= cached > 20
         if not (
             cached < len(text)

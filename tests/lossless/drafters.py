@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline import DraftModel, Lookahead, Plain, PromptLookup, SelfQuantized, Suffix, TokenRecycling
+from paceline import DraftModel, Lookahead, Ouroboros, Plain, PromptLookup, SelfQuantized, Suffix, TokenRecycling
 from paceline.core.interfaces import Drafter
 from paceline.drafters import Space
 from paceline.runner import LoadedModel
@@ -34,6 +34,8 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "lookahead": lambda target, future: Lookahead(window=4, ngram=3, guesses=3),
     "draft model": lambda target, future: DraftModel(small_draft()),
     "draft model, same weights": lambda target, future: DraftModel(twin(target)),
+    "ouroboros": lambda target, future: Ouroboros(DraftModel(small_draft()), ngram=3),
+    "ouroboros, same weights": lambda target, future: Ouroboros(DraftModel(twin(target)), ngram=3),
     "self int4": lambda target, future: SelfQuantized(lm_head="shared"),
     "space": lambda target, future: Space(adapter(transition_rank=4), top_k=2),
     "random trees": lambda target, future: RandomTrees(),

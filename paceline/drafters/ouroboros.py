@@ -1,0 +1,221 @@
+"""Ouroboros: a draft model that drafts phrases, and a pool of phrases that rejected drafts fill.
+
+Zhao et al. 2024 (arXiv 2402.13720). A phrase is an n-gram of a pool, looked up by its first token. It saves passes of
+the draft model, lengthens the draft, and is made of what the target would have said behind tokens that it rejected:
+
+    drafting     text ... r | x1 x2          the draft model verifies phrases behind its last token in its own pass, so
+                            | y1 y2          that a pass can yield several tokens; the draft is the same as without
+    suffix       r  x1 x2 x3 -- p1 p2        phrases behind the draft's last token are branches of the target's tree
+                             \\- q1 q2
+    recycling    r  x1 x2 x3 x4 x5           x1 is wrong, yet the target says x3 behind x2, x4 behind x3 and z behind
+                                             x4: so x2 x3 x4 z is a phrase from now on
+
+Differences from the paper: a phrase is also made of each n-gram of the text, prompts included, and not of a lookahead
+window in the draft model's passes. Drafts are verified as a point mass, by the rule of every other drafter, so that
+sampled answers are those of plain decoding, also in batches.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, ClassVar, final
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..core.draft import Draft
+from ..core.interfaces import DraftBudget, Drafter, DraftOptions, TargetView, Verifier
+from ..core.outputs import Walk
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+from ..errors import IncompatibleModels
+from ..schema import checked, checked_call
+from .chain import fit
+from .draft_model import DraftModel, DraftModelSpec
+from .ngram_pool import NgramPool, PoolSize, add_branches, children_of
+from .registry import DrafterSpec
+
+PhraseTokens = Annotated[int, Field(ge=2, le=16)]
+Phrases = Annotated[int, Field(ge=1, le=16)]
+
+
+@final
+class Ouroboros(Drafter):
+    """Draft with a draft model and phrases.
+
+    The pool is shared by all requests, and lives as long as the drafter.
+
+    draft: the draft model.
+    ngram: N, the tokens of a phrase, its key included. At most a third of a draft is a suffix.
+    phrases: K, the most phrases behind a token, both in a pass of the draft model and behind the draft.
+    pool_size: the most phrases of the pool, of about 200 bytes each.
+    pool_file: a file of `save`, to start with its phrases.
+    """
+
+    name: ClassVar[str] = "ouroboros"
+
+    @checked_call
+    def __init__(
+        self,
+        draft: DraftModel,
+        ngram: PhraseTokens = 5,
+        phrases: Phrases = 3,
+        pool_size: PoolSize = 65536,
+        pool_file: str | Path | None = None,
+    ):
+        self.draft, self.ngram, self.phrases, self.pool_size, self._file = draft, ngram, phrases, pool_size, pool_file
+        self.info = replace(draft.info, branches=phrases)
+        self._num_read: dict[int, int] = {}  # by slot, where the next n-gram of the text starts
+
+    def bind(self, target: TargetView, verifier: Verifier) -> None:
+        """Load the draft model and the pool. Raises as `DraftModel.bind`, `ConfigError` for a file of another kind."""
+        self.draft.bind(target, verifier)
+        if self.draft.translation is not None:
+            raise IncompatibleModels("Ouroboros needs a draft model of the target's tokenizer", fix="use model:PATH")
+        runner = self.draft.runner
+        # The draft model reads phrases, so they are of tokens that it has.
+        self._vocab_size = min(target.vocab_size, runner.vocab_size)
+        banned_token_ids = target.banned_token_ids | runner.banned_token_ids
+        self.pool = NgramPool(self.ngram, self.phrases, self.pool_size, banned_token_ids, self._vocab_size)
+        if self._file is not None:
+            self.pool.load(self._file)
+        self._num_read.clear()
+
+    def save(self, path: str | Path) -> None:
+        """Write the phrases to a file, which holds parts of prompts and answers."""
+        self.pool.save(path)
+
+    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
+        """Those of the draft model, for a tree."""
+        return [replace(look, source=self.name, branches=self.phrases) for look in self.draft.draft_options(seq)]
+
+    def seconds(self) -> Mapping[str, tuple[float, float]]:
+        """Those of the draft model, as if no phrase saved a pass."""
+        return {self.name: self.draft.seconds()[self.draft.name]}
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
+        """The draft model's chain, then phrases behind it."""
+        for seq in seqs:
+            self._num_read[seq.slot] = self.pool.read(seq.token_ids, self._num_read.get(seq.slot, 0))
+        chained = [replace(budget, depth=budget.depth - self._suffix(budget)) for budget in budgets]
+        limits, uncached_tokens = self.draft.catch_up(seqs, chained)
+        tokens, parents = list[list[int]](), list[list[int]]()
+        for seq, budget, drafted in zip(seqs, budgets, self._chains(seqs, limits, uncached_tokens), strict=True):
+            ids = [seq.token_ids[-1], *drafted]
+            ups = list(range(-1, len(drafted)))
+            if drafted and not seq.would_end(drafted[-1], len(drafted)):
+                length = min(self._suffix(budget), budget.depth - len(drafted))
+                add_branches(ids, ups, self.pool.after(ids[-1]), seq, len(ids), length, budget.nodes)
+            tokens.append(ids)
+            parents.append(ups)
+        return Draft(TokenTree.from_lists(tokens, parents), source=self.name)
+
+    @torch.inference_mode()
+    def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
+        """Recycle the rows that were verified, and keep the draft model in step."""
+        tree = draft.tree.trimmed()
+        likeliest = logits[:, : tree.num_nodes].argmax(-1).tolist()
+        for fields in zip(*tree.lists, likeliest, strict=True):
+            recycle(self.pool, *fields)
+        self.draft.observe(seqs, draft, logits, walks)
+
+    def release(self, slots: Seq[int]) -> None:
+        """Forget these slots; the phrases stay."""
+        self.draft.release(slots)
+        for slot in slots:
+            self._num_read.pop(slot, None)
+
+    def _suffix(self, budget: DraftBudget) -> int:
+        return min(self.ngram - 1, budget.depth // 3)
+
+    def _chains(self, seqs: Seq[Sequence], limits: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]) -> list[list[int]]:
+        """What `chain.draft_chains` drafts, in fewer passes: each of them walks down the phrases that it confirms.
+
+        All drafted tokens but the last are cached at the end.
+        """
+        runner, drafted, feed = self.draft.runner, [list[int]() for _ in seqs], [list(ids) for ids in uncached_tokens]
+        active = [b for b, budget in enumerate(limits) if budget.depth > 0 and feed[b]]
+        while active:
+            tokens, parents, stems = list[list[int]](), list[list[int]](), [len(feed[b]) - 1 for b in active]
+            for b in active:
+                ids, ups, done = feed[b], list(range(-1, len(feed[b]) - 1)), len(drafted[b])
+                # The last token of the draft is not fed, so that a phrase is one shorter than what is left.
+                length, most = limits[b].depth - done - 1, len(ids) + self.phrases * (self.ngram - 1)
+                add_branches(ids, ups, self.pool.after(ids[-1]), seqs[b], done + 1, length, most)
+                tokens.append(ids)
+                parents.append(ups)
+            slots = [seqs[b].slot for b in active]
+            tree = TokenTree.from_lists(tokens, parents, runner.loaded.device)
+            logits = fit(runner.forward(slots, tree), self.draft.vocab_size)
+            paths, going = list[list[int]](), list[int]()
+            for i, (b, stem) in enumerate(zip(active, stems, strict=True)):
+                children = children_of(tokens[i], parents[i])
+                path, node, goes_on = list(range(1, stem + 1)), stem, True
+                while True:
+                    chosen, _ = self.draft.sampler.sample(logits[i, node : node + 1], [seqs[b]], len(drafted[b]))
+                    token = int(chosen)
+                    drafted[b].append(token)
+                    count = len(drafted[b])
+                    goes_on = count < limits[b].depth and not seqs[b].would_end(token, count)
+                    if not goes_on or (node, token) not in children:
+                        break
+                    node = children[node, token]
+                    path.append(node)
+                paths.append(path)
+                feed[b] = [token]
+                going += [b] * goes_on
+            runner.commit(slots, paths)
+            active = going
+        return drafted
+
+
+def recycle(pool: NgramPool, tokens: Seq[int], parents: Seq[int], probes: Seq[bool], likeliest: Seq[int]) -> None:
+    """Take each run of drafted tokens that the target confirms, wherever it begins, with the token behind it.
+
+    likeliest: the target's token behind each node of the tree.
+    """
+    children = children_of(tokens, parents, probes)
+    for start, token in enumerate(tokens):
+        gram, node = [token], start
+        while not probes[start] and len(gram) < pool.ngram:
+            gram.append(likeliest[node])
+            if len(gram) == pool.ngram:
+                pool.add(gram)
+            elif (node, gram[-1]) in children:
+                node = children[node, gram[-1]]
+            else:
+                break
+
+
+@checked
+class OuroborosSpec(DraftModelSpec):
+    """Options of `Ouroboros`: those of its draft model, and its own."""
+
+    ngram: PhraseTokens = 5
+    phrases: Phrases = 3
+    pool_size: PoolSize = 65536
+    pool_file: str | None = None
+    method = "ouroboros"
+    drafter = Ouroboros
+    tokens = 12
+
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return f"{self.method}:{super().name}"
+
+    def tree_nodes(self, depth: int) -> int:
+        """The draft and all phrases behind it."""
+        return depth + (self.phrases - 1) * min(self.ngram - 1, depth // 3)
+
+    def build(self) -> Ouroboros:
+        """The drafter."""
+        options = {key: value for key, value in self.as_dict().items() if value is not None}
+        own = {key: options.pop(key, None) for key in ("ngram", "phrases", "pool_size", "pool_file")}
+        return Ouroboros(DraftModel(**options), **own)  # type: ignore[arg-type]
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """Nowhere."""
+        return DrafterSpec.elsewhere(self, tokens)

@@ -1,0 +1,190 @@
+"""Ouroboros against the paper, done slowly: both models pass over plain text, phrases are in one list."""
+
+from functools import cache
+
+import pytest
+import torch
+
+from paceline import Coupled, DraftModel, Fixed, Ouroboros, SamplingParams
+from paceline.core.interfaces import DraftBudget
+from paceline.decoding import SpeculativeDecoder
+from paceline.drafters import ouroboros
+from paceline.drafters.ngram_pool import NgramPool
+from paceline.errors import ConfigError
+from paceline.runner import ModelRunner
+from tests.attention.common import agree, held, prefilled
+from tests.drafters.test_lookahead import paths
+from tests.drafters.test_ngram_pool import Slow
+from tests.helpers import REPEATING, loaded, prompt, reading_apart, runner, sequence
+from tests.lossless.drafters import small_draft, twin
+from tests.tiny import tiny_model
+
+N, K, DEPTH = 3, 2, 6
+CHAIN = DEPTH - N + 1  # tokens of the draft model; two of suffix
+GREEDY = SamplingParams(max_tokens=150)  # so that no draft is cut by what is left
+
+
+@cache
+def plain_model(is_draft: bool):
+    return tiny_model("llama", torch.float32, 1, num_hidden_layers=1) if is_draft else tiny_model("llama")
+
+
+@cache
+def likeliest(is_draft: bool, text: tuple[int, ...]) -> int:
+    with torch.inference_mode():
+        return plain_model(is_draft).eval()(torch.tensor([text])).logits[0, -1].argmax().item()
+
+
+def steps(drafter, ids=REPEATING, params=GREEDY, rounds=12, depth=DEPTH):
+    """The text before each round, the tree that was drafted, and the runner and the sequence after it."""
+    trees, observe = [], drafter.observe
+    drafter.observe = lambda seqs, draft, *rest: (trees.append(draft.tree), observe(seqs, draft, *rest))
+    decoder = SpeculativeDecoder(reading_apart(ModelRunner(loaded(), 2)), drafter, Coupled(), Fixed(depth, 40))
+    seq = sequence(loaded(), ids, params)
+    decoder.admit(seq)
+    for _ in range(rounds):
+        text = list(seq.token_ids)
+        decoder.step([seq])
+        yield text, trees[-1], seq
+        if seq.is_finished:
+            break
+    decoder.release(seq)
+
+
+def is_as_in_the_paper(seed: int = 0) -> bool:
+    """With seed 0 there are suffixes and recycled phrases."""
+    ids = REPEATING + prompt(6, seed) + REPEATING
+    pool, read, seen = Slow(K, 1000), 0, set[str]()
+    for text, tree, seq in steps(Ouroboros(DraftModel(small_draft()), N, K), ids):
+        if seq.is_finished:
+            break
+        while read + N <= len(text):
+            pool.add(tuple(text[read : read + N]))
+            read += 1
+        chain = tuple[int, ...]()
+        while len(chain) < CHAIN:
+            chain += (likeliest(True, (*text, *chain)),)
+        branches = [chain + phrase for phrase in pool.after(chain[-1])]
+        if paths(tree) != set(branches or [chain]):
+            return False
+        prefixes = [path[:end] for path in [chain, *branches] for end in range(len(path) + 1)]
+        for start in dict.fromkeys(prefixes):
+            gram, path = (*text, *start)[-1:], start
+            while path in prefixes and len(gram) < N:
+                gram += (likeliest(False, (*text, *path)),)
+                path += gram[-1:]
+            if len(gram) == N:
+                pool.add(gram)
+                seen |= {"recycled"} if start else set()
+        seen |= {"suffix"} if branches else set()
+    return seed > 0 or seen == {"recycled", "suffix"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_drafts_what_the_paper_drafts(seed):
+    assert is_as_in_the_paper(seed)
+
+
+def as_drafted(pool, tokens, parents, probes, likeliest):
+    """Phrases of what was drafted, confirmed or not."""
+    pool.read(tokens, 0)
+
+
+def nothing(*_):
+    """Rejected tokens are thrown away."""
+
+
+def behind_the_root(ids, parents, phrases, *sizes):
+    """The suffix hangs below the root of the chain."""
+    count = len(ids)
+    add_branches(ids, parents, phrases, *sizes)
+    parents[count:] = [0 if up == count - 1 else up for up in parents[count:]]
+
+
+recycle, add_branches = ouroboros.recycle, ouroboros.add_branches
+MUTANTS = {"recycle": as_drafted, "recycle ": nothing, "add_branches": behind_the_root}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(monkeypatch, name):
+    monkeypatch.setattr(ouroboros, name.strip(), MUTANTS[name])
+    assert not is_as_in_the_paper()
+
+
+def test_recycling_as_in_the_picture():
+    """R 0, x1 to x5 1 to 5, z 9; the target says 8 behind r and x1, and 3 4 9 behind x2 x3 x4."""
+    pool = NgramPool(4, 4, 100)
+    recycle(pool, [0, 1, 2, 3, 4, 5, 3], [-1, 0, 1, 2, 3, 4, 2], [False] * 6 + [True], [8, 8, 3, 4, 9, 7, 4])
+    assert [(key, pool.after(key)) for key in range(6) if pool.after(key)] == [(2, [(3, 4, 9)])]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_phrases_save_passes_of_the_draft_model_and_change_nothing(temperature):
+    """The text repeats what the draft model would say, so its phrases are right."""
+    params = SamplingParams(temperature=temperature, max_tokens=60)
+    budget, drafted = DraftBudget(9, 40), list[list[int]]()
+    said = REPEATING
+    for _ in range(30):
+        said = [*said, likeliest(True, tuple(said))]
+    for drafter in (DraftModel(small_draft()), Ouroboros(DraftModel(small_draft()), 4)):
+        target = ModelRunner(loaded(), 2)
+        drafter.bind(target, Coupled())
+        inner = drafter.draft.runner if isinstance(drafter, Ouroboros) else drafter.runner
+        passes, forward = [], inner.forward
+        inner.forward = lambda *given, passes=passes, forward=forward: (passes.append(1), forward(*given))[1]
+        seqs = [sequence(loaded(), ids, params) for ids in (said + said[:20], REPEATING)]
+        for slot, seq in enumerate(seqs):
+            seq.slot = slot
+        tree = drafter.propose(seqs, [budget, budget]).tree
+        drafted += [row[1:7] for row in tree.lists.token_ids]
+    assert drafted[:2] == drafted[2:]
+    if temperature == 0:
+        assert len(passes) < 6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("make", [small_draft, lambda: twin(loaded())])
+def test_the_draft_cache_holds_a_prefix_of_the_text(make, temperature):
+    drafter = Ouroboros(DraftModel(make()), N)
+    for _, _, seq in steps(drafter, params=SamplingParams(temperature=temperature, max_tokens=40)):
+        on = drafter.draft.runner
+        cached = on.cache.lengths[seq.slot]
+        assert 0 < cached < len(seq.token_ids)
+        assert agree(held(on, seq.slot), prefilled(on.loaded, seq.token_ids[:cached]))
+
+
+def test_the_pool_outlives_requests_and_the_drafter(tmp_path):
+    drafter = Ouroboros(DraftModel(small_draft()), N)
+    for _ in steps(drafter):
+        pass
+    count = len(drafter.pool)
+    assert count > len(REPEATING)
+    drafter.save(tmp_path / "pool.json")
+    other = Ouroboros(DraftModel(small_draft()), N, pool_size=count - 3, pool_file=tmp_path / "pool.json")
+    other.bind(runner(loaded()), Coupled())
+    assert len(other.pool) == count - 3
+    assert other.pool.after(REPEATING[-1])
+    with pytest.raises(ConfigError, match="4 token ids"):
+        Ouroboros(DraftModel(small_draft()), 4, pool_file=tmp_path / "pool.json").bind(runner(loaded()), Coupled())
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[[1, 2]]", "[[1, 2, -3]]", '[[1, 2, "3"]]', "[1, 2, 3]"])
+def test_a_file_that_is_no_pool_is_refused(tmp_path, text):
+    (tmp_path / "pool.json").write_text(text)
+    with pytest.raises(ConfigError):
+        Ouroboros(DraftModel(small_draft()), 3, pool_file=tmp_path / "pool.json").bind(runner(loaded()), Coupled())
+
+
+def test_a_token_that_the_draft_model_lacks_is_in_no_phrase():
+    pool = NgramPool(3, 2, 10, vocab_size=50)
+    pool.read([1, 2, 3, 50, 4, 5, 6], 0)
+    assert len(pool) == 2
+
+
+WRONG = {"ngram": (1, 17), "phrases": (0, 17), "pool_size": (0, 1 << 21), "pool_file": (3,)}
+
+
+@pytest.mark.parametrize("wrong", [{key: value} for key, values in WRONG.items() for value in values], ids=str)
+def test_what_is_refused(wrong):
+    with pytest.raises(ConfigError):
+        Ouroboros(DraftModel("small"), **wrong)

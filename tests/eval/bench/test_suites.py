@@ -148,6 +148,6 @@ def test_easy_vqa_gives_a_question_with_its_image_and_answer(tmp_path):
     for i in range(2):
         Image.new("RGB", (8, 8)).save(tmp_path / "test" / "images" / f"{i}.png")
     yes_no, short = read_suite("easy_vqa", tmp_path)
-    assert (yes_no.category, yes_no.turns, yes_no.right) == ("yes/no", ("is there a circle?",), "yes")
+    assert (yes_no.category, yes_no.turns, yes_no.right) == ("yes/no", ("Is there a circle?",), "yes")
     assert (short.category, short.right) == ("short", "red")
     assert Path(str(short.image)).name == "1.png"

@@ -22,6 +22,7 @@ from .options import (
     command,
     open_engine,
 )
+from .process import uninterrupted
 from .screen import Screen, mark, number, table_of
 
 
@@ -96,16 +97,17 @@ def bench(
             if not run.answers:
                 raise
             ended = error
-        summary = {
-            "model": model,
-            "suite": suite,
-            **summarise(run, names, missing),
-            **about_run(llms, configs, prompts, len(questions), left_out, about),
-        }
-        try:
-            results.finish(summary)
-        except PacelineError as error:
-            ended = ended or error
+        with uninterrupted():
+            summary = {
+                "model": model,
+                "suite": suite,
+                **summarise(run, names, missing),
+                **about_run(llms, configs, prompts, len(questions), left_out, about),
+            }
+            try:
+                results.finish(summary)
+            except PacelineError as error:
+                ended = ended or error
     if screen.json:
         screen.put_json({**summary, "result": str(results.path)}, is_whole=ended is None)
     else:

@@ -6,6 +6,8 @@ It imports almost nothing, so that it is in place before everything else.
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
 
@@ -43,6 +45,16 @@ class CtrlC:
 
 
 ctrl_c = CtrlC()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore Ctrl-C in this block, which must not take long; for the main thread."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def prepare() -> None:

@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ..core.tree import TokenTree
+from ..core.tree import ancestors
 from ..heads.parts import Attention, Mlp, Output, rotation
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, address, addresses, library, run
 from ..quant import PackedLinear, pack_linears
@@ -261,7 +261,7 @@ def _places(starts: Tensor, parents: Tensor | None, old: int, count: int) -> tup
     if parents is None:  # chains
         positions = starts[:, None] + old + torch.arange(count)
         return positions, columns <= positions[..., None]
-    sees = TokenTree(parents, parents, parents < -1).ancestor_mask  # only parents matter to it
+    sees = ancestors(parents)
     depth = sees.sum(-1) - 1
     seen = (columns < starts[:, None, None]).repeat(1, count, 1)
     index = starts[:, None, None] + torch.arange(total)

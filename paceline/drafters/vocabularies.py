@@ -311,9 +311,8 @@ class Strings(Translation):
         """The target's tokens of what was drafted, up to one that would end the answer."""
         ends = bool(drafted) and drafted[-1] == self._ends[1]
         spelled = self._theirs.join(drafted[:-1] if ends else drafted)
-        data = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(
-            spelled
-        )  # no part of a character at its end
+        # The decoder keeps back a part of a character at the end.
+        data = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(spelled)
         tokens = self._ours.encode(data.encode(errors="surrogateescape"), self._ours.join(seq.token_ids[-_LOOK_BACK:]))
         if ends and self._ends[0] is not None:
             tokens.append(self._ends[0])

@@ -32,7 +32,7 @@ class DraftSampler:
     """
 
     def __init__(self, coupled: bool, banned_token_ids: Collection[int] = ()):
-        self.coupled = coupled
+        self.coupled, self.banned_token_ids = coupled, banned_token_ids
         self._banned = torch.tensor(sorted(banned_token_ids)) if banned_token_ids else None
 
     def sample(

@@ -1,10 +1,12 @@
 """What the command line refuses: exit codes and one-line errors."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from paceline.system.files import read_stdin
 from tests.cli.helpers import WORDS, answer, paceline, refusal, save
 from tests.tiny import tiny_model
 
@@ -61,7 +63,7 @@ def test_prompts_that_never_end_or_are_no_text(model, tmp_path, monkeypatch):
     assert "not a regular file" in refusal("generate", model, "-p", "w5", "--profile", str(tmp_path / "pipe"))
     (tmp_path / "bytes").write_bytes(b"w5 \xff")
     assert "is not text" in refusal("generate", model, "--prompt-file", str(tmp_path / "bytes"))
-    monkeypatch.setattr("paceline.cli.generate.MAX_PROMPT_BYTES", 4)
+    monkeypatch.setattr("paceline.cli.generate.read_stdin", partial(read_stdin, max_bytes=4))
     for stdin, words in ((b"w5 \xff", "is not text"), (b"w5 w6 w7", "too large")):
         told = paceline("generate", model, "--prompt-file", "-", stdin=stdin)
         assert told.exit_code == 1

@@ -56,7 +56,7 @@ def test_json_and_folder(bench, model, tmp_path):
 
 
 def test_the_folder_reads_back(bench, tmp_path):
-    answer(*bench)
+    answer(*bench, "-k", "3")  # the default policy may draft nothing on a busy machine
     opened = open_results(tmp_path / "r")
     (run,) = opened.runs
     assert (run.drafter, set(run.categories), run.batch) == ("lookup", {"one", "two"}, 1)

@@ -22,6 +22,7 @@ from ..errors import ConfigError
 
 MAX_BYTES = 1 << 30
 """The largest file that is read; more is a mistake, such as an endless device."""
+_KERNEL = 1 << 20  # bytes to read of a file that says it is empty, as those of the kernel do
 _HEAD = 1 << 16  # characters, enough to see which command wrote a file
 
 
@@ -40,7 +41,7 @@ def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BY
         if place.exists() and not place.is_file():
             raise ConfigError(f"{what} {str(path)!r} is not a regular file", fix="copy its content to a file")
         with place.open("rb") as file:
-            content = file.read(min(place.stat().st_size or max_bytes, max_bytes) + 1)  # 0 for files of the kernel
+            content = file.read(min(place.stat().st_size or _KERNEL, max_bytes) + 1)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte

@@ -40,7 +40,9 @@ def evaluate(
                 yield same[0]
                 continue
 
-            def progress(_: str, count: int, total: int | None, what: str = f"{name}, temperature {temperature:g}") -> None:
+            def progress(
+                _: str, count: int, total: int | None, what: str = f"{name}, temperature {temperature:g}"
+            ) -> None:
                 report(what, count, total)
 
             source = "built_in" if texts is None else "file"

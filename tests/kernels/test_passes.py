@@ -1,5 +1,6 @@
 """Native passes against transformers, and bit for bit against one row at a time."""
 
+import copy
 import random
 
 import pytest
@@ -44,7 +45,7 @@ def test_logits_are_those_of_transformers(name, dtype):
     model = tiny_model(name, dtype)
     ids = torch.randint(3, 97, (1, 40), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
-        want = model(ids).logits[0].float()
+        want = copy.deepcopy(model).float()(ids).logits[0]  # rounding of its own would depend on the machine
     runner = ModelRunner(wrap_model(model), 2, 128)
     assert runner.loaded.is_native
     slot = runner.cache.allocate()

@@ -78,7 +78,7 @@ def test_a_drafter_that_turns_bad_loses_little():
         second = [record for request, record in outcome.rounds if request == 1]
         true = sum(PLAIN / 3 * r.num_drafted + cpu(1 + r.num_drafted) + 0.0005 for r in second)
         assert 256 * (PLAIN + 0.0005) / true >= 0.95
-        assert outcome.speed > 1.15
+        assert outcome.speed > 1.12
 
 
 def test_without_the_ledger_it_is_slower(monkeypatch):

@@ -1,0 +1,241 @@
+"""All drafting methods on all kinds of prompts, in one table.
+
+    python bench/methods.py MODEL --data DIR --out FOLDER -d lookup -d suffix -d head:NAME [--suite spec_bench ...]
+        [--temperature 0 1] [--budget cost_model equal] [--num-prompts 24] [--max-tokens 128] [--nodes 7]
+
+Every piece (budget, temperature, suite) is a benchmark run of all drafters in turns, kept in FOLDER as `paceline bench`
+keeps it; `paceline show` reads it. A piece that is complete is not run again, so a run that was stopped goes on where
+it was. DIR holds a folder for each suite.
+
+budget "cost_model": the default policy decides how much to draft. "equal": every round, chains of `--nodes` tokens, and
+trees of as many nodes, five deep.
+
+Writes table.md and table.json; bars.svg, a picture of the speed-ups; and spec_bench/METHOD.jsonl, the answers in the
+format that Spec-Bench's evaluation/speed.py reads. A drafter with an answer that differs from plain decoding by more
+than a near-tie of the logits is left out of the table, and the script exits with 1.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+
+from paceline.system.hardware import set_waiting, use_threads
+
+TREE_DEPTH, RESAMPLES = 5, 2000
+SUITES = ("spec_bench", "humaneval", "gsm8k", "mbpp")
+
+
+def run_piece(args, folder, suite, temperature, budget, progress):
+    """Measure all drafters on one suite."""
+    from paceline import LLM
+    from paceline.config import parse
+    from paceline.eval.results import claim
+    from paceline.eval.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
+    from paceline.eval.suites import choose, read_suite
+    from paceline.eval.summary import about_run, summarise
+    from paceline.zoo import resolve
+
+    configs = [within(parse(text), budget, args.nodes) for text in args.drafter]
+    llms, loaded = [], resolve(args.model)
+    for config in configs:
+        drafter, policy, verifier = config.build()
+        llm = LLM(loaded, drafter=drafter, policy=policy, verifier=verifier, max_batch_size=1)
+        llms, loaded = [*llms, llm], llm.loaded
+    questions = read_suite(suite, args.data)
+    prompts, left_out = fitting(llms[0], choose(questions, args.num_prompts))
+    options = BenchOptions(max_tokens=args.max_tokens, temperature=temperature, seed=args.seed)
+    with claim(folder, args.model, args.drafter) as results:
+        sides = [EngineSide(name, llm) for name, llm in zip(args.drafter, llms, strict=True)]
+        plain = EngineSide(PLAIN, llms[0].plain())
+        names = {PLAIN, *args.drafter}
+        run = BenchRun(plain, sides, options, lambda answers: results.add(answers, names, loaded.tokenizer))
+        run.measure(prompts, progress)
+        about = about_run(llms, configs, prompts, len(questions), left_out, {})
+        summary = {"model": args.model, "suite": suite, **summarise(run, args.drafter, {}), **about}
+        results.finish(summary)
+
+
+def within(config, budget, nodes):
+    """The same drafter with this budget."""
+    if budget == "cost_model":
+        return config
+    if config.drafter.tree_nodes(TREE_DEPTH) is None:
+        return replace(config, policy="fixed", num_speculative_tokens=nodes)
+    depth = min(TREE_DEPTH, nodes)
+    return replace(config, policy="fixed", num_speculative_tokens=depth, num_draft_nodes=nodes)
+
+
+def read_piece(folder):
+    """(category, prompt) -> side -> tokens, seconds, passes, drafting seconds; and the differences of each side."""
+    cells = defaultdict(lambda: defaultdict(lambda: np.zeros(4)))
+    for line in map(json.loads, (folder / "answers.jsonl").open(encoding="utf-8")):
+        rounds = [one for one in line["rounds"] if not one["with_prompt"]]
+        drafting = sum(one["draft_s"] for one in line["rounds"])
+        cell = cells[line["category"], line["index"]][line["side"]]
+        cell += (line["num_tokens"], line["seconds"], len(rounds), drafting)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return cells, {one["drafter"]: one["verdicts"] for one in summary["runs"]}
+
+
+def speedup(cells, side, rng):
+    """(ratio, low, high) of seconds for the same tokens, weighted by tokens; the prompt is what is resampled."""
+    sums = np.array([[*cell["plain"][:2], *cell[side][:2]] for cell in cells])
+    draws = sums[rng.integers(len(sums), size=(RESAMPLES, len(sums)))].sum(1)
+    ratio = (sums.sum(0)[2] / sums.sum(0)[3]) / (sums.sum(0)[0] / sums.sum(0)[1])
+    spread = (draws[:, 2] / draws[:, 3]) / (draws[:, 0] / draws[:, 1])
+    return ratio, *np.percentile(spread, [2.5, 97.5])
+
+
+def rows_of(folders, drafters, seed):
+    """The rows of a table: numbers of each drafter, overall and by category."""
+    cells, verdicts = {}, defaultdict(lambda: defaultdict(int))
+    for folder in folders:
+        found, counts = read_piece(folder)
+        cells |= {(category, folder.name, index): sides for (category, index), sides in found.items()}
+        for side, mine in counts.items():
+            for verdict, count in mine.items():
+                verdicts[side][verdict] += count
+    names = dict.fromkeys(key[0] for key in cells)
+    rows, rng = [], np.random.default_rng(seed)
+    for side in drafters:
+        groups = {name: [cell for key, cell in cells.items() if key[0] == name] for name in names}
+        rows.append({"drafter": side, "verdicts": dict(verdicts[side]), "categories": {}})
+        for name, group in {**groups, "all": list(cells.values())}.items():
+            tokens, seconds, passes, drafting = sum(cell[side] for cell in group)
+            ratio, low, high = speedup(group, side, rng)
+            rows[-1]["categories"][name] = {
+                "speedup": ratio,
+                "speedup_low": low,
+                "speedup_high": high,
+                "tokens_per_pass": tokens / passes if passes else None,
+                "drafting_share": drafting / seconds,
+                "prompts": len(group),
+            }
+    return rows
+
+
+def markdown(title, rows):
+    """A table: speed-up, and tokens a pass in brackets."""
+    names = list(rows[0]["categories"])
+    lines = [f"### {title}", "", "| drafter | " + " | ".join(names) + " | 95% interval | drafting | identical |"]
+    lines.append("|---" * (len(names) + 4) + "|")
+    for row in rows:
+        numbers = row["categories"]
+        whole, verdicts = numbers["all"], row["verdicts"]
+        shown = [f"{one['speedup']:.2f} ({one['tokens_per_pass'] or 0:.2f})" for one in numbers.values()]
+        spread = f"{whole['speedup_low']:.2f}–{whole['speedup_high']:.2f}"
+        drafting = f"{whole['drafting_share']:.0%}"
+        same = f"{verdicts.get('identical', 0)} of {sum(verdicts.values())}"
+        lines.append("| " + " | ".join([row["drafter"], *shown, spread, drafting, same]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def bars(tables, path):
+    """Speed-ups by category, one panel a table."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3 * len(tables)), layout="constrained")
+    for axes, (title, rows) in zip(np.atleast_1d(figure.subplots(len(tables), 1)), tables.items(), strict=True):
+        names = list(rows[0]["categories"])
+        for place, row in enumerate(rows):
+            at = np.arange(len(names)) + 0.8 * (place + 0.5) / len(rows) - 0.4
+            axes.bar(at, [one["speedup"] for one in row["categories"].values()], 0.8 / len(rows), label=row["drafter"])
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set(title=title, ylabel="speed-up", xticks=range(len(names)), xticklabels=names)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize="small")
+    figure.savefig(path)
+
+
+def spec_bench_answers(folder, out):
+    """Answers in Spec-Bench's format: one file for each side, one line for each question."""
+    lines = defaultdict(dict)
+    for one in map(json.loads, (folder / "answers.jsonl").open(encoding="utf-8")):
+        fresh = {"turns": [], "decoding_steps": [], "new_tokens": [], "wall_time": [], "accept_lengths": []}
+        line = lines[one["side"]].setdefault(
+            one["id"],
+            {"question_id": one["id"], "category": one["topic"] or one["category"], "model_id": one["side"],
+             "choices": [{"index": 0, **fresh}], "tstamp": time.time()},
+        )  # fmt: skip
+        choice, rounds = line["choices"][0], [r for r in one["rounds"] if not r["with_prompt"]]
+        choice["turns"].append(one["text"])
+        choice["decoding_steps"].append(len(rounds))
+        choice["new_tokens"].append(one["num_tokens"])
+        choice["wall_time"].append(one["seconds"])
+        choice["accept_lengths"] += [r["num_emitted"] for r in rounds]
+    out.mkdir(exist_ok=True)
+    for side, found in lines.items():
+        name = side.replace("/", "_").replace(":", "_")
+        (out / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found.values()), encoding="utf-8")
+
+
+def is_complete(folder, drafters):
+    """Whether this piece was measured to its end, with these drafters."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return summary["complete"] and [run["drafter"] for run in summary["runs"]] == drafters
+
+
+def main():
+    """Run what is missing, then write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--drafter", "-d", action="append", required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--suite", nargs="+", default=SUITES)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--budget", nargs="+", default=["cost_model", "equal"], choices=["cost_model", "equal"])
+    parser.add_argument("--num-prompts", type=int, default=24, help="of each suite")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--nodes", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    set_waiting()
+    use_threads()
+    pieces = {
+        (budget, heat): {suite: args.out / f"{budget}-t{heat:g}-{suite}" for suite in args.suite}
+        for budget in args.budget
+        for heat in args.temperature
+    }
+    args.out.mkdir(parents=True, exist_ok=True)
+    with Progress(transient=True) as progress:
+        for (budget, heat), folders in pieces.items():
+            for suite, folder in folders.items():
+                if is_complete(folder, args.drafter):
+                    continue
+                shutil.rmtree(folder, ignore_errors=True)
+                task = progress.add_task(folder.name)
+
+                def report(what, done, total, task=task):
+                    progress.update(task, completed=done, total=total)
+
+                run_piece(args, folder, suite, heat, budget, report)
+                progress.remove_task(task)
+    tables, wrong = {}, False
+    for (budget, heat), folders in pieces.items():
+        rows = rows_of(folders.values(), args.drafter, args.seed)
+        wrong |= any(row["verdicts"].get("bug") for row in rows)
+        how = "the cost model decides" if budget == "cost_model" else f"{args.nodes} nodes every round"
+        tables[f"temperature {heat:g}, {how}"] = [row for row in rows if not row["verdicts"].get("bug")]
+        if heat == 0 and budget == "cost_model" and "spec_bench" in folders:
+            spec_bench_answers(folders["spec_bench"], args.out / "spec_bench")
+    text = "\n".join(markdown(title, rows) for title, rows in tables.items())
+    (args.out / "table.md").write_text(text, encoding="utf-8")
+    (args.out / "table.json").write_text(json.dumps(tables, indent=1), encoding="utf-8")
+    bars(tables, args.out / "bars.svg")
+    print(text)
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

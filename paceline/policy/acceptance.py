@@ -10,7 +10,7 @@ A round counts at depth i if its budget reached it and its tokens before i were 
 token is not counted at all: neither as wrong, which would teach that late tokens are bad, nor as right.
 
 Every a_i is a Beta posterior mean (hits + w m) / (tries + w) with fading counts. The prior mean m comes from the next
-wider level:
+wider level, without what the narrower level counts itself:
 
     all rounds of a drafter  ->  its rounds with this hint  ->  those of this request
 """
@@ -50,9 +50,16 @@ class Counts:
             self.hits[i] = self.hits[i] * fade + is_hit
             self.tries[i] = self.tries[i] * fade + (is_hit or (rejected and i == accepted))
 
-    def refine(self, prior: list[float]) -> list[float]:
-        """The posterior mean of each position from its prior mean; a change at one also shifts those behind it."""
+    def refine(self, prior: list[float], less: "Counts | None" = None) -> list[float]:
+        """The posterior mean of each position from its prior mean; a change at one also shifts those behind it.
+
+        less: a part of these counts that is left out.
+        """
         hits, tries = self.hits, self.tries
+        if less is not None:
+            both = range(min(len(tries), len(less.tries)))
+            tries = [max(0.0, tries[i] - less.tries[i]) for i in both] + tries[len(both) :]
+            hits = [min(max(0.0, hits[i] - less.hits[i]), tries[i]) for i in both] + hits[len(both) :]
         refined, shift, known = list[float](), 1.0, len(tries)
         for i, mean in enumerate(prior):
             shifted = min(mean * shift, 1.0)
@@ -69,14 +76,15 @@ class Acceptance:
     def __init__(self, depth: int):
         self._flat = [PRIOR] * depth
         self.counts: dict[str, dict[str, Counts]] = {}  # by drafter and hint, under "" those of all hints
-        self._requests: dict[int, dict[tuple[str, int], Counts]] = {}  # by slot: recent counts of the request
+        # By slot: recent counts of the request, and its part in the counts of the hint.
+        self._requests: dict[int, dict[tuple[str, int], tuple[Counts, Counts]]] = {}
 
     def expected(self, slot: int, source: str, hint: int) -> list[float]:
         """a_1, a_2, ... for this request now."""
         means, known = self._flat, self.counts.get(source, {})
-        recent = self._requests.get(slot, {}).get((source, hint))
-        for counts in (known.get(""), known.get(str(hint)), recent):
-            means = means if counts is None else counts.refine(means)
+        recent, part = self._requests.get(slot, {}).get((source, hint), (None, None))
+        for counts, less in ((known.get(""), known.get(str(hint))), (known.get(str(hint)), part), (recent, None)):
+            means = means if counts is None else counts.refine(means, less)
         return means
 
     def observe(self, slot: int, record: Round, depth: int) -> None:
@@ -85,7 +93,7 @@ class Acceptance:
         for counts in (
             known.setdefault("", Counts(HALF_LIFE)),
             known.setdefault(str(record.hint), Counts(HALF_LIFE)),
-            mine.setdefault((record.source, record.hint), Counts(REQUEST_HALF_LIFE)),
+            *mine.setdefault((record.source, record.hint), (Counts(REQUEST_HALF_LIFE), Counts(HALF_LIFE))),
         ):
             counts.add(record.num_accepted, record.num_accepted < depth)
 

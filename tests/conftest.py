@@ -20,9 +20,16 @@ def _own_randomness():
     torch.set_rng_state(state)
 
 
+CHECKED = ("attention", "decoding", "drafters", "law", "lossless", "runner", "sampling")
+"""Folders in which shapes are checked against annotations, which makes short loops several times slower."""
+
+
+@pytest.fixture(autouse=True)
+def _types(request):
+    jaxtyping.config.update("jaxtyping_disable", request.path.parent.name not in CHECKED)
+
+
 @pytest.fixture
-def unchecked_types():
-    """No checks of annotations: for loops they would slow down tenfold, and for what untyped callers pass."""
+def unchecked_types(_types):
+    """For thousands of walks, and for what untyped callers pass."""
     jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,6 +1,5 @@
 """The kernels' library of this process: prebuilt, from the cache, or compiled now, once for all who ask together."""
 
-import atexit
 import ctypes
 import functools
 import hashlib
@@ -60,8 +59,7 @@ def open_kernels(sources: Path = SOURCES) -> Loaded:
     library, reason = _prebuilt(sources / LIBRARY, digest), "prebuilt"
     if library is None:
         try:
-            path, reason = _built(sources, digest)
-            library = ctypes.CDLL(str(path))
+            library, reason = _built(sources, digest)
         except (CompileError, OSError) as error:
             return Loaded(None, " ".join(str(error).split()))
     isas = tuple(isa for isa in ISAS if library.paceline_select(isa.encode()))  # the last, which is the best, stays
@@ -92,8 +90,8 @@ def _prebuilt(path: Path, digest: str) -> ctypes.CDLL | None:
         return None
 
 
-def _built(sources: Path, digest: str) -> tuple[Path, str]:
-    """The library in the cache, which is compiled if it is not there, and who compiled it.
+def _built(sources: Path, digest: str) -> tuple[ctypes.CDLL, str]:
+    """The library of the cache, which is compiled if it is not there, and who compiled it.
 
     Where the cache cannot be written, it is compiled for this process alone. Raises `CompileError` and OSError.
     """
@@ -102,7 +100,6 @@ def _built(sources: Path, digest: str) -> tuple[Path, str]:
     compiler = find_compiler()
     made_by = (digest, compiler.identity, sys.platform, platform.machine(), platform.libc_ver())
     folder = _cache() / hashlib.sha256(repr(made_by).encode()).hexdigest()[:32]
-    remark = ""
     if not (folder / LIBRARY).is_file():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -110,11 +107,15 @@ def _built(sources: Path, digest: str) -> tuple[Path, str]:
                 if not (folder / LIBRARY).is_file():  # another process made it while we waited
                     _build(folder, compiler, sources)
         except (OSError, NotImplementedError):  # the latter: a file system without locks
-            remark = f", for this process alone, since {folder.parent} cannot be written"
-            folder = Path(tempfile.mkdtemp(prefix="paceline-"))
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            _build(folder, compiler, sources)
-    return folder / LIBRARY, (folder / _REASON).read_text(encoding="utf-8") + remark
+            with tempfile.TemporaryDirectory(prefix="paceline-") as own:  # what is loaded needs its file no more
+                _build(Path(own), compiler, sources)
+                library, reason = _open(Path(own))
+            return library, f"{reason}, for this process alone, since {folder.parent} cannot be written"
+    return _open(folder)
+
+
+def _open(folder: Path) -> tuple[ctypes.CDLL, str]:
+    return ctypes.CDLL(str(folder / LIBRARY)), (folder / _REASON).read_text(encoding="utf-8")
 
 
 def _cache() -> Path:

@@ -14,7 +14,6 @@ from tests.cli.helpers import save
 from tests.tiny import tiny_model
 
 SCRIPTS = Path(__file__).parents[2] / "bench"
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from paceline import Fixed
 from paceline.cascade import Cascade, DriftWarning, Reason
 from tests.cascade.common import PARAMS, PROMPTS, large, made_up, small
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 def cascade(**options) -> Cascade:
     return Cascade(small(), large(), made_up(0.0), allow_lossy=True, policy=Fixed(2), **options)

@@ -15,7 +15,6 @@ from paceline.errors import ConfigError, IncompatibleModels
 from tests.cascade.common import LIMIT, PARAMS, PROMPTS, large, made_up, small
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 COUNT, MOST = 60, 0.5
 
 

@@ -15,8 +15,6 @@ from tests.cascade.common import LIMIT, PARAMS, PROMPTS, large, made_up, small
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 def cascade(threshold: float = 0.009, **options) -> Cascade:
     options = {"allow_lossy": True, "audit_share": 0.0, "policy": Fixed(3), **options}

@@ -10,8 +10,6 @@ from tests.cascade.common import PROMPTS, perturbed
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> tuple[str, str]:

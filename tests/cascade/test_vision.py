@@ -16,10 +16,7 @@ from paceline.runner import wrap_model
 from tests.cascade.common import made_up
 from tests.vision.families import make, picture, user
 
-pytestmark = [
-    pytest.mark.usefixtures("unchecked_types"),
-    pytest.mark.filterwarnings("ignore::paceline.cascade.DriftWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::paceline.cascade.DriftWarning")
 CHATS = [[user(picture(i, 32 + i % 3, 40), f"what is it {i}")] for i in range(24)]
 
 

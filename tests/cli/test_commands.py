@@ -97,9 +97,8 @@ def test_demo_for_people(model, tmp_path):
     assert "token-identical" in result.stdout.replace("\n", " ")
 
 
-@pytest.mark.usefixtures("unchecked_types")  # the law test is a thousand short answers
 def test_check_json(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.eval.check.law_test", partial(law_test, samples=1000))
+    monkeypatch.setattr("paceline.eval.check.law_test", partial(law_test, samples=200))
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "w5 w9 w5"}\n{"turns": ["w8 w8"]}\n')
     got = answer("check", model, "--prompts", str(file), "--max-tokens", "12", "-d", "lookup")
@@ -107,7 +106,7 @@ def test_check_json(model, tmp_path, monkeypatch):
     assert sum(got["verdicts"].values()) == len(got["prompts"]) == 4
     assert got["law_test"]["passed"] is True
     assert got["law_test"]["p_value"] > 1e-6
-    assert got["law_test"]["samples"] >= 1000
+    assert got["law_test"]["samples"] == 200
     assert (got["passed"], got["lossless"], got["drafter"]) == (True, True, "lookup")
     assert {"numerics", "model", "mean_acceptance_length", "provenance"} <= got.keys()
     assert {"verdict", "temperature", "position", "gap", "noise"} <= got["prompts"][0].keys()

@@ -10,7 +10,6 @@ from tests.tiny import tiny_model
 from tests.vision.contract import SMALL, WIDE
 from tests.vision.families import make, plain_answer, user
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 FEW = ("--max-tokens", "6", "--ignore-eos", "--numerics", "fast")
 
 

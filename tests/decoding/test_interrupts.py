@@ -70,8 +70,11 @@ def faults(
         line += stride
 
 
-@pytest.mark.parametrize("make", [PromptLookup, lambda: DraftModel(small_draft())], ids=["lookup", "draft model"])
-@pytest.mark.parametrize("policy", [lambda: Fixed(3), CostModel], ids=["fixed", "cost model"])
+@pytest.mark.parametrize(
+    ("make", "policy"),
+    [(lambda: DraftModel(small_draft()), lambda: Fixed(3)), (PromptLookup, CostModel)],
+    ids=["draft model, fixed", "lookup, cost model"],
+)
 def test_an_interrupt_at_any_line_loses_nothing(make, policy):
     llm = engine(make(), policy=policy())
     short = SamplingParams(max_tokens=4)

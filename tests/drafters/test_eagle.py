@@ -103,8 +103,7 @@ def test_every_form_of_head(options, version, dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("verifier", [Coupled, Ratio])
-@pytest.mark.parametrize("temperature", [0.6, 1.7])
+@pytest.mark.parametrize(("verifier", "temperature"), [(Coupled, 0.6), (Ratio, 1.7)])
 def test_temperature(temperature, verifier, dtype):
     head = random_head(target(dtype), 3)
     assert is_right(Eagle(head), head, temperature=temperature, rounds=3, verifier=verifier())

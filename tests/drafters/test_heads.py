@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from paceline import Plain, SamplingParams
+from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.core.outputs import TargetDistribution
 from paceline.drafters.mtp import Mtp
@@ -183,40 +183,18 @@ DRAFTERS = {
 }
 
 
-@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_answers_are_those_of_plain_decoding(name, temperature, batch):
+def test_answers_are_those_of_plain_decoding(name, temperature):
     target, params = loaded(), SamplingParams(temperature=temperature, max_tokens=24)
-    seqs = [sequence(target, ids, params) for ids in PROMPTS[:batch]]
+    seqs = [sequence(target, ids, params) for ids in PROMPTS]
     run(runner(target), DRAFTERS[name](target), seqs, 4, 40)
-    for seq, ids in zip(seqs, PROMPTS, strict=False):
+    for seq, ids in zip(seqs, PROMPTS, strict=True):
         assert result(seq) == result(oracle(target, ids, params))
         assert_sound(seq, 4)
         assert any(r.num_drafted for r in seq.rounds)
     if name == "medusa":
         assert sum(r.num_accepted for seq in seqs for r in seq.rounds) > 0
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_answers_are_bit_identical_under_invariant_numerics(name, temperature):
-    target, params = loaded(), SamplingParams(temperature=temperature, max_tokens=16)
-    answers = []
-    for drafter in (Plain(), DRAFTERS[name](target)):
-        seqs = [sequence(target, ids, params) for ids in PROMPTS]
-        run(invariant_runner(), drafter, seqs, 4, 40)
-        answers.append([result(seq) for seq in seqs])
-    assert answers[0] == answers[1]
-
-
-_INVARIANT: list[ModelRunner] = []
-
-
-def invariant_runner() -> ModelRunner:
-    if not _INVARIANT:
-        _INVARIANT.append(ModelRunner(loaded(), 3))
-    return _INVARIANT[0]
 
 
 def test_medusa_with_typical_acceptance():

@@ -139,3 +139,4 @@ MUTANTS = [
     mistakes_the_parent_of_the_third_token,
     keeps_the_rows_behind_the_accepted_ones,
 ]
+OF_BOTH_SIDES = (hides_a_column_from_plain_decoding_too, rounds_every_key)

@@ -117,11 +117,6 @@ def test_a_right_engine_passes(name, dtype, numerics):
 
 
 @pytest.mark.parametrize("name", ["llama", UNDESCRIBED])
-def test_bfloat16_has_no_bugs(name):
-    assert run(engine(dtype=torch.bfloat16, name=name)).verdicts["bug"] == 0
-
-
-@pytest.mark.parametrize("name", ["llama", UNDESCRIBED])
 def test_a_verifier_that_accepts_everything_is_a_bug(name):
     report = run(engine(AcceptsAll(), name=name))
     assert report.verdicts["bug"] >= 4
@@ -190,7 +185,6 @@ def test_nothing_to_check():
         run(engine(), temperatures=[])
 
 
-@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("verifier", [Coupled(), Ratio()])
 def test_lossless_verifiers_pass_the_law_test(verifier):
     found = law_test(verifier, samples=320)
@@ -199,7 +193,6 @@ def test_lossless_verifiers_pass_the_law_test(verifier):
     assert found.mean_acceptance_length > 1.2
 
 
-@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("verifier", [AcceptsAll(), Typical(allow_lossy=True)])
 def test_other_verifiers_fail_it(verifier):
     assert not law_test(verifier, samples=320).passed

@@ -53,25 +53,27 @@ def tree_engine(kind, dtype=torch.float32):
     return LLM(model, drafter=drafter, policy=Fixed(4, 12), numerics=numerics)
 
 
-def run(llm):
-    return check(llm, PROMPTS, max_tokens=24, with_law_test=False)
+def run(llm, prompts=PROMPTS[:1]):
+    return check(llm, prompts, max_tokens=24, with_law_test=False)
 
 
 EVERY = pytest.mark.parametrize("kind", [NATIVE, FAST, INVARIANT], ids=["native", "fast", "invariant"])
+HARD = pytest.mark.parametrize("kind", [NATIVE, FAST], ids=["native", "fast"])
+"""Transformers' layers in fast numerics: in invariant ones every difference is a bug, as in native passes."""
 
 
 @EVERY
 @pytest.mark.parametrize("make", [engine, tree_engine])
 def test_without_a_fault_it_passes(make, kind):
     llm = make(kind, torch.bfloat16)
-    report = run(llm)
+    report = run(llm, PROMPTS)
     assert report.passed
     assert report.verdicts["identical"] == 4 or kind == FAST
     assert llm.numerics == kind[1]
     assert all(one.measured is not None for one in report.comparisons)
 
 
-@EVERY
+@HARD
 @pytest.mark.parametrize("mutant", faults.MUTANTS)
 def test_a_fault_is_a_bug(mutant, kind, monkeypatch):
     llm = engine(kind)
@@ -80,6 +82,11 @@ def test_a_fault_is_a_bug(mutant, kind, monkeypatch):
     assert report.verdicts["bug"] >= 1
     assert report.verdicts["near_tie"] == 0
     assert not report.passed
+    if mutant in faults.OF_BOTH_SIDES:  # which only the reference sees
+        found = [one.measured for one in report.comparisons if one.measured is not None]
+        assert any(not one.plain.is_rounding and not one.speculative.is_rounding for one in found)
+    if mutant is faults.rounds_accepted_keys_to_float16:  # too small to change a token of every answer
+        assert any(one.position is None and one.verdict.value == "bug" for one in report.comparisons)
 
 
 @pytest.mark.parametrize("mutant", [faults.hides_a_column_from_drafts, faults.rounds_accepted_keys_to_8_bits])
@@ -93,26 +100,7 @@ def test_in_16_bits_a_fault_is_no_tie_where_bits_count(mutant, kind, monkeypatch
     assert not report.passed
 
 
-@EVERY
-@pytest.mark.parametrize("mutant", [faults.hides_a_column_from_plain_decoding_too, faults.rounds_every_key])
-def test_only_the_reference_sees_a_fault_of_both_sides(mutant, kind, monkeypatch):
-    llm = engine(kind)
-    mutant(monkeypatch)
-    report = run(llm)
-    found = [one.measured for one in report.comparisons if one.measured is not None]
-    assert any(not one.plain.is_rounding and not one.speculative.is_rounding for one in found)
-
-
-@EVERY
-def test_scores_are_compared_where_the_tokens_are_the_same(kind, monkeypatch):
-    """A fault too small to change a token of these answers."""
-    llm = engine(kind)
-    faults.rounds_accepted_keys_to_float16(monkeypatch)
-    report = run(llm)
-    assert any(one.position is None and one.verdict.value == "bug" for one in report.comparisons)
-
-
-@EVERY
+@HARD
 def test_rows_of_a_tree_that_stay_where_they_were_are_a_bug(kind, monkeypatch):
     llm = tree_engine(kind)
     right = SlotCache.commit
@@ -122,7 +110,7 @@ def test_rows_of_a_tree_that_stay_where_they_were_are_a_bug(kind, monkeypatch):
     assert run(llm).verdicts["bug"] >= 1
 
 
-@EVERY
+@HARD
 def test_siblings_that_see_each_other_are_a_bug(kind, monkeypatch):
     """Each node but the root takes the one before it for its parent."""
     llm = tree_engine(kind)
@@ -171,7 +159,7 @@ def test_a_pass_of_many_rows_cannot_excuse_itself(monkeypatch):
     assert before == pytest.approx(after, rel=0.5)
 
 
-@EVERY
+@pytest.mark.parametrize("kind", [FAST, INVARIANT], ids=["fast", "invariant"])
 def test_rounding_that_turns_a_tie_is_a_near_tie_only_where_bits_do_not_count(kind, monkeypatch):
     """Tokens in pairs of equal weights; wide passes round the second of each pair up by the last bit."""
     name, numerics = kind

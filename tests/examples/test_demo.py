@@ -16,8 +16,6 @@ from paceline.eval.suites import read_suite
 from paceline.llm import LLM
 from tests.examples.toy import write_language_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):

@@ -19,8 +19,6 @@ from examples.tiny_vlm.sft import (
 )
 from tests.examples.toy import write_language_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):

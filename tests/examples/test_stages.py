@@ -21,8 +21,6 @@ from paceline.train.log import Saved, Started, read_log
 from paceline.train.stages import Done
 from tests.examples.toy import config_of, write_easy_vqa, write_language_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):

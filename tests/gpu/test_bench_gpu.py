@@ -23,7 +23,7 @@ def bench():
     return module
 
 
-def test_the_whole_table_on_a_tiny_model(bench, capsys, unchecked_types):
+def test_the_whole_table_on_a_tiny_model(bench, capsys):
     bench.main(["--device", "cpu", "--tiny", "--context", "20", "--repeat", "1", "--tokens", "6"])
     lines = capsys.readouterr().out.splitlines()
     result = json.loads(lines[-1])
@@ -42,7 +42,7 @@ def test_the_whole_table_on_a_tiny_model(bench, capsys, unchecked_types):
         assert any(line.startswith(word) for line in lines), word
 
 
-def test_graphs_and_no_graphs_are_what_they_say(bench, monkeypatch, unchecked_types):
+def test_graphs_and_no_graphs_are_what_they_say(bench, monkeypatch):
     made = []
     runner = bench.ModelRunner
     monkeypatch.setattr(bench, "ModelRunner", lambda *a, **k: made.append(runner(*a, **k)) or made[-1])

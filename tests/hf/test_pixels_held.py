@@ -15,7 +15,6 @@ from paceline.policy import Fixed
 from paceline.runner import wrap_model
 from tests.vision.families import make, picture, user
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
 CHATS = [[user("see ", picture(index, 40, 24), "what is it")] for index in range(6)]
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -118,11 +119,15 @@ def test_killed_build_leaves_nothing_to_load(sources, tmp_path, cache, compiler)
 
 
 @needs_compiler
-def test_cache_that_cannot_be_written(sources, tmp_path):
+def test_cache_that_cannot_be_written(sources, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file in the place of the folder")
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "own"))
     loaded = open_kernels(sources)
     assert loaded.library
+    assert loaded.isa == tuple(ISAS)[-1]
     assert "for this process alone" in loaded.reason
+    assert not list((tmp_path / "own").iterdir())
 
 
 @needs_compiler

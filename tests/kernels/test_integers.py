@@ -18,10 +18,7 @@ from paceline.verify import Coupled
 from tests.kernels.test_passes import assert_same_cache, random_tree, rows
 from tests.tiny import tiny_model
 
-pytestmark = [
-    pytest.mark.usefixtures("unchecked_types"),
-    pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}"),
-]
+pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
 GROUPS = (32, 64, 128, 256)
 

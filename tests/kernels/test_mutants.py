@@ -20,10 +20,7 @@ from paceline.runner import ModelRunner, wrap_model
 from tests.kernels.test_passes import random_tree, rows
 from tests.tiny import tiny_model
 
-pytestmark = [
-    pytest.mark.usefixtures("unchecked_types"),
-    pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}"),
-]
+pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
 FAULTS = {  # file, then pairs: what is there, what takes its place
     "none": ("body.cpp", "", ""),

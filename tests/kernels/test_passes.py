@@ -12,10 +12,7 @@ from paceline.kernels import load
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.tiny import ARCHITECTURES, tiny_model
 
-pytestmark = [
-    pytest.mark.usefixtures("unchecked_types"),
-    pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}"),
-]
+pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
 NATIVE = [name for name, (kind, _) in ARCHITECTURES.items() if kind in FORMS]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -51,14 +51,12 @@ BAD_PARAMS: dict[str, list[object]] = {
 
 
 @pytest.mark.parametrize("name", BAD_PARAMS)
-@pytest.mark.usefixtures("unchecked_types")
 def test_sampling_options_out_of_range(name):
     for value in BAD_PARAMS[name]:
         with pytest.raises(ConfigError, match=rf"SamplingParams\.{name}.* (has a wrong|is above).*Got: .*Expected: "):
             SamplingParams(**{name: value})
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_sampling_options_that_can_be():
     """Numbers of numpy and torch are numbers; -inf bars a token; the context cuts max_tokens."""
     given = SamplingParams(
@@ -76,7 +74,6 @@ def test_sampling_options_that_can_be():
     assert llm.generate([5, 6], replace(given, bad_words=(), stop=()))[0].outputs[0].token_ids
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_unknown_sampling_option():
     with pytest.raises(ConfigError, match=r"unknown sampling option 'temprature'.*temperature"):
         SamplingParams.from_dict({"temprature": 0.5})

@@ -34,7 +34,7 @@ def assert_identical(
     return seqs
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_at_every_temperature(drafter, temperature):
     (seq,) = assert_identical(loaded(), drafter, [SamplingParams(temperature=temperature, max_tokens=24)])
@@ -95,7 +95,7 @@ def test_every_option_alone(options, temperature):
     assert_identical(loaded(), "right among wrong", [params])
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 3, 5, 8, 16])
+@pytest.mark.parametrize("depth", [0, 1, 3, 8])
 @pytest.mark.parametrize("drafter", ["lookup recent", "draft model", "self int4", "random trees", "right among wrong"])
 def test_every_window(drafter, depth):
     params = [SamplingParams(temperature=t, max_tokens=20) for t in (0.0, 1.0)]

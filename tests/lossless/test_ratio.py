@@ -16,7 +16,7 @@ from paceline.core.outputs import Timings
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
-from tests.adversaries import Constant, RandomTrees, Wide
+from tests.adversaries import RandomTrees, Wide
 from tests.helpers import changed, loaded, sequence
 from tests.tiny import tiny_model
 
@@ -79,8 +79,8 @@ def p_value(counts: Counter) -> float:
 
 @pytest.mark.parametrize(
     "drafter",
-    [lambda: DraftModel(draft()), lambda: RandomTrees(tokens=range(VOCAB)), lambda: Constant(2), Wide],
-    ids=["draft model", "random trees", "constant", "every token"],
+    [lambda: DraftModel(draft()), lambda: RandomTrees(tokens=range(VOCAB)), Wide],
+    ids=["draft model", "random trees", "every token"],
 )
 def test_joint_law(drafter):
     assert p_value(sample(drafter(), Ratio(), 400)) > FALSE_ALARM

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized
+from paceline import LLM, Fixed, SamplingParams, SelfQuantized
 from paceline.errors import PacelineError
 from paceline.eval.prompts import EXAMPLES, user_prompt
 from paceline.zoo import pull
 
-NUM_TOKENS = 20
+NUM_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +24,18 @@ def test_plain_decoding_is_that_of_transformers(folder):
     """In float32, where rounding ties are rare: token for token."""
     llm = LLM(folder, dtype="float32")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for prompt in EXAMPLES[:2]:
-        ids = llm.encode(user_prompt(llm.loaded, prompt.prompt))
-        theirs = model.generate(torch.tensor([ids]), max_new_tokens=NUM_TOKENS, do_sample=False)[0, len(ids) :].tolist()
-        assert llm.generate([ids], SamplingParams(max_tokens=NUM_TOKENS))[0].token_ids == theirs
+    ids = llm.encode(user_prompt(llm.loaded, EXAMPLES[-2].prompt))
+    theirs = model.generate(torch.tensor([ids]), max_new_tokens=NUM_TOKENS, do_sample=False)[0, len(ids) :].tolist()
+    assert llm.generate([ids], SamplingParams(max_tokens=NUM_TOKENS))[0].token_ids == theirs
 
 
-@pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized])
-def test_speculation_changes_nothing_in_bfloat16(folder, drafter):
+def test_speculation_changes_nothing_in_bfloat16(folder):
     """Greedy and sampled answers in one batch."""
-    llm = LLM(folder, drafter=drafter(), max_batch_size=4)
+    llm = LLM(folder, drafter=SelfQuantized(), policy=Fixed(4), max_batch_size=2)
     if llm.numerics != "invariant":
         pytest.skip("this machine gives no row-invariant numerics; `paceline check` tells ties from bugs")
-    prompts = [user_prompt(llm.loaded, prompt.prompt) for prompt in EXAMPLES[:4]]
-    params = [SamplingParams(temperature=t, max_tokens=NUM_TOKENS, seed=5) for t in (0.0, 1.0, 0.0, 1.0)]
+    prompts = [user_prompt(llm.loaded, prompt.prompt) for prompt in EXAMPLES[-2:]]
+    params = [SamplingParams(temperature=t, max_tokens=NUM_TOKENS, seed=5) for t in (0.0, 1.0)]
     answers = llm.generate(prompts, params)
     assert [a.token_ids for a in answers] == [a.token_ids for a in llm.plain().generate(prompts, params)]
     assert any(a.outputs[0].num_accepted for a in answers)

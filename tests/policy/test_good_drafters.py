@@ -7,7 +7,6 @@ from paceline.core.interfaces import DraftPolicy
 from tests.policy.simulator import Clock, Machine, Member, Outcome, cpu, simulate
 
 PLAIN = cpu(1)
-pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of rounds
 
 
 def model(clock: Clock) -> DraftPolicy:
@@ -36,13 +35,10 @@ def hindsight(members, **options) -> float:
     [
         (0.9, 0.33, True, 1),
         (0.8, 0.1, True, 1),
-        (0.95, 0.1, True, 1),
         (0.6, 0.1, True, 1),
         (0.95, 0.005, False, 1),
         (0.5, 0.0, False, 1),
         (0.8, 0.1, True, 4),
-        (0.95, 0.1, True, 4),
-        (0.95, 0.005, False, 4),
         (0.5, 0.0, False, 4),
     ],
 )
@@ -50,7 +46,7 @@ def test_near_the_best_fixed_depth(chance, token, reads, batch):
     def members() -> list[Member]:
         return drafter(const(chance), token, reads)
 
-    options = {"requests": 12, "batch": batch, "prompt": 60}
+    options = {"requests": 8, "batch": batch, "prompt": 60, "seeds": range(2)}
     assert mean(model, members, **options) >= 0.9 * hindsight(members, **options)
 
 

@@ -138,7 +138,6 @@ def test_all_answers_to_one_prompt_count():
     assert lengths.of(answer(DESCRIBE, [])).left(0, 1000) > 30
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_a_good_draft_of_a_short_answer_is_left_alone():
     """As accurate as can be, without anything to read, a quarter of a pass a token: in answers of one it is lost."""
 
@@ -199,7 +198,6 @@ def short_answers(kinds: tuple[int, ...], chance: float, seed: int) -> float:
 CASES = [((2,), 0.3, 0.98), ((2,), 0.6, 0.98), ((3,), 0.4, 0.97), ((40,), 0.8, 1.4), ((2, 2, 60), 0.8, 1.4)]
 
 
-@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(("kinds", "chance", "least"), CASES)
 def test_short_answers_are_left_alone(kinds, chance, least):
     speeds = sorted(short_answers(kinds, chance, seed) for seed in range(5))
@@ -233,7 +231,6 @@ def three_questions(request: int) -> list[int]:
     return [100 * (request % 3) + rng.randint(2, 9) for _ in range(6)]
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_a_yes_among_captions_is_left_alone_and_the_mutant_that_reads_no_question_pays_for_it():
     speeds = speeds_by_kind(three_questions)
     least = [0.99, 1.2, 1.4]
@@ -241,7 +238,6 @@ def test_a_yes_among_captions_is_left_alone_and_the_mutant_that_reads_no_questio
     assert speeds_by_kind(lambda request: [])[0] < 0.95
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_a_draft_that_needs_no_reading_is_not_tried_where_the_next_token_is_the_last(monkeypatch):
     speeds = speeds_by_kind(three_questions, SELF_DRAFT)
     least = [0.98, 1.2, 1.4]
@@ -250,7 +246,6 @@ def test_a_draft_that_needs_no_reading_is_not_tried_where_the_next_token_is_the_
     assert speeds_by_kind(three_questions, SELF_DRAFT)[0] < 0.95
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_without_lengths_short_answers_pay(monkeypatch):
     """The mutant: half of the limit, as long as an answer may be, is what reading is spread over."""
     monkeypatch.setattr(Ends, "left", lambda self, emitted, limit: max(1.0, limit / 2))

@@ -9,8 +9,6 @@ from paceline.policy.seconds import PassCurve, RoundSeconds
 from tests.policy.growing import Branching, Foreseen
 from tests.policy.simulator import Clock, Machine, Member, cpu, simulate
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of rounds
-
 
 def model(clock: Clock) -> DraftPolicy:
     return CostModel(clock=clock)

@@ -16,8 +16,6 @@ from paceline.policy.estimates import TREE_ROWS
 from tests.policy.growing import Branching, DraftTree, flat, over_confident, stairs
 from tests.policy.simulator import Clock, Machine, Member, simulate
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 def record_of(grown: DraftTree) -> Round:
     path, confidences = tuple(grown.path), tuple(grown.confidences)

@@ -52,10 +52,12 @@ def scratch(tmp_path_factory):
 
 
 SHORTER = {
-    "make demo": f"VENV={sys.prefix} -o {sys.prefix}/.ready ARGS='--num-prompts 2 --max-tokens 48'",
-    "paceline check": "--no-law-test",
+    "make demo": f"VENV={sys.prefix} -o {sys.prefix}/.ready ARGS='--num-prompts 1 --max-tokens 16'",
+    "paceline check": "--num-prompts 1 --max-tokens 12 --no-law-test",
+    "paceline bench": "--num-prompts 1 --max-tokens 12",
+    "paceline generate": "--max-tokens 12",
 }
-"""Options that tests add: nothing is installed (-o), and the law test, which takes long, has tests of its own."""
+"""Options that tests add, the last of each counts. Nothing is installed (-o); the law test has tests of its own."""
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c and c != "make test"])  # which is what runs now
@@ -69,7 +71,7 @@ def test_readme_command(command, scratch):
 
 @pytest.mark.parametrize("code", CODE)
 def test_readme_code(code):
-    assert "Traceback" not in run(sys.executable, "-c", code)
+    assert "Traceback" not in run(sys.executable, "-c", code.replace("max_tokens=64", "max_tokens=16"))
 
 
 def test_readme_links_exist():

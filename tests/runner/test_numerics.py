@@ -148,8 +148,9 @@ def test_committed_rows_have_the_bits_of_plain_decoding(runner, slots):
         assert torch.equal(layer[mine, :, : length + 5], layer[plain, :, : length + 5])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", ["lookup", "draft model", "self int4", "random trees"])
+@pytest.mark.parametrize(
+    ("drafter", "temperature"), [("lookup", 0.0), ("draft model", 1.0), ("self int4", 0.0), ("random trees", 1.0)]
+)
 def test_answers_in_bfloat16_are_identical(drafter, temperature):
     llm = LLM(middling(), drafter=DRAFTERS[drafter](), numerics=None, max_batch_size=3)
     if llm.numerics != "invariant":

@@ -22,7 +22,6 @@ from tests.space.common import adapter, hung
 from tests.space.foresight import KNOWN, SAMPLED, Budgets, decode, decreed, future, overfitted
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 SQUARE = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
 OTHERS = {
     "eagle": (lambda: Eagle(new_head("eagle")), {}),

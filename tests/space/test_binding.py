@@ -13,7 +13,6 @@ from tests.helpers import REPEATING, VOCAB, loaded, memoryless, sequence
 from tests.space.common import adapter
 from tests.space.foresight import Budgets, accepted, knowing_transition
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 V = VOCAB
 
 

@@ -16,14 +16,13 @@ from tests.space.common import adapter
 from tests.space.foresight import Budgets, decode
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 NAN, INF = float("nan"), float("inf")
-VALUES = [NAN, INF, -INF, 1e30, 3e38]
+VALUES = [NAN, INF, 3e38]
 PLACES = {
     "llama": ("k_proj.b", "v_proj.b", "q_proj.b", ".b", "masks", "transition_out"),
     "gpt_neox": ("query_key_value.b", ".b", "masks"),
 }
-NATIVE = [("llama", True, 1), ("llama", True, 2)]
+NATIVE = [("llama", True, 2)]
 RUNNERS = [("torch llama", False, 1), ("torch llama", True, 2), ("gpt_neox", False, 2)]
 """Architecture, invariant numerics, slots: the masks of one sequence are neighbours, those of two are not."""
 CASES = [(*on, place) for on in NATIVE + RUNNERS for place in PLACES[on[0].split()[-1]]]

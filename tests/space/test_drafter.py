@@ -27,7 +27,6 @@ from tests.space.foresight import (
     overfitted,
 )
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 V = VOCAB
 
 

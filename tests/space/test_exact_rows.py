@@ -28,8 +28,6 @@ KINDS = [
 """The last has a window too, and layers as transformers has them: masks reach it through `inputs_embeds`."""
 BRANCHING = [5, 9, 31, 7, 9, 40], [-1, 0, 1, 0, 3, 3]
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 @cache
 def target(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:

@@ -15,8 +15,6 @@ from paceline.policy.choice import width
 from tests.policy.growing import Foreseen
 from tests.policy.simulator import Clock, Machine, Member, Outcome, SimDrafter, cpu, simulate
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of rounds
-
 STANDS = (0.6, 0.58, 0.57, 0.5, 0.5)  # after those before: a token stands with 0.6, 0.35, 0.2, 0.1 and 0.05
 MASKS = 5
 

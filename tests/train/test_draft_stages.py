@@ -21,7 +21,6 @@ from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
 from tests.train.toy import same, weights, write_answers
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 RUN = """
 model: {base}/tiny
 prompts: [{base}/prompts.jsonl]

@@ -21,7 +21,6 @@ from paceline.train.recipes.images import BatchReader
 from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from tests.vision.families import make, picture
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 WINDOW = 3
 ANSWERS = ([20, 31, 42, 25, 36], [50, 41, 32], [22, 24, 26, 28])
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=64)

@@ -18,7 +18,6 @@ from paceline.train.recipe import Batch
 from paceline.train.stages import Done, Stages
 from tests.vision.families import make, picture
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 RUN = """
 model: {base}/model
 prompts: [{base}/data/prompts.jsonl]

@@ -13,7 +13,6 @@ from paceline.train.stages import Stages
 from tests.cli.helpers import refusal, save
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 LINES = {  # files of one line
     "bad": '{"prompt": ',
     "surrogate": '{"prompt": "\\ud800"}',

@@ -16,7 +16,6 @@ from paceline.train.stages import Stages
 from tests.cli.helpers import refusal, save
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 SETTINGS = """
 dtype: float32
 prepare: {max_tokens: 4}

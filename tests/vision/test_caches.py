@@ -9,7 +9,6 @@ from paceline.runner import ModelRunner, model_runner, wrap_model
 from paceline.runner.prefill import chunks
 from tests.vision.families import make, picture, user
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
 FAMILIES = ["llava", "qwen2_vl", "qwen3_vl", "gemma3", "paligemma", "smolvlm"]
 

@@ -19,7 +19,6 @@ from paceline.runner import LoadedModel, load, load_model, wrap_model
 from paceline.runner.torch_decoder import FusedLayer
 from tests.vision.families import assistant, make, picture, plain_answer, user
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 CHATS = {
     "image first": [user(picture(1, 40, 24), "what is it")],

@@ -11,7 +11,6 @@ from paceline import SamplingParams
 from tests.vision.contract import CHATS, GREEDY, drafters, drafting, engine, forget, holds, same, wanted
 from tests.vision.families import NAMES
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 SAMPLED = SamplingParams(max_tokens=6, ignore_eos=True, temperature=1.0, seed=7)
 
 

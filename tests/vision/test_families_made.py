@@ -8,8 +8,6 @@ from paceline.errors import ConfigError
 from paceline.hf.load import load_processor
 from tests.vision.families import NAMES, make, picture, plain_answer, plain_inputs, user
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_answer_depends_on_all_it_should(name):

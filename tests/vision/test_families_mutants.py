@@ -8,7 +8,6 @@ import pytest
 from tests.vision.contract import changed, engine, forget, holds
 from tests.vision.families import NAMES
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 SEEN = ("first", "two")
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 BOTH_WAYS = ("gemma3", "paligemma")

@@ -9,7 +9,6 @@ from paceline.runner import LoadedModel, wrap_model
 from tests.adversaries import Scripted
 from tests.vision.families import make, picture, plain_answer, user
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 
 

@@ -90,7 +90,6 @@ def test_wrong_acceptance_is_noticed(mutant):
     assert not acceptance_is_right(mutant)
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_every_draft_is_named_by_its_weights(tmp_path):
     for name, seed in (("target", 0), ("draft", 1)):
         save(tmp_path / name, tiny_model("llama", seed=seed))

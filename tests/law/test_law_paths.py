@@ -15,6 +15,7 @@ from paceline.verify import Ratio, ratio
 from paceline.verify.laws import Chance
 from paceline.verify.walk import descend
 
+pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
 P, Q = path_law(1, 3), path_law(2, 3)
 CHAIN, R3, R4, R5 = (
     RULES[name][0] for name in ("R1 chain", "R3 delta", "R4 siblings i.i.d.", "R5 siblings without replacement")

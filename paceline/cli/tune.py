@@ -41,15 +41,15 @@ def tune(
     prompts: Annotated[str | None, Opt(f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE")] = None,
     drafter: Annotated[
         list[str] | None,
-        Opt(f"{DRAFTER_NAMES}; repeat it. Default: lookup and self-int4.", SPECULATION, "-d", "DRAFTER"),
+        Opt(f"{DRAFTER_NAMES}; repeat it. Default: all that need no model.", SPECULATION, "-d", "DRAFTER"),
     ] = None,
     num_prompts: Annotated[int, Opt("At most this many, evenly from each category.", PROMPTS, min=1)] = 24,
     out: Annotated[str | None, Opt("Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE")] = None,
 ) -> None:
     """Find out which drafter pays for a model on this machine and your prompts, and keep it in a file.
 
-    Each drafter takes turns with plain decoding. The file is for --profile; a report says what was found.
-    Prints options of vLLM, SGLang and llama.cpp for the same choice. Ctrl-C keeps nothing.
+    Each drafter, and all of them combined, takes turns with plain decoding. The file is for --profile; a report says
+    what was found. Prints options of vLLM, SGLang and llama.cpp for the same choice. Ctrl-C keeps nothing.
 
     Example:  paceline tune smollm2-135m --prompts mine.jsonl -d lookup -d self-int4
     """
@@ -91,16 +91,19 @@ def _open_candidates(
     plain: "LLM", configs: "list[SpecConfig]", loading: ModelOptions, screen: Screen, is_default: bool
 ) -> "tuple[list[SpecConfig], list[LLM]]":
     """An engine for each candidate, all on the same weights; a default that this model cannot have is left out."""
-    opened, llms, without = list["SpecConfig"](), list["LLM"](), list[str]()
+    from ..eval.tune import combined
+
+    opened, llms = list["SpecConfig"](), list["LLM"]()
     for config in configs:
-        if any(member.name in without for member in config.drafter.parts):
-            continue
+        if is_default and config.method == "choose":  # it comes last
+            config = combined(opened)
+            if config is None:
+                continue
         try:
             llm = open_engine(plain.loaded, screen, loading, Speculation(config))
         except PacelineError as error:
             if not is_default:
                 raise
-            without.append(config.name)
             screen.say(f"[yellow]without {escape(config.name)}:[/yellow] {escape(str(error))}")
         else:
             opened.append(config)

@@ -95,25 +95,36 @@ class Candidate:
 
 
 def candidates_of(given: Seq[str] | None) -> list[SpecConfig]:
-    """The drafters to try, each under the cost model: those given, else all that need no model, and all combined.
+    """The drafters to try, each under the cost model: those given, else all that need no model; and `combined` of them.
 
-    Those that need no model are lookup, self-int4 and the ones of installed packages. Raises `ConfigError` for one that
-    is not known, is "none", or is given twice.
+    Those that need no model are lookup, suffix, recycling, self-int4 and the ones of installed packages. Raises
+    `ConfigError` for one that is not known, is "none", or is given twice.
     """
-    by_default = ["lookup", "self-int4", *(method for method in methods() if method not in REGISTRY)]
+    by_default = ["lookup", "suffix", "recycling", "self-int4", *(one for one in methods() if one not in REGISTRY)]
     configs = [parse(one, policy="cost_model") for one in given or by_default]
     for config in configs:
         if config.method == "none":
             raise ConfigError("none is what every drafter is compared with", fix="leave it out")
-    single = [one for one in configs if one.method != "choose"]
-    if len(single) > 1:
-        both = parse({"method": "choose", "drafters": [one.as_dict() for one in single]}, policy="cost_model")
-        if both.name not in [one.name for one in configs]:
-            configs.append(both)
+    all_in_one = combined(configs)
+    if all_in_one is not None and all_in_one.name not in [one.name for one in configs]:
+        configs.append(all_in_one)
     names = [one.name for one in configs]
     if len(set(names)) < len(names):
         raise ConfigError("the same drafter is given twice", got=", ".join(names))
     return configs
+
+
+def combined(configs: Iterable[SpecConfig]) -> SpecConfig | None:
+    """All these drafters in one, combinations left out; None where fewer than two remain.
+
+    Where suffix is among them, lookup is left out: suffix finds all that lookup finds.
+    """
+    members = [one for one in configs if one.method != "choose"]
+    if any(one.method == "suffix" for one in members):
+        members = [one for one in members if one.method != "ngram"]
+    if len(members) < 2:
+        return None
+    return parse({"method": "choose", "drafters": [one.as_dict() for one in members]}, policy="cost_model")
 
 
 def measure(

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from paceline.drafters import SelfQuantized
+from paceline.errors import IncompatibleModels
 from paceline.eval.run import BenchRun
 from paceline.tuned import load_tuned, save_tuned
 from tests.cli.helpers import GENERATE, answer, paceline, refusal, save
@@ -62,6 +64,18 @@ def test_built_in_prompts_are_said_not_to_be_the_users(model, tmp_path, monkeypa
     assert got["prompts"]["file"] is None
     assert "not yours" in got["words"][1]
     assert got["file"].startswith("paceline-")
+
+
+def test_a_default_that_the_model_cannot_have_is_left_out(tune, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise IncompatibleModels("no layers in INT4 here")
+
+    monkeypatch.setattr(SelfQuantized, "bind", refuse)
+    result = paceline(*tune)
+    assert "without self-int4: no layers in INT4 here" in result.stderr, result.output
+    tried = [one["drafter"] for one in load_tuned(tmp_path / "t.json").measured["candidates"]]
+    assert tried == ["lookup", "suffix", "recycling", "suffix+recycling"]
+    assert paceline(*tune, "-d", "self-int4").exit_code == 1
 
 
 def test_interrupted(tune, tmp_path, monkeypatch):

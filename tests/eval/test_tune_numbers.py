@@ -87,8 +87,11 @@ def test_the_best_is_fast_sure_and_exact():
 
 
 def test_candidates():
-    assert [one.name for one in candidates_of(None)] == ["lookup", "self-int4", "lookup+self-int4"]
+    by_default = ["lookup", "suffix", "recycling", "self-int4"]
+    assert [one.name for one in candidates_of(None)] == [*by_default, "suffix+recycling+self-int4"]
     assert [one.name for one in candidates_of(["lookup"])] == ["lookup"]
+    assert [one.name for one in candidates_of(["lookup", "suffix"])] == ["lookup", "suffix"]
+    assert candidates_of(["lookup", "suffix:c", "model:a"])[-1].name == "suffix:c+model:a"
     three = candidates_of(["lookup", "model:a", "self-int4"])
     assert three[-1].name == "lookup+model:a+self-int4"
     assert [one.name for one in candidates_of(["lookup", "lookup+model:a"])] == ["lookup", "lookup+model:a"]

@@ -13,7 +13,7 @@ from .options import ModelOptions, Opt, command, open_engine
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..eval.doctor import MachineReport, ModelReport
+    from ..eval.doctor import DrafterMemory, MachineReport, ModelReport
 
 
 @command
@@ -34,9 +34,9 @@ def doctor(
 ) -> None:
     """Measure what your machine can do with a model, and learn what limits it.
 
-    Memory, the shortest time in which the weights can be read, the time of a pass by its number of rows, and the most
-    that a drafter may cost to pay. Takes some ten seconds for a small model; on a busy machine the timings mean
-    little, and the report says so.
+    Memory of the model and of drafters, the shortest time in which the weights can be read, the time of a pass by its
+    number of rows, and the most that a drafter may cost to pay. Takes some ten seconds for a small model; on a busy
+    machine the timings mean little, and the report says so.
 
     Example:  paceline doctor smollm2-135m
     """
@@ -116,6 +116,15 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
     passes = table_of(columns, sorted(costs.seconds.items()), text_columns=0)
     passes.title, passes.title_justify = f"Passes after {report.context} tokens of context", "left"
     screen.out.print(passes)
+    bounds: dict[str, Callable[[DrafterMemory], str]] = {
+        "drafter": lambda one: one.drafter,
+        "memory at most": lambda one: _size(one.total),
+        "for each": lambda one: f"{one.each} bytes a {one.of}",
+        "of these": lambda one: f"{one.count:,}",
+    }
+    drafters = table_of(bounds, report.drafters)
+    drafters.title, drafters.title_justify = f"Drafters without weights, {memory.slots} texts", "left"
+    screen.out.print(drafters)
 
 
 def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: list[str]) -> dict[str, object]:
@@ -142,6 +151,7 @@ def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: 
         **{key: getattr(report, key) for key in keys},
         "self_test": "passed",
         "memory": {**asdict(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
+        "drafters": [{**asdict(one), "total": one.total} for one in report.drafters],
         **{key: getattr(costs, key) for key in ("weight_bytes", "bandwidth", "floor_fraction", "flat_rows")},
         "floor_s": costs.floor,
         "overhead_s": max(0.0, costs.seconds[1] - costs.floor),

@@ -71,7 +71,8 @@ class Lookahead(Drafter):
     ngram: N, the tokens of an n-gram: one to look up and N - 1 to draft.
     guesses: G, the most n-grams that are drafted in a round.
     pool: "request" keeps n-grams of the answer, "prompt" those of its prompt too, "shared" those of all requests.
-    pool_size: the most n-grams of one pool, of about 200 bytes each. "shared" has one pool, the others one a slot.
+    pool_size: the most n-grams of one pool, of at most 400 + 40 N bytes each. "shared" has one pool, the others one a
+        slot.
     """
 
     name: ClassVar[str] = "lookahead"

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from ..attention.kv_cache import round_up
+from ..drafters.lookahead import LookaheadSpec
+from ..drafters.token_recycling import SUCCESSORS
 from ..hf.load import chosen_device
 from ..kernels import load as load_kernels
 from ..kernels.packing import BLOCK
@@ -75,6 +77,21 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True)
+class DrafterMemory:
+    """The most that a drafter without weights holds: `each` bytes for each of `count` things, named by `of`."""
+
+    drafter: str
+    of: str
+    each: int
+    count: int
+
+    @property
+    def total(self) -> int:
+        """Bytes in all."""
+        return self.each * self.count
+
+
+@dataclass(frozen=True)
 class ModelReport:
     """What was found of one model; native: its passes run in the native library."""
 
@@ -87,6 +104,7 @@ class ModelReport:
     attends_trees: bool
     context: int
     memory: MemoryPlan
+    drafters: tuple[DrafterMemory, ...]
     costs: PassCosts
 
 
@@ -140,6 +158,7 @@ def examine_model(
         attends_trees=loaded.attends_trees,
         context=context,
         memory=memory,
+        drafters=drafter_memory(loaded.vocab_size, slots, runner.max_length),
         costs=PassCosts(weight_bytes(loaded), bandwidth, seconds),
     )
 
@@ -179,6 +198,21 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
         about_drafts(costs),
         f"Copying 8 tokens from the prompt {copies}.",
     ]
+
+
+def drafter_memory(vocab_size: int, slots: int, length: int) -> tuple[DrafterMemory, ...]:
+    """Bounds for `slots` texts of `length` tokens, with the default options of every drafter.
+
+    A text is forgotten when its request ends; the matrix of recycling is one for all requests. A corpus of suffix is
+    mapped from its files, and the system drops what others need.
+    """
+    pool = LookaheadSpec()
+    return (
+        DrafterMemory("lookup", "token of a text", 400, slots * length),
+        DrafterMemory("suffix", "token of a text", 768, slots * length),
+        DrafterMemory("recycling", "token of the vocabulary", 4 * SUCCESSORS, vocab_size),
+        DrafterMemory("lookahead", "n-gram", 400 + 40 * pool.ngram, slots * pool.pool_size),
+    )
 
 
 def held_bytes(model: nn.Module) -> int:

@@ -142,6 +142,9 @@ def test_doctor_json(folder):
     assert (got["native"], got["numerics"], got["row_multiple"]) == (True, "invariant", 1)
     assert got["threads"] == torch.get_num_threads()
     assert got["findings"]
+    bounds = {one["drafter"]: one for one in got["drafters"]}
+    assert bounds["suffix"]["total"] == bounds["suffix"]["each"] * 2 * 128
+    assert bounds["recycling"]["total"] == 32 * bounds["recycling"]["count"]
     assert got["provenance"]["torch"] == torch.__version__
 
 
@@ -150,7 +153,15 @@ def test_doctor_for_people(folder):
     assert result.exit_code == 0, result.output
     assert "in native passes" in " ".join(result.stdout.split())
     assert "padded" not in result.stdout
-    for words in ("Machine", "GB/s", "not planned for", "passed", "times one row", "A plain step takes"):
+    for words in (
+        "Machine",
+        "GB/s",
+        "not planned for",
+        "passed",
+        "times one row",
+        "memory at most",
+        "A plain step takes",
+    ):
         assert words in result.stdout
 
 

@@ -32,6 +32,8 @@ SEPARATOR = 2**32 - 1
 """No token: nothing is drafted beyond the end of a document."""
 _MOST = 1024
 """Occurrences that are looked at; of more, as many evenly spaced ones."""
+_CHECKED = 256
+"""Places whose order is checked when an index is opened."""
 _ABOUT, _TOKENS, _SUFFIXES = "index.json", "tokens.bin", "suffixes.bin"
 _MAKE = "`paceline index FILES --out FOLDER --model MODEL` makes one"
 Ids = NDArray[Any]
@@ -64,6 +66,10 @@ class CorpusIndex:
         suffixes = self._mapped(_SUFFIXES, self.about.num_tokens - self.about.num_documents)
         self._tokens, self._suffixes = self._mapped(_TOKENS, self.about.num_tokens).view(">u4"), suffixes
         self._bytes = self._tokens.view(np.uint8).data
+        some = suffixes[:: max(1, len(suffixes) // _CHECKED)]
+        beginnings = [self._beginning(place, 4 * LONGEST) for place in some]
+        if int(some.max()) >= self.about.num_tokens or beginnings != sorted(beginnings):
+            raise self._damaged(f"{_SUFFIXES} that does not fit {_TOKENS}", "the places in order")
 
     def check_tokenizer(self, target: ModelFacts) -> None:
         """Raise `IncompatibleModels` unless the corpus was read with the target's tokenizer."""
@@ -109,7 +115,7 @@ class CorpusIndex:
         """Where these tokens begin."""
 
         def beginning(place: int) -> bytes:
-            return bytes(self._bytes[4 * int(place) : 4 * int(place) + len(wanted)])
+            return self._beginning(place, len(wanted))
 
         suffixes: Any = self._suffixes
         low = bisect_left(suffixes, wanted, key=beginning)
@@ -117,15 +123,18 @@ class CorpusIndex:
         every = -(-(high - low) // at_most) or 1
         return suffixes[low:high:every].astype(np.int64)
 
+    def _beginning(self, place: int, length: int) -> bytes:
+        return bytes(self._bytes[4 * int(place) : 4 * int(place) + length])
+
+    def _damaged(self, got: str, expected: str) -> ConfigError:
+        fix = f"remove the folder; {_MAKE}"
+        return ConfigError(f"the corpus index {str(self.folder)!r} is not whole", got=got, expected=expected, fix=fix)
+
     def _mapped(self, name: str, count: int) -> Ids:
         path = self.folder / name
         size = path.stat().st_size if exists(path) else 0
         if count < 1 or size != 4 * count:
-            got, expected = f"{name} of {size:,} bytes", f"{4 * count:,} bytes"
-            fix = f"remove the folder; {_MAKE}"
-            raise ConfigError(
-                f"the corpus index {str(self.folder)!r} is not whole", got=got, expected=expected, fix=fix
-            )
+            raise self._damaged(f"{name} of {size:,} bytes", f"{4 * count:,} bytes")
         return np.asarray(np.memmap(path, dtype="<u4", mode="r"))
 
 

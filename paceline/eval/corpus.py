@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import ConfigError
@@ -59,13 +62,32 @@ def _chat(tokenizer: PreTrainedTokenizerBase, messages: Seq[dict[str, object]]) 
     return "\n".join(str(message["content"]) for message in messages)
 
 
+class Corpus(NamedTuple):
+    """The token ids of every document, and why files of folders were left out, each in a sentence."""
+
+    documents: list[NDArray[np.uint32]]
+    left_out: list[str]
+
+
 def tokenize(
-    files: Seq[Path], tokenizer: PreTrainedTokenizerBase, progress: Callable[[str, int, int], None]
-) -> list[list[int]]:
-    """The token ids of every document; empty files of code are passed over. Raises as `read_documents`."""
-    found = list[list[int]]()
+    files: Seq[Path], tokenizer: PreTrainedTokenizerBase, named: Seq[Path], progress: Callable[[str, int, int], None]
+) -> Corpus:
+    """Read and tokenize all files; empty ones of code hold no document.
+
+    named: files that the user named. Raises as `read_documents` for one of them; one that was found in a folder is left
+    out.
+    """
+    found = Corpus([], [])
     for done, file in enumerate(files):
         progress("tokenizing", done, len(files))
-        found += [tokenizer.encode(text, add_special_tokens=False) for text in read_documents(file, tokenizer)]
+        try:
+            texts = read_documents(file, tokenizer)
+        except ConfigError as error:
+            if file in named:
+                raise
+            found.left_out.append(str(error))
+            continue
+        each = (np.array(tokenizer.encode(text, add_special_tokens=False), np.uint32) for text in texts)
+        found.documents.extend(one for one in each if len(one))
     progress("tokenizing", len(files), len(files))
-    return [one for one in found if one]
+    return found

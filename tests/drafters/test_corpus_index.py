@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -11,6 +12,7 @@ import pytest
 from paceline import Coupled, Suffix
 from paceline.core.interfaces import DraftBudget
 from paceline.core.request import SamplingParams
+from paceline.drafters import corpus_index
 from paceline.drafters.corpus_index import CorpusIndex, write_index
 from paceline.drafters.suffix_automaton import LONGEST
 from paceline.errors import ConfigError, IncompatibleModels
@@ -122,6 +124,17 @@ def damage(folder: Path, how: str) -> None:
     if how in ("tokens.bin", "suffixes.bin"):
         whole = (folder / how).read_bytes()
         (folder / how).write_bytes(whole[:-4])
+    elif how == "half written":
+        size = (folder / "suffixes.bin").stat().st_size
+        with (folder / "suffixes.bin").open("r+b") as file:
+            file.truncate(size // 8 * 4)
+            file.truncate(size)  # zeros, as after a copy that was cut short
+    elif how == "places beyond the tokens":
+        whole = (folder / "suffixes.bin").read_bytes()
+        (folder / "suffixes.bin").write_bytes(whole[:-4] + b"\xff\xff\xff\x7f")
+    elif how == "other tokens":
+        whole = (folder / "tokens.bin").read_bytes()
+        (folder / "tokens.bin").write_bytes(whole[4:] + whole[:4])
     elif how == "missing":
         (folder / "suffixes.bin").unlink()
     elif how == "version":
@@ -134,7 +147,11 @@ def damage(folder: Path, how: str) -> None:
         (folder / "index.json").unlink()
 
 
-@pytest.mark.parametrize("how", ["tokens.bin", "suffixes.bin", "missing", "version", "counts", "json", "no index.json"])
+CONTENTS = ["half written", "places beyond the tokens", "other tokens"]
+FILES = ["tokens.bin", "suffixes.bin", "missing", "version", "counts", "json", "no index.json"]
+
+
+@pytest.mark.parametrize("how", FILES + CONTENTS)
 def test_a_damaged_index_is_refused(tmp_path, how):
     folder = written(tmp_path / "index", corpus(0))
     Suffix(folder)
@@ -165,10 +182,25 @@ def test_nothing_half_written_stays(tmp_path):
         written(tmp_path / "index", [[1]])
 
 
+def test_nothing_of_a_killed_build_is_taken_for_an_index(tmp_path, monkeypatch):
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(corpus_index, "write_text", lambda *_: os._exit(9))  # the last file
+        written(tmp_path / "index", corpus(0))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    (left,) = tmp_path.iterdir()
+    assert {one.name for one in left.iterdir()} == {"tokens.bin", "suffixes.bin"}
+    for folder in (tmp_path / "index", left):
+        with pytest.raises(ConfigError, match="no corpus index"):
+            Suffix(folder)
+    Suffix(written(tmp_path / "index", corpus(0)))
+
+
 def test_index_on_the_command_line(tmp_path, model):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "one.py").write_text("w5 w9 w11\nw12")
     (tmp_path / "code" / "empty.py").write_text("")
+    (tmp_path / "code" / "latin.py").write_bytes(b"# caf\xe9")
     (tmp_path / "code" / "other.txt").write_text("w90")
     rows = [
         {"text": "w20 w21"},
@@ -179,13 +211,17 @@ def test_index_on_the_command_line(tmp_path, model):
         file.write("".join(json.dumps(row) + "\n" for row in rows))
     given = [str(tmp_path / "rows.jsonl.gz"), str(tmp_path / "code"), "--suffix", ".py", "--model", model]
     got = answer("index", *given, "--out", str(tmp_path / "index"))
-    assert {key: got[key] for key in ("files", "documents", "tokens")} == {"files": 3, "documents": 4, "tokens": 9}
+    assert {key: got[key] for key in ("files", "documents", "tokens")} == {"files": 4, "documents": 4, "tokens": 9}
+    assert len(got["left_out"]) == 1
+    assert "latin.py' is not text" in got["left_out"][0]
     index = CorpusIndex(got["folder"])
     assert index.following(index.context([11]))[1] == [(12, 1)]
     asked = ("generate", model, "--prompt", "w5 w9", "--max-tokens", "8")
     drafted = answer(*asked, "--drafter", f"suffix:{tmp_path / 'index'}", "-k", "4")
     assert drafted["token_ids"] == answer(*asked)["token_ids"]
-    assert "suffix:" in paceline("index", *given, "--out", str(tmp_path / "two")).stderr
+    told = " ".join(paceline("index", *given, "--out", str(tmp_path / "two")).stderr.split())
+    assert "suffix:" in told
+    assert "1 of 4 files left out" in told
 
 
 def test_index_refuses_in_one_line(tmp_path, model):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from paceline import Coupled, Fixed, Lookahead, SamplingParams
+from paceline.config import parse
 from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
@@ -199,6 +200,20 @@ def test_what_a_pool_holds(pool):
     assert not drafter._states
 
 
+@pytest.mark.parametrize("pool", ["request", "prompt", "shared"])
+def test_a_pool_keeps_the_newest_and_no_more_than_its_size(pool):
+    drafter = bound(Lookahead(ngram=3, pool=pool, pool_size=4))
+    for request in range(3):
+        text = [10 * request + token for token in range(5, 15)]
+        seq = sequence(loaded(), [1, 2], GREEDY)
+        seq.slot, seq.token_ids = 0, [1, 2, *text]
+        drafter.draft_options(seq)
+        held = drafter._states[0].pool
+        assert len(held) == 4
+        assert [token for token in text if held.after(token)] == text[-6:-2]
+        drafter.release([0])
+
+
 WRONG = {"window": (0, 65, 2.0), "ngram": (1, 17), "guesses": (0, 65), "pool": ("all",), "pool_size": (0, 1 << 21)}
 
 
@@ -206,6 +221,9 @@ WRONG = {"window": (0, 65, 2.0), "ngram": (1, 17), "guesses": (0, 65), "pool": (
 def test_what_is_refused(wrong):
     with pytest.raises(ConfigError):
         Lookahead(**wrong)
+    ((option, value),) = wrong.items()
+    with pytest.raises(ConfigError, match=option):
+        parse(f"lookahead:{option}={value}")
 
 
 def test_a_window_wider_than_the_context_is_refused():

@@ -141,7 +141,7 @@ class CorpusIndex:
 def write_index(
     folder: Path, documents: Iterable[Seq[int]], vocabulary: str, progress: Callable[[str, int, int], None]
 ) -> About:
-    """Write the index of these documents, whole or not at all; about 40 bytes of memory a token.
+    """Write the index of these documents, whole or not at all; about 50 bytes of memory a token.
 
     vocabulary: `hash_vocabulary` of their tokenizer. Raises `ConfigError` for an existing folder, and for no tokens.
     """

@@ -139,7 +139,7 @@ class CorpusIndex:
 
 
 def write_index(
-    folder: Path, documents: Iterable[Seq[int]], vocabulary: str, progress: Callable[[str, int, int], None]
+    folder: Path, documents: Iterable[Seq[int] | Ids], vocabulary: str, progress: Callable[[str, int, int], None]
 ) -> About:
     """Write the index of these documents, whole or not at all; about 50 bytes of memory a token.
 

@@ -44,8 +44,8 @@ class DraftModel(Drafter):
         target's tower with its own projector) or "none" (the text between them). None is "own" if both models see, else
         "none".
     vocabulary: how a draft with another tokenizer is read (see `drafters.vocabularies`): "intersection" (it drafts
-        tokens that both have), "strings" (what it drafts is cut into the target's tokens), or "auto", by how much of a
-        text is in the intersection. With the same tokenizer nothing is translated.
+        tokens that both have), "strings" (what it drafts is cut into the target's tokens), or "auto", each round by how
+        much of the texts is in the intersection. With the same tokenizer nothing is translated.
     """
 
     name: ClassVar[str] = "draft_model"

@@ -8,14 +8,15 @@ from typing import Annotated, Literal, TypeAlias, final
 from pydantic import Field
 
 from ..core.request import Sequence
-from ..errors import ConfigError
+from ..errors import ConfigError, IncompatibleModels
 from ..schema import brief, validate
-from ..system.files import read_json, to_json, write_text
+from ..system.files import read_kind, to_json, write_text
 
 Scope: TypeAlias = Literal["request", "prompt", "shared"]
 """What a pool holds: n-grams of the answer, of its prompt too, or of all requests so far."""
 PoolSize: TypeAlias = Annotated[int, Field(ge=1, le=1 << 20)]
 """The most n-grams of one pool."""
+_KIND, _VERSION = "paceline n-grams", 1
 
 
 @final
@@ -77,17 +78,32 @@ class NgramPool:
         """The N - 1 tokens that may follow, newest first."""
         return [*reversed(self._known.get(token, {}))]
 
-    def save(self, path: Path | str) -> None:
-        """Write the n-grams as JSON, a list of N token ids each, the oldest first."""
-        write_text(path, to_json([[first, *rest] for first, mine in self._known.items() for rest in mine]))
+    def save(self, path: Path | str, vocabulary: str) -> None:
+        """Write the n-grams as JSON, the oldest first. vocabulary: identifies the tokenizer of their token ids."""
+        grams = [[first, *rest] for first, mine in self._known.items() for rest in mine]
+        write_text(path, to_json({"kind": _KIND, "version": _VERSION, "vocabulary": vocabulary, "ngrams": grams}))
 
-    def load(self, path: Path | str) -> None:
-        """Add the n-grams of a file. Raises `ConfigError` for one that `save` did not write, or of another N."""
-        grams = validate(list[list[int]], read_json(path, "the pool"), f"the pool {str(path)!r}")
+    def load(self, path: Path | str, vocabulary: str) -> None:
+        """Add the n-grams of a file.
+
+        Raises `ConfigError` for one that `save` did not write, or of another N, `IncompatibleModels` for one of another
+        vocabulary.
+        """
+        name, fix = f"the pool {str(path)!r}", "name a file that Ouroboros.save wrote"
+        given = read_kind(path, _KIND, _VERSION, fix)
+        if (found := given.get("vocabulary")) != vocabulary:
+            raise IncompatibleModels(
+                f"{name} was made with another tokenizer",
+                got=brief(found),
+                expected=vocabulary,
+                fix="save a pool with this target",
+            )
+        grams = validate(list[list[int]], given.get("ngrams"), name)
         wrong = next((gram for gram in grams if len(gram) != self.ngram or min(gram) < 0), None)
         if wrong is not None:
-            expected = f"{self.ngram} token ids"
-            raise ConfigError(f"the pool {str(path)!r} has a wrong n-gram", got=brief(wrong), expected=expected)
+            raise ConfigError(
+                f"{name} has a wrong n-gram", got=brief(wrong), expected=f"{self.ngram} token ids", fix=fix
+            )
         for gram in grams:
             self.add(gram)
 

@@ -15,7 +15,7 @@ window in the draft model's passes. Drafts are verified as a point mass, by the 
 sampled answers are those of plain decoding, also in batches.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -31,11 +31,13 @@ from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import IncompatibleModels
+from ..hf.fingerprint import hash_vocabulary
 from ..schema import checked, checked_call
 from .chain import fit
 from .draft_model import DraftModel, DraftModelSpec
 from .ngram_pool import NgramPool, PoolSize, add_branches, children_of
 from .registry import DrafterSpec
+from .vocabularies import Auto, Intersection
 
 PhraseTokens = Annotated[int, Field(ge=2, le=16)]
 Phrases = Annotated[int, Field(ge=1, le=16)]
@@ -47,11 +49,11 @@ class Ouroboros(Drafter):
 
     The pool is shared by all requests, and lives as long as the drafter.
 
-    draft: the draft model.
+    draft: the draft model. One with another tokenizer drafts by intersection, and phrases hold common tokens alone.
     ngram: N, the tokens of a phrase, its key included. At most a third of a draft is a suffix.
     phrases: K, the most phrases behind a token, both in a pass of the draft model and behind the draft.
     pool_size: the most phrases of the pool, of about 200 bytes each.
-    pool_file: a file of `save`, to start with its phrases.
+    pool_file: a file of `save`, to start with its phrases. It belongs to the target's tokenizer.
     """
 
     name: ClassVar[str] = "ouroboros"
@@ -70,22 +72,38 @@ class Ouroboros(Drafter):
         self._num_read: dict[int, int] = {}  # by slot, where the next n-gram of the text starts
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Load the draft model and the pool. Raises as `DraftModel.bind`, `ConfigError` for a file of another kind."""
+        """Load the draft model and the pool.
+
+        Raises as `DraftModel.bind`; `ConfigError` for a file of another kind; `IncompatibleModels` for one of another
+        tokenizer, and for a draft model by strings, which cannot read phrases.
+        """
         self.draft.bind(target, verifier)
-        if self.draft.translation is not None:
-            raise IncompatibleModels("Ouroboros needs a draft model of the target's tokenizer", fix="use model:PATH")
-        runner = self.draft.runner
+        translation = self.draft.translation
+        self._common = translation.common if isinstance(translation, Intersection | Auto) else None
+        if translation is not None and self._common is None:
+            raise IncompatibleModels(
+                "the draft model of Ouroboros has another tokenizer than the target and drafts by strings",
+                got=self.draft.runner.loaded.name,
+                expected="a draft model that has the tokens of a phrase",
+                fix='say vocabulary="intersection", or use model:PATH without phrases',
+            )
         # The draft model reads phrases, so they are of tokens that it has.
-        self._vocab_size = min(target.vocab_size, runner.vocab_size)
+        runner, vocab_size = self.draft.runner, target.vocab_size
         banned_token_ids = target.banned_token_ids | runner.banned_token_ids
-        self.pool = NgramPool(self.ngram, self.phrases, self.pool_size, banned_token_ids, self._vocab_size)
+        if self._common is None:
+            vocab_size = min(vocab_size, runner.vocab_size)
+        else:
+            banned_token_ids |= frozenset(range(vocab_size)).difference(self._common.draft_ids)
+        self.pool = NgramPool(self.ngram, self.phrases, self.pool_size, banned_token_ids, vocab_size)
+        tokenizer = target.loaded.tokenizer
+        self._vocabulary = f"{target.vocab_size} tokens" if tokenizer is None else hash_vocabulary(tokenizer)
         if self._file is not None:
-            self.pool.load(self._file)
+            self.pool.load(self._file, self._vocabulary)
         self._num_read.clear()
 
     def save(self, path: str | Path) -> None:
-        """Write the phrases to a file, which holds parts of prompts and answers."""
-        self.pool.save(path)
+        """Write the phrases to a JSON file, which holds parts of prompts and answers."""
+        self.pool.save(path, self._vocabulary)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Those of the draft model, for a tree."""
@@ -135,26 +153,31 @@ class Ouroboros(Drafter):
 
         All drafted tokens but the last are cached at the end.
         """
-        runner, drafted, feed = self.draft.runner, [list[int]() for _ in seqs], [list(ids) for ids in uncached_tokens]
+        runner, common, drafted = self.draft.runner, self._common, [list[int]() for _ in seqs]
+        feed = [list(ids) for ids in uncached_tokens]  # in the draft model's tokens
+        theirs: Callable[[int], int] = int if common is None else common.draft_ids.__getitem__
         active = [b for b, budget in enumerate(limits) if budget.depth > 0 and feed[b]]
         while active:
-            tokens, parents, stems = list[list[int]](), list[list[int]](), [len(feed[b]) - 1 for b in active]
+            rows, trees = list[tuple[list[int], list[int]]](), list[tuple[list[int], list[int]]]()
             for b in active:
-                ids, ups, done = feed[b], list(range(-1, len(feed[b]) - 1)), len(drafted[b])
+                done, stem = len(drafted[b]), len(feed[b]) - 1
+                ids, ups = [drafted[b][-1] if done else seqs[b].token_ids[-1]], [-1]
                 # The last token of the draft is not fed, so that a phrase is one shorter than what is left.
-                length, most = limits[b].depth - done - 1, len(ids) + self.phrases * (self.ngram - 1)
-                add_branches(ids, ups, self.pool.after(ids[-1]), seqs[b], done + 1, length, most)
-                tokens.append(ids)
-                parents.append(ups)
+                length = limits[b].depth - done - 1
+                add_branches(ids, ups, self.pool.after(ids[0]), seqs[b], done + 1, length, self.phrases * self.ngram)
+                rows.append((ids, ups))
+                trees.append(([*feed[b], *map(theirs, ids[1:])], [*range(-1, stem), *(stem + up for up in ups[1:])]))
             slots = [seqs[b].slot for b in active]
+            tokens, parents = [ids for ids, _ in trees], [ups for _, ups in trees]
             tree = TokenTree.from_lists(tokens, parents, runner.loaded.device)
-            logits = fit(runner.forward(slots, tree), self.draft.vocab_size)
-            paths, going = list[list[int]](), list[int]()
-            for i, (b, stem) in enumerate(zip(active, stems, strict=True)):
-                children = children_of(tokens[i], parents[i])
-                path, node, goes_on = list(range(1, stem + 1)), stem, True
+            logits, paths, going = runner.forward(slots, tree), list[list[int]](), list[int]()
+            for i, b in enumerate(active):
+                stem, node, children = len(feed[b]) - 1, 0, children_of(*rows[i])
+                path = list(range(1, stem + 1))
                 while True:
-                    chosen, _ = self.draft.sampler.sample(logits[i, node : node + 1], [seqs[b]], len(drafted[b]))
+                    given, size = logits[i, stem + node].unsqueeze(0), self.draft.vocab_size
+                    given = fit(given, size) if common is None else common.spread(given, size)
+                    chosen, _ = self.draft.sampler.sample(given, [seqs[b]], len(drafted[b]))
                     token = int(chosen)
                     drafted[b].append(token)
                     count = len(drafted[b])
@@ -162,12 +185,14 @@ class Ouroboros(Drafter):
                     if not goes_on or (node, token) not in children:
                         break
                     node = children[node, token]
-                    path.append(node)
+                    path.append(stem + node)
                 paths.append(path)
-                feed[b] = [token]
+                feed[b] = [theirs(token)]
                 going += [b] * goes_on
             runner.commit(slots, paths)
             active = going
+        if self.draft.translation is not None:
+            self.draft.translation.has_read(seqs, [[*map(theirs, row)] for row in drafted])
         return drafted
 
 

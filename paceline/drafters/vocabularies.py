@@ -10,16 +10,18 @@ intersection   The draft's logits at the tokens that both have, as logits over t
                paper). It is an ordinary distribution over the target's vocabulary, so every verifier can use it.
 strings        The draft drafts in its own tokens, and their text is cut into the target's tokens (SLEM, algorithm 2).
                Such a draft has no distribution: a point mass.
+auto           In each round one of the two, by the share of the texts' last tokens that both have.
 
 The target verifies whatever comes of it, so that nothing here can change an answer.
 """
 
 import codecs
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from ..core.draft import Draft
@@ -31,142 +33,17 @@ from ..runner import ModelRunner
 from ..sampling import DraftSampler
 from ..sampling.scores import before_banned
 from .chain import CommonTokens, draft_chains
+from .spelling import Spelling
+from .trees import padded_confidences
 
 VocabularyMode: TypeAlias = Literal["auto", "intersection", "strings"]
 
 _ENOUGH = 0.9
 """The share of a text's tokens in the intersection from which on "auto" takes it."""
+_RECENT = 256
+"""Tokens at the end of each text whose share is measured."""
 _LOOK_BACK = 8
 """Tokens at the end of a text that are cut anew when it goes on, and as many before them for context."""
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_PARTS = re.compile("[\udc80-\udcff]|[^\udc80-\udcff]+")
-_PLAIN = "The quick brown fox jumps over the lazy dog"
-_SAMPLE = """The town lies at the end of a long valley, and most of the people who live there work in the mill.
-"Have you seen what they're building?" she asked. In 2024, sales rose by 12.5% to $3.4 million (up from $3.0 million).
-
-1. First, read the question carefully. 2. Then write down what you know, e.g. the distance and the time.
-def mean(values: list[float]) -> float:
-    if not values:
-        raise ValueError("no values")
-    return sum(values) / len(values)
-
-for (int i = 0; i < n; ++i) { total += weights[i] * x[i]; }  // O(n)
-Der schnelle Fuchs läuft über die Brücke. Où est la bibliothèque ? El niño comió una manzana. Привет, мир!
-"""
-"""What the share of the intersection is measured on."""
-
-
-@final
-class Spelling:
-    """The bytes that each token of a tokenizer stands for, and the tokens of any bytes.
-
-    pieces: the bytes of each token id; special and added tokens stand for their name, unused ids for nothing.
-    index: the token id of (whether it is special, its bytes). Of two with the same bytes it is the one that is no
-        byte fallback.
-
-    Raises `IncompatibleModels` for a tokenizer whose tokens do not spell the text, for instance in lower case.
-    """
-
-    def __init__(self, model: ModelFacts):
-        self._tokenizer = model.tokenizer
-        added: Mapping[int, Any] = getattr(self._tokenizer, "added_tokens_decoder", {})
-        special = {*self._tokenizer.all_special_ids, *(index for index, one in added.items() if one.special)}
-        names = {index: one.content.encode() for index, one in added.items()}
-        vocab: dict[str, int] = self._tokenizer.get_vocab()
-        for spell in (_of_byte_level, _of_sentencepiece):
-            found = {index: spell(token) for token, index in vocab.items()} | names
-            self.pieces = [found.get(index, b"") for index in range(model.vocab_size)]
-            if self.join(self._ids(_PLAIN)).removeprefix(b" ") == _PLAIN.encode():
-                break
-        else:
-            raise IncompatibleModels(
-                f"a draft with another tokenizer reads the text, which the tokenizer of {model.name} does not spell",
-                got=repr(self._tokenizer.convert_ids_to_tokens(self._ids(_PLAIN)))[:120],
-                expected="byte-level BPE, or SentencePiece with its spaces",
-                fix="take a draft of the target's own family",
-            )
-        fallbacks_first = sorted(vocab.items(), key=lambda item: _BYTE.fullmatch(item[0]) is None)
-        ids = [index for _, index in fallbacks_first if self.join([index])]
-        self.index = {(index in special, self.pieces[index]): index for index in ids}
-        unknown = self.index.get((False, b"?"), self._ids(_PLAIN)[0])  # some tokenizers lack rare bytes
-        self._of_byte = [self.index.get((False, bytes([byte])), unknown) for byte in range(256)]
-
-    def join(self, ids: Iterable[int]) -> bytes:
-        """The bytes of some tokens."""
-        return b"".join(self.pieces[index] if index < len(self.pieces) else b"" for index in ids)
-
-    def encode(self, data: bytes, before: bytes = b"") -> list[int]:
-        """The tokens of `data` in the middle of a text, where it follows `before`.
-
-        They spell `data`, except for bytes that the tokenizer has no token for. What is no UTF-8, such as a part of a
-        character, is spelled byte by byte.
-        """
-        ids, context = list[int](), (_parts(before) or [""])[-1]
-        for part in _parts(data):
-            if _is_escaped(part):
-                ids.append(self._of_byte[ord(part) - 0xDC00])
-            else:
-                ids += self._tokens(part, "" if _is_escaped(context) else context)
-            context = part
-        return ids
-
-    def _tokens(self, text: str, context: str) -> list[int]:
-        """The tokens of a text that follows the context, if their boundary is there; else of the text alone.
-
-        A tokenizer may put a space before a text or normalise it. Whatever cannot be spelled as a whole is halved.
-        """
-        data = text.encode()
-        for anchor in dict.fromkeys((context, "", "\n", ".")):
-            for found in self._behind(self._ids(anchor + text), anchor.encode()):
-                if self.join(found) == data:
-                    return found
-        if len(text) == 1:
-            return [self._of_byte[byte] for byte in data]
-        half = len(text) // 2
-        return self._tokens(text[:half], "") + self._tokens(text[half:], "")
-
-    def _behind(self, ids: list[int], anchor: bytes) -> Iterator[list[int]]:
-        """The tokens behind those that spell the anchor, which may have got a space before it."""
-        spelled = b""
-        for place in range(len(ids) + 1):
-            if spelled in (anchor, b" " + anchor):
-                yield ids[place:]
-            if place == len(ids) or len(spelled) > len(anchor) + 1:
-                return
-            spelled += self.join(ids[place : place + 1])
-
-    def _ids(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-
-def _parts(data: bytes) -> list[str]:
-    """The text in `data`, with each byte that is no UTF-8 apart, as Python escapes it."""
-    return _PARTS.findall(data.decode(errors="surrogateescape"))
-
-
-def _is_escaped(part: str) -> bool:
-    return "\udc80" <= part[:1] <= "\udcff"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level BPE (GPT-2): printable ones themselves, the others from 256."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_ALPHABET = _byte_alphabet()
-
-
-def _of_byte_level(token: str) -> bytes:
-    """The bytes of a token of byte-level BPE; none where it is of another alphabet."""
-    return bytes(_ALPHABET[one] for one in token) if all(one in _ALPHABET for one in token) else b""
-
-
-def _of_sentencepiece(token: str) -> bytes:
-    """The bytes of a SentencePiece: U+2581 is a space, <0xNN> a byte."""
-    byte = _BYTE.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
 
 @dataclass
@@ -185,7 +62,7 @@ class _Text:
 
 
 class Translation(ABC):
-    """How a draft model with another tokenizer reads texts and drafts, by slot. `vocab_size` is the target's."""
+    """How a draft model with another tokenizer reads texts and drafts, by slot."""
 
     mode: ClassVar[str]
 
@@ -229,9 +106,9 @@ class Translation(ABC):
         vocab_size: int,
         source: str,
     ) -> Draft:
-        """As `draft_chains`, of which `uncached_tokens` are tokens of the draft and all others the target's."""
+        """As `draft_chains`; `uncached_tokens` are tokens of the draft, all others, and `vocab_size`, the target's."""
 
-    def _has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
+    def has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
         """Note what the draft has read, for rows that drafted something."""
         for seq, tokens in zip(seqs, drafted, strict=True):
             if tokens:
@@ -245,14 +122,13 @@ class Translation(ABC):
 
 @final
 class Intersection(Translation):
-    """The draft drafts tokens that both have. common: the draft's id by the target's id."""
+    """The draft drafts tokens that both have, which are `common`."""
 
     mode: ClassVar[str] = "intersection"
 
     def __init__(self, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
         super().__init__(target, draft, ours, theirs)
-        self.common = common_tokens(target, draft, ours, theirs)
-        self._columns = CommonTokens(self.common, draft.device)
+        self.common = CommonTokens(common_tokens(target, draft, ours, theirs), draft.device)
 
     def draft(
         self,
@@ -265,8 +141,8 @@ class Intersection(Translation):
         source: str,
     ) -> Draft:
         """A chain, with its distribution over the target's vocabulary where the sampler gives one."""
-        made = draft_chains(runner, sampler, seqs, budgets, uncached_tokens, vocab_size, source, common=self._columns)
-        self._has_read(seqs, [[self.common[token] for token in row] for row in _drafted(made)])
+        made = draft_chains(runner, sampler, seqs, budgets, uncached_tokens, vocab_size, source, common=self.common)
+        self.has_read(seqs, [[self.common.draft_ids[token] for token in row] for row in _drafted(made)])
         return made
 
 
@@ -291,16 +167,23 @@ class Strings(Translation):
         vocab_size: int,
         source: str,
     ) -> Draft:
-        """A chain without a distribution. Its tokens differ in number from those that the draft drafted."""
+        """A chain without a distribution. Its tokens differ in number from those that the draft drafted.
+
+        `should_continue` of a budget gets the confidences of the draft's own tokens.
+        """
         theirs = [self._as_read(seq) for seq in seqs]
-        budgets = [replace(budget, should_continue=None) for budget in budgets]  # it would count tokens of the draft
         made = draft_chains(
             runner, DraftSampler(True), theirs, budgets, uncached_tokens, self._draft_vocab_size, source
         )
-        self._has_read(seqs, drafted := _drafted(made))
+        self.has_read(seqs, drafted := _drafted(made))
         each = zip(seqs, drafted, budgets, strict=True)
-        rows = [[seq.token_ids[-1], *self._cut(seq, row, one.depth, sampler)] for seq, row, one in each]
-        return Draft(TokenTree.chain(rows), source=source)
+        cut = [self._cut(seq, row, one.depth, sampler) for seq, row, one in each]
+        tree = TokenTree.chain([[seq.token_ids[-1], *row] for seq, row in zip(seqs, cut, strict=True)])
+        if made.confidence is None:
+            return Draft(tree, source=source)
+        parts = zip(cut, drafted, made.confidence[:, 1:].tolist(), strict=True)
+        confidence = padded_confidences([self._confidences(*part) for part in parts], tree.num_nodes)
+        return Draft(tree, source=source, confidence=confidence)
 
     def _as_read(self, seq: Sequence) -> Sequence:
         """The sequence in the draft's tokens, decoded greedily."""
@@ -320,9 +203,59 @@ class Strings(Translation):
         over = next((place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place)), len(tokens))
         return tokens[:over]
 
+    def _confidences(self, tokens: list[int], drafted: list[int], given: list[float]) -> list[float]:
+        """The confidence in each of the target's tokens: the product over the drafted tokens that begin in it.
+
+        given: the confidences in the drafted tokens, padded.
+        """
+        begins = accumulate((len(self._theirs.pieces[token]) for token in drafted), initial=0)
+        ends = list(accumulate(len(self._ours.pieces[token]) for token in tokens))
+        products = [1.0] * (len(tokens) + 1)
+        for begin, confidence in zip(begins, given[: len(drafted)], strict=False):
+            products[bisect_right(ends, begin)] *= confidence
+        return products[:-1]
+
+
+@final
+class Auto(Translation):
+    """By intersection in rounds whose texts have nine in ten of their last tokens in it, else by strings.
+
+    A batch drafts in one way, so that its rows share the passes of the draft.
+    """
+
+    mode: ClassVar[str] = "auto"
+
+    def __init__(self, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
+        super().__init__(target, draft, ours, theirs)
+        self._intersection, self._strings = (
+            Intersection(target, draft, ours, theirs),
+            Strings(target, draft, ours, theirs),
+        )
+        self.common = self._intersection.common
+        self._intersection._texts = self._strings._texts = self._texts
+
+    def way(self, texts: Iterable[Seq[int]]) -> Translation:
+        """The one that suits these texts, of the target's tokens."""
+        recent = [token in self.common.draft_ids for text in texts for token in text[-_RECENT:]]
+        return self._intersection if sum(recent) >= _ENOUGH * len(recent) else self._strings
+
+    def draft(
+        self,
+        runner: ModelRunner,
+        sampler: DraftSampler,
+        seqs: Seq[Sequence],
+        budgets: Seq[DraftBudget],
+        uncached_tokens: Seq[Seq[int]],
+        vocab_size: int,
+        source: str,
+    ) -> Draft:
+        """As that way drafts."""
+        way = self.way([seq.token_ids for seq in seqs])
+        return way.draft(runner, sampler, seqs, budgets, uncached_tokens, vocab_size, source)
+
 
 def translation(mode: VocabularyMode, target: ModelFacts, draft: ModelFacts) -> Translation:
-    """For a draft with another tokenizer; "auto" takes the intersection if it has nine in ten tokens of a text.
+    """For a draft with another tokenizer; "auto" without a common token is "strings".
 
     Raises `IncompatibleModels` where one of them cannot be translated, or has no token in common for "intersection".
     """
@@ -330,15 +263,14 @@ def translation(mode: VocabularyMode, target: ModelFacts, draft: ModelFacts) -> 
         raise IncompatibleModels(
             f"{draft.name} and {target.name} have different tokenizers, and the draft reads images",
             expected="a draft for text alone, or one with the target's tokenizer",
+            fix="take a language model without vision as the draft",
         )
     ours, theirs = Spelling(target), Spelling(draft)
     common = common_tokens(target, draft, ours, theirs)
     if mode == "intersection" and not common:
         raise IncompatibleModels(f"{draft.name} and {target.name} have no token in common", fix='vocabulary="strings"')
-    text = ours.encode(_SAMPLE.encode())
-    enough = sum(token in common for token in text) >= _ENOUGH * len(text)
-    kind = Intersection if mode == "intersection" or (mode == "auto" and enough) else Strings
-    return kind(target, draft, ours, theirs)
+    kinds: dict[VocabularyMode, type[Translation]] = {"auto": Auto, "intersection": Intersection, "strings": Strings}
+    return (kinds[mode] if common else Strings)(target, draft, ours, theirs)
 
 
 def common_tokens(target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling) -> dict[int, int]:

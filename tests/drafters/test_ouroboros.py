@@ -1,5 +1,7 @@
 """Ouroboros against the paper, done slowly: both models pass over plain text, phrases are in one list."""
 
+import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,12 +12,12 @@ from paceline.core.interfaces import DraftBudget
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import ouroboros
 from paceline.drafters.ngram_pool import NgramPool
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, IncompatibleModels
 from paceline.runner import ModelRunner
 from tests.attention.common import agree, held, prefilled
 from tests.drafters.test_lookahead import paths
 from tests.drafters.test_ngram_pool import Slow
-from tests.helpers import REPEATING, loaded, prompt, reading_apart, runner, sequence
+from tests.helpers import REPEATING, loaded, prompt, reading_apart, runner, sequence, tokenizer
 from tests.lossless.drafters import small_draft, twin
 from tests.tiny import tiny_model
 
@@ -118,28 +120,38 @@ def test_recycling_as_in_the_picture():
     assert [(key, pool.after(key)) for key in range(6) if pool.after(key)] == [(2, [(3, 4, 9)])]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_phrases_save_passes_of_the_draft_model_and_change_nothing(temperature):
-    """The text repeats what the draft model would say, so its phrases are right."""
-    params = SamplingParams(temperature=temperature, max_tokens=60)
-    budget, drafted = DraftBudget(9, 40), list[list[int]]()
-    said = REPEATING
+def passes_and_drafts(drafter, temperature: float) -> tuple[int, list[list[int]]]:
+    """Passes of the draft model for one draft of two texts, and its first six tokens, which are no suffix.
+
+    The first text repeats what the draft model would say, so that its phrases are right.
+    """
+    params, said = SamplingParams(temperature=temperature, max_tokens=60), REPEATING
     for _ in range(30):
         said = [*said, likeliest(True, tuple(said))]
-    for drafter in (DraftModel(small_draft()), Ouroboros(DraftModel(small_draft()), 4)):
-        target = ModelRunner(loaded(), 2)
-        drafter.bind(target, Coupled())
-        inner = drafter.draft.runner if isinstance(drafter, Ouroboros) else drafter.runner
-        passes, forward = [], inner.forward
-        inner.forward = lambda *given, passes=passes, forward=forward: (passes.append(1), forward(*given))[1]
-        seqs = [sequence(loaded(), ids, params) for ids in (said + said[:20], REPEATING)]
-        for slot, seq in enumerate(seqs):
-            seq.slot = slot
-        tree = drafter.propose(seqs, [budget, budget]).tree
-        drafted += [row[1:7] for row in tree.lists.token_ids]
-    assert drafted[:2] == drafted[2:]
+    drafter.bind(ModelRunner(loaded(), 2), Coupled())
+    inner, passes = getattr(drafter, "draft", drafter).runner, []
+    forward = inner.forward
+    inner.forward = lambda *given: (passes.append(1), forward(*given))[1]
+    seqs = [sequence(loaded(), ids, params) for ids in (said + said[:20], REPEATING)]
+    for slot, seq in enumerate(seqs):
+        seq.slot = slot
+    tree = drafter.propose(seqs, [DraftBudget(9, 40)] * 2).tree
+    return len(passes), [row[1:7] for row in tree.lists.token_ids]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_phrases_save_passes_of_the_draft_model_and_change_nothing(temperature):
+    plain, drafted = passes_and_drafts(DraftModel(small_draft()), temperature)
+    passes, same = passes_and_drafts(Ouroboros(DraftModel(small_draft()), 4), temperature)
+    assert (plain, same) == (9, drafted)
     if temperature == 0:
-        assert len(passes) < 6
+        assert passes < 6
+
+
+def test_without_phrases_no_pass_is_saved(monkeypatch):
+    """The mutant of the test above; six tokens are the draft model's, three a suffix."""
+    monkeypatch.setattr(ouroboros, "add_branches", nothing)
+    assert passes_and_drafts(Ouroboros(DraftModel(small_draft()), 4), 0.0)[0] == 6
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -168,11 +180,32 @@ def test_the_pool_outlives_requests_and_the_drafter(tmp_path):
         Ouroboros(DraftModel(small_draft()), 4, pool_file=tmp_path / "pool.json").bind(runner(loaded()), Coupled())
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[[1, 2]]", "[[1, 2, -3]]", '[[1, 2, "3"]]', "[1, 2, 3]"])
-def test_a_file_that_is_no_pool_is_refused(tmp_path, text):
-    (tmp_path / "pool.json").write_text(text)
-    with pytest.raises(ConfigError):
-        Ouroboros(DraftModel(small_draft()), 3, pool_file=tmp_path / "pool.json").bind(runner(loaded()), Coupled())
+def test_a_pool_of_another_tokenizer_is_refused(tmp_path):
+    def bound(shift: int, **options) -> Ouroboros:
+        draft, target = (replace(one, tokenizer=tokenizer(shift)) for one in (small_draft(), loaded()))
+        made = Ouroboros(DraftModel(draft), N, **options)
+        made.bind(runner(target), Coupled())
+        return made
+
+    bound(0).save(path := tmp_path / "pool.json")
+    bound(0, pool_file=path)
+    with pytest.raises(IncompatibleModels, match="another tokenizer"):
+        bound(5, pool_file=path)
+
+
+WRONG_BODIES = [None, {}, [[1, 2]], [[1, 2, -3]], [[1, 2, "3"]], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("ngrams", WRONG_BODIES, ids=str)
+def test_a_file_that_is_no_pool_is_refused(tmp_path, ngrams):
+    drafter = Ouroboros(DraftModel(small_draft()), 3)
+    drafter.bind(runner(loaded()), Coupled())
+    drafter.save(path := tmp_path / "pool.json")
+    body = json.loads(path.read_text())
+    for text in (json.dumps(body | {"ngrams": ngrams}), json.dumps(ngrams), ""):
+        path.write_text(text)
+        with pytest.raises(ConfigError):
+            Ouroboros(DraftModel(small_draft()), 3, pool_file=path).bind(runner(loaded()), Coupled())
 
 
 def test_a_token_that_the_draft_model_lacks_is_in_no_phrase():

@@ -17,6 +17,7 @@ from paceline.hf.vision import SharedVisionTower
 from paceline.runner import LoadedModel, ModelRunner, wrap_model
 from tests.attention.common import agree, held
 from tests.drafters.test_eagle import random_head
+from tests.drafters.tokenizers_made import byte_level, reader
 from tests.helpers import sequence
 from tests.vision.families import make, picture, user
 from tests.vision.table import TEXT
@@ -56,6 +57,8 @@ DRAFTS = {
     "shared, projected": lambda: DraftModel(target(seed=1), vision="shared"),
     "shared, a text model": lambda: DraftModel(blind(), vision="shared"),
     "ouroboros": lambda: Ouroboros(DraftModel(target(seed=1)), 3),
+    "another tokenizer": lambda: DraftModel(reader("byte level", 1)),
+    "ouroboros, another tokenizer": lambda: Ouroboros(DraftModel(reader("sentencepiece", 1)), 3),
     "lookup": PromptLookup,
     "self-int4": lambda: SelfQuantized(lm_head="shared"),
     "eagle": lambda: Eagle(random_head(target(), 3)),
@@ -207,12 +210,20 @@ def copy_with_hidden(size: int) -> LoadedModel:
     return wrap_model(type(model)(config).eval(), processor=processor)
 
 
+def other_words() -> LoadedModel:
+    """A LLaVA with another tokenizer."""
+    return replace(target(seed=1), tokenizer=byte_level())
+
+
 @pytest.mark.parametrize(
     ("make_drafter", "error", "words"),
     [
         (lambda: DraftModel(blind(), vision="own"), IncompatibleModels, "no vision tower"),
         (lambda: DraftModel(blind(2, hidden_size=16), vision="shared"), IncompatibleModels, "no projector"),
         (lambda: DraftModel(blind(), vision="half"), ConfigError, "DraftModel.vision"),
+        (lambda: DraftModel(reader("byte level"), vision="own"), IncompatibleModels, "no vision tower"),
+        (lambda: DraftModel(reader("byte level"), vision="shared"), IncompatibleModels, 'vision="none"'),
+        (lambda: DraftModel(other_words()), IncompatibleModels, "reads images"),
     ],
 )
 def test_refusals(make_drafter, error, words):

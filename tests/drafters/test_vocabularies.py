@@ -1,23 +1,30 @@
 """Drafts with another tokenizer: no text is lost on the way, no answer changes, and the draft's cache stays in step."""
 
+import math
 import random
+from bisect import bisect_left
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from paceline import Coupled, DraftModel, Fixed, Ratio, SamplingParams
+from paceline import LLM, Coupled, DraftModel, Fixed, Ouroboros, PromptLookup, Ratio, SamplingParams, Suffix
 from paceline.core.draft import Law
+from paceline.core.interfaces import DraftBudget
 from paceline.decoding import SpeculativeDecoder
-from paceline.drafters import vocabularies
+from paceline.drafters import Blockwise, Choose, Eagle, Medusa, Mtp, Space, vocabularies
 from paceline.drafters.chain import CommonTokens
-from paceline.drafters.vocabularies import Spelling, Translation, common_tokens, translation
+from paceline.drafters.spelling import Spelling
+from paceline.drafters.vocabularies import Translation, common_tokens, translation
 from paceline.errors import IncompatibleModels
+from paceline.policy import CostModel
 from paceline.runner import ModelRunner, wrap_model
 from paceline.runner.adapters import share_copy
 from tests.attention.common import agree, held, prefilled
-from tests.drafters.tokenizers_made import TEXT, TOKENIZERS, _finished, byte_level, permuted, reader
-from tests.helpers import memoryless, oracle, result, run, sequence, tokenizer
+from tests.drafters.heads import blockwise, medusa, mtp, random_head
+from tests.drafters.test_spelling import texts
+from tests.drafters.tokenizers_made import TEXT, TOKENIZERS, byte_level, permuted, reader
+from tests.helpers import loaded, memoryless, oracle, result, run, sequence
+from tests.space.common import adapter
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -27,94 +34,6 @@ PAIRS = [
     ("sentencepiece, no prefix", "byte level, larger"),
     ("byte level", "permuted"),
 ]
-ALPHABETS = [
-    "abc the over",
-    "  \n\t.",
-    "éüßñ",
-    "Приве",
-    "東京中文",
-    "😀👩‍👧🏽",
-    "e\u0301\u200d\u00a0",
-    "<|im_end|></s><0x41>▁Ġ",
-]
-
-
-def texts(count: int, seed: int = 0) -> list[str]:
-    rng = random.Random(seed)
-    return ["".join(rng.choice(rng.choice(ALPHABETS)) for _ in range(rng.randint(0, 30))) for _ in range(count)]
-
-
-# Spelling
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_any_bytes_are_spelled(name):
-    """Whole texts, texts cut inside a character, and bytes that are no text; after any other."""
-    spelling, rng = Spelling(reader(name)), random.Random(1)
-    for text in [*TEXT, *texts(120), *ALPHABETS, *(chr(code) for code in range(0x20))]:
-        data = text.encode()
-        at, end = sorted(rng.randint(0, len(data)) for _ in range(2))
-        for before, piece in (
-            (b"", data),
-            (data[:at], data[at:end]),
-            (b"", rng.randbytes(9)),
-            (data, rng.randbytes(3)),
-        ):
-            assert spelling.join(spelling.encode(piece, before)) == piece
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_texts_are_cut_as_the_tokenizer_cuts_them(name):
-    spelling, own = Spelling(reader(name)), TOKENIZERS[name]()
-    for text in TEXT:
-        ids = own(text, add_special_tokens=False)["input_ids"]
-        assert spelling.encode(spelling.join(ids)) == ids
-        for at in range(1, len(ids) - 1):  # behind what came before, the same tokens
-            assert spelling.encode(spelling.join(ids[at:]), spelling.join(ids[:at])) == ids[at:]
-
-
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_every_token_stands_for_its_bytes(name):
-    spelling, own = Spelling(reader(name)), TOKENIZERS[name]()
-    for token in range(len(own)):
-        text = own.decode([token])
-        if "\ufffd" not in text and text:
-            assert spelling.join([token]).decode().strip(" ") == text.strip(" ")
-
-
-def trained(normalizer=None, alphabet=()) -> Tokenizer:
-    raw = Tokenizer(models.BPE())
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    if normalizer is not None:
-        raw.normalizer = normalizer
-    raw.train_from_iterator(TEXT, trainers.BpeTrainer(initial_alphabet=list(alphabet), show_progress=False))
-    return raw
-
-
-def model_of(raw: Tokenizer):
-    own = _finished(raw)
-    return wrap_model(tiny_model("llama", vocab_size=len(own) + 5), own)
-
-
-def test_what_a_tokenizer_normalises_is_spelled_in_parts():
-    spelling = Spelling(model_of(trained(normalizers.NFC(), pre_tokenizers.ByteLevel.alphabet())))
-    for text in ("the fox e\u0301 over", "e\u0301e\u0301", *texts(60, 3)):
-        assert spelling.join(spelling.encode(text.encode())) == text.encode()
-
-
-def test_bytes_without_a_token_keep_their_place():
-    spelling = Spelling(model_of(trained(alphabet="?")))
-    spelled = spelling.join(spelling.encode("the fox 東 over".encode()))
-    assert spelled == b"the fox ??? over"
-
-
-@pytest.mark.parametrize("own", ["lower case", "words"])
-def test_tokenizers_that_lose_text_are_refused(own):
-    model = wrap_model(tiny_model("llama"), tokenizer())
-    if own == "lower case":
-        model = model_of(trained(normalizers.Lowercase(), pre_tokenizers.ByteLevel.alphabet()))
-    with pytest.raises(IncompatibleModels, match="does not spell"):
-        Spelling(model)
 
 
 # Two texts
@@ -185,10 +104,19 @@ def test_common_tokens_spell_the_same(ours, theirs):
     assert all(one.join([a]) == other.join([b]) for a, b in common.items() if a != ends[0])
 
 
-def test_auto_measures_the_intersection():
-    modes = {pair: translation("auto", reader(pair[0]), reader(pair[1])).mode for pair in PAIRS}
-    assert modes["byte level", "permuted"] == "intersection"
-    assert modes["byte level", "sentencepiece"] == "strings"
+def test_auto_goes_by_the_share_of_the_texts_in_the_intersection():
+    target, draft = reader("byte level"), reader("sentencepiece")
+    auto, ours = translation("auto", target, draft), Spelling(target)
+    common, other = set(auto.common.draft_ids), set(range(target.vocab_size)) - set(auto.common.draft_ids)
+    inside, outside = [*common][:90], [*other][:11]
+    assert len(outside) == 11
+    assert auto.way([inside]).mode == "intersection"
+    assert auto.way([inside + outside[:10]]).mode == "intersection"  # nine in ten
+    assert auto.way([inside + outside]).mode == "strings"
+    assert auto.way([inside, inside + outside]).mode == "intersection"  # a batch has one way
+    assert auto.way([outside * 30 + inside * 3]).mode == "intersection"  # what is far back does not count
+    assert auto.way([ours.encode(TEXT[0].encode())]).mode == "strings"
+    assert translation("auto", target, reader("permuted")).way([inside + outside]).mode == "intersection"
 
 
 def test_what_the_draft_writes_is_cut_into_tokens_that_may_be_drafted():
@@ -222,13 +150,112 @@ def decode(target, drafter, params, verifier=None, depth=5):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("mode", ["intersection", "strings"])
+@pytest.mark.parametrize("mode", ["auto", "intersection", "strings"])
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_answers_stay(ours, theirs, mode, temperature):
     """Random models write bytes that are no text: the hardest case."""
     params = [SamplingParams(temperature=temperature, max_tokens=24, top_k=[0, 30][row % 2]) for row in range(4)]
     seqs = decode(reader(ours), DraftModel(reader(theirs, 1, num_hidden_layers=1), vocabulary=mode), params)
     assert sum(r.num_nodes for seq in seqs for r in seq.rounds) > 20
+
+
+def products_agree() -> bool:
+    """Byte by byte: the confidence in a token of the draft belongs to the byte that it begins with."""
+    target, draft = reader("byte level"), reader("sentencepiece", 1)
+    ours, theirs, ok = Spelling(target), Spelling(draft), True
+    drafter, slow = DraftModel(draft, vocabulary="strings"), tiny_model("llama", seed=1, vocab_size=draft.vocab_size)
+    drafter.bind(ModelRunner(target, 3), Coupled())
+    seqs = [sequence(target, ours.encode(text.encode()), SamplingParams(max_tokens=40)) for text in TEXT]
+    for slot, seq in enumerate(seqs):
+        seq.slot = slot
+    made = drafter.propose(seqs, [DraftBudget(9, 9, should_continue=lambda confidences: len(confidences) < 7)] * 3)
+    for slot, tokens in enumerate(made.tree.lists.token_ids):
+        text = drafter.translation._texts[slot]
+        with torch.inference_mode():
+            probs = slow.eval()(torch.tensor([text.fed])).logits[0].softmax(-1)
+        of_bytes = list[float]()
+        for place in range(text.num_same, len(text.fed)):
+            token = text.fed[place]
+            of_bytes += [float(probs[place - 1, token])] + [1.0] * (len(theirs.join([token])) - 1)
+        for node in range(1, len(tokens)):
+            size, given = len(ours.join(tokens[node : node + 1])), float(made.confidence[slot, node])
+            if not math.isnan(given):  # padding
+                ok &= given == pytest.approx(math.prod(of_bytes[:size]), rel=1e-4)
+                of_bytes = of_bytes[size:]
+        ok &= len(text.fed) - text.num_same == 7
+    return ok and made.tree.num_nodes > 4
+
+
+def test_confidences_of_strings(monkeypatch):
+    assert products_agree()
+    monkeypatch.setattr(vocabularies, "bisect_right", bisect_left)  # to the token before
+    assert not products_agree()
+
+
+@pytest.mark.parametrize("mode", ["intersection", "strings"])
+def test_the_cost_model_learns_from_confidences(mode):
+    target, policy = reader("byte level"), CostModel()
+    drafter = DraftModel(reader("sentencepiece", 1), vocabulary=mode)
+    llm = LLM(target, drafter=drafter, policy=policy, max_batch_size=2)
+    prompts = [Spelling(target).encode(text.encode()) for text in TEXT]
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    got = llm.generate(prompts, params)
+    assert [one.token_ids for one in got] == [one.token_ids for one in llm.plain().generate(prompts, params)]
+    drafted = [one for out in got for one in out.outputs[0].rounds if one.num_drafted]
+    assert drafted
+    assert all(len(one.confidences) == one.num_nodes for one in drafted)
+
+
+TOGETHER = {
+    "suffix + ouroboros": lambda draft: Choose([Suffix(), Ouroboros(DraftModel(draft), 3)]),
+    "lookup + model": lambda draft: Choose([PromptLookup(), DraftModel(draft)]),
+    "ouroboros": lambda draft: Ouroboros(DraftModel(draft, vocabulary="intersection"), 3),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("together", TOGETHER)
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_answers_stay_beside_other_drafters(ours, theirs, together, temperature):
+    target, draft = reader(ours), reader(theirs, 1, num_hidden_layers=1)
+    spelling, drafter = Spelling(target), TOGETHER[together](draft)
+    texts = [TEXT[0] * 3, TEXT[1], TEXT[2] + TEXT[2][:40]]
+    params = [SamplingParams(temperature=temperature, max_tokens=size, seed=size) for size in (24, 9, 30)]
+    prompts = [spelling.encode(text.encode()) for text in texts]
+    llm = LLM(target, drafter=drafter, policy=Fixed(6, 20), max_batch_size=3)
+    got, plain = llm.generate(prompts, params), llm.plain().generate(prompts, params)
+    assert [one.token_ids for one in got] == [one.token_ids for one in plain]
+    assert sum(one.num_drafted for out in got for one in out.outputs[0].rounds) > 10
+
+
+def test_ouroboros_drafts_no_phrase_that_the_draft_model_cannot_read():
+    target, draft = reader("byte level"), reader("sentencepiece", 1)
+    with pytest.raises(IncompatibleModels, match=r"by strings[\s\S]*vocabulary=\"intersection\""):
+        LLM(target, drafter=Ouroboros(DraftModel(draft, vocabulary="strings")))
+    drafter = Ouroboros(DraftModel(draft), 3)
+    drafter.bind(ModelRunner(target, 1), Coupled())
+    drafter.pool.read(range(3, target.vocab_size - 5), 0)
+    phrases = [phrase for first in range(target.vocab_size) for phrase in drafter.pool.after(first)]
+    assert phrases
+    assert all(token in drafter.draft.translation.common.draft_ids for phrase in phrases for token in phrase)
+
+
+HEADS = {
+    "eagle": lambda other: Eagle(random_head(other, 3)),
+    "medusa": lambda other: Medusa(medusa(other)),
+    "blockwise": lambda other: Blockwise(blockwise(other)),
+    "mtp": lambda other: Mtp(mtp(other)),
+    "space": lambda other: Space(adapter()),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_need_the_target_s_tokenizer(name):
+    target, other = reader("byte level"), loaded()
+    with pytest.raises(IncompatibleModels) as caught:
+        LLM(target, drafter=HEADS[name](other))
+    for words in (f"vocab size {other.vocab_size}", f"vocab size {target.vocab_size}", "train a head for this target"):
+        assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("mode", ["intersection", "strings"])

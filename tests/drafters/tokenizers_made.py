@@ -16,7 +16,7 @@ TEXT = [
 ]
 
 
-def _finished(raw: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
+def finished(raw: Tokenizer, **names: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, clean_up_tokenization_spaces=False, **names)
 
 
@@ -36,7 +36,7 @@ def byte_level(size: int = 420, prefix: bool = False, special: str = "<|im_end|>
             show_progress=False,
         ),
     )
-    return _finished(raw, pad_token="<pad>", eos_token=special)
+    return finished(raw, pad_token="<pad>", eos_token=special)
 
 
 @cache
@@ -56,7 +56,21 @@ def sentencepiece(size: int = 200, prefix: bool = True) -> PreTrainedTokenizerFa
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     raw.post_processor = _begins_with("<s>", 1)
-    return _finished(raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    return finished(raw, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+@cache
+def metaspace(size: int = 300) -> PreTrainedTokenizerFast:
+    """Unigram as of T5 and Gemma: a Metaspace before each word, byte fallback."""
+    pieces = Tokenizer(models.Unigram())
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    pieces.train_from_iterator(TEXT, trainers.UnigramTrainer(vocab_size=size, show_progress=False, unk_token="<unk>"))
+    learned = [(piece, score) for piece, score in json.loads(pieces.to_str())["model"]["vocab"] if piece != "<unk>"]
+    bytes_ = [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    raw = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *bytes_, *learned], 0, byte_fallback=True))
+    raw.pre_tokenizer = pieces.pre_tokenizer
+    raw.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    return finished(raw, unk_token="<unk>", eos_token="</s>")
 
 
 def _begins_with(token: str, index: int):
@@ -73,7 +87,7 @@ def permuted(shift: int = 7) -> PreTrainedTokenizerFast:
     state["model"]["vocab"] = {
         token: index if index < 3 else 3 + (index - 3 + shift) % (size - 3) for token, index in vocab.items()
     }
-    return _finished(Tokenizer.from_str(json.dumps(state)), pad_token="<pad>", eos_token="<|im_end|>")
+    return finished(Tokenizer.from_str(json.dumps(state)), pad_token="<pad>", eos_token="<|im_end|>")
 
 
 TOKENIZERS = {
@@ -82,6 +96,7 @@ TOKENIZERS = {
     "byte level, prefixed": lambda: byte_level(440, True, "</s>"),
     "sentencepiece": sentencepiece,
     "sentencepiece, no prefix": lambda: sentencepiece(150, False),
+    "metaspace": metaspace,
     "permuted": permuted,
 }
 

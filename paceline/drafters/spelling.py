@@ -1,0 +1,125 @@
+"""The text that a tokenizer's tokens stand for, as bytes, and the tokens of any bytes."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, final
+
+from ..core.interfaces import ModelFacts
+from ..errors import IncompatibleModels
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PARTS = re.compile("[\udc80-\udcff]|[^\udc80-\udcff]+")
+_PLAIN = "The quick brown fox jumps over the lazy dog"
+
+
+@final
+class Spelling:
+    """The bytes that each token of a tokenizer stands for, and the tokens of any bytes.
+
+    pieces: the bytes of each token id; special and added tokens stand for their name, unused ids for nothing.
+    index: the token id of (whether it is special, its bytes). Of two with the same bytes it is the one that is no
+        byte fallback.
+
+    Raises `IncompatibleModels` for a tokenizer whose tokens do not spell the text, for instance in lower case.
+    """
+
+    def __init__(self, model: ModelFacts):
+        self._tokenizer = model.tokenizer
+        added: Mapping[int, Any] = getattr(self._tokenizer, "added_tokens_decoder", {})
+        special = {*self._tokenizer.all_special_ids, *(index for index, one in added.items() if one.special)}
+        names = {index: one.content.encode() for index, one in added.items()}
+        vocab: dict[str, int] = self._tokenizer.get_vocab()
+        for spell in (_of_byte_level, _of_sentencepiece):
+            found = {index: spell(token) for token, index in vocab.items()} | names
+            self.pieces = [found.get(index, b"") for index in range(model.vocab_size)]
+            if self.join(self._ids(_PLAIN)).removeprefix(b" ") == _PLAIN.encode():
+                break
+        else:
+            raise IncompatibleModels(
+                f"a draft with another tokenizer reads the text, which the tokenizer of {model.name} does not spell",
+                got=repr(self._tokenizer.convert_ids_to_tokens(self._ids(_PLAIN)))[:120],
+                expected="byte-level BPE, or SentencePiece with its spaces",
+                fix="take a draft of the target's own family",
+            )
+        fallbacks_first = sorted(vocab.items(), key=lambda item: _BYTE.fullmatch(item[0]) is None)
+        ids = [index for _, index in fallbacks_first if self.join([index])]
+        self.index = {(index in special, self.pieces[index]): index for index in ids}
+        unknown = self.index.get((False, b"?"), self._ids(_PLAIN)[0])  # some tokenizers lack rare bytes
+        self._of_byte = [self.index.get((False, bytes([byte])), unknown) for byte in range(256)]
+
+    def join(self, ids: Iterable[int]) -> bytes:
+        """The bytes of some tokens."""
+        return b"".join(self.pieces[index] if index < len(self.pieces) else b"" for index in ids)
+
+    def encode(self, data: bytes, before: bytes = b"") -> list[int]:
+        """The tokens of `data` in the middle of a text, where it follows `before`.
+
+        They spell `data`, except for bytes that the tokenizer has no token for. What is no UTF-8, such as a part of a
+        character, is spelled byte by byte.
+        """
+        ids, context = list[int](), (_parts(before) or [""])[-1]
+        for part in _parts(data):
+            if _is_escaped(part):
+                ids.append(self._of_byte[ord(part) - 0xDC00])
+            else:
+                ids += self._tokens(part, "" if _is_escaped(context) else context)
+            context = part
+        return ids
+
+    def _tokens(self, text: str, context: str) -> list[int]:
+        """The tokens of a text that follows the context, if their boundary is there; else of the text alone.
+
+        A tokenizer may put a space before a text or normalise it. Whatever cannot be spelled as a whole is halved.
+        """
+        data = text.encode()
+        for anchor in dict.fromkeys((context, "", "\n", ".")):
+            for found in self._behind(self._ids(anchor + text), anchor.encode()):
+                if self.join(found) == data:
+                    return found
+        if len(text) == 1:
+            return [self._of_byte[byte] for byte in data]
+        half = len(text) // 2
+        return self._tokens(text[:half], "") + self._tokens(text[half:], "")
+
+    def _behind(self, ids: list[int], anchor: bytes) -> Iterator[list[int]]:
+        """The tokens behind those that spell the anchor, which may have got a space before it."""
+        spelled = b""
+        for place in range(len(ids) + 1):
+            if spelled in (anchor, b" " + anchor):
+                yield ids[place:]
+            if place == len(ids) or len(spelled) > len(anchor) + 1:
+                return
+            spelled += self.join(ids[place : place + 1])
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _parts(data: bytes) -> list[str]:
+    """The text in `data`, with each byte that is no UTF-8 apart, as Python escapes it."""
+    return _PARTS.findall(data.decode(errors="surrogateescape"))
+
+
+def _is_escaped(part: str) -> bool:
+    return "\udc80" <= part[:1] <= "\udcff"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that stand for bytes in byte-level BPE (GPT-2): printable ones themselves, the others from 256."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _of_byte_level(token: str) -> bytes:
+    """The bytes of a token of byte-level BPE; none where it is of another alphabet."""
+    return bytes(_ALPHABET[one] for one in token) if all(one in _ALPHABET for one in token) else b""
+
+
+def _of_sentencepiece(token: str) -> bytes:
+    """The bytes of a SentencePiece: U+2581 is a space, <0xNN> a byte."""
+    byte = _BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()

@@ -16,6 +16,7 @@ from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
 from ..runner import ModelRunner
 from ..sampling import target_distribution, token_logprob
+from ..system.hardware import one_thread
 from . import first_pass
 from .contract import call, check_contract
 
@@ -72,17 +73,18 @@ class SpeculativeDecoder:
         logits, with_prompt, reading_s = first_pass.forward(self.runner, seqs, draft.tree.to(self._device))
         verified = time.perf_counter()
         judged = draft.trimmed()  # masks and padding at the end are not verified
-        distribution = target_distribution(logits[:, : judged.tree.num_nodes], seqs, judged.tree)
-        positions = [len(seq.token_ids) for seq in seqs]
-        walks = self.verifier.verify(judged, distribution, [seq.seed for seq in seqs], positions)
-        self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks])  # the accepted rows stay
-        emitted = self._append(seqs, draft, logits, distribution, walks)
-        appended = time.perf_counter()
-        seconds = drafted - begin, verified - drafted - reading_s, appended - verified
-        for seq, record in zip(seqs, records_of(draft, walks, emitted, with_prompt, seconds), strict=True):
-            seq.rounds.append(record)
-            self.policy.observe(seq, record)
-        call(self.drafter, "observe", seqs, draft, logits, walks)
+        with one_thread(logits):
+            distribution = target_distribution(logits[:, : judged.tree.num_nodes], seqs, judged.tree)
+            positions = [len(seq.token_ids) for seq in seqs]
+            walks = self.verifier.verify(judged, distribution, [seq.seed for seq in seqs], positions)
+            self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks])  # the accepted rows stay
+            emitted = self._append(seqs, draft, logits, distribution, walks)
+            appended = time.perf_counter()
+            seconds = drafted - begin, verified - drafted - reading_s, appended - verified
+            for seq, record in zip(seqs, records_of(draft, walks, emitted, with_prompt, seconds), strict=True):
+                seq.rounds.append(record)
+                self.policy.observe(seq, record)
+            call(self.drafter, "observe", seqs, draft, logits, walks)
         self.timings.add_round(reading_s, *seconds[:2], seconds[2] + time.perf_counter() - appended)
 
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:

@@ -20,6 +20,7 @@ from ..core.rng import Purpose, gumbel_of
 from ..kernels.library import largest, library
 from ..sampling.scores import bar, columns_of
 from ..sampling.warpers import warp
+from ..system.hardware import one_thread
 from .trees import Children, DynamicTree, grow
 
 
@@ -65,9 +66,10 @@ class TokenRanking:
         unchanged = self.banned is None and all(self._ranks_by_logits(seq) for seq in seqs)
         if not unchanged or found is None:
             native = logits.device.type == "cpu" and logits.dtype is not torch.float64 and library() is not None
-            scores = logits.float() if unchanged and native else self.scores(logits, seqs, offset)
-            count = min(count, scores.shape[1])
-            found = Best(*largest(scores, count)) if native else _best_torch(scores, count)
+            with one_thread(logits):
+                scores = logits.float() if unchanged and native else self.scores(logits, seqs, offset)
+                count = min(count, scores.shape[1])
+                found = Best(*largest(scores, count)) if native else _best_torch(scores, count)
         return self.draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
 
     def grow_marginal(self, trees: Seq[DynamicTree], seqs: Seq[Sequence], logits: Seq[Tensor] | Tensor) -> None:

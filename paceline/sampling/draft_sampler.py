@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel, uniforms
+from ..system.hardware import one_thread
 from .processors import add_bias, mask_endings
 from .scores import argmax, bar
 from .warpers import is_warped, warp
@@ -46,6 +47,10 @@ class DraftSampler:
         offset: how many tokens this round drafted already, so the one drawn here is at
         `len(seq.token_ids) + offset`. Rows at temperature 0 take the argmax, and q is one-hot there.
         """
+        with one_thread(logits):
+            return self._sample(logits, seqs, offset)
+
+    def _sample(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> tuple[Tensor, Tensor | None]:
         scores = self._scores(logits, seqs, offset)
         tokens = argmax(scores)
         q = None if self.coupled else torch.zeros_like(scores).scatter_(1, tokens.unsqueeze(1), 1.0)

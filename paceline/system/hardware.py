@@ -10,18 +10,23 @@ is not imported yet; a program that imports torch first can set OMP_WAIT_POLICY 
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from ..errors import ConfigError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _ROOT = Path("/")  # of the file system; tests bring their own
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SHORT_SPIN = "10000"
 _MANY = 0.25  # of other threads that run
+_FEW_NUMBERS = 1 << 21  # 40 rows of 49,152 logits
 # Instruction sets for low-precision products, by the names that Linux has for them on x86 and on ARM.
 _FLAGS = {
     "avx2": "AVX2",
@@ -237,6 +242,26 @@ def use_threads(number: int | None = None) -> int:
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
     return threads
+
+
+@contextmanager
+def one_thread(numbers: "Tensor") -> Iterator[None]:
+    """Compute in the calling thread, if the numbers are few and on the CPU.
+
+    A second thread would save less time than its waiting costs: after every parallel loop the threads of GNU OpenMP
+    spin, for some 5 milliseconds unless `set_waiting` came first, and take a core from the native pass that follows.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads == 1 or numbers.device.type != "cpu" or numbers.numel() > _FEW_NUMBERS:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _read(path: Path) -> str:

@@ -59,6 +59,7 @@ template <int R> static void tile_pairs(const half_t* w, const half_t* x, int64_
 #endif
 
 struct Bf16 {  // [pairs, 32, 2]
+  static constexpr int64_t ROW = BLOCK * 2;  // bytes of the weights of one input
   INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
     const vu both = loadu<vu>((const half_t*)w + 64 * k + 2 * column);
     even = bits(both << 16);
@@ -66,12 +67,14 @@ struct Bf16 {  // [pairs, 32, 2]
   }
 };
 struct F16s {  // [k, 32]
+  static constexpr int64_t ROW = BLOCK * 2;
   INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
     even = from_half(loadu<vh>((const half_t*)w + 64 * k + column));
     odd = from_half(loadu<vh>((const half_t*)w + 64 * k + 32 + column));
   }
 };
 struct F32s {  // [k, 32]
+  static constexpr int64_t ROW = BLOCK * 4;
   INLINE void load_pair(const void* w, int64_t k, int column, vf& even, vf& odd) {
     even = load((const float*)w + 64 * k + column);
     odd = load((const float*)w + 64 * k + 32 + column);
@@ -85,6 +88,9 @@ INLINE void tile_part(const void* w, const float* x, int64_t stride, int64_t pai
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
   for (int64_t k = 0; k < pairs; k++) {
+    if (column == 0)  // what comes later finds them in a cache
+      for (int64_t line = 0; line < 2 * Format::ROW; line += LINE)
+        __builtin_prefetch((const char*)w + 2 * k * Format::ROW + line + 2048);
     if (C == 4) {  // few rows: a vector of weights at a time leaves registers for four
       UNROLL for (int c = 0; c < C; c++) {
         vf even, odd;

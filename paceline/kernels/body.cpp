@@ -113,7 +113,7 @@ INLINE void tile_part(const void* w, const float* x, int64_t stride, int64_t pai
 
 template <class Format, int R>
 static void tile_floats(const void* w, const float* x, int64_t stride, int64_t pairs, float* out) {
-  constexpr int C = LANES == 16 ? 2 : R <= 2 ? 4 : 2;
+  constexpr int C = LANES == 16 ? 2 : R <= 3 ? 4 : 2;
   for (int column = 0; column < BLOCK; column += C * LANES) tile_part<Format, R, C>(w, x, stride, pairs, column, out);
 }
 

@@ -5,10 +5,13 @@
 
 Every piece (budget, temperature, suite) is a benchmark run of all drafters in turns, kept in FOLDER as `paceline bench`
 keeps it; `paceline show` reads it. A piece that is complete is not run again, so a run that was stopped goes on where
-it was. DIR holds a folder for each suite.
+it was. DIR holds a folder for each suite. A drafter that cannot be used is refused before anything is measured.
 
 budget "cost_model": the default policy decides how much to draft. "equal": every round, chains of `--nodes` tokens, and
 trees of as many nodes, five deep.
+
+memory: what a process with the drafter holds after an answer beyond one that decodes plainly (`memory.py`), in MB of
+10^6 bytes; about 3 MB is noise.
 
 Writes table.md and table.json; bars.svg, a picture of the speed-ups; and spec_bench/METHOD.jsonl, the answers in the
 format that Spec-Bench's evaluation/speed.py reads. A drafter with an answer that differs from plain decoding by more
@@ -18,6 +21,7 @@ than a near-tie of the logits is left out of the table, and the script exits wit
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -27,28 +31,37 @@ from pathlib import Path
 import numpy as np
 from rich.progress import Progress
 
+from paceline.cli.options import quieten
+from paceline.errors import PacelineError
 from paceline.system.hardware import set_waiting, use_threads
 
 TREE_DEPTH, RESAMPLES = 5, 2000
 SUITES = ("spec_bench", "humaneval", "gsm8k", "mbpp")
 
 
-def run_piece(args, folder, suite, temperature, budget, progress):
-    """Measure all drafters on one suite."""
+def open_engines(args, budget):
+    """(configs, engines) of all drafters, on the same weights. Raises `PacelineError` for one that cannot be used."""
     from paceline import LLM
     from paceline.config import parse
+    from paceline.zoo import resolve
+
+    configs = [within(parse(text), budget, args.nodes) for text in args.drafter]
+    built = [config.build() for config in configs]  # what has no weights is refused before the model is loaded
+    llms, loaded = [], resolve(args.model)
+    for drafter, policy, verifier in built:
+        llms.append(LLM(loaded, drafter=drafter, policy=policy, verifier=verifier, max_batch_size=1))
+        loaded = llms[-1].loaded
+    return configs, llms
+
+
+def run_piece(args, folder, suite, temperature, budget, progress):
+    """Measure all drafters on one suite."""
     from paceline.eval.results import claim
     from paceline.eval.run import PLAIN, BenchOptions, BenchRun, EngineSide, fitting
     from paceline.eval.suites import choose, read_suite
     from paceline.eval.summary import about_run, summarise
-    from paceline.zoo import resolve
 
-    configs = [within(parse(text), budget, args.nodes) for text in args.drafter]
-    llms, loaded = [], resolve(args.model)
-    for config in configs:
-        drafter, policy, verifier = config.build()
-        llm = LLM(loaded, drafter=drafter, policy=policy, verifier=verifier, max_batch_size=1)
-        llms, loaded = [*llms, llm], llm.loaded
+    configs, llms = open_engines(args, budget)
     questions = read_suite(suite, args.data)
     prompts, left_out = fitting(llms[0], choose(questions, args.num_prompts))
     options = BenchOptions(max_tokens=args.max_tokens, temperature=temperature, seed=args.seed)
@@ -56,11 +69,35 @@ def run_piece(args, folder, suite, temperature, budget, progress):
         sides = [EngineSide(name, llm) for name, llm in zip(args.drafter, llms, strict=True)]
         plain = EngineSide(PLAIN, llms[0].plain())
         names = {PLAIN, *args.drafter}
-        run = BenchRun(plain, sides, options, lambda answers: results.add(answers, names, loaded.tokenizer))
+        run = BenchRun(plain, sides, options, lambda answers: results.add(answers, names, llms[0].tokenizer))
         run.measure(prompts, progress)
         about = about_run(llms, configs, prompts, len(questions), left_out, {})
         summary = {"model": args.model, "suite": suite, **summarise(run, args.drafter, {}), **about}
         results.finish(summary)
+
+
+def check(args):
+    """Raise `PacelineError` where a drafter or a suite cannot be used."""
+    from paceline.eval.suites import read_suite
+
+    for suite in args.suite:
+        read_suite(suite, args.data)
+    open_engines(args, args.budget[0])
+
+
+def memory_of(args):
+    """Drafter -> MB that it adds to a process; measured once for each of them."""
+    path = args.out / "memory.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if missing := [name for name in args.drafter if name not in known]:
+        command = [sys.executable, str(Path(__file__).with_name("memory.py")), args.model]
+        for name in ("none", *missing):
+            command += ["--drafter", name]
+        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        plain, *rows = (row["resident_mb"] for row in json.loads(told.splitlines()[-1])["rows"])
+        known |= {name: max(0, row - plain) for name, row in zip(missing, rows, strict=True)}
+        path.write_text(json.dumps(known), encoding="utf-8")
+    return known
 
 
 def within(config, budget, nodes):
@@ -94,7 +131,7 @@ def speedup(cells, side, rng):
     return ratio, *np.percentile(spread, [2.5, 97.5])
 
 
-def rows_of(folders, drafters, seed):
+def rows_of(folders, drafters, memory, seed):
     """The rows of a table: numbers of each drafter, overall and by category."""
     cells, verdicts = {}, defaultdict(lambda: defaultdict(int))
     for folder in folders:
@@ -107,7 +144,7 @@ def rows_of(folders, drafters, seed):
     rows, rng = [], np.random.default_rng(seed)
     for side in drafters:
         groups = {name: [cell for key, cell in cells.items() if key[0] == name] for name in names}
-        rows.append({"drafter": side, "verdicts": dict(verdicts[side]), "categories": {}})
+        rows.append({"drafter": side, "memory_mb": memory[side], "verdicts": dict(verdicts[side]), "categories": {}})
         for name, group in {**groups, "all": list(cells.values())}.items():
             tokens, seconds, passes, drafting = sum(cell[side] for cell in group)
             ratio, low, high = speedup(group, side, rng)
@@ -125,8 +162,12 @@ def rows_of(folders, drafters, seed):
 def markdown(title, rows):
     """A table: speed-up, and tokens a pass in brackets."""
     names = list(rows[0]["categories"])
-    lines = [f"### {title}", "", "| drafter | " + " | ".join(names) + " | 95% interval | drafting | identical |"]
-    lines.append("|---" * (len(names) + 4) + "|")
+    lines = [
+        f"### {title}",
+        "",
+        "| drafter | " + " | ".join(names) + " | 95% interval | drafting | memory | identical |",
+    ]
+    lines.append("|---" * (len(names) + 5) + "|")
     for row in rows:
         numbers = row["categories"]
         whole, verdicts = numbers["all"], row["verdicts"]
@@ -134,7 +175,8 @@ def markdown(title, rows):
         spread = f"{whole['speedup_low']:.2f}–{whole['speedup_high']:.2f}"
         drafting = f"{whole['drafting_share']:.0%}"
         same = f"{verdicts.get('identical', 0)} of {sum(verdicts.values())}"
-        lines.append("| " + " | ".join([row["drafter"], *shown, spread, drafting, same]) + " |")
+        memory = f"{row['memory_mb']} MB"
+        lines.append("| " + " | ".join([row["drafter"], *shown, spread, drafting, memory, same]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -200,14 +242,22 @@ def main():
     parser.add_argument("--nodes", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if len(set(args.drafter)) < len(args.drafter):
+        parser.error("the same drafter is given twice")
+    quieten(debug=False)
     set_waiting()
     use_threads()
+    try:
+        check(args)
+    except PacelineError as error:
+        parser.error(str(error))
     pieces = {
         (budget, heat): {suite: args.out / f"{budget}-t{heat:g}-{suite}" for suite in args.suite}
         for budget in args.budget
         for heat in args.temperature
     }
     args.out.mkdir(parents=True, exist_ok=True)
+    memory = memory_of(args)
     with Progress(transient=True) as progress:
         for (budget, heat), folders in pieces.items():
             for suite, folder in folders.items():
@@ -223,7 +273,7 @@ def main():
                 progress.remove_task(task)
     tables, wrong = {}, False
     for (budget, heat), folders in pieces.items():
-        rows = rows_of(folders.values(), args.drafter, args.seed)
+        rows = rows_of(folders.values(), args.drafter, memory, args.seed)
         wrong |= any(row["verdicts"].get("bug") for row in rows)
         how = "the cost model decides" if budget == "cost_model" else f"{args.nodes} nodes every round"
         tables[f"temperature {heat:g}, {how}"] = [row for row in rows if not row["verdicts"].get("bug")]

@@ -1,0 +1,71 @@
+"""The script that puts all drafting methods into one table, on a tiny random model."""
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.drafters.corpus_index import write_index
+from paceline.eval.run import BenchRun
+from paceline.hf.fingerprint import hash_vocabulary
+from tests.helpers import tokenizer
+
+SCRIPTS = Path(__file__).parents[2] / "bench"
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    made = importlib.import_module("methods")
+    monkeypatch.setattr(made, "memory_of", lambda args: dict.fromkeys(args.drafter, 12))
+    return made
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    (tmp_path / "data" / "humaneval").mkdir(parents=True)
+    rows = [{"task_id": f"HumanEval/{i}", "prompt": "w5 w9 w11 " * 4 + f"w{20 + i}"} for i in range(2)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "data" / "humaneval" / "HumanEval.jsonl").write_text(lines)
+    return tmp_path / "data"
+
+
+def run(script, monkeypatch, model, data, *drafters: str) -> Path:
+    out = data.parent / "out"
+    options = ["--data", str(data), "--out", str(out), "--suite", "humaneval", "--temperature", "0"]
+    options += ["--budget", "equal", "--num-prompts", "2", "--max-tokens", "12"]
+    for drafter in drafters:
+        options += ["-d", drafter]
+    monkeypatch.setattr("sys.argv", ["methods.py", model, *options])
+    assert script.main() == 0
+    return out
+
+
+def test_the_table(script, monkeypatch, model, data, capfd):
+    corpus = data.parent / "corpus"
+    write_index(corpus, [[5, 9, 11, 12, 13]], hash_vocabulary(tokenizer()), lambda *_: None)
+    drafters = "lookup", "suffix", f"suffix:{corpus}"
+    out = run(script, monkeypatch, model, data, *drafters)
+    told = capfd.readouterr()
+    assert told.out == (out / "table.md").read_text() + "\n"
+    assert "Loading weights" not in told.out + told.err
+    head, _, *rows = [line.split(" | ") for line in told.out.splitlines() if line.startswith("|")]
+    assert head[-4:] == ["95% interval", "drafting", "memory", "identical |"]
+    assert [row[0].removeprefix("| ") for row in rows] == [*drafters]
+    assert [row[-2:] for row in rows] == [["12 MB", "2 of 2 |"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("drafter", "told"),
+    [("head:absent", "absent"), ("suffix:absent", "no corpus index"), ("lokup", "did you mean"), ("lookup", "twice")],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_measured(
+    script, monkeypatch, model, data, capsys, drafter, told
+):
+    monkeypatch.setattr(BenchRun, "measure", lambda *_: pytest.fail("measured"))
+    with pytest.raises(SystemExit):
+        run(script, monkeypatch, model, data, "lookup", drafter)
+    assert told in capsys.readouterr().err
+    assert not (data.parent / "out").exists()

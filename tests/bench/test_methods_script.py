@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from paceline.drafters.corpus_index import write_index
+from paceline.eval.corpus import load_tokenizer
 from paceline.eval.run import BenchRun
 from paceline.hf.fingerprint import hash_vocabulary
-from tests.helpers import tokenizer
 
 SCRIPTS = Path(__file__).parents[2] / "bench"
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -45,7 +45,7 @@ def run(script, monkeypatch, model, data, *drafters: str) -> Path:
 
 def test_the_table(script, monkeypatch, model, data, capfd):
     corpus = data.parent / "corpus"
-    write_index(corpus, [[5, 9, 11, 12, 13]], hash_vocabulary(tokenizer()), lambda *_: None)
+    write_index(corpus, [[5, 9, 11, 12, 13]], hash_vocabulary(load_tokenizer(model)), lambda *_: None)
     drafters = "lookup", "suffix", f"suffix:{corpus}"
     out = run(script, monkeypatch, model, data, *drafters)
     told = capfd.readouterr()

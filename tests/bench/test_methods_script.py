@@ -49,7 +49,7 @@ def test_the_table(script, monkeypatch, model, data, capfd):
     drafters = "lookup", "suffix", f"suffix:{corpus}"
     out = run(script, monkeypatch, model, data, *drafters)
     told = capfd.readouterr()
-    assert told.out == (out / "table.md").read_text() + "\n"
+    assert (out / "table.md").read_text() in told.out
     assert "Loading weights" not in told.out + told.err
     head, _, *rows = [line.split(" | ") for line in told.out.splitlines() if line.startswith("|")]
     assert head[-4:] == ["95% interval", "drafting", "memory", "identical |"]

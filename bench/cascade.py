@@ -53,7 +53,7 @@ def open_models(made: Calibration, args: argparse.Namespace) -> tuple[LLM, LLM]:
             raise ConfigError(f"the calibration does not say where its {role} model was", fix=f"give --{role}")
         weights = cast("Any", told["weights"] or {}).get(role)
         length = cast("int | None", made.prompts.get("max_model_len"))
-        opened.append(LLM(resolve(path), weights=weights, dtype=known.dtype, max_batch_size=1, max_model_len=length))
+        opened.append(LLM(resolve(path), weights=weights, dtype=known.dtype, max_num_seqs=1, max_model_len=length))
     return opened[0], opened[1]
 
 

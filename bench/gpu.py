@@ -106,7 +106,7 @@ def rounds(loaded: LoadedModel, context: int, clock: Clock, tokens: int) -> dict
 
     gap: between the end of the draft and the first work of its verification; the device waits as long for the host.
     """
-    llm = LLM(loaded, drafter=SelfQuantized(), policy=Fixed(4), numerics="fast", max_batch_size=1)
+    llm = LLM(loaded, drafter=SelfQuantized(), policy=Fixed(4), numerics="fast", max_num_seqs=1)
     propose, forward = llm.decoder.drafter.propose, llm.runner.forward
     drafted, begun, done = [], [], []
 
@@ -126,7 +126,7 @@ def rounds(loaded: LoadedModel, context: int, clock: Clock, tokens: int) -> dict
     llm.decoder.drafter.propose, llm.runner.forward = marked_propose, marked_forward
     for marks in (drafted, begun, done):
         marks.clear()
-    timings = llm.generate(prompt, params)[0].timings
+    timings = llm.generate(prompt, params)[0].metrics
     found = {
         "round": timings.decode / len(done),  # it ends with tokens on the host: nothing is left to wait for
         "draft": timings.draft / len(done),

@@ -65,7 +65,7 @@ def main() -> None:
             drafter, policy, verifier = parse(name, policy="fixed").build()
             batch = options.batch_size if numerics == "invariant" else 1
             llm = LLM(
-                loaded, drafter=drafter, policy=policy, verifier=verifier, numerics=numerics, max_batch_size=batch,
+                loaded, drafter=drafter, policy=policy, verifier=verifier, numerics=numerics, max_num_seqs=batch,
                 max_model_len=4096,
             )  # fmt: skip
             prompts = [llm.encode(text) for text in texts]

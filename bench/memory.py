@@ -21,7 +21,7 @@ def measure(model: str, drafter: str) -> dict[str, object]:
     from paceline.drafters import SelfQuantized
 
     built, policy, verifier = parse(drafter, policy="fixed").build()
-    llm = LLM(model, drafter=built, policy=policy, verifier=verifier, max_batch_size=1)
+    llm = LLM(model, drafter=built, policy=policy, verifier=verifier, max_num_seqs=1)
     llm.generate("Once upon a time", SamplingParams(max_tokens=64, ignore_eos=True))
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     row: dict[str, object] = {

@@ -49,7 +49,7 @@ def open_engines(args, budget):
     built = [config.build() for config in configs]  # what has no weights is refused before the model is loaded
     llms, loaded = [], resolve(args.model)
     for drafter, policy, verifier in built:
-        llms.append(LLM(loaded, drafter=drafter, policy=policy, verifier=verifier, max_batch_size=1))
+        llms.append(LLM(loaded, drafter=drafter, policy=policy, verifier=verifier, max_num_seqs=1))
         loaded = llms[-1].loaded
     return configs, llms
 

@@ -45,7 +45,7 @@ class Passes:
 
 def rounds(**options: object) -> tuple[float, float]:
     """Median ms of a round, with warm caches and with cold ones."""
-    llm, passes = LLM(LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **SIZE)), max_batch_size=1, **options), Passes()  # type: ignore[arg-type]
+    llm, passes = LLM(LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, **SIZE)), max_num_seqs=1, **options), Passes()  # type: ignore[arg-type]
     object.__setattr__(llm.runner.loaded, "forward", passes)
     medians: tuple[list[float], list[float]] = [], []
     for run in range(2 * REPEATS + 2):  # the first of both kinds warm up

@@ -67,7 +67,7 @@ def our_side(task: dict, firsts: list[int]) -> dict:
 
     llm = LLM(
         task["model"], drafter=Eagle(task["head"], tree="chain"), policy=Fixed(task["k"]), dtype="float32",
-        numerics="fast", device="cpu", max_batch_size=1, max_model_len=task["max_model_len"],
+        numerics="fast", device="cpu", max_num_seqs=1, max_model_len=task["max_model_len"],
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, max_tokens=task["max_tokens"] - 1, ignore_eos=True)
     prompts = [[*ids, first] for ids, first in zip(task["prompts"], firsts, strict=True)]

@@ -1,20 +1,15 @@
 """Exact speculative decoding for Hugging Face language and vision-language models: faster answers, the same answers."""
 
-import logging
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-# transformers imports torchao wherever it is installed, and torchao warns of every kernel that this machine cannot use.
-for _noisy in ("torchao", "torch.utils._pytree"):
-    logging.getLogger(_noisy).setLevel(logging.ERROR)
-
 # Loaded on first use, so that `paceline --help` does not wait for torch.
 _MODULES = {
     "llm": "LLM",
-    "core.request": "SamplingParams",
+    "core.request": "RequestOutputKind SamplingParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
     "drafters": "Blockwise Choose DraftModel Eagle Lookahead Medusa Mtp Ouroboros Plain PromptLookup SelfQuantized "
@@ -47,6 +42,7 @@ __all__ = [
     "PromptLookup",
     "Ratio",
     "RequestOutput",
+    "RequestOutputKind",
     "Round",
     "SamplingParams",
     "SelfQuantized",
@@ -75,7 +71,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from .cascade import Cascade
     from .core.outputs import Origin, Round
-    from .core.request import SamplingParams
+    from .core.request import RequestOutputKind, SamplingParams
     from .drafters import (
         Blockwise,
         Choose,

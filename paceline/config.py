@@ -25,6 +25,7 @@ from pydantic import Field
 
 from .drafters.registry import DrafterSpec, from_short_name, keys_of, methods, one_of, spec_class
 from .errors import ConfigError, LossyNotAllowed
+from .other_names import INSTEAD
 from .schema import brief, checked, meant, validate
 from .system.files import parse_json
 
@@ -186,7 +187,8 @@ def _kind(given: dict[str, object]) -> type[DrafterSpec]:
         del given[key]
     for key in given:
         if key not in known:
-            raise ConfigError(f"speculative_config: unknown key {key!r}", expected=one_of(takes), fix=meant(key, known))
+            fix = INSTEAD["speculative_config"].get(key) or meant(key, known)
+            raise ConfigError(f"speculative_config: unknown key {key!r}", expected=one_of(takes), fix=fix)
         if key not in takes:
             raise ConfigError(f"method {method!r} does not take {key!r}", expected=one_of(takes))
     return kind

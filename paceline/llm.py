@@ -5,67 +5,55 @@ result = llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0]
 """
 
 import copy
+import itertools
 import secrets
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import Field
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.processing_utils import ProcessorMixin
 
+from .config import parse
 from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
-from .core.request import SamplingParams, Sequence, params_of
-from .core.vision import VisionPrompt
+from .core.request import RequestOutputKind, SamplingParams, params_of
 from .decoding import SpeculativeDecoder, generate
 from .drafters import Plain
 from .errors import ConfigError, LossyNotAllowed
-from .hf.image_prompts import pixel_bytes
-from .hf.prompts import Prompt, as_list, read_prompt, tokenizer_of
-from .outputs import Completion, RequestOutput, StreamChunk
+from .hf.load import load_tokenizer
+from .hf.prompts import Chat, Prompt, TemplatedChat, as_chats, as_list, read_prompt, tokenizer_of
+from .other_names import INSTEAD
+from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
 from .quant import QuantReport, Weights, check_weights
+from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences, shown_ids
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
-from .sampling import Detokenizer
-from .schema import checked_call
+from .schema import checked_call, checked_names
 from .tuned import check_profile, load_tuned
 from .verify import Coupled
 from .zoo import resolve
 
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
-MAX_BATCH_SIZE = 4096
+MAX_NUM_SEQS = 4096
 """Every slot has cache memory of its own from the start."""
-MAX_WAITING_PIXEL_BYTES = 1 << 30
-"""Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""
-
-
-@dataclass
-class _Request:
-    """One prompt and its answers in progress. pixels_dropped: its images must be read again before prefill."""
-
-    prompt: Prompt
-    seqs: list[Sequence]
-    detokenizers: list[Detokenizer | None]
-    pixels_dropped: bool = False
-
-    def set_vision(self, vision: VisionPrompt) -> None:
-        """Give all answers the images of the prompt."""
-        for seq in self.seqs:
-            seq.vision = vision
 
 
 class LLM:
     """A causal or vision-language model that decodes speculatively and gives the answers of plain decoding.
 
     model: a folder, a hub id, a name that `paceline models` lists, or a loaded model.
-    drafter: proposes tokens; None decodes plainly.
+    drafter: proposes tokens: an object, or a short name such as "lookup" or "lookup+head:FOLDER"; None decodes plainly.
+    speculative_config: drafter, policy and verifier by vLLM's keys, for example {"method": "ngram",
+        "num_speculative_tokens": 8, "prompt_lookup_max": 4}. See `paceline.config`.
     policy: decides how many tokens to draft. Default: `CostModel()`, which drafts as many as pay on this machine.
     verifier: accepts or rejects drafts. Default: `Coupled()`, token-identical to plain decoding, greedy and sampled.
     numerics: "invariant" makes answers bit-identical to plain decoding, "fast" identical up to rounding ties. None
@@ -73,10 +61,14 @@ class LLM:
     weights: "int8", "int4" or, on CUDA, "fp8" quantizes the linear layers when the model is loaded; the answers are
         those of the quantized model. `llm.quantized` reports on the layers.
     profile: a file of `paceline tune`: `CostModel` starts from it, and its drafter is used unless one is given.
-    dtype, device: as in torch; None takes the checkpoint's dtype and a GPU if there is one.
-    tokenizer, processor: for a model that is passed loaded; a vision-language model needs a processor.
-    max_batch_size: sequences decoded side by side, 1 to 4096.
+    dtype, device: as in torch; None and "auto" take the checkpoint's dtype, None a GPU if there is one.
+    tokenizer: an object, or the folder or hub id of one; None: the model's. A model that is passed loaded has none.
+    processor: of a vision-language model that is passed loaded.
+    max_num_seqs: sequences decoded side by side, 1 to 4096.
     max_model_len: tokens of prompt and answer together; None: the model's context.
+    seed: makes the seeds of requests that have none, in their order; None: they are drawn at random.
+    generation_config: "auto" takes the sampling options of the model's generation_config.json where a call gives none.
+    revision, token: of a hub id. cache_dir: where downloads lie.
     allow_lossy: permit verifiers that change the distribution of the answers.
     trust_remote_code: run Python code that comes with the model.
 
@@ -89,7 +81,8 @@ class LLM:
         self,
         model: str | Path | PreTrainedModel | LoadedModel,
         *,
-        drafter: Drafter | None = None,
+        drafter: Drafter | str | None = None,
+        speculative_config: Mapping[str, Any] | None = None,
         policy: DraftPolicy | None = None,
         verifier: Verifier | None = None,
         numerics: Numerics | None = None,
@@ -97,40 +90,56 @@ class LLM:
         profile: str | PathLike[str] | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
         processor: ProcessorMixin | None = None,
-        max_batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)] = 8,
+        max_num_seqs: Annotated[int, Field(ge=1, le=MAX_NUM_SEQS)] = 8,
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
+        seed: int | None = None,
+        generation_config: Literal["auto"] | None = None,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
         allow_lossy: bool = False,
         trust_remote_code: bool = False,
     ):
-        self.verifier = verifier or Coupled()
-        if not self.verifier.lossless and not allow_lossy:
-            raise LossyNotAllowed(
-                f"{self.verifier.name} changes what the model answers", fix="pass allow_lossy=True to accept that"
-            )
-        if isinstance(model, LoadedModel):
-            self.loaded = model
-        elif isinstance(model, PreTrainedModel):
-            self.loaded = wrap_model(model, tokenizer, processor=processor)
+        if drafter is not None and speculative_config is not None:
+            raise ConfigError("drafter and speculative_config both name a drafter", fix="give one of them")
+        named = drafter if isinstance(drafter, str) else speculative_config
+        config = None if named is None else parse(named)
+        _check_lossless(verifier, allow_lossy)
+        if isinstance(tokenizer, str | Path):
+            tokenizer = load_tokenizer(resolve(tokenizer), trust_remote_code)
+        if isinstance(model, str | Path):
+            if processor is not None:
+                raise ConfigError("a model that is loaded by name brings its processor", fix="leave processor out")
+            hub = {"revision": revision, "token": token, "cache_dir": cache_dir}
+            self.loaded = load_model(resolve(model, cache_dir), dtype, device, trust_remote_code, tokenizer, hub)
         else:
-            self.loaded = load_model(resolve(model), dtype, device, trust_remote_code)
+            given = {"dtype": dtype, "device": device, "revision": revision, "token": token, "cache_dir": cache_dir}
+            if unread := [name for name, value in given.items() if value is not None]:
+                raise ConfigError(f"{unread[0]} is for models that are loaded by name", fix=f"leave {unread[0]} out")
+            self.loaded = model if isinstance(model, LoadedModel) else wrap_model(model, tokenizer, processor=processor)
         self.quantized: QuantReport | None = None
         if (kind := check_weights(weights)) is not None:
             self.loaded, self.quantized = with_weights(self.loaded, kind)
         invariant = {"fast": False, "invariant": True, None: None}[numerics]
-        self.runner = make_runner(self.loaded, max_batch_size, max_model_len, invariant)
+        self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
         measured = None
         if profile is not None:
             tuned = load_tuned(str(profile))
             measured = tuned.profile
             for warning in check_profile(measured, self.loaded):
                 warnings.warn(warning, stacklevel=2)
-            if drafter is None:
-                drafter, tuned_policy, _ = tuned.config.build(allow_lossy, measured)
-                policy = policy or tuned_policy
+            config = config or (tuned.config if drafter is None else None)
+        if config is not None:
+            drafter, chosen_policy, chosen_verifier = config.build(allow_lossy, measured)
+            policy, verifier = policy or chosen_policy, verifier or chosen_verifier
+        assert not isinstance(drafter, str)
+        self.verifier = verifier or Coupled()
         if policy is None:
             policy = Fixed(0) if drafter is None else CostModel(profile=measured)
+        self._count, self._draw = itertools.count(), secrets.randbits if seed is None else Random(seed).getrandbits
+        self._default = default_params(self.loaded.model.generation_config) if generation_config else SamplingParams()
         self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy)
         if isinstance(policy, CostModel) and drafter is not None:
             policy.measure(self.runner.max_length)
@@ -152,63 +161,120 @@ class LLM:
         """The model's tokenizer. Raises `ConfigError` where it has none."""
         return tokenizer_of(self.loaded)
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            instead = INSTEAD["an attribute of LLM"].get(name)
+            fix = f" Fix: {instead}." if instead else ""
+            raise AttributeError(f"LLM has no {name!r}.{fix}", name=name, obj=self)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What calls without sampling parameters take, see `generation_config`."""
+        return self._default
+
+    @checked_names
     def generate(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        params: SamplingParams | Seq[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results are in the order of the prompts.
 
-        prompts: each a string to continue, a chat, or a list or array of token ids. A chat is a list of messages whose
-            content is text, or a list of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
-        params: one for all, or one for each prompt. Default: `SamplingParams()`.
+        prompts: each a string to continue, a chat, or token ids: a list or array, {"prompt": ...},
+            {"prompt_token_ids": ...}, or what a tokenizer returns. A chat is a list of messages whose content is text,
+            or a list of {"type": "text", "text": ...} and {"type": "image", "image": ...}.
+        sampling_params: one for all, or one for each prompt. Default: `get_default_sampling_params()`.
+        use_tqdm: show a progress bar.
+        params: the same as sampling_params.
 
-        Every prompt is read before any is answered. Where images take more than `MAX_WAITING_PIXEL_BYTES`, those of
+        Every prompt is read before any is answered. Where images take more than 1 GiB, those of
         later prompts are read again when it is their turn, and must not have changed. Calls from several threads are
         answered one after the other. Raises `ConfigError` for a prompt or parameters that cannot be used, and
         `CacheFull` where a prompt does not fit.
         """
         many = as_list(prompts)
-        each = params_of(params, len(many))
+        each = params_of(_either(sampling_params, params), len(many), self._default)
         with self.runner.lock:
-            requests = list(self._requests(many, each))
-            self.decoder.timings = timings = Timings()
-            for stepped in generate(self.decoder, self._with_pixels(requests)):
-                for seq in stepped:
-                    if seq.is_finished and seq.vision is not None:
-                        seq.vision = seq.vision.without_pixels()
-            results = []
-            for one in requests:
-                pairs = zip(one.seqs, one.detokenizers, strict=True)
-                outputs = [self._completion(seq, detokenizer) for seq, detokenizer in pairs]
-                results.append(RequestOutput(list(one.seqs[0].prompt_ids), outputs, timings))
-            return results
+            opened = (self._request(prompt, one) for prompt, one in zip(many, each, strict=True))
+            requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
+            self.decoder.timings = Timings()
+            total = sum(len(request.seqs) for request in requests)
+            with tqdm(total=total, desc="Processed prompts", disable=not use_tqdm) as bar:
+                for stepped in generate(self.decoder, ready_sequences(self.runner, requests)):
+                    for seq in stepped:
+                        bar.update(seq.is_finished)
+                        if seq.is_finished and seq.vision is not None:
+                            seq.vision = seq.vision.without_pixels()
+            return [request.output(self.loaded, self.verifier, self.numerics) for request in requests]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    @checked_names
+    def chat(
+        self,
+        messages: Chat | Seq[Chat],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one chat or many, with options of the chat template; without them it is `generate`.
+
+        chat_template: in place of the model's. continue_final_message: the answer goes on with the last message; needs
+            add_generation_prompt=False. tools: functions in JSON Schema. chat_template_kwargs: what else the template
+            takes, for example {"enable_thinking": False}.
+
+        Raises what `generate` raises, and `ConfigError` for what the template does not read.
+        """
+        options: dict[str, Any] = {**(chat_template_kwargs or {}), "add_generation_prompt": add_generation_prompt}
+        given = {"chat_template": chat_template, "continue_final_message": continue_final_message, "tools": tools}
+        options |= {name: value for name, value in given.items() if value}
+        chats = [TemplatedChat(chat, options) for chat in as_chats(messages)]
+        return self.generate(chats, sampling_params, use_tqdm=use_tqdm)
+
+    @checked_names
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, params: SamplingParams | None = None
+    ) -> Iterator[StreamChunk]:
         """Answer one prompt and yield a chunk after every round; the last one has the `Completion`.
 
-        It holds one of the `max_batch_size` slots until it ends or is closed; other calls, from any thread, may come
+        It holds one of the `max_num_seqs` slots until it ends or is closed; other calls, from any thread, may come
         between its rounds. Raises what `generate` raises, and `ConfigError` for `n` > 1.
         """
-        (params,) = params_of(params, 1)
+        (params,) = params_of(_either(sampling_params, params), 1, self._default)
         if params.n != 1:
             raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
+        if params.prompt_logprobs is not None:
+            raise ConfigError("a stream carries no prompt_logprobs", fix="use generate")
         with self.runner.lock:
-            (seq,), (detokenizer,) = self._sequences(prompt, params)
-        rounds, sent = generate(self.decoder, [seq]), 0
+            request = self._request(prompt, params)
+        (seq,), (detokenizer,) = request.seqs, request.detokenizers
+        rounds, sent, kind = generate(self.decoder, [seq]), 0, params.output_kind
+        whole = ""
         self.decoder.timings = Timings()
         try:
             while not seq.is_finished:
                 with self.runner.lock:
                     next(rounds)
-                    new = seq.output_ids[sent:]
                     if detokenizer is not None and seq.stops is None:
-                        for token in new:
+                        for token in shown_ids(seq)[sent:]:
                             detokenizer.feed(token)
-                    completion = self._completion(seq, detokenizer) if seq.is_finished else None
+                    completion = None
+                    if seq.is_finished:
+                        completion = request.completion(0, self.loaded, self.verifier, self.numerics)
                     text = "" if detokenizer is None else detokenizer.take()
                     if detokenizer is not None and seq.is_finished:
                         text += detokenizer.finish()
-                yield StreamChunk(text, new, seq.origins[sent:], seq.finish_reason, completion)
-                sent += len(new)
+                whole += text
+                begin, sent = (sent if kind is RequestOutputKind.DELTA else 0), seq.num_output
+                if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
+                    said = text if kind is RequestOutputKind.DELTA else whole
+                    yield StreamChunk(said, seq.output_ids[begin:], seq.origins[begin:], seq.finish_reason, completion)
         finally:
             with self.runner.lock:
                 rounds.close()
@@ -218,100 +284,20 @@ class LLM:
         with self.runner.lock:
             return read_prompt(self.loaded, prompt, self.runner.max_length)[0]
 
-    def _requests(self, prompts: Seq[Prompt], params: Seq[SamplingParams]) -> Iterator[_Request]:
-        """Read every prompt. Pixels beyond `MAX_WAITING_PIXEL_BYTES` are dropped where their prompt must wait."""
-        held = waiting = 0
-        for prompt, one in zip(prompts, params, strict=True):
-            request = _Request(prompt, *self._sequences(prompt, one))
-            vision = request.seqs[0].vision
-            if vision is not None:
-                held += (size := pixel_bytes(vision))
-                if size > 0 and held > MAX_WAITING_PIXEL_BYTES and waiting >= self.runner.cache.num_slots:
-                    request.pixels_dropped = True
-                    request.set_vision(vision.without_pixels())
-            waiting += len(request.seqs)
-            yield request
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """A prompt as it is read, with the sequences of its answers."""
+        seed = params.seed if params.seed is not None else self._draw(62)
+        return open_request(self.loaded, prompt, params, self.runner.max_length, seed, str(next(self._count)))
 
-    def _with_pixels(self, requests: Seq[_Request]) -> Iterator[Sequence]:
-        """The sequences, each taken when a slot is free; dropped pixels are read again. Raises `ConfigError`."""
-        for request in requests:
-            if request.pixels_dropped:
-                before = request.seqs[0]
-                ids, vision = read_prompt(self.loaded, request.prompt, self.runner.max_length)
-                before_keys = None if before.vision is None else before.vision.keys
-                if vision is None or (ids, vision.keys) != (before.prompt_ids, before_keys):
-                    raise ConfigError(
-                        "an image changed while its prompt waited for a slot",
-                        fix="pass opened images, or leave the files as they are until generate returns",
-                    )
-                request.set_vision(vision)
-            yield from request.seqs
 
-    def _sequences(self, prompt: Prompt, params: SamplingParams) -> tuple[list[Sequence], list[Detokenizer | None]]:
-        """`params.n` sequences of one prompt, each with its own seed, and their detokenizers."""
-        ids, vision = read_prompt(self.loaded, prompt, self.runner.max_length)
-        for token in (*(params.logit_bias or {}), *params.stop_token_ids):
-            if not 0 <= token < self.runner.vocab_size:
-                raise ConfigError(
-                    "logit_bias or stop_token_ids names no token",
-                    got=token,
-                    expected=f"0 to {self.runner.vocab_size - 1}",
-                )
-        base = params.seed if params.seed is not None else secrets.randbits(62)
-        tokenizer, bad_word_ids = self.loaded.tokenizer, self._bad_word_ids(params)
-        if params.stop and tokenizer is None:
-            raise ConfigError("stop strings need a tokenizer", fix="use stop_token_ids, or pass tokenizer=...")
-        seqs, detokenizers = [], []
-        for index in range(params.n):
-            detokenizer = None if tokenizer is None else Detokenizer(tokenizer, tuple(params.stop))
-            seqs.append(
-                Sequence(
-                    ids,
-                    params,
-                    (base + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63,  # a signed 64-bit integer
-                    self.loaded.eos_ids,
-                    self.runner.max_length,
-                    bad_word_ids,
-                    detokenizer if params.stop else None,
-                    vision,
-                )
-            )
-            detokenizers.append(detokenizer)
-        return seqs, detokenizers
+def _check_lossless(verifier: Verifier | None, allow_lossy: bool) -> None:
+    if verifier is not None and not verifier.lossless and not allow_lossy:
+        what = f"{verifier.name} changes what the model answers"
+        raise LossyNotAllowed(what, fix="pass allow_lossy=True to accept that")
 
-    def _bad_word_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Token sequences of the bad words, at the start of a text and after a space."""
-        found = dict[tuple[int, ...], None]()
-        for word in params.bad_words:
-            forms = [self.tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word.lstrip())]
-            if not any(forms):
-                raise ConfigError("a bad word has no tokens", got=repr(word), fix="leave it out")
-            found |= {tuple(form): None for form in forms if form}
-        return tuple(found)
 
-    def _completion(self, seq: Sequence, detokenizer: Detokenizer | None) -> Completion:
-        if detokenizer is None:
-            text = ""
-        elif seq.stops is not None:
-            if seq.finish_reason != "stop":
-                detokenizer.decline()  # min_tokens or the context overruled the stop string
-            seq.stop_reason = seq.stop_reason if detokenizer.stop_hit is None else detokenizer.stop_hit
-            text = detokenizer.text
-        else:
-            text = str(self.tokenizer.decode(seq.output_ids, skip_special_tokens=True))
-        return Completion(
-            text,
-            list(seq.output_ids),
-            list(seq.origins),
-            list(seq.sources),
-            list(seq.logprobs) if seq.params.logprobs is not None else None,
-            list(seq.rounds),
-            seq.finish_reason,
-            seq.stop_reason,
-            seq.seed,
-            self.verifier.lossless,
-            self.verifier.exact,
-            self.numerics,
-            len(seq.vision.images) if seq.vision else 0,
-            seq.vision.num_tokens if seq.vision else 0,
-        )
+def _either(sampling_params: object, params: object) -> object:
+    """What was given under either name."""
+    if sampling_params is not None and params is not None:
+        raise ConfigError("sampling_params and params are the same", fix="give one of them")
+    return sampling_params if params is None else params

@@ -1,40 +1,49 @@
 """What a generation returns."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from .core.outputs import Origin, Round, Timings
 from .core.request import TokenLogprob
+from .schema import brief
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Completion:
     """One answer.
 
-    token_ids, origins, sources: the tokens, where each came from, and which drafter proposed it ("" for the target's
-        own).
-    logprobs: of each token, where asked for. rounds: one record per pass of the target model.
+    index: its place among the `n` answers.
+    logprobs: of each token, where asked for.
     finish_reason: "stop" or "length". stop_reason: the stop string or token id that ended the answer.
+    origins, sources: where each token came from, and which drafter proposed it ("" for the target's own).
+    rounds: one record per pass of the target model.
     seed: reproduces a sampled answer.
     lossless: the answer follows the target model's distribution. exact: it is the very answer that plain decoding with
         the same seed gives. numerics: how strictly, "invariant" (bit for bit) or "fast" (up to rounding ties).
     num_images, num_image_tokens: of the prompt.
     """
 
+    index: int
     text: str
     token_ids: list[int]
-    origins: list[Origin]
-    sources: list[str]
     logprobs: list[TokenLogprob] | None
-    rounds: list[Round]
     finish_reason: str | None
     stop_reason: str | int | None
+    origins: list[Origin]
+    sources: list[str]
+    rounds: list[Round]
     seed: int
     lossless: bool
     exact: bool
     numerics: str
     num_images: int = 0
     num_image_tokens: int = 0
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the tokens' log-probabilities, where asked for."""
+        return None if self.logprobs is None else sum(one.logprob for one in self.logprobs)
 
     @property
     def num_drafted(self) -> int:
@@ -61,14 +70,58 @@ class Completion:
         """Tokens per pass of the target model after prefill, its own token included, as in vLLM; 0 without passes."""
         return self.num_decoded / len(self.decoding) if self.decoding else 0.0
 
+    def to_dict(self) -> dict[str, object]:
+        """For JSON; without the rounds."""
+        names = [
+            "index", "text", "token_ids", "cumulative_logprob", "finish_reason", "stop_reason", "sources", "seed",
+            "mean_acceptance_length", "num_drafted", "num_accepted", "lossless", "exact", "numerics", "num_images",
+            "num_image_tokens",
+        ]  # fmt: skip
+        origins = [origin.value for origin in self.origins]
+        return {**{name: getattr(self, name) for name in names}, "origins": origins, "logprobs": _listed(self.logprobs)}
 
-@dataclass(frozen=True)
+    def __repr__(self) -> str:
+        text, count, reason = brief(self.text), len(self.token_ids), self.finish_reason
+        return f"Completion(index={self.index}, text={text}, {count} tokens, finish_reason={reason!r})"
+
+
+@dataclass(frozen=True, repr=False)
 class RequestOutput:
-    """The `n` answers to one prompt; the properties are those of the first answer."""
+    """The `n` answers to one prompt; `text`, `token_ids` and so on are those of the first answer.
 
+    request_id: counts the requests of an `LLM`, as text.
+    prompt: the prompt as text, a chat as the model's template writes it; None where it was given as token ids.
+    prompt_logprobs: of each token of the prompt, None for the first; None where not asked for.
+    metrics: the seconds of this request.
+    """
+
+    request_id: str
+    prompt: str | None
     prompt_token_ids: list[int]
+    prompt_logprobs: list[TokenLogprob | None] | None
     outputs: list[Completion]
-    timings: Timings  # of the call that this request was part of
+    metrics: Timings
+
+    @property
+    def finished(self) -> bool:
+        """Whether every answer has ended."""
+        return all(one.finish_reason is not None for one in self.outputs)
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "request_id": self.request_id,
+            "prompt": self.prompt,
+            "prompt_token_ids": self.prompt_token_ids,
+            "prompt_logprobs": _listed(self.prompt_logprobs),
+            "outputs": [one.to_dict() for one in self.outputs],
+            "finished": self.finished,
+            "metrics": {**asdict(self.metrics), "decode": self.metrics.decode},
+        }
+
+    def __repr__(self) -> str:
+        prompt = f"{len(self.prompt_token_ids)} tokens" if self.prompt is None else brief(self.prompt)
+        return f"RequestOutput(request_id={self.request_id!r}, prompt={prompt}, outputs={self.outputs})"
 
     @property
     def text(self) -> str:
@@ -115,3 +168,11 @@ class StreamChunk:
     origins: list[Origin]
     finish_reason: str | None
     completion: Completion | None  # with the last chunk
+
+
+def _listed(logprobs: Sequence[TokenLogprob | None] | None) -> list[dict[str, object] | None] | None:
+    """For JSON."""
+    if logprobs is None:
+        return None
+    names = ("token_id", "logprob", "rank", "top")
+    return [None if one is None else {name: getattr(one, name) for name in names} for one in logprobs]

@@ -25,6 +25,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Strict, TypeAd
 from pydantic_core import ErrorDetails
 
 from .errors import ConfigError, PacelineError
+from .other_names import INSTEAD
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -65,21 +66,41 @@ def checked(cls: type[_T]) -> type[_T]:
 
     any_cls = cast("Any", cls)
     any_cls.__pydantic_config__, any_cls.__post_init__ = _CONFIG, __post_init__
-    return dataclass(frozen=True)(cls)
+    made = dataclass(frozen=True)(cls)
+    made.__init__ = checked_names(made.__init__)
+    return made
 
 
 def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function, or a constructor, whose arguments are validated by their annotations."""
+    """A function, or a constructor, whose arguments are validated by their names and annotations."""
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
 
     @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        given = signature.bind(*args, **kwargs)  # TypeError for wrong names, as Python raises it
+        given = signature.bind(*args, **kwargs)
         for key, adapter in _argument_adapters(function).items():
             if key in given.arguments:
                 given.arguments[key] = _checked(adapter, given.arguments[key], f"{name}.{key}")
         return function(*given.args, **given.kwargs)
+
+    return checked_names(call)
+
+
+def checked_names(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function of which an unknown keyword is a `ConfigError` with what to write instead (`other_names`)."""
+    name = function.__qualname__.removesuffix(".__init__")
+    known = list(inspect.signature(function).parameters)
+    known = known[1:] if known[:1] == ["self"] else known
+
+    @wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for key in kwargs:
+            if key not in known:
+                instead = INSTEAD.get(name, {}).get(key)
+                expected = None if instead else "one of " + ", ".join(known)
+                raise ConfigError(f"{name} takes no {key!r}", expected=expected, fix=instead or meant(key, known))
+        return function(*args, **kwargs)
 
     return call
 

@@ -57,7 +57,7 @@ def demo(
     with _err.status("loading"):
         made, policy, verifier = config.build()
         llm = LLM(
-            resolve(model), drafter=made, policy=policy, verifier=verifier, dtype=dtype, device=device, max_batch_size=1
+            resolve(model), drafter=made, policy=policy, verifier=verifier, dtype=dtype, device=device, max_num_seqs=1
         )
     answered: list[shows.Answered] = []
     with _err.status("answering both ways") as status:

@@ -76,12 +76,12 @@ class Answered:
 
 def _seconds(output: RequestOutput) -> float:
     """From the question to the last token."""
-    return output.timings.vision + output.timings.prefill + output.timings.decode
+    return output.metrics.vision + output.metrics.prefill + output.metrics.decode
 
 
 def _tokens_per_s(output: RequestOutput) -> float:
     """Decoding speed, without the prefill of image and question."""
-    return len(output.token_ids) / output.timings.decode if output.timings.decode else 0.0
+    return len(output.token_ids) / output.metrics.decode if output.metrics.decode else 0.0
 
 
 def _as_dict(output: RequestOutput) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _as_dict(output: RequestOutput) -> dict[str, Any]:
         "tokens_per_s": _tokens_per_s(output),
         "seconds": _seconds(output),
         "mean_acceptance_length": output.outputs[0].mean_acceptance_length,
-        "split": asdict(output.timings),
+        "split": asdict(output.metrics),
     }
 
 
@@ -119,7 +119,7 @@ def answer_both_ways(llm: LLM, images: Seq[Shown], params: SamplingParams) -> It
         raise ConfigError("this model cannot read images", got=llm.loaded.name, fix="take a vision-language model")
     sides = (llm.plain(), llm)
     for side in sides:  # the first passes pay for memory and kernels that later ones have
-        _answer(side, images[0].image, images[0].queries[0], replace(params, max_tokens=min(12, params.max_tokens)))
+        _answer(side, images[0].image, images[0].queries[0], replace(params, max_tokens=min(12, params.most_tokens)))
     for shown in images:
         answers: list[list[RequestOutput]] = []
         for side in sides:
@@ -141,10 +141,10 @@ def totals(answered: Seq[Answered]) -> dict[str, Any]:
     total: dict[str, Any] = {}
     for name, sides in (("plain", [a.plain for a in answered]), ("speculative", [a.speculative for a in answered])):
         tokens = sum(len(side.token_ids) for side in sides)
-        total[f"{name}_tokens_per_s"] = tokens / max(sum(side.timings.decode for side in sides), 1e-9)
+        total[f"{name}_tokens_per_s"] = tokens / max(sum(side.metrics.decode for side in sides), 1e-9)
         total[f"{name}_seconds"] = sum(map(_seconds, sides))
         parts = ("vision", "prefill", "draft", "verify", "rest")
-        total[f"{name}_split"] = {part: sum(getattr(side.timings, part) for side in sides) for part in parts}
+        total[f"{name}_split"] = {part: sum(getattr(side.metrics, part) for side in sides) for part in parts}
     known = [answer.right for answer in answered if answer.right is not None]
     total["speedup"] = total["speculative_tokens_per_s"] / total["plain_tokens_per_s"]
     total["num_identical"] = sum(answer.identical for answer in answered)

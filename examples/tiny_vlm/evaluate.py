@@ -53,7 +53,7 @@ def evaluate(
     folder: Path, asked: dict[str, list[Asked]], config: EvalSection, device: str | None
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
     """Decode everything in float32; yields suite, questions done, and the suite's result so far."""
-    llm = LLM(str(folder), dtype="float32", device=device, numerics="fast", max_batch_size=_TOGETHER)
+    llm = LLM(str(folder), dtype="float32", device=device, numerics="fast", max_num_seqs=_TOGETHER)
     params = SamplingParams(temperature=0.0, max_tokens=config.max_tokens)
     for name, questions in asked.items():
         right, named, captions = 0, 0, 0

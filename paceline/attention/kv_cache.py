@@ -69,7 +69,7 @@ class SlotCache(Cache):
             raise CacheFull(
                 "no cache slot is free",
                 got=f"{self.num_slots} in use",
-                fix="raise max_batch_size, or finish the streams that are open",
+                fix="raise max_num_seqs, or finish the streams that are open",
             )
         slot = min(self._free)
         self._is_used[slot] = is_used  # before it is taken: an interrupt between the two loses nothing
@@ -226,7 +226,7 @@ class SlotCache(Cache):
                 "the key-value cache does not fit into memory",
                 got=f"{needed:,} bytes or more for {self.num_slots:,} sequences at once",
                 expected=f"at most the {free:,} bytes that are free",
-                fix="lower max_batch_size or max_model_len, or free memory",
+                fix="lower max_num_seqs or max_model_len, or free memory",
             )
 
     @property

@@ -32,7 +32,10 @@ is_calibration = is_kind(_KIND)
 _AGAIN = "run `paceline calibrate` again"
 _SAMPLE = 256  # scales of a rounded layer that are hashed
 _Count = Annotated[int, Field(ge=0)]
-_UNRELATED = ("max_tokens", "seed", "n", "logprobs")
+_UNRELATED = (
+    "max_tokens", "seed", "n", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "extra_args",
+)  # fmt: skip
 """Sampling options that do not change which answers differ: a shorter limit cuts equal texts equally."""
 THRESHOLDS: tuple[float, ...] = tuple(
     [1 - 10 ** (-power / 4) for power in range(20, 4, -1)]  # 0.99999 down to 0.944
@@ -204,7 +207,7 @@ class Calibration:
         sampling = dict(self.sampling)
         if isinstance(bias := sampling.get("logit_bias"), Mapping):
             sampling["logit_bias"] = {int(token): value for token, value in bias.items()}
-        return SamplingParams.from_dict({**sampling, "max_tokens": max_tokens, "seed": seed})
+        return SamplingParams(**{**sampling, "max_tokens": max_tokens, "seed": seed})
 
     def as_dict(self) -> dict[str, object]:
         """The content of the file."""

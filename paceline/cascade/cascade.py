@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TypeAlias, final
 from pydantic import Field
 
 from ..core.interfaces import Drafter, DraftPolicy
-from ..core.request import SamplingParams, TokenLogprob, params_of
+from ..core.request import SamplingParams, params_of
 from ..drafters import DraftModel
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
@@ -247,10 +247,10 @@ def ask_small(small: LLM, prompts: Seq[Prompt], params: Seq[SamplingParams], lim
 
 
 def _within(params: SamplingParams, limit: int) -> SamplingParams:
-    limit = min(params.max_tokens, limit)
+    limit = min(params.most_tokens, limit)
     if params.min_tokens > limit:  # the answer may not end within the window, so nothing may end it there
         params = replace(params, stop=(), stop_token_ids=(), ignore_eos=True)
-    min_tokens, logprobs = min(params.min_tokens, limit), max(2, params.logprobs or 0)
+    min_tokens, logprobs = min(params.min_tokens, limit), -1 if params.logprobs == -1 else max(2, params.logprobs or 0)
     return replace(params, max_tokens=limit, min_tokens=min_tokens, logprobs=logprobs)
 
 
@@ -280,5 +280,6 @@ def _declared_lossy(answer: RequestOutput, logprobs: int | None) -> RequestOutpu
     (one,) = answer.outputs
     kept = None
     if logprobs is not None and one.logprobs is not None:
-        kept = [TokenLogprob(t.token_id, t.logprob, dict(list(t.top.items())[:logprobs])) for t in one.logprobs]
+        most = len(one.logprobs[0].top) if logprobs < 0 else logprobs
+        kept = [replace(one, top=dict(list(one.top.items())[:most])) for one in one.logprobs]
     return replace(answer, outputs=[replace(one, logprobs=kept, lossless=False, exact=False)])

@@ -75,7 +75,7 @@ def calibrate(
     """
     params, info = params or SamplingParams(), {**(prompts_info or {}), "sha256": hash_contents(prompts)}
     check_sample(len(prompts), max_disagreement, confidence, len(signals))
-    if params.max_tokens < short_limit:
+    if params.most_tokens < short_limit:
         raise ConfigError(
             "max_tokens would cut answers that may end within short_limit, and they would not be counted",
             got=f"max_tokens={params.max_tokens}",
@@ -92,7 +92,7 @@ def calibrate(
         "models": [asdict(one) for one in ids],
         "prompts": info,
         "count": len(prompts),
-        "limits": [short_limit, small.runner.max_length, params.max_tokens],
+        "limits": [short_limit, small.runner.max_length, params.most_tokens],
         "sampling": sampling,
         "seed": params.seed,
     }

@@ -144,39 +144,23 @@ def generate(
     if not screen.json:
         _print(llm, result, params, screen, color)
         return
-    answers = [_answer_as_json(answer) for answer in result.outputs]
-    seconds, tokens = result.timings.decode, sum(answer.num_decoded for answer in result.outputs)
+    answers = [answer.to_dict() for answer in result.outputs]
+    seconds, tokens = result.metrics.decode, sum(answer.num_decoded for answer in result.outputs)
     screen.put_json(
         {
             **chosen.as_json(model),
             **answers[0],
             "tokens_per_s": tokens / seconds if seconds else 0.0,
-            "timings": {**asdict(result.timings), "decode": seconds},
+            "timings": {**asdict(result.metrics), "decode": seconds},
             "num_prompt_tokens": len(result.prompt_token_ids),
-            "num_images": result.outputs[0].num_images,
-            "num_image_tokens": result.outputs[0].num_image_tokens,
             "outputs": answers,
         }
     )
 
 
-_ANSWER_KEYS = (
-    "text", "token_ids", "finish_reason", "stop_reason", "seed", "mean_acceptance_length", "num_drafted",
-    "num_accepted", "lossless", "exact", "numerics",
-)  # fmt: skip
-
-
-def _answer_as_json(answer: "Completion") -> dict[str, object]:
-    return {
-        **{key: getattr(answer, key) for key in _ANSWER_KEYS},
-        "origins": [origin.value for origin in answer.origins],
-        "logprobs": None if answer.logprobs is None else [asdict(one) for one in answer.logprobs],
-    }
-
-
 def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool) -> None:
     """Write the text as it comes, then say on stderr how it went."""
-    painter = Painter(llm.tokenizer, tuple(params.stop)) if color else None
+    painter = Painter(llm.tokenizer, tuple(params.stop or ())) if color else None
     chunks = llm.stream(prompt, params)
     ended_in_newline = True
     try:
@@ -206,12 +190,12 @@ def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen
             screen.say(f"[bold]answer {index}[/bold] [dim]seed {answer.seed}[/dim]")
         if color:
             whole = StreamChunk(answer.text, answer.token_ids, answer.origins, answer.finish_reason, answer)
-            screen.out.print(Painter(llm.tokenizer, tuple(params.stop)).paint(whole), soft_wrap=True)
+            screen.out.print(Painter(llm.tokenizer, tuple(params.stop or ())).paint(whole), soft_wrap=True)
         else:
             sys.stdout.write(answer.text + "\n")
     sys.stdout.flush()
     if len(result.outputs) == 1:
-        _remark(result.outputs[0], result.timings, screen, color)
+        _remark(result.outputs[0], result.metrics, screen, color)
 
 
 def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: bool) -> None:

@@ -251,7 +251,7 @@ def open_engine(
     screen: Screen,
     options: LoadOptions | None = None,
     speculation: Speculation | None = None,
-    max_batch_size: int = 1,
+    max_num_seqs: int = 1,
 ) -> "LLM":
     """An engine on a model that is given by name, which is pulled if it must be, or loaded already."""
     options, speculation = options or LoadOptions(), speculation or Speculation()
@@ -278,7 +278,7 @@ def open_engine(
             policy=policy,
             verifier=verifier,
             numerics=options.numerics,
-            max_batch_size=max_batch_size,
+            max_num_seqs=max_num_seqs,
             max_model_len=options.max_model_len,
             allow_lossy=speculation.allow_lossy,
             **given,
@@ -329,5 +329,5 @@ def quieten(debug: bool) -> None:
     if not debug:
         transformers_logging.set_verbosity_error()
         warnings.simplefilter("ignore")
-        for library in ("torch", "huggingface_hub"):
+        for library in ("torch", "torchao", "huggingface_hub"):
             logging.getLogger(library).setLevel(logging.ERROR)

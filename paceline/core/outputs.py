@@ -121,7 +121,11 @@ class Round:
 
 @dataclass
 class Timings:
-    """Seconds spent in the parts of the loop, summed over rounds. `vision` is the tower's time before its prefill."""
+    """Seconds spent in the parts of the loop, summed over rounds.
+
+    Of a request: over the rounds that one of its answers took part in, whoever shared them.
+    vision: the tower's time before its prefill.
+    """
 
     vision: float = 0.0
     prefill: float = 0.0

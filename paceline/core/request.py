@@ -1,17 +1,19 @@
 """What a user asks for (`SamplingParams`) and the state of one answer in the making (`Sequence`)."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..schema import Integer, Many, Number, brief, check_text, checked, meant, scalar
-from .outputs import Origin, Round
+from ..schema import Integer, Many, Number, brief, check_text, checked, scalar
+from .outputs import Origin, Round, Timings
 from .vision import VisionPrompt
 
 MAX_ANSWERS = 4096
@@ -33,20 +35,34 @@ def _check_bias(value: float) -> float:
 
 Bias = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(scalar), AfterValidator(_check_bias)]
 """Added to a token's logit."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Listed  # type checkers let lists pass; what is read is a tuple
+else:
+    Listed = Many
 _NotEmpty = Annotated[str, Field(min_length=1), AfterValidator(check_text)]
+_Texts = _NotEmpty | Listed[_NotEmpty] | None
 _Count = Annotated[Integer, Field(ge=0)]
+_CountOrAll = Annotated[Integer, Field(ge=-1)]
+
+
+class RequestOutputKind(Enum):
+    """What a chunk of `LLM.stream` holds."""
+
+    CUMULATIVE = 0  # the answer so far
+    DELTA = 1  # what came since the last chunk
+    FINAL_ONLY = 2  # the whole answer, in a single chunk
 
 
 @checked
 class SamplingParams:
     """How to choose tokens and when to stop; the names are vLLM's. Raises `ConfigError` for what is out of range.
 
-    The order of application is: logit_bias, bad_words, min_tokens, repetition, presence and frequency penalties,
-    no_repeat_ngram_size, logits_processors, temperature, top_k, top_p, min_p.
+    The order of application is: allowed_token_ids, logit_bias, bad_words, min_tokens, repetition, presence and
+    frequency penalties, no_repeat_ngram_size, logits_processors, temperature, top_k, top_p, min_p.
     """
 
     temperature: Annotated[Number, Field(ge=0)] = 0.0  # 0: greedy
-    top_k: _Count = 0  # 0: off
+    top_k: _CountOrAll = 0  # 0 or -1: off
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Number, Field(gt=0)] = 1.0  # 1: off; over prompt and answer, as in transformers
@@ -54,37 +70,44 @@ class SamplingParams:
     frequency_penalty: Number = 0.0
     no_repeat_ngram_size: _Count = 0
     logit_bias: dict[Integer, Bias] | None = None
-    bad_words: _NotEmpty | Many[_NotEmpty] = ()
+    allowed_token_ids: Annotated[Listed[Integer], Field(min_length=1)] | None = None  # no other token is ever chosen
+    bad_words: _Texts = ()
     min_tokens: _Count = 0
-    max_tokens: Annotated[Integer, Field(ge=1)] = 256  # the context has the last word
-    stop: _NotEmpty | Many[_NotEmpty] = ()
-    stop_token_ids: Many[Integer] = ()
+    max_tokens: Annotated[Integer, Field(ge=1)] | None = 256  # None: as many as fit; the context has the last word
+    stop: _Texts = ()
+    stop_token_ids: Listed[Integer] | None = ()
+    include_stop_str_in_output: bool = False  # also the text of a stop token
     ignore_eos: bool = False
     seed: Integer | None = None  # None: drawn at random; the result says which
     n: Annotated[Integer, Field(ge=1, le=MAX_ANSWERS)] = 1
-    logprobs: _Count | None = None  # of each emitted token and of the k likeliest, before processors
-    logits_processors: Many[LogitsProcessor] = ()
+    logprobs: _CountOrAll | None = None  # of each emitted token and of the k likeliest (-1: all), before processors
+    prompt_logprobs: _CountOrAll | None = None  # the same of each prompt token; takes a pass of its own
+    logits_processors: Listed[LogitsProcessor] = ()
+    detokenize: bool = True  # False: the text is empty
+    skip_special_tokens: bool = True  # in the text
+    spaces_between_special_tokens: bool = True  # of no effect: transformers 5 puts none
+    output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
+    extra_args: dict[str, Any] | None = None  # for drafters and processors of your own: `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
-        for name in ("stop", "bad_words"):
-            value = getattr(self, name)
+        for name in ("stop", "bad_words", "stop_token_ids"):
+            value = getattr(self, name) or ()
             object.__setattr__(self, name, (value,) if isinstance(value, str) else value)
-        if self.min_tokens > self.max_tokens:
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        if self.min_tokens > self.most_tokens:
             got = f"{brief(self.min_tokens)} and {brief(self.max_tokens)}"
             raise ConfigError("SamplingParams.min_tokens is above max_tokens", got=got, expected="min <= max")
+        if self.n > 1 and self.temperature == 0:
+            fix = "sample with a temperature above 0, or leave n at 1"
+            raise ConfigError("SamplingParams.n asks for several greedy answers, which are all the same", fix=fix)
+        if self.stop and not self.detokenize:
+            fix = "use stop_token_ids, or leave detokenize=True"
+            raise ConfigError("SamplingParams.stop needs the text, and detokenize=False leaves it out", fix=fix)
 
-    @classmethod
-    def from_dict(cls, options: dict[str, object]) -> "SamplingParams":
-        """Build from a mapping; an unknown key is an error, never ignored."""
-        known = [f.name for f in fields(cls)]
-        for key in options:
-            if key not in known:
-                raise ConfigError(
-                    f"unknown sampling option {key!r}",
-                    expected="one of " + ", ".join(known),
-                    fix=meant(str(key), known),
-                )
-        return cls(**options)  # type: ignore[arg-type]
+    @property
+    def most_tokens(self) -> int:
+        """`max_tokens` as a number; very large where it is None."""
+        return sys.maxsize if self.max_tokens is None else self.max_tokens
 
     @cached_property
     def needs_history(self) -> bool:
@@ -99,31 +122,58 @@ class SamplingParams:
         )
 
 
-def params_of(given: object, count: int) -> list[SamplingParams]:
+def params_of(given: object, count: int, default: SamplingParams | None = None) -> list[SamplingParams]:
     """The sampling options of each of `count` prompts. Raises `ConfigError` for anything else or another number.
 
-    given: options for all of them, a list with one for each, or None.
+    given: options for all of them, a list with one for each, or None, which takes the default.
     """
     each = cast("Seq[object]", given) if isinstance(given, list | tuple) else [given] * count
     if len(each) != count:
         raise ConfigError("params and prompts differ in number", got=len(each), expected=count)
-    made, default = list[SamplingParams](), SamplingParams()
+    made, default = list[SamplingParams](), default or SamplingParams()
     for one in each:
         if not isinstance(one, SamplingParams | None):
-            fix = "SamplingParams.from_dict(...) makes them of a dict" if isinstance(one, dict) else None
+            fix = "SamplingParams(**options) makes them of a dict" if isinstance(one, dict) else None
             got = brief(cast("object", one))
             raise ConfigError("params are no SamplingParams", got=got, expected="SamplingParams(...)", fix=fix)
         made.append(one or default)
     return made
 
 
+class Logprob(NamedTuple):
+    """The natural-log probability of one token, its rank (1 is the most probable) and its text, as in vLLM."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
 @dataclass(frozen=True)
-class TokenLogprob:
-    """Natural-log probabilities of the target, before processors: the emitted token's and those of the top tokens."""
+class TokenLogprob(Mapping[int, Logprob]):
+    """Natural-log probabilities of the target at one position, before processors: of its token and of the top tokens.
+
+    As a mapping it is vLLM's: `Logprob` by token id, the position's own token first.
+
+    rank: of the position's own token: one more than there are more probable ones.
+    texts: of these tokens, by id; empty without a tokenizer.
+    """
 
     token_id: int
     logprob: float
     top: dict[int, float]
+    rank: int = 1
+    texts: dict[int, str] = field(default_factory=dict[int, str], repr=False)
+
+    def __getitem__(self, token: int) -> Logprob:
+        if token == self.token_id:
+            return Logprob(self.logprob, self.rank, self.texts.get(token))
+        return Logprob(self.top[token], list(self.top).index(token) + 1, self.texts.get(token))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(dict.fromkeys([self.token_id, *self.top]))
+
+    def __len__(self) -> int:
+        return len(self.top) + (self.token_id not in self.top)
 
 
 @dataclass
@@ -149,6 +199,7 @@ class Sequence:
     rounds: list[Round] = field(default_factory=list[Round])
     finish_reason: str | None = None  # "stop" or "length"
     stop_reason: str | int | None = None  # the stop string or token id that ended it; None for end of text
+    timings: Timings = field(default_factory=Timings)  # of the request; its answers share them
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -177,13 +228,13 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """How many tokens may still be emitted."""
-        return min(self.params.max_tokens - self.num_output, self.max_length - len(self.token_ids))
+        return min(self.params.most_tokens - self.num_output, self.max_length - len(self.token_ids))
 
     def would_end(self, token: int, ahead: int) -> bool:
         """Whether `token` ends the answer if it is the `ahead`-th from here, from 1: no draft behind it can count."""
         if self.num_output + ahead < self.params.min_tokens:
             return False
-        return (token in self.eos_ids and not self.params.ignore_eos) or token in self.params.stop_token_ids
+        return (token in self.eos_ids and not self.params.ignore_eos) or token in (self.params.stop_token_ids or ())
 
     def ends_with(self, path: list[int]) -> bool:
         """Whether the last token of a drafted path ends the answer, given that none before it does."""
@@ -193,20 +244,17 @@ class Sequence:
         return enough and self.stops is not None and self.stops.would_stop(path)
 
     def append(self, token: int, origin: Origin, source: str, logprob: TokenLogprob | None = None) -> bool:
-        """Take one token, then test every reason to stop, in the order of the text. True: finished."""
+        """Take one token, then test every reason to stop: a token, a stop string, the length. True: finished."""
         self.token_ids.append(token)
         self.origins.append(origin)
         self.sources.append(source)
         if logprob is not None:
             self.logprobs.append(logprob)
-        found = self.stops is not None and self.stops.feed(token)  # must see every token
-        if self.num_output >= self.params.min_tokens:
-            if token in self.eos_ids and not self.params.ignore_eos:
-                self.finish_reason = "stop"
-            elif token in self.params.stop_token_ids:
-                self.finish_reason, self.stop_reason = "stop", token
-            elif found:
-                self.finish_reason = "stop"
+        if self.would_end(token, 0):
+            self.finish_reason = "stop"
+            self.stop_reason = None if token in self.eos_ids and not self.params.ignore_eos else token
+        elif self.stops is not None and self.stops.feed(token) and self.num_output >= self.params.min_tokens:
+            self.finish_reason, self.stop_reason = "stop", self.stops.stop_hit
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         return self.is_finished

@@ -45,8 +45,10 @@ class SpeculativeDecoder:
         self._forget(seq.slot)  # an interrupted release may not have done this
         seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill)
         seq.is_unread = self.runner.cache.lengths[seq.slot] < len(seq.token_ids) - 1
-        self.timings.vision += seeing
-        self.timings.prefill += time.perf_counter() - begin - seeing
+        seconds = time.perf_counter() - begin - seeing
+        for timings in (self.timings, seq.timings):
+            timings.vision += seeing
+            timings.prefill += seconds
 
     def release(self, seq: Sequence) -> None:
         """Give the slot back, whatever the drafter does about it; harmless when there is none."""
@@ -85,7 +87,9 @@ class SpeculativeDecoder:
                 seq.rounds.append(record)
                 self.policy.observe(seq, record)
             call(self.drafter, "observe", seqs, draft, logits, walks)
-        self.timings.add_round(reading_s, *seconds[:2], seconds[2] + time.perf_counter() - appended)
+        rest = seconds[2] + time.perf_counter() - appended
+        for timings in {id(one): one for one in (self.timings, *(seq.timings for seq in seqs))}.values():
+            timings.add_round(reading_s, *seconds[:2], rest)
 
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
         """The drafter's draft, checked."""

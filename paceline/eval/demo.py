@@ -62,7 +62,7 @@ def demo(llm: LLM, examples: Seq[Example], params: SamplingParams) -> Iterator[E
         raise ConfigError("there is nothing to show", got="no prompts")
     plain = llm.plain()
     prompts = [user_prompt(llm.loaded, example.prompt) for example in examples]
-    warm_up = SamplingParams(temperature=params.temperature, max_tokens=min(_WARM_UP, params.max_tokens), seed=0)
+    warm_up = SamplingParams(temperature=params.temperature, max_tokens=min(_WARM_UP, params.most_tokens), seed=0)
     for side in (plain, llm):
         for _ in side.stream(prompts[0], warm_up):
             pass

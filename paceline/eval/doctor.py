@@ -186,7 +186,7 @@ def doctor_report(machine: MachineReport, model: ModelReport | None = None) -> l
         lines.append(
             f"The plan needs {memory.total / 1e9:.1f} GB where {memory.available / 1e9:.1f} GB are available. The "
             f"cache of {memory.slots} x {memory.length} tokens is {memory.kv_cache / 1e9:.1f} GB of it; it grows only "
-            "as texts do, and a smaller max_model_len or max_batch_size bounds it."
+            "as texts do, and a smaller max_model_len or max_num_seqs bounds it."
         )
     copies = "cannot pay here, even if all are accepted" if least is None else f"pays from {least:.0%} acceptance on"
     return [

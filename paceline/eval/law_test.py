@@ -59,7 +59,7 @@ def _law_test(verifier: Verifier, samples: int, seed: int, progress: Progress) -
         policy=Fixed(_LENGTH - 1),
         verifier=verifier,
         numerics="fast",
-        max_batch_size=_BATCH,
+        max_num_seqs=_BATCH,
         allow_lossy=True,  # consent was given, or refused, where the verifier was made
     )
     answers, different = list[Completion](), 0

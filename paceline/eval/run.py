@@ -144,7 +144,7 @@ class EngineSide(Side):
     def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
         """Decode the asks side by side, as many as the engine has slots."""
         results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options, max_tokens) for ask in asks])
-        timings = results[0].timings
+        timings = self.llm.decoder.timings  # of the whole batch
         shares = [sum(one.seconds / one.batch for one in result.rounds) for result in results]
         read = sum(len(ask.token_ids) for ask in asks)
         answers = []

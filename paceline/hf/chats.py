@@ -61,6 +61,8 @@ def _parts(message: Message) -> list[tuple[bool, Any]]:
     if not isinstance(message.get("role"), str):
         raise ConfigError("a message has no role", got=brief(message.get("role")), expected="a string such as 'user'")
     content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        return [(False, "")]
     if isinstance(content, str):
         return [(False, content)]
     if not isinstance(content, list | tuple) or not content:

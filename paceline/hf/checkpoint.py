@@ -63,8 +63,15 @@ def one_line(error: BaseException) -> str:
     return (text if len(text) <= _LENGTH else text[: _LENGTH - 3] + "...") or type(error).__name__
 
 
-def local_folder(name_or_path: str) -> Path:
+def local_folder(
+    name_or_path: str,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+) -> Path:
     """The folder of a model. For a hub id it is its snapshot in the hub's cache, which is fetched if it is missing.
+
+    revision, token, cache_dir: of a hub id, as in transformers.
 
     The hub has a few seconds to answer; without an answer the snapshot that was fetched last is taken.
     Raises `ConfigError` for what is neither, `DownloadError` for one that could not be fetched whole.
@@ -75,17 +82,24 @@ def local_folder(name_or_path: str) -> Path:
     missing = f"no model at {name_or_path!r}"
     expected = f"a folder with {CONFIG}, a hub id, or a name that `paceline models` lists"
     try:
-        if name_or_path.strip() and Path(name_or_path).is_dir():
+        is_folder = bool(name_or_path.strip()) and Path(name_or_path).is_dir()
+        if is_folder and revision is None:
             return Path(name_or_path)
-        validate_repo_id(name_or_path)
+        if not is_folder:
+            validate_repo_id(name_or_path)
     except (HFValidationError, OSError, ValueError) as error:  # also for a name that no file can have
         raise ConfigError(missing, got="no such folder, and no hub id", expected=expected) from error
+    if is_folder:
+        raise ConfigError("a folder has no revision", got=f"revision={revision!r}", fix="leave it out")
     try:
         if is_offline_mode():
             raise ConnectionError("not asked, since HF_HUB_OFFLINE is set")
-        names = [one.rfilename for one in HfApi().model_info(name_or_path, timeout=_SECONDS).siblings or ()]
+        names = [
+            one.rfilename
+            for one in HfApi(token=token).model_info(name_or_path, revision=revision, timeout=_SECONDS).siblings or ()
+        ]
     except Exception as error:  # every transport raises its own kind
-        cached = try_to_load_from_cache(name_or_path, CONFIG)
+        cached = try_to_load_from_cache(name_or_path, CONFIG, cache_dir=cache_dir, revision=revision)
         if isinstance(cached, str):
             return Path(cached).parent
         raise ConfigError(
@@ -93,7 +107,11 @@ def local_folder(name_or_path: str) -> Path:
             expected=expected, fix="check the name and the network, or fetch the folder where there is one",
         ) from error  # fmt: skip
     with refused(f"{name_or_path!r} could not be fetched", fix="check the network and the disk", kind=DownloadError):
-        return Path(snapshot_download(name_or_path, allow_patterns=wanted(names)))
+        return Path(
+            snapshot_download(
+                name_or_path, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=wanted(names)
+            )
+        )
 
 
 def wanted(names: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ So the same image has the same tensors, and the same hash, whatever images it co
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,27 +22,39 @@ from ..schema import brief, check_text
 from .chats import Message
 from .vision import Vision
 
+_GENERAL = ("add_generation_prompt", "continue_final_message")
+"""Options that transformers itself heeds."""
+
 
 def read_chat(
-    vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]
+    vision: Vision,
+    messages: Sequence[Message],
+    images: Sequence[Image.Image],
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[list[int], VisionPrompt | None]:
     """Token ids of a chat whose contents are lists of parts, and the images as a `VisionPrompt`; None without images.
 
-    images: the images of the parts of type "image", in their order. Raises `ConfigError` where the processor fails.
+    images: the images of the parts of type "image", in their order. options: of the chat template. Raises `ConfigError`
+    where the processor fails.
     """
-    inputs = process_chat(vision, messages, images)
+    inputs = process_chat(vision, messages, images, options)
     if images:
         return prompt_of(vision, inputs, images)
     ids = list(inputs["input_ids"])
     return ids, text_prompt(vision, len(ids))
 
 
-def process_chat(vision: Vision, messages: Sequence[Message], images: Sequence[Image.Image]) -> Mapping[str, Any]:
+def process_chat(
+    vision: Vision,
+    messages: Sequence[Message],
+    images: Sequence[Image.Image],
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Mapping[str, Any]:
     """What the processor makes of a chat: tensors of a batch of one where it has images, else a list of ids."""
     processor: Any = vision.processor
     if processor is None:
         raise ConfigError("this vision-language model has no processor", fix="pass processor=..., or token ids")
-    rendered = _render(processor, messages)
+    rendered = _render(processor, messages, options)
     bos = processor.tokenizer.bos_token
     special = {"add_special_tokens": False} if bos is not None and rendered.startswith(bos) else {}
     if not images:
@@ -64,10 +77,19 @@ def text_prompt(vision: Vision, length: int) -> VisionPrompt | None:
     return VisionPrompt((), None, vision.family.text_offset, ((0, length),), True)
 
 
-def render(template_of: Any, messages: Sequence[Message]) -> str:
-    """The chat as one string, by the template of a tokenizer or processor. Raises `ConfigError` with its words."""
+def render(template_of: Any, messages: Sequence[Message], options: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The chat as one string, by the template of a tokenizer or processor. Raises `ConfigError` with its words.
+
+    options: of `apply_chat_template`; those that a template reads by name must be in it.
+    """
+    template = str(options.get("chat_template") or template_of.chat_template)
+    for name in options:
+        if name not in (*_GENERAL, "chat_template") and name not in template:
+            raise ConfigError(f"the model's chat template does not read {name!r}", fix=f"leave {name} out")
     try:
-        rendered = template_of.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        rendered = template_of.apply_chat_template(
+            list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
+        )
     except Exception as error:  # jinja's, and what templates raise on purpose
         raise ConfigError(
             "the model's chat template refuses this chat",
@@ -85,16 +107,19 @@ def writable(text: str) -> str:
         raise ConfigError("a prompt holds half a character", got=brief(text), expected=error) from None
 
 
-def _render(processor: Any, messages: Sequence[Message]) -> str:
+def _render(processor: Any, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
     """The chat as one string, by the processor's template; contents are texts where that takes no lists."""
     if not (processor.chat_template or getattr(processor.tokenizer, "chat_template", None)):
+        for name in options:
+            if name not in _GENERAL:
+                raise ConfigError("this model has no chat template", got=f"{name}=...", fix=f"leave {name} out")
         return _untemplated(processor, messages)
     if not _takes_parts(processor):
         if any(part["type"] == "image" for message in messages for part in message["content"]):  # type: ignore[attr-defined]
             fix = "set processor.chat_template to one that goes through the parts of a message"
             raise ConfigError("this model's chat template takes no images", fix=fix)
         messages = [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]  # type: ignore[attr-defined]
-    return render(processor, messages)
+    return render(processor, messages, options)
 
 
 def _takes_parts(processor: Any) -> bool:

@@ -1,8 +1,10 @@
 """Opens checkpoints by transformers: device and dtype, weights, processor, and refusals of what cannot be decoded."""
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -43,7 +45,10 @@ from .vision import family_of, is_vlm
 
 _VIDEO = "video_processor"
 _LINEAR_KINDS = ("linear_attention", "mamba", "recurrent", "conv", "ssm", "rwkv", "hybrid")
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+_DTYPES = {
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64,
+    "half": torch.float16, "float": torch.float32,
+}  # fmt: skip
 
 
 def chosen_device(device: str | torch.device | None) -> torch.device:
@@ -143,10 +148,15 @@ def load_processor(folder: str | Path, config: PretrainedConfig, trust_remote_co
 
 
 def open_checkpoint(
-    name_or_path: str, dtype: str | torch.dtype | None, device: str | torch.device | None, trust_remote_code: bool
+    name_or_path: str,
+    dtype: str | torch.dtype | None,
+    device: str | torch.device | None,
+    trust_remote_code: bool,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    hub: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, ProcessorMixin | None]:
     """A text model with its tokenizer, or a vision-language model with its processor; see `load_model` for errors."""
-    place, kind, folder = chosen_device(device), dtype_of(dtype), local_folder(name_or_path)
+    place, kind, folder = chosen_device(device), dtype_of(dtype), local_folder(name_or_path, **hub)
     check_folder(folder)
     files = weight_files(folder)
     stored = read_headers(files)
@@ -189,12 +199,16 @@ def open_checkpoint(
     with refused(f"{name_or_path!r} does not fit on {place}", fix="use another device"):
         model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
     if sees:
-        return model, None, load_processor(folder, config, trust_remote_code)
+        return model, tokenizer, load_processor(folder, config, trust_remote_code)
+    return model, tokenizer or load_tokenizer(folder, trust_remote_code), None
+
+
+def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or hub id. Raises `ConfigError`."""
     with refused(
-        f"{name_or_path!r} has no usable tokenizer",
-        fix="put its tokenizer files in that folder, or pass a loaded model with tokenizer=...",
+        f"{str(folder)!r} has no usable tokenizer", fix="put its tokenizer files in that folder, or pass tokenizer=..."
     ):
-        return model, AutoTokenizer.from_pretrained(folder, **own), None
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
 def check_architecture(name: str, model: PreTrainedModel) -> None:

@@ -2,8 +2,12 @@
 
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..core.interfaces import ModelFacts
@@ -15,7 +19,17 @@ from .image_prompts import read_chat, render, text_prompt, writable
 
 Chat: TypeAlias = Seq[Mapping[str, object]]
 """Messages with "role" and "content": a text, or a list of parts, each a text or an image."""
-Prompt: TypeAlias = str | Chat | Seq[int]
+
+
+@dataclass(frozen=True)
+class TemplatedChat:
+    """A chat with options of the chat template, as `apply_chat_template` of transformers takes them."""
+
+    messages: Chat
+    options: Mapping[str, Any]
+
+
+Prompt: TypeAlias = str | Chat | TemplatedChat | Seq[int] | Mapping[str, Any] | Tensor | NDArray[np.integer[Any]]
 _KINDS = "a text, a chat (a list of messages) or a list of token ids"
 _KEYS = {"prompt": (), "prompt_token_ids": (), "input_ids": ("attention_mask", "token_type_ids")}
 """The keys of vLLM's prompts and of tokenizers' results, with those that may come with them."""
@@ -29,12 +43,23 @@ def as_list(prompts: object) -> list[Prompt]:
     return [as_prompt(one) for one in given]
 
 
+def as_chats(given: object) -> list[Chat]:
+    """One chat or many as a list. Raises `ConfigError` for anything else."""
+    chats: list[Any] = as_list(given)
+    for chat in chats:
+        if not (isinstance(chat, list) and chat and isinstance(chat[0], Mapping)):
+            raise ConfigError("this is no chat", got=brief(chat), expected="a list of messages", fix="use generate")
+    return chats
+
+
 def as_prompt(given: object) -> Prompt:
     """One prompt as text, chat or list of token ids.
 
     It may also be an array of ids, what a tokenizer returns, or vLLM's {"prompt": ...} and {"prompt_token_ids": ...}.
     Raises `ConfigError` for anything else.
     """
+    if isinstance(given, TemplatedChat):
+        return given
     prompt = _taken(given)
     if len(prompt) == 1 and not isinstance(given, list | tuple) and not isinstance(prompt, str):
         prompt = prompt[0] if isinstance(prompt[0], list) else prompt  # a batch of one
@@ -114,10 +139,12 @@ def read_prompt(loaded: ModelFacts, given: object, max_length: int) -> tuple[lis
     vision, prompt = None, as_prompt(given)
     if isinstance(prompt, str):
         ids = list(tokenizer_of(loaded).encode(writable(prompt)))
-    elif prompt and isinstance(prompt[0], Mapping):
-        ids, vision = _chat(loaded, cast("Chat", prompt))
+    elif isinstance(prompt, TemplatedChat):
+        ids, vision = _chat(loaded, prompt.messages, prompt.options)
+    elif len(prompt) and isinstance(prompt[0], Mapping):
+        ids, vision = _chat(loaded, cast("Chat", prompt), {})
     else:
-        ids = _ids(prompt, loaded.vocab_size)
+        ids = _ids(cast("Seq[object]", prompt), loaded.vocab_size)
     if not ids:
         raise ConfigError("the prompt is empty", expected="at least one token")
     if loaded.vision is not None and not (vision and vision.images):
@@ -141,16 +168,16 @@ def check_length(num_tokens: int, vision: VisionPrompt | None, max_length: int) 
         )
 
 
-def _chat(loaded: ModelFacts, chat: Chat) -> tuple[list[int], VisionPrompt | None]:
+def _chat(loaded: ModelFacts, chat: Chat, options: Mapping[str, Any]) -> tuple[list[int], VisionPrompt | None]:
     if loaded.vision is not None and loaded.vision.processor is not None:
-        return read_chat(loaded.vision, *split_chat(chat))
+        return read_chat(loaded.vision, *split_chat(chat), options)
     if loaded.vision is not None and has_images(chat):
         raise ConfigError("this vision-language model has no processor", fix="pass processor=...")
     tokenizer = tokenizer_of(loaded)
     messages = text_chat(chat)
-    if not getattr(tokenizer, "chat_template", None):
+    if not (getattr(tokenizer, "chat_template", None) or options.get("chat_template")):
         raise ConfigError("this model has no chat template", fix="give the prompt as a string")
-    return list(tokenizer.encode(render(tokenizer, messages), add_special_tokens=False)), None
+    return list(tokenizer.encode(render(tokenizer, messages, options), add_special_tokens=False)), None
 
 
 def _ids(prompt: Seq[object], vocab_size: int) -> list[int]:

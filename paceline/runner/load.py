@@ -1,7 +1,10 @@
 """Makes a `LoadedModel`: load, describe, compare with plain transformers; refuses what cannot be decoded in trees."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -30,17 +33,20 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     trust_remote_code: bool = False,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    hub: Mapping[str, Any] = MappingProxyType({}),
 ) -> LoadedModel:
     """Load a model folder or hub id. Weights come from safetensors only. A vision-language model comes with its
     processor.
 
     dtype: None and "auto" keep the checkpoint's, except on a CPU without instructions for its 16 bits: float32 there.
     device: None takes CUDA where there is one.
+    tokenizer: in place of the checkpoint's. hub: revision, token and cache_dir of a hub id.
 
     Raises `ConfigError` for a name, dtype or file that cannot be read, `IncompatibleModels` for what is neither a
     causal LM nor a vision-language model of a known family, or whose logits are not those of plain transformers.
     """
-    opened = open_checkpoint(name_or_path, dtype, device, trust_remote_code)
+    opened = open_checkpoint(name_or_path, dtype, device, trust_remote_code, tokenizer, hub)
     return check(_prepare(*opened, Path(name_or_path).name))
 
 

@@ -46,7 +46,7 @@ class ModelRunner:
     def __init__(
         self,
         loaded: LoadedModel,
-        max_batch_size: int = 8,
+        max_num_seqs: int = 8,
         max_length: int | None = None,
         row_multiple: int | None = None,
         static: bool | None = None,
@@ -54,7 +54,7 @@ class ModelRunner:
     ):
         self.loaded = loaded
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
-        self.cache = share.cache if share else SlotCache(max_batch_size, self.max_length, loaded.num_layers)
+        self.cache = share.cache if share else SlotCache(max_num_seqs, self.max_length, loaded.num_layers)
         self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
         self.states = StateStore(self.cache.num_slots)
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK

@@ -29,7 +29,7 @@ _STATIC_CHAINS = (1, 3, 8, 17)
 
 def make_runner(
     loaded: LoadedModel,
-    max_batch_size: int = 8,
+    max_num_seqs: int = 8,
     max_length: int | None = None,
     invariant: bool | None = False,
     static: bool | None = None,
@@ -43,7 +43,7 @@ def make_runner(
     invariant: True requires that the bits of a row do not depend on the other rows of its pass, None takes it if
         possible.
     """
-    runner = ModelRunner(loaded, max_batch_size, max_length, static=static)
+    runner = ModelRunner(loaded, max_num_seqs, max_length, static=static)
     check_tree(runner)  # with these slots and static passes; it also makes the cache's tensors, or says they do not fit
     if loaded.is_native or invariant is False:
         return runner

@@ -156,6 +156,29 @@ def whole_text(
     return loaded.forward(ids, layout, cache)[0]
 
 
+@torch.inference_mode()
+def text_logits(
+    loaded: LoadedModel,
+    token_ids: Sequence[int],
+    vision: VisionPrompt | None = None,
+    features: Sequence[Features] = (),
+    most: int = 512,
+) -> Iterator[Tensor]:
+    """Logits [M, V] after each token of a text, in chunks of at most `most` tokens, in a cache of its own."""
+    cache, half, device = SlotCache(1, len(token_ids)), loaded.vision, loaded.device
+    slot = cache.allocate()
+    offset = vision.position_delta if vision else half.family.text_offset if half else 0
+    embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
+    for begin, end in chunks(len(token_ids), vision.blocks if vision else (), most):
+        count, ids = end - begin, list(token_ids[begin:end])
+        cache.begin([slot], count, whole=loaded.attends_trees)
+        layout = PassLayout([begin], count, None, False, slots=[slot], device=device, head_rows=count, offsets=[offset])
+        if vision is not None:
+            layout.rows = prompt_rows(embeddings, ids, begin, vision, features)
+        yield loaded.forward(torch.tensor([ids], device=device), layout, cache)[0]
+        cache.lengths[slot] = end
+
+
 def look(loaded: LoadedModel, vision: VisionPrompt | None) -> list[Features]:
     """What the tower sees in each image of a prompt."""
     if vision is None:

@@ -10,6 +10,7 @@ sequence apart. So each step decodes a short window twice, and what the new toke
 
 import copy
 import re
+from collections.abc import Sequence
 from typing import final
 
 from transformers import PreTrainedTokenizerBase
@@ -22,18 +23,22 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """The text of one answer.
 
-    stop_hit: the stop string that ended the text, None so far. The text is cut before it. Where several end with the
-    same token the one that ends earliest in the text counts, and of those the longest.
+    stop_hit: the stop string that ended the text, None so far. The text is cut before it, with `include_stop` behind
+    it. Where several end with the same token the one that ends earliest in the text counts, and of those the longest.
 
     Feeding another token after a hit declines the hit (as `min_tokens` asks): the text is whole again and only stop
     strings that end later are looked for.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
     ):
         self._tokenizer = tokenizer
-        self._stop = stop
+        self._stop, self._include_stop = stop, include_stop
         self._skip_special = skip_special_tokens
         self._special = _special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
         self._overlap = max((len(text) for text in stop), default=1) - 1
@@ -119,6 +124,7 @@ class Detokenizer:
         if best is None:
             return False
         self._hit_end, self._cut, self.stop_hit = best
+        self._cut = self._hit_end if self._include_stop else self._cut
         return True
 
     def _certain(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.request import Sequence
 from ..core.rng import Purpose, gumbel, uniforms
 from ..system.hardware import one_thread
-from .processors import add_bias, mask_endings
+from .processors import edit_named, mask_endings, names_tokens
 from .scores import argmax, bar
 from .warpers import is_warped, warp
 
@@ -26,8 +26,8 @@ _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
 class DraftSampler:
     """Draws the next drafted token of each sequence.
 
-    The draft's distribution has the warpers, `logit_bias` and the mask of `min_tokens`. The processors that depend on
-    the past are left to the target, which costs acceptance and never correctness.
+    The draft's distribution has the warpers, `allowed_token_ids`, `logit_bias` and the mask of `min_tokens`. The
+    processors that depend on the past are left to the target, which costs acceptance and never correctness.
 
     banned_token_ids: the tokens it never draws.
     """
@@ -75,11 +75,11 @@ class DraftSampler:
 
     def _scores(self, logits: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
         """Float32 scores of the draft's distribution, up to a constant per row."""
-        biased = [bool(s.params.logit_bias) or s.num_output + offset < s.params.min_tokens for s in seqs]
+        biased = [names_tokens(s.params) or s.num_output + offset < s.params.min_tokens for s in seqs]
         scores = logits.to(torch.float32, copy=any(biased))
         for row, seq in enumerate(seqs):
             if biased[row]:
-                add_bias(scores[row : row + 1], seq)
+                edit_named(scores[row : row + 1], seq.params)
                 mask_endings(scores[row : row + 1], seq, seq.num_output + offset)
         if self._banned is not None:
             scores = bar(scores, self._banned[self._banned < scores.shape[1]])

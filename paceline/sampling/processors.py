@@ -13,27 +13,34 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from ..core.request import LogitsProcessor, Sequence
+from ..core.request import LogitsProcessor, SamplingParams, Sequence
 from ..errors import ConfigError
 
 
 def is_edited(seq: Sequence) -> bool:
     """True iff some processor may change the scores of the next token or of a later one."""
     params = seq.params
-    return bool(params.logit_bias) or params.needs_history or seq.num_output < params.min_tokens
+    return names_tokens(params) or params.needs_history or seq.num_output < params.min_tokens
 
 
-def add_bias(scores: Tensor, seq: Sequence) -> None:  # [1, V]
-    """Add `logit_bias` in place. ConfigError: a token id outside the vocabulary."""
-    bias = seq.params.logit_bias
-    if not bias:
-        return
-    vocab = scores.shape[1]
-    for token in bias:
-        if not 0 <= token < vocab:
-            raise ConfigError("SamplingParams.logit_bias names no token", got=token, expected=f"0 to {vocab - 1}")
-    index = torch.tensor(list(bias), device=scores.device)
-    scores[0, index] += torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
+def names_tokens(params: SamplingParams) -> bool:
+    """Whether scores of tokens change by their ids alone."""
+    return bool(params.logit_bias) or params.allowed_token_ids is not None
+
+
+def edit_named(scores: Tensor, params: SamplingParams) -> None:  # [1, V]
+    """Apply `allowed_token_ids` and `logit_bias` in place. ConfigError: a token id outside the vocabulary."""
+    vocab, bias, allowed = scores.shape[1], params.logit_bias or {}, params.allowed_token_ids
+    for name, tokens in (("allowed_token_ids", allowed or ()), ("logit_bias", bias)):
+        bad = next((token for token in tokens if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise ConfigError(f"SamplingParams.{name} names no token", got=bad, expected=f"0 to {vocab - 1}")
+    if allowed is not None:
+        kept = torch.tensor(allowed, device=scores.device)
+        scores.copy_(torch.full_like(scores, -torch.inf).index_copy_(1, kept, scores[:, kept]))
+    if bias:
+        index = torch.tensor(list(bias), device=scores.device)
+        scores[0, index] += torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
 
 
 def mask_endings(scores: Tensor, seq: Sequence, num_output: int) -> None:  # [1, V]
@@ -44,7 +51,7 @@ def mask_endings(scores: Tensor, seq: Sequence, num_output: int) -> None:  # [1,
     if num_output >= seq.params.min_tokens:
         return
     vocab = scores.shape[1]
-    endings = [token for token in {*seq.eos_ids, *seq.params.stop_token_ids} if 0 <= token < vocab]
+    endings = [token for token in {*seq.eos_ids, *(seq.params.stop_token_ids or ())} if 0 <= token < vocab]
     if endings:
         scores[0, torch.tensor(endings, device=scores.device)] = -torch.inf
 
@@ -58,7 +65,7 @@ def process(scores: Tensor, ids: Tensor, seq: Sequence) -> Tensor:  # [1, V], [1
     Raises `ConfigError` for a user's processor that does not return scores, or a token outside the vocabulary.
     """
     params = seq.params
-    add_bias(scores, seq)
+    edit_named(scores, params)
     if seq.bad_word_ids:
         scores = _bad_words(scores, ids, seq.bad_word_ids)
     mask_endings(scores, seq, ids.shape[1] - len(seq.prompt_ids))

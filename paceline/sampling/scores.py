@@ -55,14 +55,15 @@ def token_logprob(
     token: int,
     k: int,
 ) -> TokenLogprob:
-    """Natural-log probability of `token` and of the `k` most probable tokens, in descending order.
+    """Natural-log probability of `token` and of the `k` most probable tokens (-1: all), in descending order.
 
     logits_row: the target's raw logits, any floating dtype; the softmax is taken in float32.
     """
     logprobs = torch.log_softmax(logits_row.float(), dim=-1)
-    best = torch.topk(logprobs, min(k, logprobs.shape[-1]))
+    vocab = logprobs.shape[-1]
+    best = torch.topk(logprobs, vocab if k < 0 else min(k, vocab))
     top = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return TokenLogprob(token, float(logprobs[token]), top)
+    return TokenLogprob(token, float(logprobs[token]), top, int((logprobs > logprobs[token]).sum()) + 1)
 
 
 def columns_of(banned_token_ids: Collection[int], draft_ids: Tensor) -> Tensor | None:

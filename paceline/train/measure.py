@@ -26,7 +26,7 @@ def evaluate(
     budget = DraftBudget(spec.num_speculative_tokens, spec.num_draft_nodes or spec.num_speculative_tokens)
     drafter, policy, verifier = spec.build()
     own = target.with_model(share_copy(target.model))  # drafters may attach modules to it
-    llm = LLM(own, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_batch_size=1)
+    llm = LLM(own, drafter=drafter, policy=policy, verifier=verifier, numerics="fast", max_num_seqs=1)
     taken = {key: getattr(spec.drafter, key, None) for key in ("tree", "top_k", "dtype")}
     keys = {key: value for key, value in taken.items() if value is not None}
     for name, texts in _suites(config):

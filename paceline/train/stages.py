@@ -78,7 +78,7 @@ class Stages:
         how = self.config.prepare
         return LLM(
             resolve(self.config.model), dtype=self.config.dtype, device=self.config.device or local_device(),
-            numerics="fast", max_batch_size=how.batch, max_model_len=how.prompt_tokens + how.max_tokens + 1,
+            numerics="fast", max_num_seqs=how.batch, max_model_len=how.prompt_tokens + how.max_tokens + 1,
         )  # fmt: skip
 
     @property

@@ -13,6 +13,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 # A package may import those of a lower rank, and its own.
 RANK = {
     "errors": -1,
+    "other_names": -1,
     "schema": 0,
     "kernels": 0,
     "core": 1,
@@ -31,6 +32,8 @@ RANK = {
     "outputs": 6,
     "config": 7,
     "tuned": 8,
+    "requests": 8,
+    "custom_generate": 10,
     "llm": 9,
     "eval": 10,
     "train": 11,

@@ -53,7 +53,7 @@ def test_growing_asks_for_what_it_takes_more_and_changes_nothing_where_it_cannot
 
 def test_an_engine_that_ran_out_goes_on_with_what_fits(free):
     model = loaded(max_position_embeddings=4096)
-    llm = LLM(model, max_batch_size=2)
+    llm = LLM(model, max_num_seqs=2)
     free(1)
     with pytest.raises(CacheFull, match="does not fit into memory"):
         llm.generate([[5] * 600])

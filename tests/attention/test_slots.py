@@ -60,7 +60,7 @@ def test_rollback_equals_a_restored_snapshot(seed, name):
 def test_slots_run_out_and_come_back():
     on = ModelRunner(loaded(), 2)
     first, second = on.admit([1, 2]), on.admit([1, 2])
-    with pytest.raises(CacheFull, match=r"no cache slot.*max_batch_size"):
+    with pytest.raises(CacheFull, match=r"no cache slot.*max_num_seqs"):
         on.admit([1, 2])
     on.cache.release(first)
     on.cache.release(first)  # twice is harmless
@@ -125,7 +125,7 @@ def test_errors_leave_slots_free_and_the_next_answer_right():
     right = LLM(model).generate([REPEATING, prompt(30)], PARAMS)
     for place in ("propose", "observe"):
         for error in (RuntimeError("broken"), KeyboardInterrupt()):
-            llm = LLM(model, drafter=Fails(error, place), max_batch_size=2)
+            llm = LLM(model, drafter=Fails(error, place), max_num_seqs=2)
             with pytest.raises(DraftError if isinstance(error, Exception) else KeyboardInterrupt):
                 llm.generate([REPEATING, prompt(30), prompt(4)], PARAMS)
             assert all_free(llm.runner)
@@ -138,7 +138,7 @@ def test_errors_leave_slots_free_and_the_next_answer_right():
 def test_an_error_inside_a_pass(drafter, call, monkeypatch):
     """Of the target or of the draft, in prefill or later; both caches must be usable afterwards."""
     target = loaded()
-    llm = LLM(tiny_model("llama"), drafter=DRAFTERS[drafter](target, {}), max_batch_size=1)
+    llm = LLM(tiny_model("llama"), drafter=DRAFTERS[drafter](target, {}), max_num_seqs=1)
     right = llm.generate(REPEATING, PARAMS)[0].token_ids
     count = 0
     real = ModelRunner.forward
@@ -159,7 +159,7 @@ def test_an_error_inside_a_pass(drafter, call, monkeypatch):
 
 
 def test_streams_that_nobody_finishes():
-    llm = LLM(tiny_model("llama"), drafter=PromptLookup(), max_batch_size=1)
+    llm = LLM(tiny_model("llama"), drafter=PromptLookup(), max_num_seqs=1)
     right = llm.generate(REPEATING, PARAMS)[0].token_ids
     stream = llm.stream(REPEATING, PARAMS)
     next(stream)
@@ -182,7 +182,7 @@ def test_streams_that_nobody_finishes():
 
 
 def test_two_streams_side_by_side():
-    llm = LLM(tiny_model("llama"), drafter=PromptLookup(), max_batch_size=2)
+    llm = LLM(tiny_model("llama"), drafter=PromptLookup(), max_num_seqs=2)
     right = [r.token_ids for r in llm.generate([REPEATING, prompt(30)], PARAMS)]
     streams = [llm.stream(REPEATING, PARAMS), llm.stream(prompt(30), PARAMS)]
     got: list[list[int]] = [[], []]
@@ -199,11 +199,11 @@ def test_two_streams_side_by_side():
 def test_an_overflow_does_not_outlive_its_round():
     """Masked columns weigh 0, and 0 * NaN would be NaN: a rejected row, or a last tenant, must not reach others."""
     model = tiny_model("llama")
-    right = LLM(model, max_batch_size=1).generate(REPEATING, PARAMS)[0].token_ids
+    right = LLM(model, max_num_seqs=1).generate(REPEATING, PARAMS)[0].token_ids
     bad = next(token for token in range(3, 97) if token not in REPEATING + right)
     with torch.no_grad():
         model.model.embed_tokens.weight[bad] = float("nan")
-    llm = LLM(model, drafter=Constant(bad), policy=Fixed(3), max_batch_size=1)
+    llm = LLM(model, drafter=Constant(bad), policy=Fixed(3), max_num_seqs=1)
     answer = llm.generate(REPEATING, PARAMS)[0]
     assert answer.token_ids == right
     assert answer.outputs[0].num_drafted > 0

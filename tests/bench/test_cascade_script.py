@@ -31,7 +31,7 @@ def run(script, tmp_path, capsys, threshold: float, noise: float = 0.03) -> dict
     rows = [{"prompt": " ".join(f"w{token}" for token in ids if token > 3)} for ids in PROMPTS[:12]]
     (tmp_path / "fresh.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--prompts", str(tmp_path / "fresh.jsonl"), "--tokens", "12", "--out", str(tmp_path / "told.json")]
-    small, large = (script.LLM(folders[role], dtype="float32", max_batch_size=1) for role in ("small", "large"))
+    small, large = (script.LLM(folders[role], dtype="float32", max_num_seqs=1) for role in ("small", "large"))
     made: Calibration = made_up(
         threshold,
         small=ModelId.of(small),

@@ -30,12 +30,12 @@ def perturbed(noise: float, seed: int = 5):
 
 @cache
 def large() -> LLM:
-    return LLM(tiny_model("llama"), tokenizer=tokenizer(), numerics="fast", max_batch_size=4)
+    return LLM(tiny_model("llama"), tokenizer=tokenizer(), numerics="fast", max_num_seqs=4)
 
 
 @cache
 def small() -> LLM:
-    return LLM(perturbed(0.03), tokenizer=tokenizer(), numerics="fast", max_batch_size=4)
+    return LLM(perturbed(0.03), tokenizer=tokenizer(), numerics="fast", max_num_seqs=4)
 
 
 def made_up(threshold: float, small_llm: LLM | None = None, **changes) -> Calibration:

@@ -123,7 +123,7 @@ def test_what_may_not_end_within_the_window_never_decides():
 
 
 def test_a_prompt_too_long_for_the_small_model_goes_to_the_large_one():
-    cramped = LLM(small().loaded, numerics="fast", max_model_len=8, max_batch_size=4)
+    cramped = LLM(small().loaded, numerics="fast", max_model_len=8, max_num_seqs=4)
     ours = Cascade(cramped, large(), made_up(0.009), allow_lossy=True, audit_share=0.0, policy=Fixed(2))
     whole, fits = [*PROMPTS[0], *PROMPTS[1]], PROMPTS[2][:3]
     got = ours.generate([whole, fits], PARAMS)

@@ -29,7 +29,7 @@ def engine(noise: float, where: str = "") -> LLM:
         for name, parameter in model.named_parameters():
             if noise and where in name and parameter.dim() >= 2:
                 parameter.add_(noise * torch.randn(parameter.shape, generator=rng))
-    return LLM(wrap_model(model, processor=processor), numerics="fast", max_batch_size=4)
+    return LLM(wrap_model(model, processor=processor), numerics="fast", max_num_seqs=4)
 
 
 @cache

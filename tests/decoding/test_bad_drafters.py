@@ -60,7 +60,7 @@ CHANGES = {
 
 
 def engine(drafter) -> LLM:
-    return LLM(loaded(), drafter=drafter, policy=Fixed(3), max_batch_size=1)
+    return LLM(loaded(), drafter=drafter, policy=Fixed(3), max_num_seqs=1)
 
 
 @pytest.mark.parametrize("change", CHANGES)

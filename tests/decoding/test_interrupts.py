@@ -22,9 +22,7 @@ SOURCE = str(Path(paceline.__file__).parent)
 
 def engine(drafter=None, slots: int = 1, policy=None) -> LLM:
     made = drafter or PromptLookup()
-    return LLM(
-        tiny_model("llama"), tokenizer=tokenizer(), drafter=made, policy=policy or Fixed(3), max_batch_size=slots
-    )
+    return LLM(tiny_model("llama"), tokenizer=tokenizer(), drafter=made, policy=policy or Fixed(3), max_num_seqs=slots)
 
 
 class InterruptAt:

@@ -242,10 +242,10 @@ def test_soft_caps_keep_their_bits_in_batches_and_first_passes(drafter):
     """Prompts that end shortly behind a block of columns: log-probabilities to the last bit."""
     target = loaded("gemma2", max_position_embeddings=512)
     try:
-        spec = LLM(target, drafter=drafter(), policy=Fixed(5, 10), max_batch_size=3, numerics="invariant")
+        spec = LLM(target, drafter=drafter(), policy=Fixed(5, 10), max_num_seqs=3, numerics="invariant")
     except NumericsError:
         pytest.skip("this device gives no row count whose multiples repeat bit for bit")
-    alone = LLM(target, max_batch_size=1, numerics="invariant")
+    alone = LLM(target, max_num_seqs=1, numerics="invariant")
     params = SamplingParams(max_tokens=10, logprobs=0)
     for trial in range(4):
         texts = [(prompt(5 + i, trial) * 20)[: 66 + (7 * trial + 5 * i) % 24] for i in range(3)]

@@ -196,7 +196,7 @@ def test_confidences_of_strings(monkeypatch):
 def test_the_cost_model_learns_from_confidences(mode):
     target, policy = reader("byte level"), CostModel()
     drafter = DraftModel(reader("sentencepiece", 1), vocabulary=mode)
-    llm = LLM(target, drafter=drafter, policy=policy, max_batch_size=2)
+    llm = LLM(target, drafter=drafter, policy=policy, max_num_seqs=2)
     prompts = [Spelling(target).encode(text.encode()) for text in TEXT]
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     got = llm.generate(prompts, params)
@@ -222,7 +222,7 @@ def test_answers_stay_beside_other_drafters(ours, theirs, together, temperature)
     texts = [TEXT[0] * 3, TEXT[1], TEXT[2] + TEXT[2][:40]]
     params = [SamplingParams(temperature=temperature, max_tokens=size, seed=size) for size in (24, 9, 30)]
     prompts = [spelling.encode(text.encode()) for text in texts]
-    llm = LLM(target, drafter=drafter, policy=Fixed(6, 20), max_batch_size=3)
+    llm = LLM(target, drafter=drafter, policy=Fixed(6, 20), max_num_seqs=3)
     got, plain = llm.generate(prompts, params), llm.plain().generate(prompts, params)
     assert [one.token_ids for one in got] == [one.token_ids for one in plain]
     assert sum(one.num_drafted for out in got for one in out.outputs[0].rounds) > 10

@@ -26,7 +26,7 @@ QUIET = MachineReport({}, (), Processors(4, 4), 4, "wait", Load(0.0, 0.0, 0.0), 
 
 @pytest.fixture(scope="module")
 def llm():
-    return LLM(tiny_model("llama", torch.bfloat16), drafter=PromptLookup(), max_batch_size=2)
+    return LLM(tiny_model("llama", torch.bfloat16), drafter=PromptLookup(), max_num_seqs=2)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_cache_plan_is_what_the_runner_allocates(llm, report):
     """Fill a cache of that many slots to its length and compare."""
     memory = report.memory
     assert (memory.slots, memory.length) == (3, llm.runner.max_length)
-    other = LLM(tiny_model("llama", torch.bfloat16), max_batch_size=3).runner
+    other = LLM(tiny_model("llama", torch.bfloat16), max_num_seqs=3).runner
     slot = other.admit([0])
     other.prefill(slot, [5] * (other.max_length - 1))
     assert other.cache.num_bytes == memory.kv_cache

@@ -37,11 +37,11 @@ def test_scenes_are_seeded_and_of_different_kinds():
 
 
 def test_both_sides_look_once_at_each_picture(folder):
-    llm = LLM(folder, drafter=PromptLookup(), max_batch_size=1)
+    llm = LLM(folder, drafter=PromptLookup(), max_num_seqs=1)
     answered = list(answer_both_ways(llm, scenes(2), SamplingParams(temperature=0.0, max_tokens=6)))
     assert len(answered) == 10
     for side in ("plain", "speculative"):
-        looks = [getattr(one, side).timings.vision > 0 for one in answered]
+        looks = [getattr(one, side).metrics.vision > 0 for one in answered]
         assert looks == [True, False, False, False, False] * 2
     total = totals(answered)
     assert total["num_identical"] == 10
@@ -49,7 +49,7 @@ def test_both_sides_look_once_at_each_picture(folder):
 
 
 def test_a_model_without_a_tower_is_refused(base):
-    llm = LLM(str(base), max_batch_size=1)
+    llm = LLM(str(base), max_num_seqs=1)
     with pytest.raises(ConfigError, match="cannot read images"):
         list(answer_both_ways(llm, scenes(1), SamplingParams(max_tokens=4)))
 

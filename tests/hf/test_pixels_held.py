@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 
-import paceline.llm as front
+import paceline.requests as front
 from paceline import LLM, DraftModel, SamplingParams
 from paceline.core.vision import PromptImage
 from paceline.decoding import SpeculativeDecoder
@@ -22,7 +22,7 @@ CHATS = [[user("see ", picture(index, 40, 24), "what is it")] for index in range
 def engine(drafter=None, **options) -> LLM:
     model, processor = make("llava")
     loaded = wrap_model(model, processor=processor)
-    return LLM(loaded, drafter=drafter, policy=Fixed(2) if drafter else None, max_batch_size=2, **options)
+    return LLM(loaded, drafter=drafter, policy=Fixed(2) if drafter else None, max_num_seqs=2, **options)
 
 
 def draft() -> DraftModel:
@@ -123,7 +123,7 @@ def test_picture_that_changes_while_it_waits_is_refused(monkeypatch, tmp_path):
 
 def test_without_pixels_is_all_but_the_pixels():
     llm = engine()
-    ((seq, *_), _) = llm._sequences(CHATS[0], GREEDY)
+    (seq, *_) = llm._request(CHATS[0], GREEDY).seqs
     bare = seq.vision.without_pixels()
     assert (bare.keys, bare.num_tokens, bare.edge) == (seq.vision.keys, seq.vision.num_tokens, seq.vision.edge)
     assert all(isinstance(one, PromptImage) and not one.inputs and one.source is None for one in bare.images)

@@ -139,7 +139,7 @@ def test_many_prompts_are_not_one(llm):
     ("params", "words"),
     [
         (5, "no SamplingParams.*5"),
-        ({"max_tokens": 3}, "no SamplingParams.*from_dict"),
+        ({"max_tokens": 3}, "no SamplingParams.*options"),
         (SamplingParams, "no SamplingParams"),
         ([5], "no SamplingParams"),
         ([PARAMS, PARAMS], "differ in number.*2.*1"),

@@ -1,7 +1,9 @@
 """Requests and options that cannot be: refused before anything is decoded, with what was expected instead."""
 
+import inspect
 import math
 import pickle
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -22,14 +24,16 @@ from paceline import (
     Typical,
 )
 from paceline.drafters import Blockwise, Eagle, Medusa, Mtp, Space
+from paceline.drafters.registry import keys_of, methods, spec_class
 from paceline.errors import CacheFull, ConfigError, NumericsError
+from paceline.other_names import INSTEAD
 from tests.helpers import all_free, tokenizer
 from tests.tiny import tiny_model
 
 HUGE = 10**5000  # repr() refuses it
 BAD_PARAMS: dict[str, list[object]] = {
     "temperature": [-0.1, math.nan, math.inf, True, "0.5", None, 10**400],
-    "top_k": [-1, 1.5, 2.0, True, -HUGE],
+    "top_k": [-2, 1.5, 2.0, True, -HUGE],
     "top_p": [0.0, -0.5, 1.01, math.nan],
     "min_p": [-0.1, 1.1, math.nan],
     "repetition_penalty": [0.0, -1.0, math.nan, math.inf],
@@ -38,14 +42,19 @@ BAD_PARAMS: dict[str, list[object]] = {
     "no_repeat_ngram_size": [-1, 0.5],
     "logit_bias": [{5: math.nan}, {5: math.inf}, {"5": 1.0}, {True: 1.0}, [5], {5: "1"}],
     "min_tokens": [-1, 257, 1.5],
-    "max_tokens": [0, -5, 4.5, True, "9", None, np.float32(3)],
+    "max_tokens": [0, -5, 4.5, True, "9", np.float32(3)],
     "stop": ["", ("a", ""), b"a", ["a", 3], 3, "\ud800"],
     "bad_words": ["", ("",), ["a\udcff"], 3],
     "stop_token_ids": [3, "3", [3.0], [True]],
     "ignore_eos": [1, "no"],
     "seed": [1.5, math.nan, True, "1"],
     "n": [0, 10**9, HUGE, 1.0],
-    "logprobs": [-1, 0.5, True],
+    "logprobs": [-2, 0.5, True],
+    "prompt_logprobs": [-2, "1"],
+    "allowed_token_ids": [[], 3, ["3"]],
+    "detokenize": [0, "no"],
+    "output_kind": [1, "DELTA"],
+    "extra_args": [3],
     "logits_processors": [3, [3]],
 }
 
@@ -74,10 +83,50 @@ def test_sampling_options_that_can_be():
     assert llm.generate([5, 6], replace(given, bad_words=(), stop=()))[0].outputs[0].token_ids
 
 
-def test_unknown_sampling_option():
-    with pytest.raises(ConfigError, match=r"unknown sampling option 'temprature'.*temperature"):
-        SamplingParams.from_dict({"temprature": 0.5})
-    assert SamplingParams.from_dict({"temperature": 0.5, "stop": "x"}) == SamplingParams(temperature=0.5, stop=("x",))
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("temprature", r"one of temperature, .*did you mean 'temperature'\?"),
+        ("max_new_tokens", "Fix: max_tokens"),
+        ("do_sample", "temperature=0 is greedy"),
+        ("structured_outputs", "no grammars.*logits_processors"),
+        ("best_of", "cumulative_logprob"),
+        ("something", "one of temperature, "),
+    ],
+)
+def test_names_of_others_are_answered_with_ours(name, answer):
+    with pytest.raises(ConfigError, match=rf"SamplingParams takes no '{name}'.*{answer}"):
+        SamplingParams(**{name: 1})
+
+
+def test_nothing_is_replaced_that_exists():
+    places = {"SamplingParams": SamplingParams, "LLM": LLM}
+    places |= {f"LLM.{name}": getattr(LLM, name) for name in ("generate", "chat", "stream")}
+    keys = {"num_draft_nodes", *(key for method in methods() for key in keys_of(spec_class(method)))}
+    others = {
+        "an attribute of LLM": {*dir(LLM), "decoder", "runner"},
+        "speculative_config": {*keys, "num_speculative_tokens"},
+    }
+    for place, names in INSTEAD.items():
+        known = set(inspect.signature(places[place]).parameters) if place in places else others[place]
+        assert not known & set(names)
+        for fix in names.values():
+            words = set(re.findall(r"\w+", fix))
+            starts = ("leave", "cut", "give", "set", "merge", "load", "fetch", "not here", "change")
+            assert words & {*known, "SamplingParams"} or fix.startswith(starts), fix
+
+
+def test_none_is_taken_where_vllm_takes_it():
+    names = ("max_tokens", "stop", "stop_token_ids", "bad_words", "seed", "logprobs", "prompt_logprobs", "logit_bias",
+             "allowed_token_ids", "extra_args")  # fmt: skip
+    params = SamplingParams(top_k=-1, **dict.fromkeys(names))
+    assert (params.stop, params.stop_token_ids, params.bad_words, params.top_k) == ((), (), (), 0)
+    assert len(LLM(tiny_model("llama"), max_model_len=64).generate([5, 6], params)[0].token_ids) == 62
+
+
+def test_stop_strings_need_the_text():
+    with pytest.raises(ConfigError, match=r"stop.*detokenize.*stop_token_ids"):
+        SamplingParams(stop="x", detokenize=False)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +141,9 @@ def test_unknown_sampling_option():
         (lambda llm: llm.generate([5] * 64), CacheFull, "at most 63"),
         (lambda llm: llm.generate([5], SamplingParams(logit_bias={97: 1.0})), ConfigError, "names no token"),
         (lambda llm: llm.generate([5], SamplingParams(stop_token_ids=(-3,))), ConfigError, "names no token"),
-        (lambda llm: next(llm.stream([5], SamplingParams(n=2))), ConfigError, "one answer"),
+        (lambda llm: next(llm.stream([5], SamplingParams(1.0, n=2))), ConfigError, "one answer"),
+        (lambda llm: llm.generate([5], SamplingParams(allowed_token_ids=[97])), ConfigError, "names no token"),
+        (lambda llm: next(llm.stream([5], SamplingParams(prompt_logprobs=0))), ConfigError, "use generate"),
     ],
 )
 def test_requests_that_cannot_be(call, error, reason):
@@ -133,16 +184,20 @@ def test_chat_without_a_template():
 
 BAD_ENGINE: dict[str, list[object]] = {
     "numerics": ["exact", True],
-    "max_batch_size": [0, 10**9, "x", 1.5, True, None],
+    "max_num_seqs": [0, 10**9, "x", 1.5, True, None],
     "max_model_len": [0, -4, "x", True, 1.5],
-    "drafter": ["lookup", PromptLookup, 5, Fixed()],
+    "drafter": [PromptLookup, 5, Fixed()],
+    "speculative_config": [5, ["ngram"]],
+    "seed": ["x", 1.5],
+    "generation_config": ["vllm", 3],
+    "token": [3],
     "policy": ["fixed", Fixed, 5, PromptLookup()],
     "verifier": ["exact", Coupled, 5],
     "weights": ["int3", 4],
     "profile": [3],
     "dtype": [3],
     "device": [3],
-    "tokenizer": ["x"],
+    "tokenizer": [3],
     "processor": ["x"],
     "allow_lossy": ["no", 1],
     "trust_remote_code": ["false", 1],

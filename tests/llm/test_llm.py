@@ -15,7 +15,7 @@ PARAMS = SamplingParams(temperature=0.8, max_tokens=20, seed=7, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(tiny_model("llama"), tokenizer=tokenizer(), drafter=PromptLookup(), policy=Fixed(), max_batch_size=3)
+    return LLM(tiny_model("llama"), tokenizer=tokenizer(), drafter=PromptLookup(), policy=Fixed(), max_num_seqs=3)
 
 
 def test_a_prompt_of_every_kind(llm):
@@ -58,9 +58,9 @@ def test_fields_of_an_answer(llm):
     assert (answer.num_decoded, len(alone)) == (20 - answer.rounds[0].num_emitted, len(answer.rounds) - 1)
     for origin, source in zip(answer.origins, answer.sources, strict=True):
         assert source == ("lookup" if origin is Origin.DRAFTED else "")
-    assert result.timings.rounds == len(answer.rounds)
-    assert result.timings.decode > 0
-    assert result.timings.prefill > 0
+    assert result.metrics.rounds == len(answer.rounds)
+    assert result.metrics.decode > 0
+    assert result.metrics.prefill > 0
 
 
 def test_origins_tell_each_kind():

@@ -169,7 +169,7 @@ def test_arguments_are_checked_by_their_annotations():
     ):
         with pytest.raises(ConfigError, match=words):
             _grow(*args, **options)
-    with pytest.raises(TypeError, match="dept"):
+    with pytest.raises(ConfigError, match=r"_grow takes no 'dept'.*did you mean 'depth'"):
         _grow(dept=1)
 
 

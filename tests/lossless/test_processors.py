@@ -144,10 +144,10 @@ def test_bad_words_that_leave_nothing_behind_an_unsaid_token():
 def test_nothing_is_asked_behind_a_stop_string(min_tokens):
     """A guided choice that a stop string ends inside a draft that would be accepted further."""
     target, words = tiny_model("llama"), tokenizer()
-    plain = LLM(target, tokenizer=words, max_batch_size=1)
+    plain = LLM(target, tokenizer=words, max_num_seqs=1)
     answer = plain.generate(REPEATING, SamplingParams(max_tokens=24))[0].outputs[0]
     drafter = Scripted({tuple(REPEATING): [*REPEATING, *answer.token_ids]}, [None])
-    drafted = LLM(target, tokenizer=words, drafter=drafter, policy=Fixed(12), max_batch_size=1)
+    drafted = LLM(target, tokenizer=words, drafter=drafter, policy=Fixed(12), max_num_seqs=1)
     for length in range(1, 6):
         stop = answer.text[5 : 5 + length]
         for llm in (plain, drafted):

@@ -31,7 +31,7 @@ def test_plain_decoding_is_that_of_transformers(folder):
 
 def test_speculation_changes_nothing_in_bfloat16(folder):
     """Greedy and sampled answers in one batch."""
-    llm = LLM(folder, drafter=SelfQuantized(), policy=Fixed(4), max_batch_size=2)
+    llm = LLM(folder, drafter=SelfQuantized(), policy=Fixed(4), max_num_seqs=2)
     if llm.numerics != "invariant":
         pytest.skip("this machine gives no row-invariant numerics; `paceline check` tells ties from bugs")
     prompts = [user_prompt(llm.loaded, prompt.prompt) for prompt in EXAMPLES[-2:]]

@@ -1,6 +1,9 @@
 """The documentation names every drafter, policy and public name, and links only to what exists."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,3 +61,23 @@ def test_links_between_pages_lead_somewhere(page):
 def test_every_page_is_in_the_menu():
     menu = (DOCS.parent / "mkdocs.yml").read_text()
     assert not [page.name for page in PAGES if f": {page.name}\n" not in menu]
+
+
+TYPED = ["README.md", "docs/coming_from.md", "docs/quickstart.md"]
+
+
+def test_code_of_the_first_pages_type_checks(tmp_path):
+    """As a user with a strict type checker sees it: public names have types, and calls fit them."""
+    for page in TYPED:
+        code = re.findall(r"```python\n(.*?)```", (DOCS.parent / page).read_text(), re.S)
+        ours = [block for block in code if "from transformers" not in block]  # which has no types of its own
+        (tmp_path / f"{Path(page).stem}.py").write_text("\n".join(ours))
+    (tmp_path / "mutant.py").write_text("from paceline import SamplingParams\nSamplingParams(max_new_tokens=3)\n")
+    settings = {"typeCheckingMode": "strict", "extraPaths": [str(DOCS.parent)], "reportUnusedExpression": False}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = [f"{Path(one['file']).stem}: {one['message']}" for one in json.loads(done.stdout)["generalDiagnostics"]]
+    mutants = [one for one in found if one.startswith("mutant")]
+    assert any("max_new_tokens" in one for one in mutants)
+    assert found == mutants

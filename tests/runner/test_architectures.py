@@ -31,7 +31,7 @@ def test_tree_rows_equal_plain_transformers(name):
     after = PROMPT + path_tokens(tree, 6)
     follow = [plain_logits(model, [*after, 33]), plain_logits(model, [*after, 33, 44])]
 
-    runner = ModelRunner(wrap_model(model), max_batch_size=2)
+    runner = ModelRunner(wrap_model(model), max_num_seqs=2)
     slot = runner.admit(PROMPT)
     runner.prefill(slot, PROMPT[:-1])
     logits = runner.forward([slot], tree)[0].float()
@@ -41,7 +41,7 @@ def test_tree_rows_equal_plain_transformers(name):
     # What was accepted stays, what was rejected leaves no trace.
     runner.commit([slot], [accepted])
     assert runner.cache.lengths[slot] == len(after)
-    fresh = ModelRunner(runner.loaded, max_batch_size=1)
+    fresh = ModelRunner(runner.loaded, max_num_seqs=1)
     other = fresh.admit(after)
     fresh.prefill(other, after)
     for ours, theirs in zip(

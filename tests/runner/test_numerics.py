@@ -152,7 +152,7 @@ def test_committed_rows_have_the_bits_of_plain_decoding(runner, slots):
     ("drafter", "temperature"), [("lookup", 0.0), ("draft model", 1.0), ("self int4", 0.0), ("random trees", 1.0)]
 )
 def test_answers_in_bfloat16_are_identical(drafter, temperature):
-    llm = LLM(middling(), drafter=DRAFTERS[drafter](), numerics=None, max_batch_size=3)
+    llm = LLM(middling(), drafter=DRAFTERS[drafter](), numerics=None, max_num_seqs=3)
     if llm.numerics != "invariant":
         pytest.skip("not to be had on this device")
     prompts = [TEXT[:7], TEXT[:60], TEXT[100:228], TEXT[3:20] * 3]

@@ -73,7 +73,7 @@ def target_probs(llm: LLM, files) -> torch.Tensor:
     """After each part of each answer, the text read anew by the engine."""
     probs = []
     for chat, answer in zip(chats(files), ANSWERS, strict=True):
-        (seq,), _ = llm._sequences(chat, SAMPLED)
+        (seq,) = llm._request(chat, SAMPLED).seqs
         for count in range(len(answer)):
             ids = seq.prompt_ids + answer[:count]
             llm.runner.images.forget()
@@ -89,7 +89,7 @@ def draft_probs(llm: LLM, files) -> torch.Tensor:
     probs = []
     for chat, answer in zip(chats(files), ANSWERS, strict=True):
         for count in range(len(answer)):
-            (seq,), _ = llm._sequences(chat, SAMPLED)
+            (seq,) = llm._request(chat, SAMPLED).seqs
             seq.token_ids += answer[:count]
             llm.runner.images.forget()
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
@@ -131,7 +131,7 @@ FAMILIES = ["llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "gemma3", "paligemm
 @torch.no_grad()
 def test_the_teacher_is_what_the_engine_says(name, files):
     made, kept, target = qat(name)
-    llm = LLM(target, numerics="fast", max_batch_size=2, max_model_len=400)
+    llm = LLM(target, numerics="fast", max_num_seqs=2, max_model_len=400)
     made.loss(batch_of(llm.runner, files))
     assert float((kept.taught - target_probs(llm, files)).abs().sum(-1).max()) < 1e-3
 
@@ -152,7 +152,7 @@ def test_the_student_is_the_self_draft(name, files):
 @torch.no_grad()
 def test_mutants_of_the_reading_are_caught(monkeypatch, mutant, files):
     made, kept, target = qat({"column for position": "qwen2_5_vl", "one way": "gemma3"}.get(mutant, "llava"))
-    llm = LLM(target, numerics="fast", max_batch_size=2, max_model_len=400)
+    llm = LLM(target, numerics="fast", max_num_seqs=2, max_model_len=400)
     batch, true = batch_of(llm.runner, files), images.ImageRows.inputs
 
     def inputs(rows, model, ids):
@@ -235,7 +235,7 @@ def test_drawn_rounds_stand_at_the_drafts_own_columns(monkeypatch, sight, files)
     for row, (chat, answer) in enumerate(zip(chats(files), ANSWERS, strict=True)):
         drawn, begin = found["drawn"], int(found["read"].begins[row])
         for root in sorted({int(s) for s in drawn.start[row] if s >= 0}):
-            (seq,), _ = llm._sequences(chat, SamplingParams(max_tokens=64))
+            (seq,) = llm._request(chat, SamplingParams(max_tokens=64)).seqs
             seq.token_ids += answer[: root - begin + 1]
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
             llm.runner.read(seq.slot, seq.token_ids, seq.vision)

@@ -37,7 +37,7 @@ ALIKE: dict[str, list[Message]] = {
 def engine(name: str, numerics: Numerics = "fast") -> LLM:
     """Plain decoding around the tiny model; ties do not happen among random weights."""
     model, processor = make(name)
-    return LLM(model, processor=processor, numerics=numerics, max_batch_size=len(CHATS), max_model_len=400)
+    return LLM(model, processor=processor, numerics=numerics, max_num_seqs=len(CHATS), max_model_len=400)
 
 
 @cache
@@ -85,15 +85,15 @@ def drafters(llm: LLM, name: str) -> dict[str, Drafter]:
 
 def changed(monkeypatch: pytest.MonkeyPatch, llm: LLM, change) -> None:
     """Put `change(sequence)` between the prompt and the engine: the place for mutants."""
-    whole = llm._sequences
+    whole = llm._request
 
-    def sequences(prompt, params):
-        seqs, texts = whole(prompt, params)
-        for seq in seqs:
+    def request(prompt, params):
+        made = whole(prompt, params)
+        for seq in made.seqs:
             change(seq)
-        return seqs, texts
+        return made
 
-    monkeypatch.setattr(llm, "_sequences", sequences)
+    monkeypatch.setattr(llm, "_request", request)
 
 
 def forget(llm: LLM) -> None:

@@ -29,7 +29,7 @@ def looks(monkeypatch):
 
 def engine(name: str = "llava", **options) -> LLM:
     model, processor = make(name)
-    return LLM(wrap_model(model, processor=processor), max_batch_size=2, **options)
+    return LLM(wrap_model(model, processor=processor), max_num_seqs=2, **options)
 
 
 def answer(llm: LLM, *parts) -> list[int]:
@@ -49,8 +49,8 @@ def test_tower_runs_once_for_each_image(looks):
 
 def test_vision_has_a_time_of_its_own():
     llm = engine()
-    first = llm.generate([user("a ", picture(1), "b")], GREEDY)[0].timings
-    again = llm.generate([user("a ", picture(1), "b")], GREEDY)[0].timings
+    first = llm.generate([user("a ", picture(1), "b")], GREEDY)[0].metrics
+    again = llm.generate([user("a ", picture(1), "b")], GREEDY)[0].metrics
     assert first.vision > 0
     assert first.prefill > 0
     assert again.vision == 0
@@ -89,7 +89,7 @@ def test_hit_has_the_bits_of_a_miss(name, chunk):
     llm = engine(name)
     llm.runner.chunk = chunk
     llm.runner.states.watch([0, 1, 2])
-    (seq,), _ = llm._sequences([user("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")], GREEDY)
+    (seq,) = llm._request([user("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")], GREEDY).seqs
     runs = []
     for hits in (0, 1):
         slot = llm.runner.admit(seq.token_ids, seq.vision)
@@ -106,7 +106,7 @@ def test_hit_has_the_bits_of_a_miss(name, chunk):
 def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
     """PaliGemma's prompt is one block: its last token is the root first, and part of the prefix of what follows it."""
     llm = engine("paligemma")
-    (seq,), _ = llm._sequences([user(picture(1), "what is it")], GREEDY)
+    (seq,) = llm._request([user(picture(1), "what is it")], GREEDY).seqs
     assert seq.vision.edge == len(seq.token_ids)
     lengths = []
     for token_ids in (seq.token_ids, [*seq.token_ids, 5, 6], [*seq.token_ids, 5, 6]):
@@ -120,7 +120,7 @@ def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
 
 def test_prefix_without_the_states_asked_for_is_read_again():
     llm = engine()
-    (seq,), _ = llm._sequences([user("a", picture(1), "b")], GREEDY)
+    (seq,) = llm._request([user("a", picture(1), "b")], GREEDY).seqs
     for watched in (False, True):
         if watched:
             llm.runner.states.watch([1])

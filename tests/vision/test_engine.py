@@ -38,7 +38,7 @@ def loaded(name: str = "llava") -> LoadedModel:
 
 @cache
 def llm(numerics: str | None = None, drafter: type | None = None) -> LLM:
-    return LLM(loaded(), numerics=numerics, drafter=drafter() if drafter else None, max_batch_size=3)
+    return LLM(loaded(), numerics=numerics, drafter=drafter() if drafter else None, max_num_seqs=3)
 
 
 def ids_of(output) -> list[int]:
@@ -61,7 +61,7 @@ def test_drafts_change_nothing(drafter, temperature):
     drafted = llm(None, drafter).generate(chats, params)
     assert [ids_of(a) for a in plain] == [ids_of(b) for b in drafted]
     for chat, answer in zip(chats, plain, strict=True):
-        (seq,), _ = llm()._sequences(chat, params)
+        (seq,) = llm()._request(chat, params).seqs
         assert autoregressive(llm().loaded, seq).output_ids == ids_of(answer)
 
 
@@ -211,7 +211,7 @@ def test_model_without_processor_takes_ids_alone():
 
 def test_released_slot_forgets_its_positions():
     model, processor = make("qwen2_vl")
-    taken = LLM(model, processor=processor, max_batch_size=1)
+    taken = LLM(model, processor=processor, max_num_seqs=1)
     taken.generate(CHATS["image first"], GREEDY)
     assert taken.runner.cache.offsets == [0]
     assert ids_of(taken.generate(CHATS["no image"], GREEDY)[0]) == plain_answer("qwen2_vl", CHATS["no image"], 12)

@@ -22,7 +22,7 @@ class Unread(Scripted):
 def test_one_pass_behind_the_pictures(name, monkeypatch):
     model, processor = make(name)
     loaded = wrap_model(model, processor=processor)
-    llm = LLM(loaded, numerics="fast", max_batch_size=1)
+    llm = LLM(loaded, numerics="fast", max_num_seqs=1)
     # a random model may well say a placeholder, which nobody could draft
     asked = ([user(picture(index, 40, 24), "what is it")] for index in range(1, 20))
     chat, answer = next(

@@ -24,7 +24,7 @@ def known_bandwidth(monkeypatch):
 @pytest.fixture
 def engine(model):
     def build(verifier=None, batch=1, **options):
-        return LLM(model, drafter=PromptLookup(), policy=Fixed(4), verifier=verifier, max_batch_size=batch, **options)
+        return LLM(model, drafter=PromptLookup(), policy=Fixed(4), verifier=verifier, max_num_seqs=batch, **options)
 
     return build
 

@@ -1,0 +1,189 @@
+"""`generate` of transformers with drafts, for a model that its user has loaded.
+
+    model.generate(**inputs, custom_generate=generate, drafter="lookup")
+    generate(model, **inputs, assistant_model=draft, streamer=streamer)      the same, called directly
+
+Options are those of transformers: its own code prepares inputs, logits processors and stopping criteria, and the
+engine asks them as plain decoding does. Greedy answers are those of transformers up to rounding ties, which in float32
+hardly ever occur; sampled ones follow the same distribution, with random numbers of their own.
+"""
+
+import contextlib
+import functools
+import weakref
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput, StopStringCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from .core.interfaces import Drafter
+from .core.request import SamplingParams
+from .drafters import DraftModel, PromptLookup
+from .errors import ConfigError
+from .llm import LLM
+from .policy import Fixed
+from .runner import wrap_model
+
+_REFUSED = {
+    "num_beams": "beam search keeps several answers, and drafts are of one: num_beams=1",
+    "output_scores": "LLM.generate with SamplingParams(logprobs=...) gives log-probabilities",
+    "output_logits": "LLM.generate with SamplingParams(logprobs=...) gives log-probabilities",
+    "output_attentions": "model.generate without custom_generate gives them",
+    "output_hidden_states": "model.generate without custom_generate gives them",
+    "guidance_scale": "model.generate without custom_generate does that",
+    "dola_layers": "model.generate without custom_generate does that",
+    "penalty_alpha": "model.generate without custom_generate does that",
+}
+_OF_NO_MATTER = ("position_ids", "token_type_ids", "logits_to_keep", "use_cache", "past_key_values", "synced_gpus")
+"""What transformers prepares for its own passes; the cache is the engine's."""
+_engines: "weakref.WeakKeyDictionary[PreTrainedModel, tuple[object, LLM]]" = weakref.WeakKeyDictionary()
+
+
+def generate(
+    model: PreTrainedModel,
+    input_ids: Tensor | None = None,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    generation_config: GenerationConfig | None = None,
+    *,
+    drafter: Drafter | str | None = None,
+    assistant_model: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    streamer: BaseStreamer | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Token ids [B, L] of prompts and answers, as `model.generate` returns them.
+
+    drafter: as in `LLM`; None: assistant_model or prompt_lookup_num_tokens, else "lookup".
+    tokenizer: for stop_strings, and for drafters that need text.
+    streamer: is given the tokens of each round; for one row.
+
+    transformers does not hand streamer, assistant_model and tokenizer to a custom_generate: for these, and for
+    stop_strings, call this function directly.
+
+    Rows are answered one after the other. An engine is kept for each model, and made anew where its weights or the
+    drafter changed. Raises `ConfigError` for options that drafts cannot follow, and what `LLM` raises.
+    """
+    if not hasattr(generation_config, "_eos_token_tensor"):  # called directly: transformers prepares the rest
+        own = {"drafter": drafter, "assistant_model": assistant_model, "tokenizer": tokenizer, "streamer": streamer}
+        drafts = functools.partial(generate, **own)
+        if texts := kwargs.pop("stop_strings", None):
+            if tokenizer is None:
+                raise ConfigError("stop_strings need a tokenizer", fix="pass tokenizer=...")
+            stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), StopStringCriteria(tokenizer, texts)])
+        given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **kwargs}
+        given = {name: value for name, value in given.items() if value is not None}
+        if generation_config is not None:
+            given["generation_config"] = generation_config
+        if streamer is not None and input_ids is not None:
+            streamer.put(input_ids.cpu())
+        return cast("Any", model).generate(input_ids, custom_generate=drafts, **given)
+    assert input_ids is not None
+    assert generation_config is not None
+    attention_mask = cast("Tensor | None", kwargs.pop("attention_mask", None))
+    _check(generation_config, kwargs)
+    if streamer is not None and len(input_ids) > 1:
+        raise ConfigError("a streamer takes one answer", got=f"{len(input_ids)} rows", fix="give one row")
+    llm = _engine(model, tokenizer, drafter or assistant_model or generation_config)
+    rows = list[Tensor]()
+    for row, ids in enumerate(input_ids):
+        mask = torch.ones_like(ids) if attention_mask is None else attention_mask[row]
+        num_pads = int((mask == 0).sum())
+        if bool((mask[:num_pads] != 0).any()):
+            raise ConfigError("a row has padding behind or inside", fix='make the tokenizer with padding_side="left"')
+        rows.append(
+            _answer(llm, input_ids, row, num_pads, logits_processor, stopping_criteria, generation_config, streamer)
+        )
+    if streamer is not None:
+        streamer.end()
+    pad = generation_config.pad_token_id or 0
+    padding = float(pad[0] if isinstance(pad, list) else pad)
+    sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+def _answer(
+    llm: LLM,
+    batch: Tensor,
+    row: int,
+    num_pads: int,
+    processors: LogitsProcessorList | None,
+    criteria: StoppingCriteriaList | None,
+    config: GenerationConfig,
+    streamer: BaseStreamer | None,
+) -> Tensor:
+    """The whole row, cut where a criterion ends it; processors and criteria see the padding too, as in transformers.
+
+    Processors may know each row of the batch by its place: they are given the row in every place.
+    """
+    ids, count = batch[row], len(batch)
+
+    def process(text: Tensor, scores: Tensor) -> Tensor:
+        padded = torch.cat([ids[None, :num_pads].to(text.device), text], 1)
+        return cast("Any", processors)(padded.repeat(count, 1), scores.repeat(count, 1))[row : row + 1]
+
+    eos = config.eos_token_id
+    params = SamplingParams(
+        temperature=1.0 if config.do_sample else 0.0,  # transformers' warpers are among the processors
+        max_tokens=max(1, int(config.max_length or 0) - len(ids)),
+        stop_token_ids=[eos] if isinstance(eos, int) else eos,
+        ignore_eos=True,
+        seed=int(torch.randint(2**62, ())),  # torch.manual_seed and set_seed decide
+        logits_processors=(process,) if processors else (),
+        detokenize=False,
+    )
+    whole, ended = ids, False
+    with contextlib.closing(cast("Any", llm.stream(ids[num_pads:].tolist(), params))) as chunks:
+        for chunk in chunks:
+            begin = len(whole)
+            for token in chunk.token_ids:
+                whole = torch.cat([whole, ids.new_tensor([token])])
+                if criteria and bool(criteria(whole[None], cast("Any", None)).all()):
+                    ended = True
+                    break
+            if streamer is not None:
+                streamer.put(whole[begin:].cpu())
+            if ended:
+                break
+    return whole
+
+
+def _check(config: GenerationConfig, kwargs: dict[str, Any]) -> None:
+    """Raise `ConfigError` for options that the engine cannot follow."""
+    for name, fix in _REFUSED.items():
+        if (value := kwargs.get(name, getattr(config, name, None))) not in (None, False, 0, 1) or value is True:
+            raise ConfigError(f"drafts do not go with {name}", got=value, fix=fix)
+    for name, value in kwargs.items():
+        if value is not None and name not in _OF_NO_MATTER:
+            raise ConfigError(f"{name} is not read here", fix="for images use LLM(...).chat; else leave it out")
+
+
+def _engine(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    how: Drafter | str | PreTrainedModel | GenerationConfig,
+) -> LLM:
+    """An engine on the model as it is now, kept for the next call."""
+    lookup = (how.prompt_lookup_num_tokens, how.max_matching_ngram_size) if isinstance(how, GenerationConfig) else None
+    weights = tuple((weight.data_ptr(), weight._version) for weight in model.parameters())
+    state = (weights, id(tokenizer), how if isinstance(how, str) else lookup or id(how))
+    known = _engines.get(model)
+    if known is None or known[0] != state:
+        policy = None
+        if isinstance(how, GenerationConfig):
+            drafter = PromptLookup(how.max_matching_ngram_size or 2) if how.prompt_lookup_num_tokens else "lookup"
+            policy = Fixed(how.prompt_lookup_num_tokens) if how.prompt_lookup_num_tokens else None
+        else:
+            drafter = DraftModel(wrap_model(how, tokenizer)) if isinstance(how, PreTrainedModel) else how
+        llm = LLM(model, drafter=drafter, policy=policy, tokenizer=tokenizer, max_num_seqs=1)
+        known = _engines[model] = (state, llm)
+    return known[1]

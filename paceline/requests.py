@@ -1,0 +1,232 @@
+"""From a prompt and its parameters to sequences, and from these to what the user gets."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from transformers import GenerationConfig
+
+from .core.interfaces import Verifier
+from .core.outputs import Timings
+from .core.request import SamplingParams, Sequence, TokenLogprob
+from .core.vision import VisionPrompt
+from .errors import ConfigError
+from .hf.image_prompts import pixel_bytes
+from .hf.prompts import Prompt, TemplatedChat, as_prompt, read_prompt, tokenizer_of
+from .outputs import Completion, RequestOutput
+from .runner import LoadedModel, ModelRunner
+from .runner.prefill import text_logits
+from .sampling import Detokenizer, token_logprob
+
+MAX_WAITING_PIXEL_BYTES = 1 << 30
+"""Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""
+
+
+@dataclass
+class Request:
+    """One prompt and its answers in progress.
+
+    text: the prompt as text; None where it was given as token ids.
+    pixels_dropped: its images must be read again before prefill.
+    """
+
+    request_id: str
+    prompt: Prompt
+    text: str | None
+    seqs: list[Sequence]
+    detokenizers: list[Detokenizer | None]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    pixels_dropped: bool = False
+
+    def set_vision(self, vision: VisionPrompt) -> None:
+        """Give all answers the images of the prompt."""
+        for seq in self.seqs:
+            seq.vision = vision
+
+    def output(self, loaded: LoadedModel, verifier: Verifier, numerics: str) -> RequestOutput:
+        """What the user gets; every answer has ended."""
+        outputs = [self.completion(index, loaded, verifier, numerics) for index in range(len(self.seqs))]
+        first = self.seqs[0]
+        return RequestOutput(
+            self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs, outputs, first.timings
+        )
+
+    def completion(self, index: int, loaded: LoadedModel, verifier: Verifier, numerics: str) -> Completion:
+        """One answer, which has ended."""
+        seq = self.seqs[index]
+        logprobs = None if seq.params.logprobs is None else with_texts(seq.logprobs, loaded, seq.params)
+        return Completion(
+            index,
+            _text(seq, self.detokenizers[index], loaded),
+            list(seq.output_ids),
+            logprobs,
+            seq.finish_reason,
+            seq.stop_reason,
+            list(seq.origins),
+            list(seq.sources),
+            list(seq.rounds),
+            seq.seed,
+            verifier.lossless,
+            verifier.exact,
+            numerics,
+            len(seq.vision.images) if seq.vision else 0,
+            seq.vision.num_tokens if seq.vision else 0,
+        )
+
+
+def open_request(
+    loaded: LoadedModel, prompt: Prompt, params: SamplingParams, max_length: int, seed: int, request_id: str
+) -> Request:
+    """Read a prompt, and make `params.n` sequences of it. Raises `ConfigError` and `CacheFull`.
+
+    seed: of the first answer; the others' are made of it.
+    """
+    prompt = as_prompt(prompt)
+    ids, vision = read_prompt(loaded, prompt, max_length)
+    _check_tokens(params, loaded.vocab_size)
+    tokenizer, bad_word_ids = loaded.tokenizer, _bad_word_ids(loaded, params)
+    if params.stop and tokenizer is None:
+        raise ConfigError("stop strings need a tokenizer", fix="use stop_token_ids, or pass tokenizer=...")
+    timings = Timings()
+    seqs, detokenizers = list[Sequence](), list[Detokenizer | None]()
+    for index in range(params.n):
+        detokenizer = None
+        if tokenizer is not None and params.detokenize:
+            options = params.skip_special_tokens, params.include_stop_str_in_output
+            detokenizer = Detokenizer(tokenizer, params.stop or (), *options)
+        seqs.append(
+            Sequence(
+                ids,
+                params,
+                (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63,  # a signed 64-bit integer
+                loaded.eos_ids,
+                max_length,
+                bad_word_ids,
+                detokenizer if params.stop else None,
+                vision,
+                timings=timings,
+            )
+        )
+        detokenizers.append(detokenizer)
+    return Request(request_id, prompt, _prompt_text(prompt, ids, loaded), seqs, detokenizers)
+
+
+def default_params(config: GenerationConfig | None) -> SamplingParams:
+    """The sampling options of a generation_config.json: greedy unless it samples or has a temperature."""
+    if config is None:
+        return SamplingParams()
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
+    given = {name: value for name in names if (value := getattr(config, name, None)) is not None}
+    if config.do_sample is False:
+        given["temperature"] = 0.0
+    elif config.do_sample:
+        given.setdefault("temperature", 1.0)
+    if config.max_new_tokens is not None:
+        given["max_tokens"] = config.max_new_tokens
+    return SamplingParams(**given)
+
+
+def drop_waiting_pixels(requests: Iterable[Request], num_slots: int) -> Iterator[Request]:
+    """The requests; beyond `MAX_WAITING_PIXEL_BYTES` pixels are dropped where their prompt must wait for a slot."""
+    held = waiting = 0
+    for request in requests:
+        vision = request.seqs[0].vision
+        if vision is not None:
+            held += (size := pixel_bytes(vision))
+            if size > 0 and held > MAX_WAITING_PIXEL_BYTES and waiting >= num_slots:
+                request.pixels_dropped = True
+                request.set_vision(vision.without_pixels())
+        waiting += len(request.seqs)
+        yield request
+
+
+def ready_sequences(runner: ModelRunner, requests: Iterable[Request]) -> Iterator[Sequence]:
+    """The sequences, each taken when a slot is free; dropped pixels are read again. Raises `ConfigError`."""
+    for request in requests:
+        first = request.seqs[0]
+        if request.pixels_dropped:
+            ids, vision = read_prompt(runner.loaded, request.prompt, runner.max_length)
+            before_keys = None if first.vision is None else first.vision.keys
+            if vision is None or (ids, vision.keys) != (first.prompt_ids, before_keys):
+                raise ConfigError(
+                    "an image changed while its prompt waited for a slot",
+                    fix="pass opened images, or leave the files as they are until generate returns",
+                )
+            request.set_vision(vision)
+        if first.params.prompt_logprobs is not None:
+            request.prompt_logprobs = _prompt_logprobs(runner, first)
+        yield from request.seqs
+
+
+def shown_ids(seq: Sequence) -> list[int]:
+    """The tokens whose text an answer shows: without the token that ended it, unless that was asked for."""
+    ended = seq.finish_reason == "stop" and not isinstance(seq.stop_reason, str)
+    return seq.output_ids[:-1] if ended and not seq.params.include_stop_str_in_output else seq.output_ids
+
+
+def with_texts(logprobs: Iterable[TokenLogprob], loaded: LoadedModel, params: SamplingParams) -> list[TokenLogprob]:
+    """The same with the text of each token."""
+    tokenizer, texts = loaded.tokenizer, dict[int, str]()
+    if tokenizer is None or not params.detokenize:
+        return list(logprobs)
+    found = list[TokenLogprob]()
+    for one in logprobs:
+        texts |= {token: str(tokenizer.decode([token])) for token in one if token not in texts}
+        found.append(replace(one, texts={token: texts[token] for token in one}))
+    return found
+
+
+def _text(seq: Sequence, detokenizer: Detokenizer | None, loaded: LoadedModel) -> str:
+    """The text of an answer that has ended."""
+    if detokenizer is None:
+        return ""
+    if seq.stops is None:
+        ids = shown_ids(seq)
+        return str(tokenizer_of(loaded).decode(ids, skip_special_tokens=seq.params.skip_special_tokens))
+    if not isinstance(seq.stop_reason, str):
+        if seq.finish_reason == "stop" and seq.params.include_stop_str_in_output:
+            detokenizer.feed(seq.token_ids[-1])
+        detokenizer.decline()  # min_tokens, the context or a stop token overruled the stop string
+    return detokenizer.text
+
+
+def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | None:
+    """The prompt as text, a chat as its template writes it; None for one of token ids."""
+    if isinstance(prompt, str):
+        return prompt
+    is_chat = isinstance(prompt, TemplatedChat) or isinstance(prompt[0], Mapping)
+    return str(tokenizer_of(loaded).decode(ids)) if is_chat else None
+
+
+def _prompt_logprobs(runner: ModelRunner, seq: Sequence) -> list[TokenLogprob | None]:
+    """Log-probabilities of each token of a prompt given those before it; None for the first."""
+    k, vision, ids = seq.params.prompt_logprobs or 0, seq.vision, seq.prompt_ids
+    features = runner.image_features(vision.images) if vision and vision.images else ()
+    rows = (row for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk) for row in logits)
+    entries = (token_logprob(row, token, k) for row, (_, token) in zip(rows, pairwise(ids), strict=False))
+    return [None, *with_texts(entries, runner.loaded, seq.params)]
+
+
+def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
+    """Raise `ConfigError` for a token id outside the vocabulary."""
+    given = {
+        "logit_bias": params.logit_bias or (),
+        "stop_token_ids": params.stop_token_ids or (),
+        "allowed_token_ids": params.allowed_token_ids or (),
+    }
+    for name, tokens in given.items():
+        bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if bad is not None:
+            raise ConfigError(f"{name} names no token", got=bad, expected=f"0 to {vocab_size - 1}")
+
+
+def _bad_word_ids(loaded: LoadedModel, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of the bad words, at the start of a text and after a space."""
+    found = dict[tuple[int, ...], None]()
+    for word in params.bad_words or ():
+        tokenizer = tokenizer_of(loaded)
+        forms = [tokenizer.encode(form, add_special_tokens=False) for form in (word, " " + word.lstrip())]
+        if not any(forms):
+            raise ConfigError("a bad word has no tokens", got=repr(word), fix="leave it out")
+        found |= {tuple(form): None for form in forms if form}
+    return tuple(found)

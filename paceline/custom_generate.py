@@ -22,8 +22,9 @@ from transformers import (
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput, StopStringCriteria
+from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from .core.interfaces import Drafter
 from .core.request import SamplingParams
@@ -108,7 +109,11 @@ def generate(
     pad = generation_config.pad_token_id or 0
     padding = float(pad[0] if isinstance(pad, list) else pad)
     sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
-    return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+    return (
+        GenerateDecoderOnlyOutput(sequences=cast("Any", sequences))
+        if generation_config.return_dict_in_generate
+        else sequences
+    )
 
 
 def _answer(
@@ -147,7 +152,7 @@ def _answer(
             begin = len(whole)
             for token in chunk.token_ids:
                 whole = torch.cat([whole, ids.new_tensor([token])])
-                if criteria and bool(criteria(whole[None], cast("Any", None)).all()):
+                if criteria and bool(cast("Any", criteria)(whole[None], None).all()):
                     ended = True
                     break
             if streamer is not None:

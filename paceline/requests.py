@@ -1,6 +1,6 @@
 """From a prompt and its parameters to sequences, and from these to what the user gets."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from .core.request import SamplingParams, Sequence, TokenLogprob
 from .core.vision import VisionPrompt
 from .errors import ConfigError
 from .hf.image_prompts import pixel_bytes
-from .hf.prompts import Prompt, TemplatedChat, as_prompt, read_prompt, tokenizer_of
+from .hf.prompts import Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
 from .outputs import Completion, RequestOutput
 from .runner import LoadedModel, ModelRunner
 from .runner.prefill import text_logits
@@ -194,8 +194,8 @@ def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | N
     """The prompt as text, a chat as its template writes it; None for one of token ids."""
     if isinstance(prompt, str):
         return prompt
-    is_chat = isinstance(prompt, TemplatedChat) or isinstance(prompt[0], Mapping)
-    return str(tokenizer_of(loaded).decode(ids)) if is_chat else None
+    written = isinstance(prompt, TemplatedChat) or is_chat(prompt)
+    return str(tokenizer_of(loaded).decode(ids)) if written else None
 
 
 def _prompt_logprobs(runner: ModelRunner, seq: Sequence) -> list[TokenLogprob | None]:

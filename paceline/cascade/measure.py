@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
 from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, save_figure
 from ..hf.chats import split_chat
-from ..hf.prompts import Chat, Prompt
+from ..hf.prompts import Prompt, is_chat
 from ..llm import LLM
 from ..policy import Fixed
 from ..schema import checked, checked_call, validate
@@ -221,8 +221,7 @@ def hash_contents(prompts: Seq[Prompt]) -> str:
     """Hash prompts and the pixels of their images, in hexadecimal. Raises `ConfigError` for an unreadable image."""
     parts = list[str]()
     for prompt in prompts:
-        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        messages, images = split_chat(cast("Chat", prompt)) if is_chat else (prompt, [])
+        messages, images = split_chat(prompt) if is_chat(prompt) else (prompt, [])
         parts.append(json.dumps(messages, sort_keys=True, default=lambda array: array.tolist()))  # token ids
         parts += [hashlib.sha256(f"{one.size}".encode() + one.tobytes()).hexdigest() for one in images]
     return hash_prompts(parts)

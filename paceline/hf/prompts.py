@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,6 +125,11 @@ def tokenizer_of(loaded: ModelFacts) -> PreTrainedTokenizerBase:
     return loaded.tokenizer
 
 
+def is_chat(prompt: object) -> TypeGuard[Chat]:
+    """Whether a prompt is a list of messages."""
+    return isinstance(prompt, Seq) and len(cast("Seq[object]", prompt)) > 0 and isinstance(prompt[0], Mapping)
+
+
 def has_chat_template(loaded: ModelFacts) -> bool:
     """Whether the model was made for chats."""
     processor = None if loaded.vision is None else loaded.vision.processor
@@ -141,8 +146,8 @@ def read_prompt(loaded: ModelFacts, given: object, max_length: int) -> tuple[lis
         ids = list(tokenizer_of(loaded).encode(writable(prompt)))
     elif isinstance(prompt, TemplatedChat):
         ids, vision = _chat(loaded, prompt.messages, prompt.options)
-    elif len(prompt) and isinstance(prompt[0], Mapping):
-        ids, vision = _chat(loaded, cast("Chat", prompt), {})
+    elif is_chat(prompt):
+        ids, vision = _chat(loaded, prompt, {})
     else:
         ids = _ids(cast("Seq[object]", prompt), loaded.vocab_size)
     if not ids:

@@ -1,7 +1,7 @@
 """All drafting methods on all kinds of prompts, in one table.
 
     python bench/methods.py MODEL --data DIR --out FOLDER -d lookup -d suffix -d head:NAME [--suite spec_bench ...]
-        [--temperature 0 1] [--budget cost_model equal] [--num-prompts 24] [--max-tokens 128] [--nodes 7]
+        [--temperature 0 1] [--budget cost_model equal] [--num-prompts 24] [--max-tokens 128] [--nodes 7] [--no-memory]
 
 Every piece (budget, temperature, suite) is a benchmark run of all drafters in turns, kept in FOLDER as `paceline bench`
 keeps it; `paceline show` reads it. A piece that is complete is not run again, so a run that was stopped goes on where
@@ -86,7 +86,9 @@ def check(args):
 
 
 def memory_of(args):
-    """Drafter -> MB that it adds to a process; measured once for each of them."""
+    """Drafter -> MB that it adds to a process, measured once for each of them; None with --no-memory."""
+    if args.no_memory:
+        return dict.fromkeys(args.drafter)
     path = args.out / "memory.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if missing := [name for name in args.drafter if name not in known]:
@@ -175,7 +177,7 @@ def markdown(title, rows):
         spread = f"{whole['speedup_low']:.2f}–{whole['speedup_high']:.2f}"
         drafting = f"{whole['drafting_share']:.0%}"
         same = f"{verdicts.get('identical', 0)} of {sum(verdicts.values())}"
-        memory = f"{row['memory_mb']} MB"
+        memory = "" if row["memory_mb"] is None else f"{row['memory_mb']} MB"
         lines.append("| " + " | ".join([row["drafter"], *shown, spread, drafting, memory, same]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -241,6 +243,7 @@ def main():
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--nodes", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-memory", action="store_true", help="do not measure memory, which loads the model often")
     args = parser.parse_args()
     if len(set(args.drafter)) < len(args.drafter):
         parser.error("the same drafter is given twice")

@@ -329,5 +329,5 @@ def quieten(debug: bool) -> None:
     if not debug:
         transformers_logging.set_verbosity_error()
         warnings.simplefilter("ignore")
-        for library in ("torch", "torchao", "huggingface_hub"):
+        for library in ("torch", "torch.utils._pytree", "torchao", "huggingface_hub"):
             logging.getLogger(library).setLevel(logging.ERROR)

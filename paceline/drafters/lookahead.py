@@ -36,6 +36,7 @@ from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError
+from ..sampling.scores import argmax
 from ..schema import checked, checked_call
 from .ngram_pool import NgramPool, PoolSize, Scope, add_branches
 from .registry import DrafterSpec
@@ -133,7 +134,7 @@ class Lookahead(Drafter):
         if not asked:
             return
         rows = [row for row, state in asked for _ in state.ends]
-        likeliest = logits[rows, [node for _, state in asked for node in state.ends]].argmax(-1).tolist()
+        likeliest = argmax(logits[rows, [node for _, state in asked for node in state.ends]]).tolist()
         for _, state in asked:
             count = len(state.ends)
             state.rows = next_rows(state.rows, likeliest[:count], state.pool)

@@ -32,6 +32,7 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import IncompatibleModels
 from ..hf.fingerprint import hash_vocabulary
+from ..sampling.scores import argmax
 from ..schema import checked, checked_call
 from .chain import fit
 from .draft_model import DraftModel, DraftModelSpec
@@ -52,7 +53,7 @@ class Ouroboros(Drafter):
     draft: the draft model. One with another tokenizer drafts by intersection, and phrases hold common tokens alone.
     ngram: N, the tokens of a phrase, its key included. At most a third of a draft is a suffix.
     phrases: K, the most phrases behind a token, both in a pass of the draft model and behind the draft.
-    pool_size: the most phrases of the pool, of about 200 bytes each.
+    pool_size: the most phrases of the pool, of some 500 bytes each.
     pool_file: a file of `save`, to start with its phrases. It belongs to the target's tokenizer.
     """
 
@@ -134,7 +135,7 @@ class Ouroboros(Drafter):
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Recycle the rows that were verified, and keep the draft model in step."""
         tree = draft.tree.trimmed()
-        likeliest = logits[:, : tree.num_nodes].argmax(-1).tolist()
+        likeliest = argmax(logits[:, : tree.num_nodes]).tolist()
         for fields in zip(*tree.lists, likeliest, strict=True):
             recycle(self.pool, *fields)
         self.draft.observe(seqs, draft, logits, walks)

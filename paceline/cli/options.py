@@ -323,11 +323,12 @@ def remark_raw(count: int, llm: "LLM", screen: Screen) -> None:
 
 def quieten(debug: bool) -> None:
     """Silence the progress bars and warnings of libraries; warnings come back with --debug."""
+    if not debug:
+        warnings.simplefilter("ignore")
+        for library in ("torch", "torch.utils._pytree", "torchao", "huggingface_hub"):  # some warn when imported
+            logging.getLogger(library).setLevel(logging.ERROR)
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     if not debug:
         transformers_logging.set_verbosity_error()
-        warnings.simplefilter("ignore")
-        for library in ("torch", "torch.utils._pytree", "torchao", "huggingface_hub"):
-            logging.getLogger(library).setLevel(logging.ERROR)

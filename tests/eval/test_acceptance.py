@@ -71,7 +71,7 @@ def test_measured_in_the_real_loop(llm):
     assert measure_acceptance(llm, TEXTS, PARAMS, DraftBudget(0, 0)).mean_acceptance_length == 1
 
 
-@pytest.mark.parametrize("wrong", [{"seed": None}, {"n": 2, "seed": 1}])
+@pytest.mark.parametrize("wrong", [{"seed": None}, {"n": 2, "seed": 1, "temperature": 1}])
 def test_what_is_not_reproducible_is_refused(llm, wrong):
     with pytest.raises(ConfigError, match="reproducible"):
         measure_acceptance(llm, TEXTS, SamplingParams(**wrong), BUDGET)

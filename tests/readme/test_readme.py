@@ -65,6 +65,7 @@ def test_readme_command(command, scratch):
     more = [options for start, options in SHORTER.items() if command.startswith(start)]
     text = run("bash", "-c", " ".join([command.replace("/tmp/", f"{scratch}/"), *more]))
     assert "Traceback" not in text
+    assert "torchao" not in text, "other libraries warn on the screen"
     if command == "make demo":
         assert "identical" in text.lower()
 

@@ -1,11 +1,15 @@
 """The command line. What it needs is imported when it is called, and what a command needs when that runs."""
 
-from .process import ctrl_c, prepare
+import sys
+
+from .process import ctrl_c, prepare, silence_loggers
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 refused or failed, 2 wrongly called, 130 interrupted."""
     prepare()
+    if "--debug" not in (sys.argv if arguments is None else arguments):
+        silence_loggers()
     from ..system.hardware import set_waiting
 
     set_waiting()  # before torch is imported

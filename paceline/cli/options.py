@@ -10,7 +10,6 @@ A parameter of a command that is a dataclass of options becomes one option for e
 
 import inspect
 import json
-import logging
 import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -23,6 +22,7 @@ from rich.markup import escape
 from ..config import SpecConfig, parse
 from ..drafters.registry import usages
 from ..errors import ConfigError
+from .process import silence_loggers
 from .screen import FLAGS, Screen, screen_of
 
 if TYPE_CHECKING:
@@ -325,8 +325,7 @@ def quieten(debug: bool) -> None:
     """Silence the progress bars and warnings of libraries; warnings come back with --debug."""
     if not debug:
         warnings.simplefilter("ignore")
-        for library in ("torch", "torch.utils._pytree", "torchao", "huggingface_hub"):  # some warn when imported
-            logging.getLogger(library).setLevel(logging.ERROR)
+        silence_loggers()
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()

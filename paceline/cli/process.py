@@ -70,3 +70,11 @@ def prepare() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def silence_loggers() -> None:
+    """Let libraries log errors only. Some warn while they are imported: call it before that."""
+    import logging
+
+    for library in ("torch", "torch.utils._pytree", "torchao", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)

@@ -118,6 +118,8 @@ class LLM:
             given = {"dtype": dtype, "device": device, "revision": revision, "token": token, "cache_dir": cache_dir}
             if unread := [name for name, value in given.items() if value is not None]:
                 raise ConfigError(f"{unread[0]} is for models that are loaded by name", fix=f"leave {unread[0]} out")
+            if isinstance(model, LoadedModel) and not (tokenizer is processor is None):
+                raise ConfigError("a LoadedModel has its tokenizer and processor", fix="give them to wrap_model")
             self.loaded = model if isinstance(model, LoadedModel) else wrap_model(model, tokenizer, processor=processor)
         self.quantized: QuantReport | None = None
         if (kind := check_weights(weights)) is not None:

@@ -1,5 +1,9 @@
 """`model.generate` of transformers with our drafts, side by side with its own, in float32."""
 
+import copy
+import gc
+import weakref
+
 import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -123,3 +127,15 @@ def test_stop_strings(model):
     free = words.decode(model.generate(IDS, max_new_tokens=20, do_sample=False)[0, IDS.shape[1] :])
     options = {"stop_strings": [free[6:8]], "tokenizer": words, "max_new_tokens": 20, "do_sample": False}
     assert generate(model, IDS, **options).tolist() == model.generate(IDS, **options).tolist()
+
+
+def test_an_engine_is_freed_with_its_model_and_copies_of_the_model_have_none():
+    made = tiny_model("llama")
+    made.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=0)
+    want = generate(made, IDS, max_new_tokens=4).tolist()
+    other = copy.deepcopy(made)
+    assert generate(other, IDS, max_new_tokens=4).tolist() == want
+    gone = weakref.ref(made)
+    del made
+    gc.collect()
+    assert gone() is None

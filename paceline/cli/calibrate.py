@@ -59,9 +59,10 @@ def calibrate(
     num_prompts: Annotated[int | None, Opt("Only the first of them.", PROMPTS, min=1)] = None,
     temperature: Annotated[float, Opt("0: greedy.", PROMPTS, "-t")] = 0.0,
     seed: Seed = 0,
-    out: Annotated[Path, Opt("The calibration; a plot is written beside it.", short="-o", metavar="FILE")] = Path(
-        "calib.json"
-    ),
+    out: Annotated[
+        Path,
+        Opt("The calibration; a plot is written beside it where matplotlib is installed.", short="-o", metavar="FILE"),
+    ] = Path("calib.json"),
     small_weights: Annotated[Weights | None, Opt("Quantize the small model.", MODEL)] = None,
     large_weights: Annotated[Weights | None, Opt("Quantize the large model.", MODEL)] = None,
 ) -> None:
@@ -77,19 +78,21 @@ def calibrate(
         from ..cascade.measure import calibrate as measure
         from ..cascade.measure import check_sample, draw
         from ..core.request import SamplingParams
-        from ..eval.plots import drawn_by, load_matplotlib
+        from ..eval.plots import drawn_by, has_matplotlib
         from ..eval.prompts import read_prompts
         from ..system.files import check_out, claimed
 
     signals = [Signal(name) for name in _checked(signal or [Signal.MIN_PROB.value], [s.value for s in Signal])]
-    load_matplotlib()  # refuse now what would fail after an hour
     texts = read_prompts(prompts, num_prompts)
     check_sample(len(texts), max_disagreement, confidence, len(signals))
     if out.suffix != ".json":
         raise ConfigError("a calibration is a .json file", got=str(out), fix="give another --out")
-    plot = out.with_suffix(".svg")
     check_out(out, is_calibration)
-    check_out(plot, drawn_by("paceline calibrate"))
+    plot = out.with_suffix(".svg") if has_matplotlib() else None
+    if plot is None:
+        screen.say("[yellow]No plot:[/yellow] that needs matplotlib, pip install 'paceline\\[plots]'")
+    else:
+        check_out(plot, drawn_by("paceline calibrate"))
     repeats = len(texts) - len({repr(prompt) for prompt in texts})
     if repeats:
         screen.say(
@@ -121,7 +124,8 @@ def calibrate(
         except KeyboardInterrupt:
             screen.err.print("What was measured is kept; the same command resumes there.")
             raise
-        draw(made, plot)
+        if plot is not None:
+            draw(made, plot)
     _show(made, out, plot, screen)
 
 
@@ -137,7 +141,7 @@ def _checked(names: list[str], known: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _show(made: "Calibration", out: Path, plot: Path, screen: Screen) -> None:
+def _show(made: "Calibration", out: Path, plot: Path | None, screen: Screen) -> None:
     choice = made.choose()
     rate, bound = choice.wrong_alone
     if screen.json:
@@ -145,7 +149,7 @@ def _show(made: "Calibration", out: Path, plot: Path, screen: Screen) -> None:
         screen.put_json(
             {
                 "file": str(out),
-                "picture": str(plot),
+                "picture": plot and str(plot),
                 "prompts": made.count,
                 "ended": made.ended,
                 "signal": choice.signal.value,
@@ -164,7 +168,8 @@ def _show(made: "Calibration", out: Path, plot: Path, screen: Screen) -> None:
     ):
         screen.out.print(line, soft_wrap=True)
     screen.print_path(out)
-    screen.print_path(plot)
+    if plot is not None:
+        screen.print_path(plot)
     if not choice.point.covered:
         screen.say(
             "[yellow]No answer would be given alone: the small model is never both confident and right.[/yellow]"

@@ -6,6 +6,7 @@
 import io
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -53,8 +54,13 @@ def load_matplotlib():
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError("plots need matplotlib", fix="pip install 'paceline[viz]'") from None
+        raise ConfigError("plots need matplotlib", fix="pip install 'paceline[plots]'") from None
     return matplotlib
+
+
+def has_matplotlib() -> bool:
+    """Whether plots can be drawn."""
+    return find_spec("matplotlib") is not None
 
 
 def drawn_by(command: str) -> Callable[[str], bool]:

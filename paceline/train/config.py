@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, Strict
 from ..errors import ConfigError
 from ..schema import Text, checked, validate
 from ..system.files import read_text
-from .run_folder import need
+from ..system.yaml_values import parse_yaml
 
 _T = TypeVar("_T")
 _MAX_BYTES = 1 << 20  # of a configuration
@@ -155,9 +155,6 @@ def read_config(path: Path | str | None, overrides: Seq[str] = ()) -> RunConfig:
 
 def read_mapping(path: Path | str | None, overrides: Seq[str] = ()) -> dict[str, Any]:
     """The same as plain values."""
-    need("yaml", "a training run's configuration")
-    from ..system.yaml_values import parse_yaml
-
     given: Any = {}
     if path is not None:
         given = parse_yaml(read_text(path, "the configuration", _MAX_BYTES), f"the configuration {str(path)!r}")

@@ -1,7 +1,6 @@
 """Configurations: few keys are needed, and none is misread in silence."""
 
 import os
-import sys
 
 import pytest
 
@@ -118,12 +117,6 @@ def test_a_configuration_that_never_ends_is_refused(name, tmp_path):
 def test_sections_are_checked_in_python_too(kind, wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         kind(**wrong)
-
-
-def test_a_library_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(ConfigError, match=r"needs yaml.*paceline\[train\]"):
-        read_config(None, NEEDED)
 
 
 def test_accepted_length():

@@ -92,7 +92,7 @@ def test_empty_results_are_refused(tmp_path):
 
 def test_matplotlib_missing_names_the_extra(results, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"paceline\[viz\]"):
+    with pytest.raises(ConfigError, match=r"paceline\[plots\]"):
         draw(results, tmp_path / "out")
 
 

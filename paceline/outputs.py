@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from .core.figures import tokens_per_pass
 from .core.outputs import Origin, Round, Timings
 from .core.request import TokenLogprob
 from .schema import brief
@@ -67,8 +68,8 @@ class Completion:
 
     @cached_property
     def mean_acceptance_length(self) -> float:
-        """Tokens per pass of the target model after prefill, its own token included, as in vLLM; 0 without passes."""
-        return self.num_decoded / len(self.decoding) if self.decoding else 0.0
+        """Tokens per pass, see `tokens_per_pass`."""
+        return tokens_per_pass(self.rounds)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON; without the rounds."""

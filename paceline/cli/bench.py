@@ -153,8 +153,7 @@ def _table(run: dict[str, Any], model: str) -> Table:
         "Plain\ntok/s": lambda row: number(row[1]["plain_tokens_per_s"], ".1f"),
         "Spec.\ntok/s": lambda row: number(row[1]["speculative_tokens_per_s"], ".1f"),
         "Speed-\nup": lambda row: _times(row[1]["speedup"]),
-        # One prompt has no spread.
-        "95%\ninterval": lambda row: "–" if row[1]["prompts"] < 2 else _interval(row[1]),
+        "95%\ninterval": lambda row: _interval(row[1]),
         "Tokens\na pass": lambda row: number(row[1]["mean_acceptance_length"]),
         "Same": lambda row: f"{row[1]['verdicts']['identical']} of {compared[row[0]]}" if compared[row[0]] else "–",
     }
@@ -174,14 +173,16 @@ def _table(run: dict[str, Any], model: str) -> Table:
 def _remarks(run: dict[str, Any]) -> list[str]:
     split, verdicts, remarks = run["ms_per_round"], run["verdicts"], list[str]()
     if run["speedup"] is not None:
+        has_interval = run["speedup_prompt_mean_low"] is not None
+        between = f" ({_interval(run, 'speedup_prompt_mean')})" if has_interval else ""
         remarks.append(
-            f"mean over prompts {_times(run['speedup_prompt_mean'])} ({_interval(run, 'speedup_prompt_mean')}); "
+            f"mean over prompts {_times(run['speedup_prompt_mean'])}{between}; "
             f"with the prefill of the prompts {_times(run['speedup_with_prefill'])}"
         )
     if run["acceptance_by_position"]:
-        shares = " ".join(f"{100 * one:.0f}" for one in run["acceptance_by_position"])
-        given = " ".join(_percent(one) for one in run["acceptance_by_position_conditional"])
-        remarks.append(f"accepted by position, %: {shares} [dim](given those before: {given})[/dim]")
+        both = zip(run["acceptance_by_position"], run["rounds_by_position"], strict=True)
+        shares = ", ".join(f"{100 * share:.0f}% [dim]of {rounds}[/dim]" for share, rounds in both)
+        remarks.append(f"accepted by position, of rounds that drafted so far: {shares}")
     remarks.append(
         f"a round: {split['total']:.1f} ms = draft {split['draft']:.1f} + verify {split['verify']:.1f} "
         f"+ rest {split['rest']:.1f}; {number(run['mean_drafted'], '.1f')} tokens drafted"
@@ -192,7 +193,8 @@ def _remarks(run: dict[str, Any]) -> list[str]:
     if sum(verdicts.values()):
         sign = "[yellow]~[/yellow]" if verdicts["near_tie"] and not verdicts["bug"] else mark(not verdicts["bug"])
         remarks.append(
-            f"{sign} {verdicts['identical']} identical, {verdicts['near_tie']} near-ties, {verdicts['bug']} bugs"
+            f"{sign} against plain decoding: {verdicts['identical']} identical, {verdicts['near_tie']} near-ties, "
+            f"{verdicts['bug']} bugs"
         )
     for one in [one for one in run["differences"] if one["verdict"] == "bug"][:_SHOWN]:
         remarks.append(f"  prompt {escape(one['id'])}, turn {one['turn'] + 1}: {escape(one['reason'])}")
@@ -239,7 +241,7 @@ def _peer_table(summary: dict[str, Any]) -> Table:
 def _with_interval(one: dict[str, Any]) -> str:
     if one["speedup"] is None:
         return "–"
-    return f"{_times(one['speedup'])}\n[dim]{_interval(one)}[/dim]"
+    return _times(one["speedup"]) + ("" if one["speedup_low"] is None else f"\n[dim]{_interval(one)}[/dim]")
 
 
 def _times(ratio: float | None) -> str:

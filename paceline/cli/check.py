@@ -130,7 +130,7 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
     verdict = "[bold green]passed[/bold green]" if report.passed else "[bold red]failed[/bold red]"
     promise = "" if llm.verifier.lossless else " The rule is lossy: it changes the answers by design."
     screen.print(
-        f"\n{escape(title)}: {verdict}. {counts['identical']} identical, "
+        f"\n{escape(title)}: {verdict}. Against plain decoding: {counts['identical']} identical, "
         f"{counts['near_tie']} near-ties, {counts['bug']} bugs; {report.mean_acceptance_length:.2f} tokens a pass; "
         f"numerics {llm.numerics}.{promise}"
     )

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..config import parse
 from .options import AnswerOptions, ModelOptions, Opt, Speculation, SpeculationOptions, command, open_engine
-from .screen import Screen, table_of
+from .screen import Screen, number, table_of
 from .tokens import Painter, legend
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def demo(
 ) -> None:
     """Watch the same prompts decoded plainly and with speculation, and compare the speed and the text.
 
-    Three prompts have answers that copy from the prompt, one does not. The default drafter is what a trained head for
-    this model recommends (`paceline models`), else lookup.
+    Some answers copy from the prompt, others do not. The default drafter is what a trained head for this model
+    recommends (`paceline models`), else lookup.
 
     Example:  paceline demo --drafter self-int4 --max-tokens 200
     """
@@ -149,11 +149,11 @@ def _table(pairs: "list[Pair]", total: "Speeds") -> Table:
 
     columns: dict[str, Callable[[tuple[str, Speeds]], str]] = {
         "Prompt": lambda row: escape(row[0]),
-        "Plain\ntok/s": lambda row: f"{row[1].plain_tokens_per_s:.1f}",
-        "Spec.\ntok/s": lambda row: f"{row[1].speculative_tokens_per_s:.1f}",
-        "Speed-\nup": lambda row: f"{row[1].speedup:.2f}x",
+        "Plain\ntok/s": lambda row: number(row[1].plain_tokens_per_s, ".1f"),
+        "Spec.\ntok/s": lambda row: number(row[1].speculative_tokens_per_s, ".1f"),
+        "Speed-\nup": lambda row: number(row[1].speedup, ".2f") + "x" * (row[1].speedup is not None),
         "Tokens\na pass": lambda row: f"{row[1].mean_acceptance_length:.2f}",
-        "Identical": lambda row: "[green]yes[/green]" if row[1].identical else "[red]no[/red]",
+        "Identical\nto plain": lambda row: "[green]yes[/green]" if row[1].identical else "[red]no[/red]",
     }
     table = table_of(columns, [(pair.name, speeds([pair])) for pair in pairs])
     table.show_footer = True
@@ -163,9 +163,9 @@ def _table(pairs: "list[Pair]", total: "Speeds") -> Table:
 
 
 def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Speeds") -> str:
-    same = "every answer was token-identical" if len(pairs) > 1 else "the answer was token-identical"
+    same = "every answer was" if len(pairs) > 1 else "the answer was"
     if not total.identical:
-        same = f"{sum(pair.identical for pair in pairs)} of {len(pairs)} answers were token-identical"
+        same = f"{sum(pair.identical for pair in pairs)} of {len(pairs)} answers were"
     promise = f"numerics: {llm.numerics}"
     if not llm.verifier.lossless:
         promise = f"the {llm.verifier.name} rule is lossy"
@@ -173,9 +173,10 @@ def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Speeds") ->
         promise = f"the {llm.verifier.name} rule keeps the distribution of the answers, not the tokens"
     elif not total.identical:
         promise = "numerics: fast, so rounding ties may differ; `paceline check` tells ties from bugs"
+    pace = "" if total.speedup is None else f"decoded {total.speedup:.2f}x as fast as plain decoding, and "
     return (
-        f"With the [bold]{escape(drafter)}[/bold] drafter {escape(llm.loaded.name)} decoded {total.speedup:.2f}x as "
-        f"fast as plain decoding, and {same} ({promise})."
+        f"With the [bold]{escape(drafter)}[/bold] drafter {escape(llm.loaded.name)} {pace}{same} token-identical to "
+        f"Paceline's own plain decoding ({promise})."
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
+from ..core.figures import MIN_TIMED
 from ..errors import ConfigError
 from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
@@ -202,8 +203,9 @@ def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: boo
     """One line on how the answer was decoded, and the legend of its colours."""
     if color:
         screen.err.print(legend(origin.value for origin in answer.origins), soft_wrap=True)
-    pace = f"{answer.num_decoded / timings.decode:.1f} tok/s, " if timings.decode and answer.num_decoded else ""
-    promise = f"exact, numerics {answer.numerics}" if answer.exact else "same distribution"
+    is_timed = timings.decode and answer.num_decoded >= MIN_TIMED
+    pace = f"{answer.num_decoded / timings.decode:.1f} tok/s, " if is_timed else ""
+    promise = f"the tokens of plain decoding, numerics {answer.numerics}" if answer.exact else "same distribution"
     promise = promise if answer.lossless else "lossy"
     text = f"{len(answer.token_ids)} tokens, {pace}{answer.mean_acceptance_length:.2f} tokens a pass, {promise}"
     if answer.finish_reason == "length":

@@ -118,9 +118,7 @@ def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: P
         "Plain\ntok/s": lambda one: f"{one.plain_tokens_per_s:.1f}",
         "Spec.\ntok/s": lambda one: f"{one.tokens_per_s:.1f}",
         "Speed-\nup": lambda one: f"{one.overall.value:.2f}x",
-        "95%\ninterval": lambda one: (
-            "–" if one.overall.prompts < 2 else f"{one.overall.low:.2f}–{one.overall.high:.2f}"
-        ),
+        "95%\ninterval": lambda one: one.overall.interval,
         "Tokens\na pass": lambda one: f"{one.mean_acceptance_length:.2f}",
         "Drafts\nat a time": lambda one: ", ".join(map(str, one.depths.values())) or "–",
     }

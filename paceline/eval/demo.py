@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ..core.figures import MIN_TIMED, tokens_per_pass
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..llm import LLM
@@ -32,11 +33,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Of one prompt or several: sums of tokens over sums of seconds, so that a long answer counts for more."""
+    """Of one prompt or several: sums of tokens over sums of seconds, so that a long answer counts for more.
 
-    plain_tokens_per_s: float
-    speculative_tokens_per_s: float
-    speedup: float
+    Speeds are None for answers of fewer than `MIN_TIMED` tokens. identical: to plain decoding.
+    """
+
+    plain_tokens_per_s: float | None
+    speculative_tokens_per_s: float | None
+    speedup: float | None
     mean_acceptance_length: float
     identical: bool
 
@@ -79,15 +83,18 @@ def demo(llm: LLM, examples: Seq[Example], params: SamplingParams) -> Iterator[E
 
 
 def speeds(pairs: Seq[Pair]) -> Speeds:
-    """Both sides counted alike: emitted tokens over seconds of decoding."""
+    """Both sides counted alike: tokens after the prefill over seconds of decoding."""
     answers = [pair.speculative for pair in pairs]
-    plain = sum(len(pair.plain.token_ids) for pair in pairs) / max(sum(pair.plain_s for pair in pairs), 1e-9)
-    fast = sum(len(one.token_ids) for one in answers) / max(sum(pair.speculative_s for pair in pairs), 1e-9)
-    passes = sum(len(one.decoding) for one in answers)
+    plain = _speed(sum(pair.plain.num_decoded for pair in pairs), sum(pair.plain_s for pair in pairs))
+    fast = _speed(sum(one.num_decoded for one in answers), sum(pair.speculative_s for pair in pairs))
     return Speeds(
         plain_tokens_per_s=plain,
         speculative_tokens_per_s=fast,
-        speedup=fast / plain if plain else 0.0,
-        mean_acceptance_length=sum(one.num_decoded for one in answers) / passes if passes else 0.0,
+        speedup=None if plain is None or fast is None else fast / plain,
+        mean_acceptance_length=tokens_per_pass(r for one in answers for r in one.rounds),
         identical=all(pair.identical for pair in pairs),
     )
+
+
+def _speed(tokens: int, seconds: float) -> float | None:
+    return None if tokens < MIN_TIMED else tokens / max(seconds, 1e-9)

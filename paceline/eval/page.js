@@ -31,6 +31,8 @@
       const link = item.querySelector("a");
       if (a === index) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
     });
+    const rounds = data[index].rounds, most = Math.max(...rounds.map((r) => r.emitted));
+    if (rounds.length) show(starts[index][rounds.findIndex((r) => r.emitted === most)]);
   }
 
   function release() {

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
+from ..core.figures import tokens_per_pass
 from ..errors import ConfigError
 from .results import SavedAnswer, SavedPeer, SavedResults, SavedRound, SavedRun, version_of
 
@@ -18,7 +19,11 @@ MEANINGS = {
     "bonus": "bonus after a full draft",
     "plain": "plain step",
 }
-_VERDICTS = {"identical": "identical to plain", "near_tie": "near-tie with plain", "bug": "differs from plain: a bug"}
+_VERDICTS = {
+    "identical": "identical to plain decoding",
+    "near_tie": "near-tie",
+    "bug": "differs from plain decoding: a bug",
+}
 _BLANKS = re.compile(r"\r|\n|\t|  +|^ +$")
 _TALL = 3.0  # bars above so many medians are cut, or one slow round would flatten the others
 
@@ -109,7 +114,7 @@ def links(answers: Sequence[SavedAnswer]) -> str:
     return "\n".join(
         f'<li data-category="{html.escape(one.category)}" data-side="{html.escape(one.side)}">'
         f'<a href="#answer-{n + 1}"><b>{n + 1}</b> {html.escape(one.category or one.id or "answer")}'
-        f"<small>{html.escape(one.side)} · {_per_round(one):.2f} a round</small></a></li>"
+        f"<small>{html.escape(one.side)} · {tokens_per_pass(one.rounds):.2f} a pass</small></a></li>"
         for n, one in enumerate(answers)
     )
 
@@ -218,7 +223,7 @@ def _number(value: float | None, digits: int, unit: str = "") -> str:
 def _facts(answer: SavedAnswer, plain: SavedAnswer | None) -> str:
     facts = [
         f"{len(answer.token_ids)} tokens in {len(answer.rounds)} rounds",
-        f"{_per_round(answer):.2f} tokens a round",
+        f"{tokens_per_pass(answer.rounds):.2f} tokens a pass",
     ]
     if answer.tokens_per_s:
         facts.append(f"{answer.tokens_per_s:.1f} tok/s")
@@ -229,7 +234,9 @@ def _facts(answer: SavedAnswer, plain: SavedAnswer | None) -> str:
     if answer.verdict:
         facts.append(html.escape(_VERDICTS.get(answer.verdict, answer.verdict)))
     elif plain is not None and plain is not answer:
-        facts.append("identical to plain" if plain.token_ids == answer.token_ids else "differs from plain")
+        facts.append(
+            "identical to plain decoding" if plain.token_ids == answer.token_ids else "differs from plain decoding"
+        )
     return " · ".join(facts)
 
 
@@ -273,7 +280,3 @@ def _blank(found: re.Match[str]) -> str:
 
 def _class(origin: str) -> str:
     return origin if origin in MEANINGS else "plain"
-
-
-def _per_round(answer: SavedAnswer) -> float:
-    return len(answer.token_ids) / len(answer.rounds) if answer.rounds else 0.0

@@ -126,26 +126,22 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
 
 
 def acceptance_by_position(results: Sequence[SavedResults]) -> "Figure":
-    """How often the token of each position is accepted: of rounds that drafted so far, and given those before."""
-    series = [(label, run) for label, run in _runs(results) if run.acceptance or run.conditional]
+    """How often the token of each position is accepted, of the rounds that drafted so far, with their number."""
+    series = [(label, run) for label, run in _runs(results) if run.acceptance]
     if not series:
         raise NoData("no run has an acceptance by position")
     figure, axes = new_figure(5.2)
-    kinds = (("-", "of rounds that drafted so far"), ("--", "given that those before were accepted"))
     for index, (label, run) in enumerate(series):
-        for (line, _), values in zip(kinds, (run.acceptance, run.conditional), strict=True):
-            heights = [float("nan") if value is None else value for value in values]
-            face, name = (colour(index), label) if line == "-" else ("white", "")
-            axes.plot(range(1, len(heights) + 1), heights, line, **_style(index), markerfacecolor=face, label=name)
-    for line, meaning in kinds:
-        face = "black" if line == "-" else "white"
-        axes.plot([], [], line, color="black", marker="o", markerfacecolor=face, label=meaning)
-    longest = max(len(values) for _, run in series for values in (run.acceptance, run.conditional))
+        heights = [float("nan") if value is None else value for value in run.acceptance]
+        axes.plot(range(1, len(heights) + 1), heights, **_style(index), label=label)
+        for place, (height, count) in enumerate(zip(heights, run.rounds, strict=False), start=1):
+            axes.annotate(f"{count}", (place, height), (0, 6), textcoords="offset points", ha="center", fontsize=7)
+    longest = max(len(run.acceptance) for _, run in series)
     axes.set_ylim(0, 1.03)
     axes.set_xlim(0.7, longest + 0.3)
     axes.set_xticks(range(1, longest + 1))
     title, position = "Acceptance by position", "position in the draft (tokens)"
-    return _labelled(figure, axes, results, title, position, "accepted (share of rounds)")
+    return _labelled(figure, axes, results, title, position, "accepted (share of the rounds that drafted so far)")
 
 
 def pass_times(results: Sequence[SavedResults]) -> "Figure":

@@ -45,7 +45,7 @@ EXAMPLES = tuple(
     Example(**json.loads(line))
     for line in (resources.files("paceline.eval") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
 )
-"""Everyday work: the answers to the first three copy from the prompt, the others do not."""
+"""Everyday work: some answers copy from the prompt, others do not. `paceline demo` shows the first four."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ..core.figures import MIN_TIMED
 from ..errors import ConfigError, PacelineError
 from ..system.files import claimed, read_json, read_text, to_json, write_text
 
@@ -223,6 +224,7 @@ class SavedRound(_Tokens):
     num_drafted: int = 0
     num_accepted: int = 0
     num_emitted: int = 0
+    with_prompt: bool = False
     parents: tuple[int, ...] = (-1,)
     path: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
@@ -243,7 +245,7 @@ class SavedRound(_Tokens):
 
 
 class SavedAnswer(_Tokens):
-    """One answer of one side. seconds: of decoding; prefill_s: of reading the prompt. turn, repeat: from 0."""
+    """One answer of one side. num_tokens: those after the prefill; seconds: of decoding them. turn, repeat: from 0."""
 
     id: str = ""
     category: str = ""
@@ -252,6 +254,7 @@ class SavedAnswer(_Tokens):
     origins: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     rounds: tuple[SavedRound, ...] = ()
+    num_tokens: int = 0
     seconds: float = 0.0
     prefill_s: float | None = None
     prompt: str = ""
@@ -272,8 +275,8 @@ class SavedAnswer(_Tokens):
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of the answer by its seconds of decoding; 0 where no time was taken."""
-        return len(self.token_ids) / self.seconds if self.seconds > 0 else 0.0
+        """Tokens over seconds of decoding; 0 where no time was taken, or the answer is too short to say."""
+        return self.num_tokens / self.seconds if self.seconds > 0 and self.num_tokens >= MIN_TIMED else 0.0
 
 
 class SavedSpeedup(_Saved):
@@ -285,12 +288,12 @@ class SavedSpeedup(_Saved):
 
 
 class SavedRun(SavedSpeedup):
-    """One drafter's aggregates. acceptance, conditional: by position, first drafted token first."""
+    """One drafter's aggregates. acceptance: by position, first drafted token first; rounds: that drafted so far."""
 
     drafter: str = "speculative"
     categories: dict[str, SavedSpeedup] = {}
     acceptance: tuple[float | None, ...] = Field((), validation_alias="acceptance_by_position")
-    conditional: tuple[float | None, ...] = Field((), validation_alias="acceptance_by_position_conditional")
+    rounds: tuple[int, ...] = Field((), validation_alias="rounds_by_position")
     batch: int = 1
     mean_acceptance_length: float | None = None
     tokens_per_s: float | None = Field(None, validation_alias="speculative_tokens_per_s")

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import SpecConfig
+from ..core.figures import tokens_per_pass
 from ..drafters import Choose, DrafterSpec, DraftModel
 from ..llm import LLM
 from ..system.provenance import provenance, sha256_of
@@ -28,6 +29,8 @@ from .run import PLAIN, Answer, BenchRun
 from .suites import Question, hash_questions
 
 _RESAMPLES, _INTERVAL = 2000, (0.025, 0.975)
+FEW = 5
+"""Fewer prompts than this have no interval: one that is resampled from so few is too narrow."""
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
@@ -199,9 +202,9 @@ def speedup(base: Seq[Cost], other: Seq[Cost], seed: int = 0) -> dict[str, float
     """How much faster `other` is than `base`, prompt i of the one with prompt i of the other; all None without prompts.
 
     speedup: ratio of pooled speeds, sum of tokens over sum of seconds, in which a long answer counts for more.
-    speedup_prompt_mean: mean over prompts of each prompt's own ratio. Each has the bounds `_low` and `_high` of its
-    95% percentile-bootstrap interval: prompts are resampled with replacement in pairs, so that a hard prompt is hard
-    on both sides.
+    speedup_prompt_mean: mean over prompts of each prompt's own ratio. From `FEW` prompts on each has the bounds `_low`
+    and `_high` of its 95% percentile-bootstrap interval: prompts are resampled with replacement in pairs, so that a
+    hard prompt is hard on both sides.
     """
     keys = ("speedup", "speedup_prompt_mean")
     if not base:
@@ -213,8 +216,8 @@ def speedup(base: Seq[Cost], other: Seq[Cost], seed: int = 0) -> dict[str, float
     resampled = (_ratios(data[draws].sum(axis=1)), ratios[draws].mean(axis=1))
     found: dict[str, float | None] = {}
     for key, value, many in zip(keys, values, resampled, strict=True):
-        low, high = np.quantile(many, _INTERVAL)
-        found |= {key: float(value), f"{key}_low": float(low), f"{key}_high": float(high)}
+        low, high = np.quantile(many, _INTERVAL).tolist() if len(data) >= FEW else (None, None)
+        found |= {key: float(value), f"{key}_low": low, f"{key}_high": high}
     return found
 
 
@@ -222,24 +225,15 @@ def acceptance_by_position(rounds: Seq[tuple[int, int]]) -> dict[str, list[Any]]
     """Acceptance of the 1st, 2nd, ... drafted token, from (length of the longest drafted path, tokens accepted).
 
     rounds_by_position: those that drafted at least i tokens in a row. acceptance_by_position: share of them that
-    accepted at least i. acceptance_by_position_conditional: share that accepted at least i of those that drafted i and
-    accepted the i - 1 before it; None where no round came so far. (3, 1), (3, 3), (1, 1), (0, 0) give: position 1: 3
-    rounds, 3/3; position 2: 2 rounds, 1/2, and 1/2 given the first; position 3: 2 rounds, 1/2, and 1/1 given the
-    second.
+    accepted at least i. (3, 1), (3, 3), (1, 1), (0, 0) give: position 1: 3 rounds, 3/3; position 2: 2 rounds, 1/2;
+    position 3: 2 rounds, 1/2.
     """
-    counts, shares, given = list[int](), list[float](), list[float | None]()
+    counts, shares = list[int](), list[float]()
     for i in range(1, max((drafted for drafted, _ in rounds), default=0) + 1):
         reached = [accepted for drafted, accepted in rounds if drafted >= i]
-        kept = sum(accepted >= i for accepted in reached)
-        tested = sum(accepted >= i - 1 for accepted in reached)
         counts.append(len(reached))
-        shares.append(kept / len(reached))
-        given.append(kept / tested if tested else None)
-    return {
-        "acceptance_by_position": shares,
-        "acceptance_by_position_conditional": given,
-        "rounds_by_position": counts,
-    }
+        shares.append(sum(accepted >= i for accepted in reached) / len(reached))
+    return {"acceptance_by_position": shares, "rounds_by_position": counts}
 
 
 # Helpers
@@ -257,7 +251,6 @@ def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]
     plain = [one for one in answers if one.side == PLAIN]
     mine = [one for one in answers if one.side == side]
     counts = Counter(one.verdict for one in mine)
-    passes = sum(not r.with_prompt for one in mine for r in one.rounds)
     return {
         **_versus(answers, PLAIN, side, seed),
         "prompts": len(_costs(mine)),
@@ -265,7 +258,7 @@ def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]
         "tokens": sum(one.length for one in mine),
         "plain_tokens_per_s": _speed(plain),
         "speculative_tokens_per_s": _speed(mine),
-        "mean_acceptance_length": sum(one.num_tokens for one in mine) / passes if passes else None,
+        "mean_acceptance_length": tokens_per_pass(r for one in mine for r in one.rounds) or None,
         "verdicts": {verdict.value: counts[verdict.value] for verdict in Verdict},
         "not_compared": counts[None],
     }

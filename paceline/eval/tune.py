@@ -24,29 +24,34 @@ from ..zoo.registry import Progress, silent
 from .machine import PassCosts, about_drafts, ms
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide
 from .suites import Question
-from .summary import summarise
+from .summary import FEW, summarise
 
-SURE, FEW = 1.05, 5
-"""Intervals over fewer prompts than FEW are too narrow, that of a single one is empty: the gain must then be SURE."""
+SURE = 1.05
+"""The gain that fewer than `FEW` prompts must show, which have no interval."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Speed over plain decoding and its 95% interval over `prompts` prompts."""
+    """Speed over plain decoding and its 95% interval over `prompts` prompts, None where these are too few."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     prompts: int
 
     @property
     def pays(self) -> bool:
         """Surely faster than plain decoding."""
-        return self.low > 1 and (self.prompts >= FEW or round(self.value, 2) >= SURE)  # rounded as it is printed
+        return round(self.value, 2) >= SURE if self.low is None else self.low > 1  # rounded as it is printed
 
     def __str__(self) -> str:
-        """With the interval, where there is more than one prompt to have one."""
-        return f"{self.value:.2f}x" + (f" ({self.low:.2f}–{self.high:.2f})" if self.prompts > 1 else "")
+        """With the interval, where there is one."""
+        return f"{self.value:.2f}x" + ("" if self.low is None else f" ({self.interval})")
+
+    @property
+    def interval(self) -> str:
+        """For people; a dash where there is none."""
+        return "–" if self.low is None else f"{self.low:.2f}–{self.high:.2f}"
 
 
 @dataclass(frozen=True)
@@ -229,7 +234,7 @@ def tuned_of(
     if prompts["file"] is None:
         remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
     if prompts["chosen"] < 8:
-        remarks.append("Few prompts give wide intervals, and a single one gives none: use more for a surer choice.")
+        remarks.append(f"Few prompts give wide intervals, fewer than {FEW} none: use more for a surer choice.")
     return Tuned(
         SpecConfig() if best is None else best.config,
         policy.profile(*made_for(loaded)) if isinstance(policy, CostModel) else Profile(),

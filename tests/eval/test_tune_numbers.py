@@ -73,8 +73,9 @@ def test_break_even_is_where_drafting_neither_wins_nor_loses():
 
 def test_only_sure_gains_pay():
     assert Gain(1.02, 1.01, 1.03, 9).pays
-    assert not Gain(1.02, 1.01, 1.03, 3).pays  # too few prompts for so small a gain
-    assert Gain(1.2, 1.2, 1.2, 1).pays
+    assert not Gain(1.02, None, None, 3).pays  # too few prompts for so small a gain
+    assert Gain(1.2, None, None, 1).pays
+    assert (str(Gain(1.2, None, None, 1)), str(Gain(1.2, 1.1, 1.3, 5))) == ("1.20x", "1.20x (1.10–1.30)")
     assert not Gain(1.3, 0.95, 1.6, 9).pays
 
 

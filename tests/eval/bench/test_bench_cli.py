@@ -62,7 +62,7 @@ def test_the_folder_reads_back(bench, tmp_path):
     assert (run.drafter, set(run.categories), run.batch) == ("lookup", {"one", "two"}, 1)
     assert run.speedup is not None
     assert run.acceptance
-    assert len(run.conditional) == len(run.acceptance)
+    assert len(run.rounds) == len(run.acceptance)
     answers = opened.answers()
     assert [one.side for one in answers] == ["plain", "lookup"] * 3
     assert answers[0].prompt == "w5 w9 w5 w9"

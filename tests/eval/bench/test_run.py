@@ -95,7 +95,7 @@ def test_summary(engine, measure, questions):
     speeds = [sum(a.num_tokens for a in side) / sum(a.seconds for a in side) for side in (plain, fast)]
     assert found["plain_tokens_per_s"] == pytest.approx(speeds[0])
     assert found["speedup"] == pytest.approx(speeds[1] / speeds[0])
-    assert found["speedup_low"] <= found["speedup"] <= found["speedup_high"]
+    assert found["speedup_low"] is found["speedup_high"] is None  # of two prompts
     assert found["verdicts"] == {"identical": 4, "near_tie": 0, "bug": 0}
     assert found["categories"].keys() == {"a", "b"}
     assert sum(one["tokens"] for one in found["categories"].values()) == found["tokens"]

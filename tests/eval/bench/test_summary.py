@@ -42,16 +42,12 @@ def test_a_wrong_speedup_is_noticed(mutant):
     assert not is_right(mutant)
 
 
-def test_interval_of_one_prompt_and_of_equal_prompts_is_a_point():
-    for count in (1, 5):
+def test_intervals_need_five_prompts():
+    for count in (1, 4, 5):
         found = speedup([Cost(10, 2.0)] * count, [Cost(10, 1.0)] * count)
-        assert list(found.values()) == pytest.approx([2] * 6)
-
-
-def test_interval_of_two_prompts():
-    found = speedup(PLAIN, FAST)  # resamples are (long, long), (short, short) or both, a quarter, a quarter, a half
-    assert (found["speedup_low"], found["speedup_high"]) == pytest.approx((0.5, 2.0))
-    assert (found["speedup_prompt_mean_low"], found["speedup_prompt_mean_high"]) == pytest.approx((0.5, 2.0))
+        bound = None if count < 5 else pytest.approx(2)  # of equal prompts it is a point
+        assert (found["speedup"], found["speedup_low"], found["speedup_high"]) == (pytest.approx(2), bound, bound)
+        assert (found["speedup_prompt_mean_low"], found["speedup_prompt_mean_high"]) == (bound, bound)
 
 
 def test_interval_is_reproducible_and_covers_the_normal_one():
@@ -67,14 +63,12 @@ def test_interval_is_reproducible_and_covers_the_normal_one():
 
 
 def acceptance_is_right(function) -> bool:
-    return [*function(ROUNDS).values()] == [[1.0, 0.5, 0.5], [1.0, 0.5, 1.0], [3, 2, 2]]
+    return [*function(ROUNDS).values()] == [[1.0, 0.5, 0.5], [3, 2, 2]]
 
 
 def test_acceptance_by_position():
     assert acceptance_is_right(acceptance_by_position)
-    assert [*acceptance_by_position([(0, 0)]).values()] == [*acceptance_by_position([]).values()] == [[], [], []]
-    never = acceptance_by_position([(2, 0)])
-    assert never["acceptance_by_position_conditional"] == [0.0, None]  # nothing reached the second
+    assert [*acceptance_by_position([(0, 0)]).values()] == [*acceptance_by_position([]).values()] == [[], []]
 
 
 @pytest.mark.parametrize(

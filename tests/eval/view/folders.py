@@ -47,6 +47,7 @@ def nasty_answer(**changes):
         "prompt": PROMPT,
         "token_ids": list(range(100, 113)),
         "text": "".join(NASTY),
+        "num_tokens": 12,
         "seconds": 0.2,
         "prefill_s": 0.01,
         "verdict": "identical",
@@ -72,7 +73,7 @@ def make_summary(**changes):
             "chat": {"speedup": 0.9, "speedup_low": None, "speedup_high": None},
         },
         "acceptance_by_position": [0.8, 0.5, 0.2],
-        "acceptance_by_position_conditional": [0.8, 0.625, None],
+        "rounds_by_position": [40, 20, 10],
         "verdicts": {"identical": 2, "near_tie": 0, "bug": 0},
     }
     about = {"cpu": "A CPU", "threads": 1, "time": "2026-01-02T03:04:05", "paceline": "9.9"}

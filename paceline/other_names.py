@@ -78,7 +78,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "speculative_model": 'speculative_config={"model": ...}',
         "num_speculative_tokens": 'speculative_config={"num_speculative_tokens": ...}',
         # transformers
-        "device_map": 'device="cuda:0", for example: a model lies on one device',
+        "device_map": 'device="cuda:0", for example; leave "auto" out',
         "torch_dtype": "dtype",
         "attn_implementation": "leave it out: trees need an attention of their own",
         "quantization_config": 'weights="int8", "int4" or, on CUDA, "fp8"',
@@ -129,6 +129,27 @@ INSTEAD: dict[str, dict[str, str]] = {
         "__call__": "generate",
     },
 }
+OPTIONS: dict[str, str] = {
+    **{name: "--max-tokens" for name in ("--max-new-tokens", "--n-predict", "--predict")},
+    "-n": "--max-tokens for the length of an answer, --n for the number of answers",
+    "--temp": "--temperature",
+    "--repeat-penalty": "--repetition-penalty",
+    "--num-return-sequences": "--n",
+    "--do-sample": "--temperature, of which 0 is greedy",
+    "--ctx-size": "--max-model-len",
+    "--file": "--prompt-file",
+    "--torch-dtype": "--dtype",
+    "--device-map": "--device: a model lies on one device",
+    **{name: "--weights int8 or int4" for name in ("--quantization", "--load-in-8bit", "--load-in-4bit")},
+    **{name: "--drafter model:MODEL" for name in ("--model-draft", "-md", "--assistant-model", "--speculative-model")},
+    "--prompt-lookup-num-tokens": "--drafter lookup -k NUMBER",
+    **{name: "-k" for name in ("--draft-max", "--spec-draft-n-max", "--num-assistant-tokens")},
+    **{name: "HF_TOKEN in the environment" for name in ("--token", "--hf-token")},
+    **{name: "HF_HOME in the environment" for name in ("--download-dir", "--cache-dir")},
+    "--model": "the model's name itself, without an option",
+}
+"""What other command lines call an option, and what it is on this one."""
+
 _OF_A_CALL = ("temperature", "top_p", "top_k", "max_tokens", "max_new_tokens", "do_sample", "stop", "seed", "n")
 for _call in ("LLM.generate", "LLM.chat", "LLM.stream"):
     INSTEAD[_call] |= dict.fromkeys(_OF_A_CALL, "sampling_params=SamplingParams(...)")

@@ -8,7 +8,7 @@ from typing import Annotated, Never
 import typer
 from typer.core import TyperGroup
 
-from .. import __version__
+from .. import __version__, other_names
 from ..errors import PacelineError
 from .bench import bench
 from .calibrate import calibrate
@@ -33,6 +33,7 @@ class _Commands(TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, **_: object) -> Never:  # type: ignore[override]
         """Parse the arguments, run, exit."""
+        self._main_shell_completion({}, "paceline")  # exits where a shell asks for words
         given = sys.argv[1:] if args is None else list(args)
         screen, code = Screen(), 0
         ctrl_c.stage = "running"
@@ -66,6 +67,8 @@ def _report(error: BaseException, screen: Screen) -> int:
     if _is_usage(error):
         from typer import rich_utils
 
+        if instead := other_names.OPTIONS.get(getattr(error, "option_name", "")):
+            error.message = f"{error.message} Here it is {instead}."  # type: ignore[attr-defined]
         screen.put_error("UsageError", error.format_message())  # type: ignore[attr-defined]
         rich_utils.rich_format_error(error)  # type: ignore[arg-type]
         return error.exit_code  # type: ignore[attr-defined]
@@ -96,7 +99,6 @@ app = typer.Typer(
     cls=_Commands,
     name="paceline",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -86,7 +86,7 @@ class SamplingOptions:
     logit_bias: Annotated[str | None, Opt('By token id: {"42": -5}.', _SAMPLING, metavar="JSON")] = None
     bad_word: Annotated[list[str] | None, Opt("Never generate this word; repeatable.", _SAMPLING)] = None
     seed: Annotated[int | None, Opt("Reproduces a sampled answer; random by default.", _SAMPLING)] = None
-    n: Annotated[int, Opt("Number of answers.", _SAMPLING, "-n")] = 1
+    n: Annotated[int, Opt("Number of answers.", _SAMPLING)] = 1
     max_tokens: Annotated[int, Opt("Maximum number of tokens.", _END)] = 256
     min_tokens: Annotated[int, Opt("Minimum number of tokens.", _END)] = 0
     stop: Annotated[list[str] | None, Opt("Stop before this text; repeatable.", _END)] = None

@@ -1,6 +1,5 @@
 """`paceline models`, `paceline pull` and `paceline export`: what can be fetched, and heads for other engines."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,12 +10,10 @@ from rich.markup import escape
 
 from ..drafters.registry import table as drafter_table
 from .options import Opt, command, quieten
-from .screen import Screen, number, table_of
+from .screen import Screen
 
 if TYPE_CHECKING:
     from ..zoo import ZooEntry
-    from ..zoo.cache import Installed
-    from ..zoo.packaged import PackagedHead
 
 _CacheDir = Annotated[str | None, Opt("Where models are kept; default: your cache folder.")]
 
@@ -53,7 +50,7 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
     Example:  paceline models --json
     """
     from .. import zoo
-    from ..zoo.packaged import packaged_heads
+    from ..zoo.packaged import INSTALL, packaged_heads
 
     rows, heads = zoo.installed(cache_dir), packaged_heads()
     if screen.json:
@@ -66,39 +63,25 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
         listed_heads = [{**asdict(one), "folder": str(one.folder)} for one in heads]
         screen.put_json({"models": listed, "heads": listed_heads, "drafters": known})
         return
-    columns: dict[str, Callable[[Installed], str]] = {
-        "Name": lambda row: f"[bold]{row.name}[/bold]",
-        "Here": lambda row: "[green]yes[/green]" if row.pulled else "[red]damaged[/red]" if row.problem else "no",
-        "Size": lambda row: decimal(row.size_bytes) if row.pulled else _to_fetch(zoo.ZOO[row.name]),
-        "Licence": lambda row: row.licence,
-        "What it is": lambda row: row.description,
-    }
-    table = table_of(columns, rows, text_columns=5)
-    table.columns[0].no_wrap, table.columns[2].justify = True, "right"
-    screen.out.print(table)
-    if heads:
-        _print_heads(heads, screen)
-    drafters: dict[str, Callable[[tuple[str, str, str]], str]] = {
-        "Drafter": lambda row: f"[bold]{escape(row[0])}[/bold]",
-        "Method": lambda row: row[1],
-        "What it is": lambda row: row[2],
-    }
-    screen.out.print(table_of(drafters, drafter_table(), text_columns=3))
-    screen.say("Any other causal or vision-language model works too, by folder or hub id.")
-
-
-def _print_heads(heads: "list[PackagedHead]", screen: Screen) -> None:
-    """The heads, by what one types to draft with them."""
-    columns: dict[str, Callable[[PackagedHead], str]] = {
-        "Drafter": lambda head: f"[bold]head:{head.name}[/bold]" + (" (default)" if head.is_default else ""),
-        "Method": lambda head: head.method,
-        "For": lambda head: head.target_name,
-        "Size": lambda head: decimal(head.size_bytes),
-        "Tokens\na pass": lambda head: number(head.mean_acceptance_length) if head.mean_acceptance_length else "",
-    }
-    table = table_of(columns, heads, text_columns=3)
-    table.columns[0].no_wrap = True
-    screen.out.print(table)
+    screen.heading("Models")
+    for row in rows:
+        entry = zoo.ZOO[row.name]
+        here = "here" if row.pulled else "[red]damaged[/red]" if row.problem else _to_fetch(entry)
+        size = f"{decimal(row.size_bytes)}, " if row.pulled else ""
+        screen.entry(row.name, f"{escape(row.description)} [dim]({here}, {size}{row.licence})[/dim]")
+    screen.entry("FOLDER or ORG/NAME", "any other causal or vision-language model, by folder or hub id")
+    screen.heading("Trained heads")
+    for head in heads:
+        length = head.mean_acceptance_length
+        facts = [f"{head.method} for {head.target_name}", decimal(head.size_bytes)]
+        facts += [f"{length:.2f} tokens a pass"] if length else []
+        facts += ["the default"] if head.is_default else []
+        screen.entry(f"head:{head.name}", escape(", ".join(facts)))
+    if not heads:
+        screen.out.print(f"    {INSTALL}", soft_wrap=True)
+    screen.heading("Drafters, for --drafter")
+    for usage, method, what in drafter_table():
+        screen.entry(usage, f"{escape(what)} [dim]({method})[/dim]")
 
 
 def _to_fetch(model: "ZooEntry") -> str:

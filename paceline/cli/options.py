@@ -233,6 +233,7 @@ class LoadOptions:
         ),
     ] = None
     max_model_len: Annotated[int | None, Opt("Maximum tokens of prompt and answer together.", MODEL, min=1)] = None
+    revision: Annotated[str | None, Opt("Branch, tag or commit of a hub id.", MODEL)] = None
     trust_remote_code: Annotated[bool, Opt("Run Python code that comes with the model.", MODEL)] = False
 
 
@@ -264,7 +265,7 @@ def open_engine(
     given: dict[str, Any] = {}
     if isinstance(model, str):
         use_threads(options.threads)
-        given = {"dtype": options.dtype, "device": options.device, "trust_remote_code": options.trust_remote_code}
+        given = {name: getattr(options, name) for name in ("dtype", "device", "revision", "trust_remote_code")}
         given["weights"] = getattr(options, "weights", None)
     with screen.pulling() as progress:
         source = resolve(model, progress=progress) if isinstance(model, str) else model

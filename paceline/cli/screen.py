@@ -11,6 +11,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -42,6 +43,18 @@ class Screen:
     def print(self, text: str) -> None:
         """One line of the result, in rich markup; wrapped at the width of a terminal, and not in a file."""
         self.out.print(text, soft_wrap=not self.out.is_terminal)
+
+    def heading(self, text: str) -> None:
+        """The title of a list of entries."""
+        self.out.print(f"\n[bold]{text}[/bold]")
+
+    def entry(self, name: str, text: str) -> None:
+        """A name that is to be copied, whole at any width, and below it what it is, in rich markup."""
+        self.out.print(f"  [cyan]{escape(name)}[/cyan]", soft_wrap=True)
+        if self.out.is_terminal:
+            self.out.print(Padding(text, (0, 0, 0, 6)))
+        else:
+            self.out.print(f"      {text}", soft_wrap=True)
 
     def print_path(self, path: object) -> None:
         """A file that was written, on a line of its own."""

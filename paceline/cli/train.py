@@ -1,6 +1,7 @@
 """`paceline train`: a bar for each stage where stderr is a terminal, else a line every half minute."""
 
 import json
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -90,7 +91,7 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
         for event in run.run(stage, report_eval):
             if isinstance(event, Done):
                 result = {"path": str(event.path), **event.result}
-                _say_done(event, screen)
+                _say_done(event, run.config.model, screen)
             elif isinstance(event, Preparing):
                 skipped = f", {event.skipped} prompts too long" if event.skipped else ""
                 pace = event.tokens / max(time.monotonic() - begin, 1e-9)
@@ -118,7 +119,7 @@ def _say_event(event: "TrainEvent", screen: Screen) -> None:
         screen.say(f"{escape(text)}, [bold]estimated accepted length {event.accepted_length:.2f}[/bold]")
 
 
-def _say_done(done: "Done", screen: Screen) -> None:
+def _say_done(done: "Done", target: str, screen: Screen) -> None:
     if screen.json:
         return
     if done.stage == "eval":
@@ -136,9 +137,9 @@ def _say_done(done: "Done", screen: Screen) -> None:
         from ..train.artefact import model_beside
 
         tuned = model_beside(done.path)
-        model = escape(str(tuned)) if (tuned / "config.json").exists() else "MODEL"
-        drafter = escape(f"{_kind(done.path)}:{done.path}")
-        screen.say(f"[dim]use it:[/dim] paceline generate {model} --drafter {drafter} --chat ...")
+        model = str(tuned) if (tuned / "config.json").exists() else target
+        words = shlex.join(["paceline", "generate", model, "--drafter", f"{_kind(done.path)}:{done.path}"])
+        screen.say(f"[dim]use it:[/dim] {escape(words)} --chat ...")
 
 
 def _kind(folder: Path) -> str:

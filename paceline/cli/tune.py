@@ -41,7 +41,12 @@ def tune(
     prompts: Annotated[str | None, Opt(f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE")] = None,
     drafter: Annotated[
         list[str] | None,
-        Opt(f"{DRAFTER_NAMES}; repeat it. Default: all that need no model.", SPECULATION, "-d", "DRAFTER"),
+        Opt(
+            f"{DRAFTER_NAMES}; repeat it. Default: all that need no model, and the packaged heads for this one.",
+            SPECULATION,
+            "-d",
+            "DRAFTER",
+        ),
     ] = None,
     num_prompts: Annotated[int, Opt("At most this many, evenly from each category.", PROMPTS, min=1)] = 24,
     out: Annotated[str | None, Opt("Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE")] = None,
@@ -59,6 +64,7 @@ def tune(
         from ..eval.tune import candidates_of, measure, tuned_of
         from ..system.files import check_out, claimed
         from ..tuned import default_file, is_tuned, save_tuned
+        from ..zoo.packaged import heads_for
 
     configs = candidates_of(drafter)
     answers.params()
@@ -71,6 +77,8 @@ def tune(
             chosen, left_out = choose_prompts(questions, num_prompts, plain, screen)
             if left_out:
                 screen.say(f"[yellow]{left_out} prompts left out:[/yellow] longer than the context")
+            if not drafter:
+                configs = candidates_of(None, heads_for(plain.loaded.fingerprint))
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(**vars(answers))
             with screen.stages() as progress:
@@ -79,7 +87,7 @@ def tune(
             screen.err.print("Nothing was kept: half a measurement is not enough to choose.")
             raise
         used = {"file": prompts, "chosen": len(chosen), "available": len(questions), "sha256": hash_questions(chosen)}
-        tuned = tuned_of(plain, candidates, llms, how, used)
+        tuned = tuned_of(plain, candidates, llms, how, used, model)
         save_tuned(path, tuned)
     if screen.json:
         screen.put_json({"model": model, "file": str(path), **tuned.as_dict()})

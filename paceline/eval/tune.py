@@ -4,6 +4,7 @@ Every candidate runs under the cost model and takes turns with plain decoding, a
 best speed-up, pooled over all tokens, whose 95% interval lies above 1; else none.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from ..config import EngineFlags, SpecConfig, engine_flags, parse
 from ..core.outputs import Round
-from ..drafters.registry import REGISTRY, methods
+from ..drafters.registry import REGISTRY, HeadSpec, methods
 from ..errors import ConfigError
 from ..llm import LLM
 from ..policy import CostModel, Profile
@@ -99,13 +100,14 @@ class Candidate:
         return {"drafter": self.config.name, **found, "config": self.config.as_dict()}
 
 
-def candidates_of(given: Seq[str] | None) -> list[SpecConfig]:
+def candidates_of(given: Seq[str] | None, heads: Seq[str] = ()) -> list[SpecConfig]:
     """The drafters to try, each under the cost model: those given, else all that need no model; and `combined` of them.
 
-    Those that need no model are lookup, suffix, recycling, self-int4 and the ones of installed packages. Raises
-    `ConfigError` for one that is not known, is "none", or is given twice.
+    Those that need no model are lookup, suffix, recycling, self-int4, the ones of installed packages, and `heads`, the
+    names of packaged heads for this model. Raises `ConfigError` for one that is unknown, is "none", or is given twice.
     """
     by_default = ["lookup", "suffix", "recycling", "self-int4", *(one for one in methods() if one not in REGISTRY)]
+    by_default += [f"head:{name}" for name in heads]
     configs = [parse(one, policy="cost_model") for one in given or by_default]
     for config in configs:
         if config.method == "none":
@@ -122,9 +124,11 @@ def candidates_of(given: Seq[str] | None) -> list[SpecConfig]:
 def combined(configs: Iterable[SpecConfig]) -> SpecConfig | None:
     """All these drafters in one, combinations left out; None where fewer than two remain.
 
-    Where suffix is among them, lookup is left out: suffix finds all that lookup finds.
+    Where suffix is among them, lookup is left out: suffix finds all that lookup finds. Of heads, the first stays.
     """
     members = [one for one in configs if one.method != "choose"]
+    heads = [one for one in members if isinstance(one.drafter, HeadSpec)]
+    members = [one for one in members if one not in heads[1:]]
     if any(one.method == "suffix" for one in members):
         members = [one for one in members if one.method != "ngram"]
     if len(members) < 2:
@@ -220,11 +224,12 @@ def break_even(source: str, accepted: float, token_s: float, costs: PassCosts) -
 
 
 def tuned_of(
-    plain: LLM, candidates: Seq[Candidate], llms: Seq[LLM], how: BenchOptions, prompts: Mapping[str, Any]
+    plain: LLM, candidates: Seq[Candidate], llms: Seq[LLM], how: BenchOptions, prompts: Mapping[str, Any], model: str
 ) -> Tuned:
     """The choice, its report and flags, and the profile of the drafter chosen, or of the fastest where none pays.
 
-    prompts: their "file" (None: built in), how many were "chosen", and what else is to be kept of them.
+    prompts: their "file" (None: built in), how many were "chosen", and what else is to be kept of them. model: as it is
+    called on the command line.
     """
     best = best_of(candidates)
     shown = best or max(candidates, key=lambda one: one.overall.value)
@@ -244,13 +249,16 @@ def tuned_of(
             "candidates": [one.as_dict() for one in candidates],
             "prompts": dict(prompts),
             "settings": {**asdict(how), "numerics": plain.numerics},
-            "flags": [asdict(one) for one in flags_of(candidates, best)],
+            "flags": [asdict(one) for one in flags_of(candidates, best, model)],
         },
     )
 
 
-def flags_of(candidates: Seq[Candidate], best: Candidate | None) -> list[EngineFlags]:
-    """Options of other engines for the choice; models under the names that those engines can open."""
+def flags_of(candidates: Seq[Candidate], best: Candidate | None, model: str) -> list[EngineFlags]:
+    """Options of other engines for the choice; models under the names that those engines can open.
+
+    model: as it is called on the command line, for the command that exports a head.
+    """
     if best is None:
         return engine_flags(SpecConfig(), {})
     single = [one for one in candidates if one.config.method != "choose" and best_of([one])]
@@ -258,7 +266,8 @@ def flags_of(candidates: Seq[Candidate], best: Candidate | None) -> list[EngineF
     depths = dict(best.depths)
     for one in single:
         depths = {**one.depths, **depths}
-    return engine_flags(_with_folders(best.config), depths, [_with_folders(one.config) for one in single])
+    flags = engine_flags(_with_folders(best.config), depths, [_with_folders(one.config) for one in single])
+    return [replace(one, remark=one.remark.replace("--model MODEL", f"--model {shlex.quote(model)}")) for one in flags]
 
 
 def _with_folders(config: SpecConfig) -> SpecConfig:

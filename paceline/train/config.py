@@ -149,7 +149,10 @@ class RunConfig:
 
 
 def read_config(path: Path | str | None, overrides: Seq[str] = ()) -> RunConfig:
-    """The file with `a.b=value` put over it, values being YAML. Raises `ConfigError` for what is not understood."""
+    """The file with `a.b=value` put over it, values being YAML. Raises `ConfigError` for what is not understood.
+
+    Prompts that the file names lie relative to it, those of an override to the working directory.
+    """
     return validate(RunConfig, read_mapping(path, overrides), "the configuration")
 
 
@@ -160,6 +163,9 @@ def read_mapping(path: Path | str | None, overrides: Seq[str] = ()) -> dict[str,
         given = parse_yaml(read_text(path, "the configuration", _MAX_BYTES), f"the configuration {str(path)!r}")
         if not isinstance(given, dict):
             raise ConfigError(f"{str(path)!r} is not a YAML mapping", got=type(given).__name__)
+        for section in (given, given.get("eval")):
+            if isinstance(section, dict) and "prompts" in section:
+                section["prompts"] = _beside(Path(path).parent, section["prompts"])
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
@@ -174,3 +180,10 @@ def read_mapping(path: Path | str | None, overrides: Seq[str] = ()) -> dict[str,
                 raise ConfigError(f"{key!r} goes below {parent!r}, which is a value", got=repr(at))
         at[last] = parse_yaml(text, f"the value of {key!r}")
     return given
+
+
+def _beside(folder: Path, given: Any) -> Any:
+    """Paths as from `folder`; what is no path is left for the check of types."""
+    if isinstance(given, list):
+        return [_beside(folder, one) for one in given]
+    return str(folder / given) if isinstance(given, str) else given

@@ -91,6 +91,12 @@ def packaged_heads() -> list[PackagedHead]:
     return [_read_head(folder) for folder in _head_folders().values()]
 
 
+def heads_for(fingerprint: str) -> list[str]:
+    """The names of the installed heads for the target of this fingerprint, the default one first."""
+    fitting = [head for head in packaged_heads() if head.fingerprint == fingerprint]
+    return [head.name for head in sorted(fitting, key=lambda head: not head.is_default)]
+
+
 def best_head(fingerprint: str) -> PackagedHead | None:
     """The default head for the target of this fingerprint, None where there is none."""
     heads = packaged_heads()
@@ -98,8 +104,13 @@ def best_head(fingerprint: str) -> PackagedHead | None:
 
 
 def head_folder(name_or_path: str | Path) -> Path:
-    """The folder of a head; a local folder wins over an installed name. Raises `ConfigError` that lists the names."""
+    """The folder of a head; a local folder wins over an installed name. Raises `ConfigError` that lists the names.
+
+    Of the folder of a whole training run it is the `head` or `draft` in it.
+    """
     path = Path(name_or_path)
+    if not exists(path / _CONFIG):
+        path = next((path / made for made in ("head", "draft") if exists(path / made / _CONFIG)), path)
     if isinstance(name_or_path, Path) or exists(path / _CONFIG):
         return path
     known = _head_folders()

@@ -24,8 +24,8 @@ def save(folder: Path, model, words=WORDS) -> str:
     return str(folder)
 
 
-def paceline(*arguments: str, stdin: str | bytes | None = None):
-    return CliRunner().invoke(app, list(arguments), input=stdin)
+def paceline(*arguments: str, stdin: str | bytes | None = None, env: dict[str, str] | None = None):
+    return CliRunner().invoke(app, list(arguments), input=stdin, env=env)
 
 
 def answer(*arguments: str, code: int = 0, stdin: str | None = None) -> dict:

@@ -17,6 +17,14 @@ def test_every_command_has_help_with_an_example(command):
     assert "Example:" in result.stdout
 
 
+def test_a_shell_can_complete():
+    asked = {"_PACELINE_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    assert paceline(env={**asked, "COMP_WORDS": "paceline do"}).stdout.split() == ["doctor"]
+    words = paceline(env={**asked, "COMP_WORDS": "paceline generate --poli", "COMP_CWORD": "2"}).stdout.split()
+    assert words == ["--policy"]
+    assert "complete_bash" in paceline("--show-completion", "bash").stdout
+
+
 def test_generate_json(model):
     got = answer("generate", model, *GENERATE, "--drafter", "lookup", "--logprobs", "2")
     plain = answer("generate", model, *GENERATE)
@@ -131,7 +139,8 @@ def test_models_and_pull(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     entry = next(row for row in answer("models")["models"] if row["name"] == "smollm2-135m")
     assert (entry["name"], entry["pulled"], entry["licence"]) == ("smollm2-135m", False, "Apache-2.0")
-    assert "smollm2-135m" in paceline("models").stdout
+    narrow = paceline("models", env={"COLUMNS": "20"}).stdout.split()
+    assert {"smollm2-135m", "head:smollm2-135m-eagle3", "ouroboros:model:PATH_OR_ID[@int4]"} <= set(narrow)
     folder = tmp_path / "models" / "smollm2-135m"
     folder.mkdir(parents=True)
     monkeypatch.setattr(zoo, "pull", lambda name, cache_dir, progress, force: folder)

@@ -15,6 +15,10 @@ DIGITS = "9" * 5000
 
 def test_usage_errors_have_status_2(model):
     assert "No such option" in refusal("generate", model, "--temprature", "1", code=2)
+    assert "Here it is --max-tokens." in refusal("generate", model, "--max-new-tokens", "1", code=2)
+    assert "--drafter model:MODEL" in refusal("bench", model, "--model-draft", "other", code=2)
+    assert "--n for the number" in refusal("generate", model, "-n", "8", code=2)
+    assert "a folder has no revision" in refusal("generate", model, "-p", "w5", "--revision", "v1")
     assert "No such command" in refusal("generat", code=2)
     assert "there is no prompt" in refusal("generate", model, code=2)
     assert "more than one prompt" in refusal("generate", model, "-p", "a", "-c", "b", code=2)

@@ -86,6 +86,13 @@ def test_packaged_heads(head, monkeypatch):
     assert packaged.best_head("0" * 64) is None
     assert packaged.head_folder("tiny-medusa") == head
     assert packaged.head_method(head) == "medusa"
+    assert packaged.heads_for(found[0].fingerprint) == ["tiny-medusa"]
+    assert packaged.heads_for("0" * 64) == []
+    run = head.parent / "run"
+    run.mkdir()
+    head.rename(run / "head")
+    assert packaged.head_folder(str(run)) == packaged.head_folder(run) == run / "head", "a run has its head in it"
+    (run / "head").rename(head)
     with pytest.raises(ConfigError, match="did you mean 'tiny-medusa'"):
         packaged.head_folder("tiny-medussa")
     edit(head / "training.json", lambda record: record.update(default=False))

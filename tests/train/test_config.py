@@ -14,9 +14,16 @@ NEEDED = ("model=m", "out=o", "prompts=[a.jsonl]")
 def test_three_keys_are_enough(tmp_path):
     (tmp_path / "run.yaml").write_text("model: smollm2-135m\nprompts: [a.jsonl]\nout: runs/x\n")
     run = read_config(tmp_path / "run.yaml")
-    assert (run.model, run.prompts, run.out) == ("smollm2-135m", ("a.jsonl",), "runs/x")
+    assert (run.model, run.prompts, run.out) == ("smollm2-135m", (str(tmp_path / "a.jsonl"),), "runs/x")
     assert (run.train.lr, run.train.epochs, run.train.clip) == (6e-4, 5, 0.5)
-    assert run == read_config(None, ("model=smollm2-135m", "prompts=a.jsonl", "out=runs/x"))
+    assert run == read_config(None, ("model=smollm2-135m", f"prompts={tmp_path}/a.jsonl", "out=runs/x"))
+
+
+def test_prompts_lie_beside_the_file_that_names_them(tmp_path):
+    (tmp_path / "run.yaml").write_text("model: m\nprompts: a.jsonl\nout: o\neval: {prompts: [b.jsonl, /c.jsonl]}\n")
+    run = read_config(tmp_path / "run.yaml", ("prompts=d.jsonl",))
+    assert (run.prompts, run.eval.prompts) == (("d.jsonl",), (str(tmp_path / "b.jsonl"), "/c.jsonl"))
+    assert read_config(tmp_path / "run.yaml").prompts == (str(tmp_path / "a.jsonl"),)
 
 
 def test_overrides():

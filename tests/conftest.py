@@ -20,13 +20,19 @@ def _own_randomness():
     torch.set_rng_state(state)
 
 
-CHECKED = ("attention", "decoding", "drafters", "law", "lossless", "runner", "sampling")
+CHECKED = ("attention", "decoding", "drafters", "law", "runner", "sampling")
 """Folders in which shapes are checked against annotations, which makes short loops several times slower."""
 
 
 @pytest.fixture(autouse=True)
 def _types(request):
     jaxtyping.config.update("jaxtyping_disable", request.path.parent.name not in CHECKED)
+
+
+@pytest.fixture
+def checked_types(_types):
+    """For one test of a folder in which shapes are not checked."""
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

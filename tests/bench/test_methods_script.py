@@ -12,7 +12,6 @@ from paceline.eval.run import BenchRun
 from paceline.hf.fingerprint import hash_vocabulary
 
 SCRIPTS = Path(__file__).parents[2] / "bench"
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 
 
 @pytest.fixture

@@ -37,12 +37,11 @@ def test_ctrl_c_ends_a_stream_politely(model):
     assert errors.decode().strip() == "Stopped."
 
 
-def test_a_closed_pipe_is_silent(model):
-    process = start("generate", model, *ENDLESS)
-    assert process.stdout.read(20)
+def test_a_closed_pipe_is_silent():
+    process = start("models")
     process.stdout.close()
     errors = process.stderr.read()
-    process.wait(timeout=120)
+    assert process.wait(timeout=120) == 1
     assert errors == b""
 
 

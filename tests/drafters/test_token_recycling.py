@@ -159,9 +159,8 @@ def test_rows_differ_and_some_draft_nothing():
     assert sizes == [10, 1, 1]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_answers_stay(temperature):
-    params = [SamplingParams(temperature=temperature, max_tokens=40, seed=row) for row in range(5)]
+def test_answers_stay():
+    params = [SamplingParams(temperature=0.8 * (row % 2), max_tokens=30, seed=row) for row in range(4)]
     target = memoryless(eps=0.0)
     seqs = [sequence(target, prompt(7, row), one, row) for row, one in enumerate(params)]
     run(reading_apart(ModelRunner(target, 3)), TokenRecycling(), seqs, 5, 30)

@@ -46,7 +46,7 @@ def engine(verifier=None, dtype=torch.float32, name="llama"):
 
 
 def run(llm, **options):
-    return check(llm, PROMPTS, max_tokens=24, with_law_test=False, **options)
+    return check(llm, PROMPTS, max_tokens=16, with_law_test=False, **options)
 
 
 SOUND = Deviation(1.0, 1.5, 0.5)

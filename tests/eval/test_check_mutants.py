@@ -54,7 +54,7 @@ def tree_engine(kind, dtype=torch.float32):
 
 
 def run(llm, prompts=PROMPTS[:1]):
-    return check(llm, prompts, max_tokens=24, with_law_test=False)
+    return check(llm, prompts, max_tokens=16, with_law_test=False)
 
 
 EVERY = pytest.mark.parametrize("kind", [NATIVE, FAST, INVARIANT], ids=["native", "fast", "invariant"])

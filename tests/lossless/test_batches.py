@@ -1,6 +1,7 @@
 """A request's answer depends on its prompt, its parameters and its seed; never on who shares the batch."""
 
 import random
+from functools import cache
 
 import pytest
 
@@ -28,12 +29,18 @@ def requests() -> list[tuple[list[int], SamplingParams, int, frozenset[int]]]:
 
 
 REQUESTS = requests()
-FUTURE = {
-    tuple(ids): oracle(
-        TARGET, ids, SamplingParams(temperature=p.temperature, max_tokens=40, top_p=0.95), seed
-    ).token_ids
-    for ids, p, seed, _ in REQUESTS
-}
+
+
+@cache
+def future() -> dict[tuple[int, ...], list[int]]:
+    return {
+        tuple(ids): oracle(
+            TARGET, ids, SamplingParams(temperature=p.temperature, max_tokens=40, top_p=0.95), seed
+        ).token_ids
+        for ids, p, seed, _ in REQUESTS
+    }
+
+
 DRAFTERS = {
     "lookup": PromptLookup,  # finds nothing in most rows: a mix of drafts and none
     "suffix": Suffix,
@@ -42,8 +49,8 @@ DRAFTERS = {
     "self int4": lambda: SelfQuantized(lm_head="shared"),
     "space": lambda: Space(adapter(num_masks=3), 2),
     "random trees": RandomTrees,
-    "some rows": lambda: Sometimes(Scripted(FUTURE, [None, 1], branching=True)),
-    "ragged acceptance": lambda: Scripted(FUTURE, [0, None, 2, 1], branching=True),
+    "some rows": lambda: Sometimes(Scripted(future(), [None, 1], branching=True)),
+    "ragged acceptance": lambda: Scripted(future(), [0, None, 2, 1], branching=True),
 }
 
 
@@ -66,7 +73,7 @@ def test_rows_equal_their_own_slow_decoding(drafter, slots):
 
 
 def test_finished_rows_neither_draft_nor_take_rounds():
-    seqs = answers(Scripted(FUTURE, [None]), list(range(len(REQUESTS))), 8)
+    seqs = answers(Scripted(future(), [None]), list(range(len(REQUESTS))), 8)
     for seq in seqs.values():
         assert sum(not one.with_prompt for one in seq.rounds) <= -(-seq.params.max_tokens // 5)
 

@@ -34,6 +34,7 @@ def assert_identical(
     return seqs
 
 
+@pytest.mark.usefixtures("checked_types")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_at_every_temperature(drafter, temperature):
@@ -83,7 +84,8 @@ OPTIONS = {
 def test_every_option_in_one_batch(drafter):
     """Greedy and sampled rows side by side, more requests than slots, an end of text that is likely."""
     params = [
-        SamplingParams(temperature=t, max_tokens=14, **options) for options in OPTIONS.values() for t in (0.0, 0.7)
+        SamplingParams(temperature=0.7 * (row % 2), max_tokens=14, **options)
+        for row, options in enumerate(OPTIONS.values())
     ]
     assert_identical(loaded(), drafter, params, eos_ids=frozenset({END, 30, 31}))
 
@@ -108,7 +110,7 @@ def test_every_window(drafter, depth):
 def test_every_architecture(name):
     """Past the sliding windows of eight, by trees that have to be gathered and by random ones."""
     target = loaded(name)
-    params = [SamplingParams(temperature=t, max_tokens=16) for t in (0.0, 1.0)]
+    params = [SamplingParams(temperature=t, max_tokens=9) for t in (0.0, 1.0)]
     for drafter in ("right among wrong", "random trees"):
         assert_identical(target, drafter, params)
 

@@ -55,10 +55,10 @@ def plain_and_grammar(temperature: float, trouble: str) -> tuple[Sequence, Gramm
     return plain, grammar, SamplingParams(temperature, max_tokens=20, logits_processors=(grammar,))
 
 
-@pytest.mark.parametrize(("trouble", "temperature"), zip(TROUBLES, (0.0, 0.8, 0.0, 0.8), strict=True))
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_trouble_behind_a_rejected_draft_is_nobodys(drafter, trouble, temperature):
-    plain, grammar, params = plain_and_grammar(temperature, trouble)
+def test_trouble_behind_a_rejected_draft_is_nobodys(drafter, temperature):
+    plain, grammar, params = plain_and_grammar(temperature, "raises")
     seq = sequence(loaded(), REPEATING, params)
     made = DRAFTERS[drafter](loaded(), {tuple(REPEATING): plain.token_ids})
     run(runner(loaded()), made, [seq])

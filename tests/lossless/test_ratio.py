@@ -20,7 +20,6 @@ from tests.adversaries import RandomTrees, Wide
 from tests.helpers import changed, loaded, sequence
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
 VOCAB, LENGTH, ROWS = 5, 3, 128
 PROMPT = [1, 4, 0, 3]
 FALSE_ALARM = 1e-6

@@ -58,7 +58,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("curve", CURVES)
-@pytest.mark.parametrize("level", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("level", [0.01, 1.0])
 @pytest.mark.parametrize("tree", WRONG)
 def test_wrong_trees_cost_little(tree, level, curve):
     for seed, batch in enumerate((1, 3)):
@@ -76,7 +76,7 @@ def test_without_the_ledger_wrong_trees_cost_more(monkeypatch):
 def test_good_in_one_answer_and_wrong_in_the_next():
     tree = Branching(worth=lambda request, position: 1.0 if request % 2 else 0.0)
     outcomes = [
-        simulate(model, drafter(tree, 0.1), requests=6, machine=Machine(CURVES["flat"]), seed=seed) for seed in range(6)
+        simulate(model, drafter(tree, 0.1), requests=6, machine=Machine(CURVES["flat"]), seed=seed) for seed in range(3)
     ]
     rounds = [sum(request == wanted for request, _ in o.rounds) for o in outcomes for wanted in (1, 3, 5)]
     assert statistics.median(rounds) < 150, rounds  # of 256; in one of ten runs the first good answer is missed

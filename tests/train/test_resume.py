@@ -1,10 +1,9 @@
 """A run that was killed and goes on ends with the bits of one that was not."""
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,28 +78,23 @@ def test_forgetful_checkpoint_is_noticed(answers, straight, tmp_path, forgotten,
     assert not same(weights(recipe), straight[0])
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-from paceline.train.data import Answers, AnswerTask
-from paceline.train.loop import train
-from tests.train.test_resume import CONFIG
-from tests.train import toy
-class Toy(toy.Toy):
+class Killed(Toy):
     def loss(self, batch):
         if len(self.seen) > 9:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(batch)
-for _ in train(AnswerTask(Toy(), Answers.read(Path(sys.argv[1])), CONFIG), CONFIG, Path(sys.argv[2])):
-    pass
-"""
+
+
+Killed.__name__ = "Toy"  # a checkpoint names its recipe
 
 
 def test_killed_process(answers, straight, tmp_path):
-    data = answers.all[0].folder
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(data), str(tmp_path)], cwd=Path(__file__).parents[2],
-                          env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}, check=False)  # fmt: skip
-    assert done.returncode == -signal.SIGKILL
+    """Forked where it can be: a process of its own takes seconds to import torch."""
+    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    process = context.Process(target=run, args=(answers, tmp_path), kwargs={"recipe": Killed()})
+    process.start()
+    process.join(300)
+    assert process.exitcode == -signal.SIGKILL
     assert list(tmp_path.glob("checkpoint-*.pt"))
     (tmp_path / ".checkpoint-99999999.pt.1.part").write_bytes(b"half")  # killed while writing
     recipe, events = run(answers, tmp_path)

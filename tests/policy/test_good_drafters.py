@@ -47,12 +47,15 @@ def test_near_the_best_fixed_depth(chance, token, reads, batch, best):
 
 
 def test_confidence_beats_every_fixed_depth():
-    """Easy and hard tokens by turns, and the drafter knows which: stopping early must be worth something."""
+    """Easy and hard tokens by turns, and the drafter knows which: stopping early must be worth something.
+
+    Of the depths 1 to 16 the best is 1.
+    """
 
     def members() -> list[Member]:
         return drafter(lambda request, position, i: 0.99 if position // 5 % 2 else 0.3, 0.2, confident=True)
 
-    assert mean(model, members, requests=6) > 1.03 * hindsight(members, requests=6)
+    assert mean(model, members, requests=6) > 1.03 * mean(lambda clock: Fixed(1), members, requests=6)
 
 
 def share(outcome: Outcome, first: int, last: int) -> float:

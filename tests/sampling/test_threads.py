@@ -24,11 +24,10 @@ def split_sum(logits):
     return torch.stack([row / row.exp().sum() for row in logits])
 
 
-@pytest.mark.parametrize("vocab", [49_152, 70_001])
 @pytest.mark.parametrize(("function", "is_same"), [(noise, True), (warped, True), (split_sum, False)])
-def test_bits_with_one_thread_and_with_several(function, is_same, vocab):
+def test_bits_with_one_thread_and_with_several(function, is_same):
     logits, before, found = (
-        torch.randn(6, vocab, generator=torch.Generator().manual_seed(1)),
+        torch.randn(3, 70_001, generator=torch.Generator().manual_seed(1)),
         torch.get_num_threads(),
         [],
     )

@@ -50,7 +50,7 @@ MAX_NUM_SEQS = 4096
 class LLM:
     """A causal or vision-language model that decodes speculatively and gives the answers of plain decoding.
 
-    model: a folder, a hub id, a name that `paceline models` lists, or a loaded model.
+    model: a folder, a GGUF file, a hub id, a name that `paceline models` lists, or a loaded model.
     drafter: proposes tokens: an object, or a short name such as "lookup" or "lookup+head:FOLDER"; None decodes plainly.
     speculative_config: drafter, policy and verifier by vLLM's keys, for example {"method": "ngram",
         "num_speculative_tokens": 8, "prompt_lookup_max": 4}. See `paceline.config`.

@@ -17,7 +17,7 @@ from .demo import demo
 from .doctor import doctor
 from .generate import generate
 from .index import index
-from .models import export, models, pull
+from .models import convert, export, models, pull
 from .process import ctrl_c
 from .screen import DebugFlag, NoProgressFlag, Screen
 from .show import plot, show
@@ -126,5 +126,5 @@ def _global(
 
 
 _MEASURING = (demo, generate, check, check_draft, bench, plot, show, doctor, tune, calibrate)
-for _command in (*_MEASURING, train, index, export, models, pull):
+for _command in (*_MEASURING, train, index, convert, export, models, pull):
     app.command(_command.__name__.replace("_", "-"))(_command)

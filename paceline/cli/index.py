@@ -35,8 +35,9 @@ def index(
     """
     with screen.spinner("starting"):
         from ..drafters.corpus_index import write_index
-        from ..eval.corpus import find_files, load_tokenizer, tokenize
+        from ..eval.corpus import find_files, tokenize
         from ..hf.fingerprint import hash_vocabulary
+        from ..hf.load import load_tokenizer
         from ..system.files import check_new
         from ..zoo import resolve
 

@@ -1,4 +1,4 @@
-"""`paceline models`, `paceline pull` and `paceline export`: what can be fetched, and heads for other engines."""
+"""`paceline models`, `pull`, `convert` and `export`: what can be fetched, GGUF files, and heads for other engines."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -86,6 +86,30 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
 
 def _to_fetch(model: "ZooEntry") -> str:
     return f"made from {model.base}" if model.base else f"{decimal(model.download_bytes)} to fetch"
+
+
+@command
+def convert(
+    file: Annotated[Path, typer.Argument(metavar="FILE.gguf", help="A GGUF file of a language model.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a new one.")],
+    screen: Screen,
+) -> None:
+    """Write a GGUF file as a Hugging Face folder: config, weights in safetensors, tokenizer.
+
+    Example:  paceline convert model-Q4_K_M.gguf model
+    """
+    with screen.spinner("starting"):
+        quieten(screen.debug)
+        from ..hf.gguf import convert_gguf
+        from ..system.files import new_folder
+
+    with screen.pulling() as progress, new_folder(out) as made:
+        convert_gguf(file, made, progress)
+    if screen.json:
+        screen.put_json({"folder": str(out), "size_bytes": sum(path.stat().st_size for path in out.iterdir())})
+        return
+    screen.say(f"[green]✓[/green] converted. Try:  [bold]paceline generate {escape(str(out))} --prompt ...[/bold]")
+    screen.print_path(out)
 
 
 @command

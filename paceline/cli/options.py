@@ -108,7 +108,8 @@ PROMPT_FILE = (
 Policy = Literal["cost_model", "dynamic", "fixed"]
 Weights = Literal["int8", "int4", "fp8"]
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A folder, a hub id, or a name that `paceline models` lists.")
+    str,
+    typer.Argument(metavar="MODEL", help="A folder, a GGUF file, a hub id, or a name that `paceline models` lists."),
 ]
 # Above the largest seed there is room for the index of a prompt to be added.
 Seed = Annotated[int, Opt("For sampled answers and confidence intervals.", PROMPTS, None, "INT", 0, 2**32 - 1)]

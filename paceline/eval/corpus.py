@@ -7,23 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from ..errors import ConfigError
 from ..hf.chats import text_chat
-from ..hf.checkpoint import local_folder, refused
 from ..hf.image_prompts import render
 from ..system.files import read_text
 from .prompts import read_lines
 
 _JSON = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-
-
-def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub id. Raises `ConfigError`."""
-    folder = local_folder(model)
-    with refused(f"{model!r} has no usable tokenizer", fix="put its tokenizer files in that folder"):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def find_files(paths: Seq[Path], suffixes: Seq[str]) -> list[Path]:

@@ -3,10 +3,12 @@
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import Thread
 from typing import Annotated, Any, cast
 
 import torch
@@ -33,7 +35,7 @@ _NO_WEIGHTS = 10_000  # layers that are built where no weights say how many ther
 _SHARD = re.compile(r"shard-\d+-model-.*")
 _TEXTS = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 _LENGTH = 300  # of a library's message
-_SECONDS = 5.0  # that the hub may take to say whether it has a model
+_SECONDS = 2.0  # that the hub may take to say whether it has a model
 
 
 @contextmanager
@@ -68,19 +70,20 @@ def local_folder(
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | Path | None = None,
+    weights: bool = True,
 ) -> Path:
     """The folder of a model. For a hub id it is its snapshot in the hub's cache, which is fetched if it is missing.
 
-    revision, token, cache_dir: of a hub id, as in transformers.
+    revision, token, cache_dir: of a hub id, as in transformers. weights: False fetches small files alone.
 
-    The hub has a few seconds to answer; without an answer the snapshot that was fetched last is taken.
+    The hub has two seconds to answer; without an answer the snapshot that was fetched last is taken.
     Raises `ConfigError` for what is neither, `DownloadError` for one that could not be fetched whole.
     """
-    from huggingface_hub import HfApi, is_offline_mode, snapshot_download, try_to_load_from_cache
+    from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     missing = f"no model at {name_or_path!r}"
-    expected = f"a folder with {CONFIG}, a hub id, or a name that `paceline models` lists"
+    expected = f"a folder with {CONFIG}, a GGUF file, a hub id, or a name that `paceline models` lists"
     try:
         is_folder = bool(name_or_path.strip()) and Path(name_or_path).is_dir()
         if is_folder and revision is None:
@@ -92,34 +95,59 @@ def local_folder(
     if is_folder:
         raise ConfigError("a folder has no revision", got=f"revision={revision!r}", fix="leave it out")
     try:
-        if is_offline_mode():
-            raise ConnectionError("not asked, since HF_HUB_OFFLINE is set")
-        names = [
-            one.rfilename
-            for one in HfApi(token=token).model_info(name_or_path, revision=revision, timeout=_SECONDS).siblings or ()
-        ]
+        names = _files_in_hub(name_or_path, revision, token)
     except Exception as error:  # every transport raises its own kind
         cached = try_to_load_from_cache(name_or_path, CONFIG, cache_dir=cache_dir, revision=revision)
         if isinstance(cached, str):
             return Path(cached).parent
+        cache = cache_dir or constants.HF_HUB_CACHE
         raise ConfigError(
-            missing, got=f"no such folder, nothing in the hub's cache, and from the hub: {one_line(error)}",
-            expected=expected, fix="check the name and the network, or fetch the folder where there is one",
-        ) from error  # fmt: skip
+            missing,
+            got=f"no folder {str(Path(name_or_path).absolute())!r}, nothing in the hub's cache {str(cache)!r}, and "
+            f"from {constants.ENDPOINT}: {one_line(error)}",
+            expected=expected,
+            fix=f"check the name and the network; or run `hf download {name_or_path} --local-dir DIR` where there is a "
+            "network, copy DIR here, and name it",
+        ) from error
     with refused(f"{name_or_path!r} could not be fetched", fix="check the network and the disk", kind=DownloadError):
         return Path(
             snapshot_download(
-                name_or_path, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=wanted(names)
+                name_or_path, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=wanted(names, weights)
             )
         )
 
 
-def wanted(names: list[str]) -> list[str]:
+def _files_in_hub(name: str, revision: str | None, token: str | bool | None) -> list[str]:
+    """The files of a repository. Raises whatever a transport raises, and TimeoutError after two seconds.
+
+    In a thread, since the timeouts of sockets leave out the look-up of a name, and begin anew with each address of it.
+    """
+    from huggingface_hub import HfApi, is_offline_mode
+
+    if is_offline_mode():
+        raise ConnectionError("not asked, since HF_HUB_OFFLINE is set")
+    answer: Future[list[str]] = Future()
+
+    def ask() -> None:
+        try:
+            found = HfApi(token=token).model_info(name, revision=revision, timeout=_SECONDS).siblings
+            answer.set_result([one.rfilename for one in found or ()])
+        except Exception as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(_SECONDS)
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"no answer in {_SECONDS:g} s") from error
+
+
+def wanted(names: list[str], weights: bool = True) -> list[str]:
     """The files of a hub repository that are read: weights in safetensors, once, and every small text beside them."""
-    weights = [name for name in names if name.endswith(SAFE) and not name.startswith("consolidated")]
-    if WEIGHTS in weights:
-        weights = [WEIGHTS]
-    return [name for name in names if "/" not in name and (name in weights or name.endswith(_TEXTS))]
+    held = [name for name in names if weights and name.endswith(SAFE) and not name.startswith("consolidated")]
+    if WEIGHTS in held:
+        held = [WEIGHTS]
+    return [name for name in names if "/" not in name and (name in held or name.endswith(_TEXTS))]
 
 
 def check_folder(folder: Path) -> None:

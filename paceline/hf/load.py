@@ -41,6 +41,8 @@ from .checkpoint import (
     weight_files,
 )
 from .describe import FORMS
+from .gguf import gguf_tokenizer, open_gguf
+from .gguf_file import SUFFIX, read_gguf
 from .vision import family_of, is_vlm
 
 _VIDEO = "video_processor"
@@ -155,8 +157,16 @@ def open_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None = None,
     hub: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None, ProcessorMixin | None]:
-    """A text model with its tokenizer, or a vision-language model with its processor; see `load_model` for errors."""
-    place, kind, folder = chosen_device(device), dtype_of(dtype), local_folder(name_or_path, **hub)
+    """A text model with its tokenizer, or a vision-language model with its processor; see `load_model` for errors.
+
+    name_or_path: a folder or hub id, or a GGUF file.
+    """
+    place, kind = chosen_device(device), dtype_of(dtype)
+    if name_or_path.endswith(SUFFIX):
+        path = Path(name_or_path)
+        model, tokenizer = open_gguf(path, lambda config: kind or usual_dtype(config, place), tokenizer)
+        return _placed(name_or_path, model, place), tokenizer, None
+    folder = local_folder(name_or_path, **hub)
     check_folder(folder)
     files = weight_files(folder)
     stored = read_headers(files)
@@ -196,19 +206,26 @@ def open_checkpoint(
             **own,
         )
     check_loaded_weights(name_or_path, model, loaded, stored)
-    with refused(f"{name_or_path!r} does not fit on {place}", fix="use another device"):
-        model = model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
+    model = _placed(name_or_path, model, place)
     if sees:
         return model, tokenizer, load_processor(folder, config, trust_remote_code)
     return model, tokenizer or load_tokenizer(folder, trust_remote_code), None
 
 
+def _placed(name: str, model: PreTrainedModel, place: torch.device) -> PreTrainedModel:
+    with refused(f"{name!r} does not fit on {place}", fix="use another device"):
+        return model.to(place).requires_grad_(False)  # pyright: ignore[reportArgumentType]
+
+
 def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub id. Raises `ConfigError`."""
+    """The tokenizer of a folder, hub id or GGUF file. Raises `ConfigError`."""
+    if str(folder).endswith(SUFFIX):
+        return gguf_tokenizer(read_gguf(Path(folder)))
+    place = local_folder(str(folder), weights=False)
     with refused(
         f"{str(folder)!r} has no usable tokenizer", fix="put its tokenizer files in that folder, or pass tokenizer=..."
     ):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
 
 
 def check_architecture(name: str, model: PreTrainedModel) -> None:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -164,14 +164,25 @@ def new_folder(place: Path) -> Iterator[Path]:
     """
     check_new(place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    made = place.with_name(f".{place.name}-{uuid.uuid4().hex[:8]}")
+    made.mkdir()
     try:
-        made.chmod(0o755)  # mkdtemp's are for their owner only
         yield made
+        unlock(made)
         made.rename(place)  # fails where something non-empty was made meanwhile
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+def unlock(folder: Path) -> None:
+    """Give the files of a folder the mode that new files have: safetensors lets only the owner read its own."""
+    (probe := folder / ".mode").touch()
+    mode = probe.stat().st_mode
+    probe.unlink()
+    for path in folder.iterdir():
+        if path.is_file():
+            path.chmod(mode)
 
 
 @contextmanager

@@ -16,13 +16,13 @@ from safetensors import SafetensorError
 
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import checked, validate
-from ..system.files import exists
+from ..system.files import exists, unlock
 from ..system.provenance import provenance, sha256_of
 from . import registry
 from .registry import Progress, ZooEntry, silent
 
 MANIFEST = "paceline-manifest.json"
-FORMAT = 1  # raise it when conversion writes different files, and old folders are pulled anew
+FORMAT = 1  # raise it when conversion makes another model, and old folders are pulled anew
 
 
 @checked
@@ -213,9 +213,8 @@ def _build(model: ZooEntry, base: Path | None, work: Path, progress: Progress) -
     built = work / "model"
     built.mkdir(parents=True)
     model.build(base, built, progress)
+    unlock(built)
     paths = sorted(built.iterdir())
-    for path in paths:  # safetensors makes its file private, which a cache shared by a group cannot use
-        path.chmod((built / "config.json").stat().st_mode)
     files: dict[str, FileRecord] = {}
     for done, path in enumerate(paths, start=1):
         files[path.name] = FileRecord(path.stat().st_size, sha256_of(path))

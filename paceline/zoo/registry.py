@@ -86,8 +86,8 @@ class ZooModel(ZooEntry):
 
     def build(self, base: Path | None, folder: Path, progress: Progress) -> None:
         """Download the GGUF file and convert it."""
+        from ..hf.gguf import convert_gguf
         from .download import fetch_gguf
-        from .gguf import convert_gguf
 
         with TemporaryDirectory(dir=folder.parent) as scratch:
             convert_gguf(fetch_gguf(self, Path(scratch), progress), folder, progress)

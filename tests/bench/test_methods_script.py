@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from paceline.drafters.corpus_index import write_index
-from paceline.eval.corpus import load_tokenizer
 from paceline.eval.run import BenchRun
 from paceline.hf.fingerprint import hash_vocabulary
+from paceline.hf.load import load_tokenizer
 
 SCRIPTS = Path(__file__).parents[2] / "bench"
 

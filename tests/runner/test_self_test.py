@@ -74,3 +74,11 @@ def test_images_are_read_again_as_an_invariant_runner_will(monkeypatch):
     check(fresh)
     with pytest.raises(IncompatibleModels, match="image"):
         make_runner(fresh, 1, invariant=True)
+
+
+def test_what_is_added_to_all_logits_is_no_difference():
+    """It changes no probability. Plain transformers in bfloat16 rounds all logits of a Gemma 3 up or down together."""
+    loaded = _loaded()
+    check(dataclasses.replace(loaded, reference=[logits + 5 * logits.std() for logits in loaded.reference]))
+    with pytest.raises(IncompatibleModels, match="for a tree"):
+        check(dataclasses.replace(loaded, reference=[logits * 1.5 for logits in loaded.reference]))

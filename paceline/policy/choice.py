@@ -51,6 +51,7 @@ class Option(DraftOptions):
     reading: the seconds to read the uncached tokens.
     emitted: tokens of the answer so far. ends: where it may end.
     horizon: the number of tokens that the answer is still expected to have. An investment must pay within them.
+    credit: the passes that a round of it may lose (`ledger`).
     gains, nodes, levels: the expected accepted tokens, drafted nodes and drafting steps by depth, from depth 0.
     """
 
@@ -59,6 +60,7 @@ class Option(DraftOptions):
     emitted: int
     ends: Ends
     horizon: float
+    credit: float
     gains: Seq[float]
     nodes: Seq[float]
     levels: Seq[float]
@@ -106,11 +108,10 @@ def width(depth: int, nodes: int, masks: int, probes: int = 0) -> int:
 
 
 def best_choice(
-    rows: Seq[Seq[Option]], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], credit: float, max_nodes: int
+    rows: Seq[Seq[Option]], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], max_nodes: int
 ) -> Choice:
     """The best depth for the best drafters: one drafter for all rows or, in a batch, each row's most promising one.
 
-    credit: the passes that the round may lose if `COUNTED_GAIN` of the expected gain comes true.
     max_nodes: the most nodes of a tree.
     """
     batch = len(rows)
@@ -126,7 +127,7 @@ def best_choice(
             max((o for o in row if o.source in team), key=lambda o: o.gains[-1], default=None) for row in rows
         ]  # fmt: skip
         if any(options):
-            found = _Team(options, turn, costs, credit, max_nodes).best()
+            found = _Team(options, turn, costs, max_nodes).best()
             if found.rate > least:
                 best, least = found, found.rate
     return best
@@ -141,16 +142,15 @@ class _Team:
         options: Seq[Option | None],
         turn: RoundSeconds,
         costs: Mapping[str, DraftSeconds],
-        credit: float,
         max_nodes: int,
     ):
-        self.options, self.turn, self.credit, self.max_nodes = options, turn, credit, max_nodes
+        self.options, self.turn, self.max_nodes = options, turn, max_nodes
         self.drafting = [o for o in options if o]
         self.is_tree = any(o.is_tree for o in self.drafting)
         self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
         self.level = sum(costs[source].token.value for source in {o.source for o in self.drafting})
-        self.plain = turn.seconds(0)
+        self.credit, self.plain = max(o.credit for o in self.drafting), turn.seconds(0)
 
     def best(self) -> Choice:
         """The depth with the highest rate."""

@@ -118,12 +118,9 @@ class CostModel(DraftPolicy):
             loses = any(option.masks and option.ready for row in rows for option in row)
             self._plain_after = min(PLAIN_EVERY * (1 + loses), 2 * self._plain_after)
             return plain
-        credit = [self.ledger.available(seq.slot) for seq in seqs]
-        allowed = [
-            [o for o in row if may_join(o, own, turn, self.estimates)] for row, own in zip(rows, credit, strict=True)
-        ]
+        allowed = [[option for option in row if may_join(option, turn, self.estimates)] for row in rows]
         max_nodes = 1 if turn.needs_small_tree else self.max_nodes
-        choice = best_choice(allowed, turn, self.estimates.costs, max(credit), max_nodes)
+        choice = best_choice(allowed, turn, self.estimates.costs, max_nodes)
         for row, option in enumerate(choice.options):
             if option is not None:
                 # With confidences it may go further while they are high. Not with masks: a deeper budget adds more of
@@ -131,7 +128,7 @@ class CostModel(DraftPolicy):
                 is_sure = option.source in self.estimates.confidence and not option.masks
                 depth = min(choice.deepest if is_sure else choice.depth, option.depth)
                 self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
-        self._probe(seqs, rows, credit, turn, max_nodes)
+        self._probe(seqs, rows, turn, max_nodes)
         self._rest = 0 if any(row.option for row in self._plan) else REST
         return [self._budget(row, choice) for row in self._plan]
 
@@ -189,12 +186,15 @@ class CostModel(DraftPolicy):
             self.measure(room, any(offer.probes for row in ready for _, offer in row))
         self._measuring = self._clock() - begin
         return [
-            [self.estimates.option(seq, drafter_index, offer, limit) for drafter_index, offer in row]
+            [
+                self.estimates.option(seq, index, offer, limit, self.ledger.available(seq.slot, offer.source))
+                for index, offer in row
+            ]
             for seq, limit, row in zip(seqs, limits, ready, strict=True)
         ]
 
     def _probe(
-        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], credit: Seq[float], turn: RoundSeconds, max_nodes: int
+        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], turn: RoundSeconds, max_nodes: int
     ) -> None:
         """Let a drafter that was not chosen show itself in the rows where it is due, if its failure can be paid for.
 
@@ -217,7 +217,7 @@ class CostModel(DraftPolicy):
             if option.source != due[0][1].source or (option.uncached_tokens > FEW_TOKENS and read_by_others > 0):
                 continue
             reading = option.uncached_tokens * cost.uncached_tokens.value + read_by_others
-            probe = largest_probe(option, reading, cost.token.value, turn, credit[row], max_nodes)
+            probe = largest_probe(option, reading, cost.token.value, turn, max_nodes)
             if probe is not None:
                 self._plan[row] = _Row(option, *probe, is_probe=True)
                 read_by_others = reading
@@ -260,7 +260,7 @@ class CostModel(DraftPolicy):
                 self._since_plain = 0
                 turn.observe(0, target_s)
             for seq, _ in seen:
-                self.ledger.book(seq.slot, 1, 0.0, batch, drafted=False)
+                self.ledger.book(seq.slot, 1, 0.0, batch, None)
             return
         self._since_plain += 1
         depths, uncached_tokens = dict[str, int](), dict[str, int]()
@@ -303,7 +303,8 @@ class CostModel(DraftPolicy):
         for (seq, _), row in zip(seen, self._plan, strict=True):
             if row.option is not None and row.option.uncached_tokens > FEW_TOKENS and not row.is_probe:
                 lent = min(row.option.reading / turn.seconds(0), max(0.0, extra))
-                self.ledger.add_loan(seq.slot, lent, row.option.horizon)
+                self.ledger.add_loan(seq.slot, row.option.source, lent, row.option.horizon)
                 extra -= lent
         for (seq, record), row in zip(seen, self._plan, strict=True):
-            self.ledger.book(seq.slot, record.num_emitted, extra, batch, drafted=row.option is not None)
+            source = None if row.option is None else row.option.source
+            self.ledger.book(seq.slot, record.num_emitted, extra, batch, source)

@@ -92,8 +92,8 @@ class Estimates:
             self.costs[source] = DraftSeconds(token, uncached_tokens)
         return self.costs[source]
 
-    def option(self, seq: Sequence, drafter_index: int, offer: DraftOptions, limit: int) -> Option:
-        """What may be expected of one drafter for one row, up to `limit` tokens deep."""
+    def option(self, seq: Sequence, drafter_index: int, offer: DraftOptions, limit: int, credit: float) -> Option:
+        """What may be expected of one drafter for one row, up to `limit` tokens deep and losing up to `credit` passes."""
         limit = min(limit, offer.masks or offer.ready)
         accept = self.acceptance.expected(seq.slot, offer.source, offer.hint)[:limit]
         ends = self.lengths.of(seq)
@@ -107,6 +107,7 @@ class Estimates:
             emitted=seq.num_output,
             ends=ends,
             horizon=ends.left(seq.num_output, seq.remaining),
+            credit=credit,
             gains=gains_of(accept),
             nodes=nodes,
             levels=levels,

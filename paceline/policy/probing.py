@@ -58,9 +58,9 @@ class Probing:
 
 
 def largest_probe(
-    option: Option, seconds: float, token: float, turn: RoundSeconds, credit: float, max_nodes: int
+    option: Option, seconds: float, token: float, turn: RoundSeconds, max_nodes: int
 ) -> tuple[int, int] | None:
-    """(depth, nodes) of the largest probe whose failure can be paid for with `credit` passes.
+    """(depth, nodes) of the largest probe whose failure the option's credit can pay for.
 
     Where masks have to be added first, the probe takes two rounds, and both must be paid for before it begins.
 
@@ -78,7 +78,7 @@ def largest_probe(
         if option.is_tree and depth == PROBE_DEPTH:
             nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= FREE * min_prob), depth)
         first = pass_of(depth, 0) - plain if option.restarts else 0.0
-        if (pass_of(depth, nodes) + depth * token + seconds + first) / plain - 1 <= credit:
+        if (pass_of(depth, nodes) + depth * token + seconds + first) / plain - 1 <= option.credit:
             return depth, nodes
     return None
 
@@ -88,15 +88,13 @@ def owner(seq: Sequence, option: Option) -> int:
     return seq.slot if option.uncached_tokens <= FEW_TOKENS else ALL_REQUESTS
 
 
-def may_join(option: Option, credit: float, turn: RoundSeconds, known: Estimates) -> bool:
+def may_join(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
     """Whether the planner may choose this option; a refused option may still be probed.
 
-    Refused are rows in debt, unknown drafters with much to read, and drafters that should read later, since more
-    answers will have ended by then.
-
-    credit: the passes that this row may lose.
+    Refused are rows and drafters in debt, unknown drafters with much to read, and drafters that should read later, since
+    more answers will have ended by then.
     """
-    if credit <= 0:
+    if option.credit <= 0:
         return False
     if option.uncached_tokens <= FEW_TOKENS:
         return True
@@ -105,7 +103,7 @@ def may_join(option: Option, credit: float, turn: RoundSeconds, known: Estimates
     saved = _saved(option, turn, known, option.gains)
     if option.ends.should_wait(option.emitted, saved, option.reading):
         return False
-    return option.reading <= (credit + LOAN * option.horizon) * turn.seconds(0)
+    return option.reading <= (option.credit + LOAN * option.horizon) * turn.seconds(0)
 
 
 def could_pay(option: Option, turn: RoundSeconds, known: Estimates) -> bool:

@@ -39,12 +39,16 @@ NEW, SLOW_AGAIN = 2.0, 3.0  # the same of trees of a new size; three times that 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What one row is to draft this round."""
+    """What one row is to draft this round.
+
+    replaces: of a probe, the expected speed of what the row would have drafted otherwise, over plain decoding.
+    """
 
     option: Option | None = None
     depth: int = 0
     nodes: int = 0
     is_probe: bool = False
+    replaces: float = 1.0
     passed: list[float] = field(
         default_factory=list[float]
     )  # products of the best paths after which drafting continued
@@ -128,7 +132,7 @@ class CostModel(DraftPolicy):
                 is_sure = option.source in self.estimates.confidence and not option.masks
                 depth = min(choice.deepest if is_sure else choice.depth, option.depth)
                 self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
-        self._probe(seqs, rows, turn, max_nodes)
+        self._probe(seqs, rows, turn, choice.rate * turn.seconds(0) / len(seqs), max_nodes)
         self._rest = 0 if any(row.option for row in self._plan) else REST
         return [self._budget(row, choice) for row in self._plan]
 
@@ -194,11 +198,13 @@ class CostModel(DraftPolicy):
         ]
 
     def _probe(
-        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], turn: RoundSeconds, max_nodes: int
+        self, seqs: Seq[Sequence], rows: Seq[Seq[Option]], turn: RoundSeconds, speed: float, max_nodes: int
     ) -> None:
         """Let a drafter that was not chosen show itself in the rows where it is due, if its failure can be paid for.
 
         Reading is dear: one row at a time, and a drafter that has caught up in one has to show itself there first.
+
+        speed: what the rows with drafts are expected to reach, over plain decoding.
         """
         reader = {o.source for row in rows for o in row if o.uncached_tokens <= FEW_TOKENS}
         due = [
@@ -217,9 +223,10 @@ class CostModel(DraftPolicy):
             if option.source != due[0][1].source or (option.uncached_tokens > FEW_TOKENS and read_by_others > 0):
                 continue
             reading = option.uncached_tokens * cost.uncached_tokens.value + read_by_others
-            probe = largest_probe(option, reading, cost.token.value, turn, max_nodes)
+            replaces = speed if self._plan[row].option else 1.0
+            probe = largest_probe(option, reading, cost.token.value, turn, max_nodes, replaces)
             if probe is not None:
-                self._plan[row] = _Row(option, *probe, is_probe=True)
+                self._plan[row] = _Row(option, *probe, is_probe=True, replaces=replaces)
                 read_by_others = reading
 
     def _budget(self, row: _Row, choice: Choice) -> DraftBudget:
@@ -307,4 +314,5 @@ class CostModel(DraftPolicy):
                 extra -= lent
         for (seq, record), row in zip(seen, self._plan, strict=True):
             source = None if row.option is None else row.option.source
-            self.ledger.book(seq.slot, record.num_emitted, extra, batch, source)
+            missed = (1 + extra) * (row.replaces - 1)
+            self.ledger.book(seq.slot, record.num_emitted, extra, batch, source, missed)

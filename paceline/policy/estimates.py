@@ -93,7 +93,7 @@ class Estimates:
         return self.costs[source]
 
     def option(self, seq: Sequence, drafter_index: int, offer: DraftOptions, limit: int, credit: float) -> Option:
-        """What may be expected of one drafter for one row, up to `limit` tokens deep and losing up to `credit` passes."""
+        """What one drafter may be expected to do for one row: up to `limit` tokens, losing up to `credit` passes."""
         limit = min(limit, offer.masks or offer.ready)
         accept = self.acceptance.expected(seq.slot, offer.source, offer.hint)[:limit]
         ends = self.lengths.of(seq)

@@ -4,7 +4,8 @@ A round that emits e tokens and takes the time of s plain passes has won e - s. 
 the ledger: a little to begin with, a small share of every token emitted, and what speculation won before. So whatever
 a model of costs believes, the total loss is bounded by INITIAL + ALLOWANCE per token: over 256 tokens 2.4% of the time.
 
-Of several drafters each pays for itself: what one has won may not be lost by another.
+Of several drafters each pays for itself: what one has won may not be lost by another. A drafter that is tried in the
+place of a better one also pays for what that one was expected to win.
 """
 
 from typing import final
@@ -32,21 +33,23 @@ class Ledger:
         own = self._sources.setdefault(source, INITIAL)
         return min(self.credit, own, self._requests.get(slot, REQUEST_INITIAL))
 
-    def book(self, slot: int, emitted: int, extra: float, batch: int, source: str | None) -> None:
+    def book(self, slot: int, emitted: int, extra: float, batch: int, source: str | None, missed: float = 0.0) -> None:
         """Book one row of a round: the tokens it emitted, and the passes beyond one that the round took.
 
         source: the drafter of the row. A row without one is not charged for what the others took.
+        missed: tokens that another drafter was expected to win in these passes, charged to this drafter alone, as far
+            as it has credit: they are no more than a guess.
         """
         won, repaid = (1 + ALLOWANCE) * emitted - 1, self._repay(slot, emitted)
         own = self._requests.get(slot, REQUEST_INITIAL) + won - repaid - (0.0 if source is None else extra)
         self._requests[slot] = min(MOST, own)
         self.credit = min(MOST, self.credit + (won - extra) / batch - repaid)
         for other, credit in self._sources.items():
-            share = won - extra if other == source else ALLOWANCE * emitted
+            share = won - extra - min(missed, max(0.0, credit)) if other == source else ALLOWANCE * emitted
             self._sources[other] = min(MOST, credit + share / batch)
 
     def _repay(self, slot: int, emitted: int) -> float:
-        """Passes that this request pays back for `emitted` tokens, each from the credit of the drafter that borrowed."""
+        """Passes that this request pays back for `emitted` tokens, charged to the drafters that borrowed."""
         total = 0.0
         for (borrower, source), (owed, rate) in self._loans.items():
             if borrower == slot and owed:

@@ -58,7 +58,7 @@ class Probing:
 
 
 def largest_probe(
-    option: Option, seconds: float, token: float, turn: RoundSeconds, max_nodes: int
+    option: Option, seconds: float, token: float, turn: RoundSeconds, max_nodes: int, replaces: float
 ) -> tuple[int, int] | None:
     """(depth, nodes) of the largest probe whose failure the option's credit can pay for.
 
@@ -66,6 +66,7 @@ def largest_probe(
 
     seconds: the time to read the text.
     token: the time to draft one token.
+    replaces: the expected speed of what it takes the place of, over plain decoding.
     """
 
     def pass_of(depth: int, nodes: int) -> float:
@@ -78,7 +79,7 @@ def largest_probe(
         if option.is_tree and depth == PROBE_DEPTH:
             nodes = next((n for n in PROBE_NODES if n <= max_nodes and pass_of(depth, n) <= FREE * min_prob), depth)
         first = pass_of(depth, 0) - plain if option.restarts else 0.0
-        if (pass_of(depth, nodes) + depth * token + seconds + first) / plain - 1 <= option.credit:
+        if (pass_of(depth, nodes) + depth * token + seconds + first) / plain * replaces - 1 <= option.credit:
             return depth, nodes
     return None
 
@@ -91,8 +92,8 @@ def owner(seq: Sequence, option: Option) -> int:
 def may_join(option: Option, turn: RoundSeconds, known: Estimates) -> bool:
     """Whether the planner may choose this option; a refused option may still be probed.
 
-    Refused are rows and drafters in debt, unknown drafters with much to read, and drafters that should read later, since
-    more answers will have ended by then.
+    Refused are rows and drafters in debt, unknown drafters with much to read, and drafters that should read later,
+    since more answers will have ended by then.
     """
     if option.credit <= 0:
         return False

@@ -177,7 +177,7 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
     assert policy.estimates.acceptance.tries("draft_model") > tries
 
 
-def all_of_it(rows, turn, costs, credit, max_nodes=0):
+def all_of_it(rows, turn, costs, max_nodes=0):
     return Choice(1e6, 3, [row[0] if row else None for row in rows], 3)
 
 

@@ -161,19 +161,35 @@ def test_a_slower_machine_is_drift_and_longer_rounds_are_shape():
 
 def test_ledger():
     ledger = Ledger()
-    assert ledger.available(0) == INITIAL
-    ledger.book(0, 1, 2.0, 1, drafted=True)
-    assert ledger.available(0) == pytest.approx(INITIAL - 2 + ALLOWANCE)
+    assert ledger.available(0, "a") == INITIAL
+    ledger.book(0, 1, 2.0, 1, "a")
+    assert ledger.available(0, "a") == pytest.approx(INITIAL - 2 + ALLOWANCE)
     for _ in range(50):
-        ledger.book(0, 5, 1.0, 1, drafted=True)
-    assert ledger.available(0) == MOST
-    assert ledger.available(1) < MOST  # a request may not lose all that others won
+        ledger.book(0, 5, 1.0, 1, "a")
+    assert ledger.available(0, "a") == MOST
+    assert ledger.available(1, "a") < MOST  # a request may not lose all that others won
     before = ledger.credit
-    ledger.add_loan(1, 8.0, 100.0)
-    ledger.book(1, 50, 49.0, 1, drafted=True)
+    ledger.add_loan(1, "a", 8.0, 100.0)
+    ledger.book(1, 50, 49.0, 1, "a")
     assert ledger.credit == pytest.approx(before - 4 + 50 * ALLOWANCE)
     ledger.release(1)
     assert ledger.credit == pytest.approx(before - 8 + 50 * ALLOWANCE)  # the rest falls due
+
+
+def test_a_drafter_cannot_lose_what_another_won():
+    ledger = Ledger()
+    assert ledger.available(0, "good") == ledger.available(0, "bad") == INITIAL
+    for _ in range(5):
+        ledger.book(0, 5, 1.0, 1, "good")
+    won = ledger.available(0, "good")
+    assert won > 4 * INITIAL
+    assert ledger.available(0, "bad") == pytest.approx(INITIAL + 25 * ALLOWANCE)  # its share of every token
+    ledger.book(0, 1, 0.5, 1, "bad", missed=1.5)  # it took the place of a better one
+    ledger.add_loan(0, "bad", 4.0, 100.0)
+    ledger.book(0, 1, 0.0, 1, None)
+    ledger.release(0)  # what was borrowed falls due
+    assert ledger.available(1, "bad") == pytest.approx(INITIAL - 2 - 4 + 27 * ALLOWANCE)
+    assert ledger.available(1, "bad") < 0 < ledger.available(1, "good")
 
 
 def test_probing_backs_off_and_comes_back():

@@ -1,9 +1,13 @@
 """Never losing is easy; the policies must also win: near the best fixed depth that hindsight would have chosen."""
 
+import random
+
 import pytest
 
 from paceline import CostModel, Dynamic, Fixed
 from paceline.core.interfaces import DraftPolicy
+from paceline.policy.ledger import Ledger
+from tests.policy.growing import Branching, text
 from tests.policy.simulator import Clock, Machine, Member, Outcome, cpu, simulate
 
 PLAIN = cpu(1)
@@ -114,6 +118,41 @@ def test_together_they_beat_each_alone():
     options = {"requests": 8}
     alone = [mean(model, lambda m=m: [m()], **options) for m in (lookup, small)]
     assert mean(model, lambda: [lookup(), small()], **options) > 1.05 * max(alone)
+
+
+def copies_and_a_head(worth: float) -> list[Member]:
+    """Text that repeats in places, long and short prompts, and a head of trees that costs a fifth of a pass a level."""
+
+    def chance(request: int, position: int, salt: int = 0) -> float:
+        return random.Random(request * 1000003 + position * 101 + salt).random()
+
+    def repeats(request: int, position: int) -> bool:
+        return chance(request, position // 10) < 0.25
+
+    suffix = Member(
+        "suffix",
+        lambda r, p, i: 0.93 if repeats(r, p) else 0.2,
+        0.02 * PLAIN,
+        hint=lambda r, p: 2 + p % 7 if repeats(r, p) else -1 if chance(r, p, 1) < 0.4 else 1,
+    )
+    tree = Branching(text(0.35, 0.45), worth=lambda request, position: worth)
+    return [suffix, Member("head", const(0), 0.2 * PLAIN, 0.01 * PLAIN, reads=True, tree=tree)]
+
+
+def speed_of_copies(worth: float, *which: int) -> float:
+    long_and_short = {"prompt": 40, "asks": lambda request: [1] * (700 * (request % 2))}
+    return mean(
+        model, lambda: [copies_and_a_head(worth)[one] for one in which], requests=12, tokens=96, **long_and_short
+    )
+
+
+def test_a_poor_head_beside_a_good_drafter_costs_little():
+    assert speed_of_copies(0.4, 0, 1) > 0.97 * speed_of_copies(0.4, 0)
+
+
+def test_with_one_credit_for_all_a_poor_head_costs_more(monkeypatch):
+    monkeypatch.setattr(Ledger, "available", lambda self, slot, source: min(self.credit, 4.0))
+    assert speed_of_copies(0.4, 0, 1) < 0.96 * speed_of_copies(0.4, 0)
 
 
 def test_dynamic_follows_acceptance():

@@ -80,7 +80,7 @@ def test_a_drafter_that_turns_bad_loses_little():
 
 
 def test_without_the_ledger_it_is_slower(monkeypatch):
-    monkeypatch.setattr(Ledger, "available", lambda self, slot: math.inf)
+    monkeypatch.setattr(Ledger, "available", lambda self, slot, source: math.inf)
     assert min(speeds(WRONG["reads slowly"], prompt=1000)) < LEAST
     assert min(speeds(WRONG["as slow as the target"], tokens=64, requests=4)) < LEAST
 

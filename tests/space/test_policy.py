@@ -156,7 +156,7 @@ def test_masks_that_foresee_nothing_cost_little(curve, branches, batch):
 
 
 def test_without_the_ledger_useless_masks_cost_more(monkeypatch):
-    monkeypatch.setattr(cost_model.Ledger, "available", lambda self, slot: 1e9)
+    monkeypatch.setattr(cost_model.Ledger, "available", lambda self, slot, source: 1e9)
     member = space(4, worth=lambda request, position: 0.0)
     assert simulate(model, [member], machine=Machine(dear), tokens=64).speed < 0.97
 

@@ -10,10 +10,11 @@ __version__ = "0.1.0"
 _MODULES = {
     "llm": "LLM",
     "core.request": "RequestOutputKind SamplingParams",
+    "core.structured": "StructuredOutputsParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DraftModel Eagle Lookahead Medusa Mtp Ouroboros Plain PromptLookup SelfQuantized "
-    "Space Suffix TokenRecycling",
+    "drafters": "Blockwise Choose DraftModel Eagle JumpForward Lookahead Medusa Mtp Ouroboros Plain PromptLookup "
+    "SelfQuantized Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
     "cascade": "Cascade",
@@ -32,6 +33,7 @@ __all__ = [
     "Dynamic",
     "Eagle",
     "Fixed",
+    "JumpForward",
     "Lookahead",
     "Medusa",
     "Mtp",
@@ -48,6 +50,7 @@ __all__ = [
     "SelfQuantized",
     "Space",
     "StreamChunk",
+    "StructuredOutputsParams",
     "Suffix",
     "TokenRecycling",
     "Typical",
@@ -72,11 +75,13 @@ if TYPE_CHECKING:
     from .cascade import Cascade
     from .core.outputs import Origin, Round
     from .core.request import RequestOutputKind, SamplingParams
+    from .core.structured import StructuredOutputsParams
     from .drafters import (
         Blockwise,
         Choose,
         DraftModel,
         Eagle,
+        JumpForward,
         Lookahead,
         Medusa,
         Mtp,

@@ -6,8 +6,7 @@ By what is called, and the name that it was given: what to write instead.
 INSTEAD: dict[str, dict[str, str]] = {
     "SamplingParams": {
         # vLLM
-        "structured_outputs": "there are no grammars here: give one as a processor, logits_processors=[...]",
-        "guided_decoding": "there are no grammars here: give one as a processor, logits_processors=[...]",
+        "guided_decoding": "structured_outputs",
         "best_of": "ask for n answers, and compare their cumulative_logprob",
         "use_beam_search": "there is no beam search: sample n answers, and compare their cumulative_logprob",
         "flat_logprobs": "leave it out: log-probabilities have one format, a mapping for each token",
@@ -40,6 +39,11 @@ INSTEAD: dict[str, dict[str, str]] = {
         "typical_p": "not here: top_p or min_p",
         "penalty_alpha": "not here: repetition_penalty",
     },
+    "StructuredOutputsParams": {
+        "structural_tag": "write it as a grammar",
+        "disable_fallback": "leave it out: what llguidance cannot read is an error",
+        "backend": "leave it out: llguidance reads all grammars",
+    },
     "LLM": {
         # vLLM
         "quantization": 'weights="int8", "int4" or, on CUDA, "fp8"',
@@ -71,6 +75,8 @@ INSTEAD: dict[str, dict[str, str]] = {
         "limit_mm_per_prompt": "leave it out: max_model_len is the limit",
         "mm_processor_kwargs": "set them on the processor, and pass it as processor",
         "allowed_local_media_path": "leave it out: files are read where the chat names them",
+        "structured_outputs_config": "leave it out: llguidance reads all grammars",
+        "guided_decoding_backend": "leave it out: llguidance reads all grammars",
         "logits_processors": "SamplingParams(logits_processors=[...]), as sampling_params of each call",
         "disable_log_stats": "leave it out: each result has its metrics",
         "runner": "leave it out: every model generates",
@@ -111,7 +117,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "assistant_model": "leave it out, and make LLM(..., drafter=DraftModel(...))",
         "prompt_lookup_num_tokens": 'leave it out, and make LLM(..., drafter="lookup")',
         "generation_config": "sampling_params=SamplingParams(...)",
-        "guided_options_request": "leave it out: there are no grammars here",
+        "guided_options_request": "sampling_params=SamplingParams(structured_outputs=...)",
     },
     "LLM.chat": {
         "lora_request": "merge the adapter (peft: merge_and_unload), and leave messages as they are",

@@ -16,7 +16,7 @@ from .hf.prompts import Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, 
 from .outputs import Completion, RequestOutput
 from .runner import LoadedModel, ModelRunner
 from .runner.prefill import text_logits
-from .sampling import Detokenizer, token_logprob
+from .sampling import Detokenizer, make_grammar, token_logprob
 
 MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""
@@ -87,6 +87,7 @@ def open_request(
     tokenizer, bad_word_ids = loaded.tokenizer, _bad_word_ids(loaded, params)
     if params.stop and tokenizer is None:
         raise ConfigError("stop strings need a tokenizer", fix="use stop_token_ids, or pass tokenizer=...")
+    form, facts = params.structured_outputs, (loaded.vocab_size, loaded.eos_ids, params.ignore_eos)
     timings = Timings()
     seqs, detokenizers = list[Sequence](), list[Detokenizer | None]()
     for index in range(params.n):
@@ -104,6 +105,7 @@ def open_request(
                 bad_word_ids,
                 detokenizer if params.stop else None,
                 vision,
+                None if form is None else make_grammar(form, tokenizer_of(loaded), *facts),
                 timings=timings,
             )
         )
@@ -160,8 +162,8 @@ def ready_sequences(runner: ModelRunner, requests: Iterable[Request]) -> Iterato
 
 def shown_ids(seq: Sequence) -> list[int]:
     """The tokens whose text an answer shows: without the token that ended it, unless that was asked for."""
-    ended = seq.finish_reason == "stop" and not isinstance(seq.stop_reason, str)
-    return seq.output_ids[:-1] if ended and not seq.params.include_stop_str_in_output else seq.output_ids
+    hidden = seq.is_ended_by_token and not seq.params.include_stop_str_in_output
+    return seq.output_ids[:-1] if hidden else seq.output_ids
 
 
 def with_texts(logprobs: Iterable[TokenLogprob], loaded: LoadedModel, params: SamplingParams) -> list[TokenLogprob]:
@@ -184,7 +186,7 @@ def _text(seq: Sequence, detokenizer: Detokenizer | None, loaded: LoadedModel) -
         ids = shown_ids(seq)
         return str(tokenizer_of(loaded).decode(ids, skip_special_tokens=seq.params.skip_special_tokens))
     if not isinstance(seq.stop_reason, str):
-        if seq.finish_reason == "stop" and seq.params.include_stop_str_in_output:
+        if seq.is_ended_by_token and seq.params.include_stop_str_in_output:
             detokenizer.feed(seq.token_ids[-1])
         detokenizer.decline()  # min_tokens, the context or a stop token overruled the stop string
     return detokenizer.text

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import nn
 
 from ..core.request import SamplingParams, TokenLogprob
+from ..core.structured import StructuredOutputsParams
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.fingerprint import fingerprint
 from ..llm import LLM
@@ -242,6 +243,7 @@ def sampling_options(params: SamplingParams) -> dict[str, object]:
     for name in (one.name for one in fields(params) if one.name not in _UNRELATED):
         value = getattr(params, name)
         if value != getattr(default, name):
+            value = asdict(value) if isinstance(value, StructuredOutputsParams) else value
             found[name] = list(value) if isinstance(value, tuple) else value
     if isinstance(bias := found.get("logit_bias"), Mapping):
         found["logit_bias"] = {str(token): value for token, value in bias.items()}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..outputs import Completion, RequestOutput
 
 _PROMPT, _SAMPLING, _END, _OUTPUT = "Prompt (one of these)", "Sampling", "Where to stop", "Output"
+_FORM = "Form of the answer (one of these)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +93,9 @@ class SamplingOptions:
     stop: Annotated[list[str] | None, Opt("Stop before this text; repeatable.", _END)] = None
     stop_token_id: Annotated[list[int] | None, Opt("Stop at this token; repeatable.", _END)] = None
     ignore_eos: Annotated[bool, Opt("Go on past the end-of-sequence token.", _END)] = False
+    json_schema: Annotated[str | None, Opt("JSON by the schema in this file.", _FORM, metavar="FILE")] = None
+    regex: Annotated[str | None, Opt("Text that this regular expression matches as a whole.", _FORM)] = None
+    choice: Annotated[list[str] | None, Opt("This text, or another that is given so; repeatable.", _FORM)] = None
     logprobs: Annotated[int | None, Opt("Log-probabilities of each token and of the top K (in --json).", _OUTPUT)] = (
         None
     )
@@ -107,6 +111,10 @@ class SamplingOptions:
         if self.logit_bias is not None:
             bias = parse_json(self.logit_bias, "--logit-bias")
             given["logit_bias"] = validate(dict[int, Bias], bias, '--logit-bias, for example {"42": -5},')
+        schema, regex, choice = (given.pop(key) for key in ("json_schema", "regex", "choice"))
+        form = {"json": schema and read_text(schema, "the schema in"), "regex": regex, "choice": choice}
+        if any(one is not None for one in form.values()):
+            given["structured_outputs"] = form
         return SamplingParams(**given)
 
 
@@ -124,6 +132,8 @@ def generate(
     """Answer a prompt; the answer goes to stdout, remarks to stderr.
 
     Example:  paceline generate smollm2-135m --chat "Name three rivers." --drafter lookup --color
+
+    Example:  paceline generate smollm2-135m --chat "Is a whale a fish?" --choice Yes --choice No
 
     Example:  paceline generate ./my-vlm --image cat.jpg --image https://example.org/dog.png --prompt "Who is larger?"
     """

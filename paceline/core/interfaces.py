@@ -256,6 +256,7 @@ class Drafter(ABC):
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Learn from the round. Called after the sequences took their tokens, before finished ones are released.
 
+        draft: as it was verified: without the tokens that a request's grammar forbids.
         logits: of the target at every node of the draft, [B, N, V].
         """
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..schema import Integer, Many, Number, brief, check_text, checked, scalar
 from .outputs import Origin, Round, Timings
+from .structured import StructuredOutputs
 from .vision import VisionPrompt
 
 MAX_ANSWERS = 4096
@@ -57,8 +58,8 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """How to choose tokens and when to stop; the names are vLLM's. Raises `ConfigError` for what is out of range.
 
-    The order of application is: allowed_token_ids, logit_bias, bad_words, min_tokens, repetition, presence and
-    frequency penalties, no_repeat_ngram_size, logits_processors, temperature, top_k, top_p, min_p.
+    The order of application is: structured_outputs, allowed_token_ids, logit_bias, bad_words, min_tokens, repetition,
+    presence and frequency penalties, no_repeat_ngram_size, logits_processors, temperature, top_k, top_p, min_p.
     """
 
     temperature: Annotated[Number, Field(ge=0)] = 0.0  # 0: greedy
@@ -83,6 +84,7 @@ class SamplingParams:
     logprobs: _CountOrAll | None = None  # of each emitted token and of the k likeliest (-1: all), before processors
     prompt_logprobs: _CountOrAll | None = None  # the same of each prompt token; takes a pass of its own
     logits_processors: Listed[LogitsProcessor] = ()
+    structured_outputs: StructuredOutputs | None = None  # the form of the answer, see `StructuredOutputsParams`
     detokenize: bool = True  # False: the text is empty
     skip_special_tokens: bool = True  # in the text
     spaces_between_special_tokens: bool = True  # of no effect: transformers 5 puts none
@@ -189,6 +191,7 @@ class Sequence:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     stops: Any = None  # a `sampling.Detokenizer`, which looks for stop strings
     vision: VisionPrompt | None = None  # the images of the prompt
+    grammar: Any = None  # a `sampling.Grammar`, which knows what tokens the answer may have
     slot: int = -1  # set by the runner
     is_unread: bool = False  # whether the end of the text is left to the first pass, see `decoding.first_pass`
     # grows with every round
@@ -240,11 +243,21 @@ class Sequence:
         """Whether the last token of a drafted path ends the answer, given that none before it does."""
         if self.would_end(path[-1], len(path)):
             return True
+        if self.grammar is not None and self.grammar.is_complete([*self.output_ids, *path]):
+            return True
         enough = self.num_output + len(path) >= self.params.min_tokens
         return enough and self.stops is not None and self.stops.would_stop(path)
 
+    @property
+    def is_ended_by_token(self) -> bool:
+        """Whether the last token ended the answer, so that it is no part of its text."""
+        return self.finish_reason == "stop" and self.would_end(self.token_ids[-1], 0)
+
     def append(self, token: int, origin: Origin, source: str, logprob: TokenLogprob | None = None) -> bool:
-        """Take one token, then test every reason to stop: a token, a stop string, the length. True: finished."""
+        """Take one token, then test every reason to stop: a token, a text, a complete form, the length.
+
+        True: finished.
+        """
         self.token_ids.append(token)
         self.origins.append(origin)
         self.sources.append(source)
@@ -255,6 +268,8 @@ class Sequence:
             self.stop_reason = None if token in self.eos_ids and not self.params.ignore_eos else token
         elif self.stops is not None and self.stops.feed(token) and self.num_output >= self.params.min_tokens:
             self.finish_reason, self.stop_reason = "stop", self.stops.stop_hit
+        elif self.grammar is not None and self.grammar.is_complete(self.output_ids):
+            self.finish_reason = "stop"
         if self.finish_reason is None and self.remaining <= 0:
             self.finish_reason = "length"
         return self.is_finished

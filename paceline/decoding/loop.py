@@ -19,6 +19,7 @@ from ..sampling import target_distribution, token_logprob
 from ..system.hardware import one_thread
 from . import first_pass
 from .contract import call, check_contract
+from .forbidden import without_forbidden
 
 
 class SpeculativeDecoder:
@@ -92,11 +93,11 @@ class SpeculativeDecoder:
             timings.add_round(reading_s, *seconds[:2], rest)
 
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
-        """The drafter's draft, checked."""
+        """The drafter's draft, checked, less what grammars forbid."""
         draft: Draft = call(self.drafter, "propose", seqs, budgets)
         vocab_size, banned_token_ids = self._known
         check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)
-        return draft
+        return without_forbidden(draft, seqs)
 
     def _cut(self, seq: Sequence, wish: DraftBudget) -> DraftBudget:
         """The policy's budget, cut to what may still be emitted besides the target's own token.

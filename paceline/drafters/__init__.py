@@ -10,6 +10,7 @@ _HOME = {
     "Choose": "choose",
     "DraftModel": "draft_model",
     "Eagle": "eagle",
+    "JumpForward": "jump_forward",
     "Lookahead": "lookahead",
     "Medusa": "parallel_heads",
     "Mtp": "mtp",
@@ -29,6 +30,7 @@ __all__ = [
     "DraftModel",
     "DrafterSpec",
     "Eagle",
+    "JumpForward",
     "Lookahead",
     "Medusa",
     "Mtp",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from .choose import Choose
     from .draft_model import DraftModel
     from .eagle import Eagle
+    from .jump_forward import JumpForward
     from .lookahead import Lookahead
     from .mtp import Mtp
     from .ouroboros import Ouroboros

@@ -53,12 +53,14 @@ class _State:
     rows: the window; its first token is replaced by the text's last one.
     num_read: where the next n-gram of the text starts.
     ends: the last node of each column in the tree that was proposed; empty where it had no window.
+    candidates: the nodes before the window in that tree, its root among them.
     """
 
     pool: NgramPool
     rows: list[list[int]]
     num_read: int
     ends: list[int] = field(default_factory=list[int])
+    candidates: int = 0
 
 
 @final
@@ -117,7 +119,7 @@ class Lookahead(Drafter):
             ids, ups, state = [seq.token_ids[-1]], [-1], self._read(seq)
             if budget.depth > 0:
                 add_branches(ids, ups, state.pool.after(ids[0]), seq, 1, budget.depth, budget.nodes)
-            candidates = len(ids)
+            candidates = state.candidates = len(ids)
             if budget.depth > 0 and self._has_room(seq, state):
                 state.rows[0][0] = ids[0]
                 state.ends = add_window(ids, ups, state.rows)
@@ -133,8 +135,12 @@ class Lookahead(Drafter):
         asked = [(row, state) for row, state in asked if state.ends]
         if not asked:
             return
-        rows = [row for row, state in asked for _ in state.ends]
-        likeliest = argmax(logits[rows, [node for _, state in asked for node in state.ends]]).tolist()
+        rows, nodes = list[int](), list[int]()
+        for row, state in asked:
+            dropped = state.candidates - draft.tree.lists.is_probe[row].count(False)
+            rows += [row] * len(state.ends)
+            nodes += [node - dropped if node else 0 for node in state.ends]
+        likeliest = argmax(logits[rows, nodes]).tolist()
         for _, state in asked:
             count = len(state.ends)
             state.rows = next_rows(state.rows, likeliest[:count], state.pool)

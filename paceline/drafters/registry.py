@@ -65,6 +65,9 @@ REGISTRY: dict[str, Registered] = {
     "token_recycling": Registered(
         ".token_recycling:RecyclingSpec", "recycling", "what the model found likely after the same token before"
     ),
+    "jump_forward": Registered(
+        ".jump_forward:JumpForwardSpec", "jump-forward", "the text that structured_outputs leave no choice about"
+    ),
     "lookahead": Registered(
         ".lookahead:LookaheadSpec", "lookahead", "n-grams that the model guesses in a window beside its pass"
     ),
@@ -83,7 +86,13 @@ REGISTRY: dict[str, Registered] = {
     "space": Registered(".space:SpaceSpec", _HEAD, "SPACE: mask tokens in the model's own pass"),
     "choose": Registered(".choose:ChooseSpec", "DRAFTER+DRAFTER", "the best of several, per request and round"),
 }
-_ALIASES = {"lookup": "ngram", "recycling": "token_recycling", "self-int4": "self_int4", "model": "draft_model"}
+_ALIASES = {
+    "lookup": "ngram",
+    "recycling": "token_recycling",
+    "jump-forward": "jump_forward",
+    "self-int4": "self_int4",
+    "model": "draft_model",
+}
 _HEADS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "self_int4")
 """Methods whose weights are a folder."""
 

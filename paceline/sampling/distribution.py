@@ -94,7 +94,8 @@ class _Processing:
 
 def _processed(scores: Tensor, seq: Sequence, path: list[int]) -> Tensor:  # [1, V] -> [V]
     """Scores after a path of drafted tokens; NaN where the answer ends with it, since nothing comes after."""
-    if seq.params.logits_processors and path and seq.ends_with(path):
+    may_raise = seq.params.logits_processors or seq.grammar is not None
+    if may_raise and path and seq.ends_with(path):
         return torch.full_like(scores[0], torch.nan)
     ids = torch.tensor([[*seq.token_ids, *path]], device=scores.device)
     return process(scores, ids, seq)[0]

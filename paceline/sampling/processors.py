@@ -1,5 +1,6 @@
 """The processors that depend on the past: applied to one node, on the path of that node.
 
+Grammars are llguidance's.
 Repetition, n-gram and bad-word rules are those of transformers; presence and frequency those of the OpenAI API.
 """
 
@@ -19,8 +20,8 @@ from ..errors import ConfigError
 
 def is_edited(seq: Sequence) -> bool:
     """True iff some processor may change the scores of the next token or of a later one."""
-    params = seq.params
-    return names_tokens(params) or params.needs_history or seq.num_output < params.min_tokens
+    params, is_short = seq.params, seq.num_output < seq.params.min_tokens
+    return seq.grammar is not None or names_tokens(params) or params.needs_history or is_short
 
 
 def names_tokens(params: SamplingParams) -> bool:
@@ -65,6 +66,9 @@ def process(scores: Tensor, ids: Tensor, seq: Sequence) -> Tensor:  # [1, V], [1
     Raises `ConfigError` for a user's processor that does not return scores, or a token outside the vocabulary.
     """
     params = seq.params
+    if seq.grammar is not None:
+        mask = seq.grammar.mask(ids[0, len(seq.prompt_ids) :].tolist())[: scores.shape[1]]
+        scores.masked_fill_(~mask.to(scores.device), -torch.inf)
     edit_named(scores, params)
     if seq.bad_word_ids:
         scores = _bad_words(scores, ids, seq.bad_word_ids)

@@ -21,6 +21,7 @@ from paceline import (
     PromptLookup,
     SamplingParams,
     SelfQuantized,
+    StructuredOutputsParams,
     Typical,
 )
 from paceline.drafters import Blockwise, Eagle, Medusa, Mtp, Space
@@ -89,7 +90,7 @@ def test_sampling_options_that_can_be():
         ("temprature", r"one of temperature, .*did you mean 'temperature'\?"),
         ("max_new_tokens", "Fix: max_tokens"),
         ("do_sample", "temperature=0 is greedy"),
-        ("structured_outputs", "no grammars.*logits_processors"),
+        ("guided_decoding", "Fix: structured_outputs"),
         ("best_of", "cumulative_logprob"),
         ("something", "one of temperature, "),
     ],
@@ -100,7 +101,7 @@ def test_names_of_others_are_answered_with_ours(name, answer):
 
 
 def test_nothing_is_replaced_that_exists():
-    places = {"SamplingParams": SamplingParams, "LLM": LLM}
+    places = {"SamplingParams": SamplingParams, "StructuredOutputsParams": StructuredOutputsParams, "LLM": LLM}
     places |= {f"LLM.{name}": getattr(LLM, name) for name in ("generate", "chat", "stream")}
     keys = {"num_draft_nodes", *(key for method in methods() for key in keys_of(spec_class(method)))}
     others = {

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from paceline import DraftModel, Lookahead, Ouroboros, Plain, PromptLookup, SelfQuantized, Suffix, TokenRecycling
+from paceline import (
+    DraftModel,
+    JumpForward,
+    Lookahead,
+    Ouroboros,
+    Plain,
+    PromptLookup,
+    SelfQuantized,
+    Suffix,
+    TokenRecycling,
+)
 from paceline.core.interfaces import Drafter
 from paceline.drafters import Space
 from paceline.runner import LoadedModel
@@ -31,6 +41,7 @@ DRAFTERS: dict[str, Callable[[LoadedModel, Future], Drafter]] = {
     "lookup first": lambda target, future: PromptLookup(max_ngram=2, match="first"),
     "suffix": lambda target, future: Suffix(),
     "recycling": lambda target, future: TokenRecycling(),
+    "jump-forward": lambda target, future: JumpForward(),
     "lookahead": lambda target, future: Lookahead(window=4, ngram=3, guesses=3),
     "draft model": lambda target, future: DraftModel(small_draft()),
     "draft model, same weights": lambda target, future: DraftModel(twin(target)),

@@ -12,7 +12,7 @@ from paceline import LLM, Fixed, PromptLookup, RequestOutputKind, SamplingParams
 from paceline.core.interfaces import Drafter
 from paceline.sampling import distribution
 from tests.adversaries import RandomTrees, Scripted
-from tests.helpers import tokenizer
+from tests.structured.common import FORMS, byte_tokenizer
 from tests.tiny import tiny_model
 
 TEXT = "abcabcabcab"
@@ -51,6 +51,7 @@ FIELDS: dict[str, Callable[[random.Random], Any]] = {
     "logprobs": lambda draw: draw.choice([-1, 0, 3]),
     "prompt_logprobs": lambda draw: draw.choice([-1, 0, 3]),
     "logits_processors": lambda draw: (favour_the_past,),
+    "structured_outputs": lambda draw: draw.choice([*FORMS.values()])[0],
     "detokenize": lambda draw: True,
     "skip_special_tokens": lambda draw: False,
     "spaces_between_special_tokens": lambda draw: False,
@@ -60,7 +61,7 @@ FIELDS: dict[str, Callable[[random.Random], Any]] = {
 
 
 def engine(drafter: Drafter | None) -> LLM:
-    return LLM(tiny_model("llama"), tokenizer=tokenizer(), drafter=drafter, policy=Fixed(5, 16), max_model_len=48)
+    return LLM(tiny_model("llama"), tokenizer=byte_tokenizer(), drafter=drafter, policy=Fixed(5, 16), max_model_len=48)
 
 
 def test_every_field_is_tried():
@@ -127,7 +128,7 @@ def test_prompt_logprobs_equal_a_plain_scoring(chunk):
         torch.testing.assert_close(got, row, atol=1e-4, rtol=0)
         assert entry[token].rank == entry.rank == int((row > row[token]).sum()) + 1
         assert sorted(one.rank for one in entry.values()) == list(range(1, 98))
-        assert entry[token].decoded_token == tokenizer().decode([token])
+        assert entry[token].decoded_token == byte_tokenizer().decode([token])
 
 
 def test_texts_with_and_without_their_end():
@@ -154,7 +155,7 @@ def test_texts_with_and_without_their_end():
         assert text_of(stop=stop) == whole.text[:end]
         assert text_of(stop=stop, include_stop_str_in_output=True) == whole.text[: end + 2]
         first = whole.token_ids.index(token)
-        decode = tokenizer().decode
+        decode = byte_tokenizer().decode
         assert text_of(stop_token_ids=[token]) == decode(whole.token_ids[:first])
         assert text_of(stop_token_ids=[token], include_stop_str_in_output=True) == decode(whole.token_ids[: first + 1])
         both = {"stop_token_ids": [token], "stop": "\x7f"}

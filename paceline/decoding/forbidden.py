@@ -1,0 +1,55 @@
+"""Drafted tokens that a request's grammar forbids never reach the target's pass, where they would be rows for nothing.
+
+regex a(b|c)     draft  a ── d       verified  a ── c
+                        │    └── e
+                        └─── c
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import torch
+
+from ..core.draft import Draft
+from ..core.request import Sequence
+from ..core.tree import TokenTree
+
+
+def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
+    """The draft without such tokens and what hangs below them; itself where there are none.
+
+    A draft that has the distribution it was drawn from keeps them: the rule that judges it must see them fail.
+    """
+    if draft.q is not None or all(seq.grammar is None for seq in seqs):
+        return draft
+    tree = draft.tree
+    kept = [_allowed(tree, row, seq) for row, seq in enumerate(seqs)]
+    if all(len(nodes) == tree.num_nodes for nodes in kept):
+        return draft
+    rows = list[tuple[list[int], list[int], list[bool]]]()
+    for nodes, ids, parents, probes in zip(kept, *tree.lists, strict=True):
+        place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
+        rows.append(([ids[n] for n in nodes], [place[parents[n]] for n in nodes], [probes[n] for n in nodes]))
+    made = TokenTree.from_lists([row[0] for row in rows], [row[1] for row in rows], probes=[row[2] for row in rows])
+    confidence = draft.confidence
+    if confidence is not None:
+        confidence = torch.full_like(confidence[:, : made.num_nodes], torch.nan)
+        for row, nodes in enumerate(kept):
+            confidence[row, : len(nodes)] = draft.confidence[row, nodes]  # type: ignore[index]
+    return replace(draft, tree=made, confidence=confidence)
+
+
+def _allowed(tree: TokenTree, row: int, seq: Sequence) -> list[int]:
+    """The nodes of a row that stay, in order."""
+    ids, parents, probes = (lists[row] for lists in tree.lists)
+    stays = dict[int, bool]()
+    if seq.grammar is not None:
+        for node in range(tree.num_nodes - 1, 0, -1):  # from the leaves, each of which settles its whole path
+            if node not in stays and not probes[node]:
+                path = tree.path_to(row, node)
+                count = seq.grammar.count_allowed(seq.output_ids, [ids[on_path] for on_path in path])
+                stays |= {on_path: place < count for place, on_path in enumerate(path)}
+    for node in range(1, tree.num_nodes):  # probes go with the node they hang below
+        if node not in stays:
+            stays[node] = parents[node] == 0 or stays[parents[node]]
+    return [0, *(node for node in range(1, tree.num_nodes) if stays[node])]

@@ -1,0 +1,170 @@
+"""Answers of a given form: which tokens may follow, by llguidance.
+
+    grammar     [0-9]+(cm|mm)
+    output      1 2                   the parser stands here between rounds
+    draft       1 2 ── 5 ── c ── m    it goes down a path and back up again, token by token
+                 └──── m
+    after 5     digits, c, m          `mask`
+    after c     m, which is forced    `forced`
+
+A parser goes on from where the answer was, and never reads all of it again. The tokens of a path are read and taken
+back, so that the masks of its siblings know nothing of them.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, cast, final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..core.structured import StructuredOutputsParams
+from ..errors import ConfigError
+
+_Compiler = Callable[[StructuredOutputsParams], tuple[Any, Any]]
+_COMPILERS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[object, _Compiler]] = WeakKeyDictionary()
+_KEPT = 64  # grammars that are kept of a tokenizer
+
+
+@final
+class Grammar:
+    """The grammar of one answer, with its parser. Tokens are those of the answer, the prompt left out."""
+
+    def __init__(self, matcher: Any, tokenizer: Any, banned: Sequence[int], eos_ids: frozenset[int]):
+        self._matcher, self._tokenizer, self._banned, self._eos_ids = matcher, tokenizer, banned, eos_ids
+        self._read: list[int] = []  # what the parser has read
+
+    def mask(self, tokens: list[int]) -> Tensor:
+        """Whether each token of the tokenizer may come after these: [Vt], bool, on CPU. Raises `ConfigError`."""
+        self._go(tokens)
+        mask = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8).bool()
+        self._check()
+        mask[self._banned] = False
+        return mask
+
+    def is_complete(self, tokens: list[int]) -> bool:
+        """Whether these tokens are an answer that nothing may follow. Raises `ConfigError`."""
+        self._go(tokens)
+        return bool(self._matcher.is_stopped()) and bool(self._matcher.is_accepting())
+
+    def count_allowed(self, tokens: list[int], path: list[int]) -> int:
+        """How many tokens of a path may come after the answer so far; an end of the text is never among them."""
+        self._go(tokens)
+        end = next((place for place, token in enumerate(path) if token in self._eos_ids), len(path))
+        return int(self._matcher.validate_tokens(path[:end]))
+
+    def forced(self, tokens: list[int]) -> list[int]:
+        """The text that must follow, as the tokenizer would write it; empty where there is a choice."""
+        self._go(tokens)
+        text = b"" if self._matcher.is_stopped() else self._matcher.compute_ff_bytes()
+        return list(self._tokenizer.tokenize_bytes(text)) if text else []
+
+    def _go(self, tokens: list[int]) -> None:
+        """Move the parser behind these tokens."""
+        same = min(len(self._read), len(tokens))
+        while self._read[:same] != tokens[:same]:
+            same -= 1
+        if same < len(self._read):
+            self._matcher.rollback(len(self._read) - same)
+        done = same + self._matcher.try_consume_tokens(tokens[same:]) if same < len(tokens) else same
+        self._read = tokens[:done]
+        self._check()
+        if done < len(tokens):
+            raise ConfigError(
+                "the answer has a token that its grammar forbids",
+                got=f"token {tokens[done]} at {done} in the answer",
+                fix="have your logits processors leave -inf as it is",
+            )
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            got = _shown(self._matcher.get_error())
+            raise ConfigError("no token of the model may follow in an answer of this form", got=got)
+
+
+def make_grammar(
+    params: StructuredOutputsParams,
+    tokenizer: PreTrainedTokenizerBase,
+    vocab_size: int,
+    eos_ids: frozenset[int],
+    ignore_eos: bool,
+) -> Grammar:
+    """The grammar of one answer; each form is compiled once for a tokenizer.
+
+    vocab_size: V, the logits of the model.
+    ignore_eos: the answer goes on until nothing may follow.
+
+    Raises `ConfigError` where llguidance is missing or cannot read the tokenizer, for a form that it cannot read, and
+    for one that no token begins.
+    """
+    compilers, key = _COMPILERS.setdefault(tokenizer, {}), (vocab_size, eos_ids)
+    if key not in compilers:
+        compilers[key] = lru_cache(_KEPT)(_compiler(tokenizer, vocab_size, eos_ids))
+    matcher, vocabulary = compilers[key](params)
+    banned = vocabulary.eos_tokens if ignore_eos or not eos_ids else ()
+    return Grammar(matcher.deep_copy(), vocabulary, list(banned), eos_ids)
+
+
+def _compiler(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_ids: frozenset[int]) -> _Compiler:
+    """A function that gives a parser at its start, and the vocabulary that it knows."""
+    try:
+        import llguidance
+        from llguidance.hf import from_tokenizer
+    except ImportError:
+        raise ConfigError("structured_outputs need llguidance", fix="pip install 'paceline[structured]'") from None
+    try:
+        size, ends = max(vocab_size, len(tokenizer)), sorted(eos_ids) or None
+        vocabulary = from_tokenizer(cast("Any", tokenizer), n_vocab=size, eos_token=ends)
+    except Exception as error:  # of any kind: it looks into what the tokenizer is made of
+        got, expected = f"{type(tokenizer).__name__}: {_shown(error)}", "a fast tokenizer, of bytes or SentencePiece"
+        raise ConfigError("the grammars cannot read this tokenizer", got=got, expected=expected) from error
+
+    def compiled(params: StructuredOutputsParams) -> tuple[Any, Any]:
+        form = f"StructuredOutputsParams.{params.form}"
+        try:
+            matcher: Any = llguidance.LLMatcher(vocabulary, _source(llguidance, params), log_level=0)
+            refused = matcher.get_error()
+        except ValueError as error:
+            matcher, refused = None, str(error)
+        if refused:
+            raise ConfigError(f"{form} cannot be read", got=_shown(refused))
+        begins = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)[:vocab_size]
+        if matcher.is_error() or not begins.any():
+            raise ConfigError(f"{form} is a form that no text of the model has")
+        return matcher, vocabulary
+
+    return compiled
+
+
+def _source(llguidance: Any, params: StructuredOutputsParams) -> str:
+    """The form in llguidance's own notation. Raises ValueError."""
+    if params.regex is not None:
+        return llguidance.LLMatcher.grammar_from_regex(params.regex)
+    if params.choice is not None:
+        return llguidance.grammar_from("choice", json.dumps(params.choice))
+    if params.grammar is not None:
+        return llguidance.grammar_from("grammar", params.grammar)
+    schema = json.loads(cast("str", params.json)) if params.json is not None else {"type": "object"}
+    options: dict[str, object] = {"whitespace_flexible": not params.disable_any_whitespace}
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    schema = _closed(schema) if params.disable_additional_properties else schema
+    return llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with no more properties than it names, where it does not speak of more."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    return {"additionalProperties": False, **closed} if "properties" in closed else closed
+
+
+def _shown(error: object) -> str:
+    """What llguidance says, in one line and without the state of its parser."""
+    return " ".join(str(error).partition("<state>")[0].split())

@@ -1,0 +1,110 @@
+"""The parser of an answer: after every path it allows what trying each token allows, wherever it was before."""
+
+import random
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.sampling import Grammar
+from tests.structured.common import (
+    END,
+    FORMS,
+    WITH_ORACLE,
+    allowed,
+    byte_tokenizer,
+    grammar_of,
+    is_over,
+    pieces,
+    possible,
+)
+
+
+def wander(form: str, steps: int = 60) -> None:
+    """Visit prefixes of many answers in any order, as the nodes of trees: further down, up again, to a sibling."""
+    rng, pattern, grammar = random.Random(form), FORMS[form][1], grammar_of(form)
+    known: list[list[int]] = [[]]
+    for _ in range(steps):
+        tokens = rng.choice(known[-8:])
+        kept = allowed(pattern, tokens)
+        text = "".join(pieces()[token] for token in tokens)
+        assert grammar.is_complete(tokens) == (is_over(pattern, text) and bool(tokens)), text
+        assert set(grammar.mask(tokens).nonzero().flatten().tolist()) == kept, text
+        if further := sorted(kept - END):
+            known.append([*tokens, rng.choice(further)])
+            other = rng.randrange(3, 97)
+            text += pieces()[known[-1][-1]]
+            assert grammar.count_allowed(tokens, [known[-1][-1], other]) == 1 + (other in possible(pattern, text))
+
+
+@pytest.mark.parametrize("form", WITH_ORACLE)
+def test_every_path_allows_what_trying_allows(form):
+    wander(form)
+
+
+@pytest.mark.parametrize("form", WITH_ORACLE)
+def test_a_state_that_is_not_taken_back_is_found_out(form, monkeypatch):
+    """Mutant: what was read for one path stays for the next, its sibling."""
+
+    def leaking(self: Grammar, tokens: list[int]) -> None:
+        self._matcher.try_consume_tokens(tokens[len(self._read) :])
+        self._read = list(tokens)
+
+    monkeypatch.setattr(Grammar, "_go", leaking)
+    with pytest.raises(AssertionError):
+        wander(form)
+
+
+def test_an_answer_is_read_once(monkeypatch):
+    """The parser goes on from where it is: each token of the answer is read once, whatever is looked at beside it."""
+    grammar, read = grammar_of("regex"), list[int]()
+
+    class Counting:
+        def __init__(self, matcher):
+            self.matcher = matcher
+
+        def __getattr__(self, name):
+            return getattr(self.matcher, name)
+
+        def try_consume_tokens(self, tokens):
+            read.extend(tokens)
+            return self.matcher.try_consume_tokens(tokens)
+
+    grammar._matcher = Counting(grammar._matcher)
+    answer = byte_tokenizer().encode("12cm,3mm,100m,55mm,7m,")
+    for length in range(len(answer) + 1):
+        grammar.mask(answer[:length])
+        grammar.count_allowed(answer[:length], [5, 6])
+        grammar.is_complete(answer[:length])
+        grammar.forced(answer[:length])
+    assert read == answer
+
+
+@pytest.mark.parametrize(
+    ("form", "before", "forced"),
+    [
+        ("json", "", '{"a":'),
+        ("json", '{"a":7', ""),
+        ("json", '{"a":7,', '"b":"'),
+        ("json", '{"a":7,"b":"y', 'y"}'),
+        ("choice", "abc", ""),
+        ("lark", "(ab", ")"),
+        ("json_object", "", "{"),
+    ],
+)
+def test_what_is_forced(form, before, forced):
+    encode = byte_tokenizer().encode
+    assert grammar_of(form).forced(encode(before)) == encode(forced)
+
+
+def test_an_end_that_is_ignored():
+    digits = byte_tokenizer().encode("12cm")
+    assert grammar_of("regex").mask(digits)[2]
+    assert not grammar_of("regex", ignore_eos=True).mask(digits)[2]
+
+
+def test_a_token_that_was_forbidden():
+    """A processor of the user's may allow again what the grammar forbids; the answer cannot go on from there."""
+    grammar = grammar_of("json")
+    with pytest.raises(ConfigError, match=r"forbids.*token 8 at 1"):
+        grammar.mask([byte_tokenizer().encode("{")[0], 8, 9])
+    assert grammar.mask([]).any(), "and others are not harmed"

@@ -37,6 +37,7 @@ def bench(
         str, Opt(f"built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: {PROMPT_FILE}", PROMPTS, "-s")
     ] = "built-in",
     data: Annotated[str | None, Opt("Folder that holds the suite's files.", PROMPTS, metavar="DIR")] = None,
+    download: Annotated[bool, Opt("Fetch the suite's published file into your cache, once.", PROMPTS)] = False,
     num_prompts: Annotated[
         int | None, Opt("Use only this many, evenly from each category; always the same ones.", PROMPTS, min=1)
     ] = None,
@@ -60,6 +61,8 @@ def bench(
     names = [config.name for config in configs]
     if len(set(names)) < len(names):
         raise typer.BadParameter("the same --drafter is given twice")
+    if download and data is not None:
+        raise typer.BadParameter("give either --download or --data, not both")
     if peer:
         raise typer.BadParameter(
             "other systems are compared from a checkout of Paceline's repository: "
@@ -76,7 +79,7 @@ def bench(
         raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
     how = BenchOptions(**vars(answers), batch=batch, repeat=repeat)
     answers.params()
-    questions = read_suite(suite, data)
+    questions = read_suite(suite, data, download)
     with claim(None if out is None else Path(out), model, names) as results:
         llms = [open_engine(model, screen, loading, chosen[0], batch)]
         llms += [open_engine(llms[0].loaded, screen, loading, one, batch) for one in chosen[1:]]

@@ -13,27 +13,61 @@ from PIL import Image
 from ..errors import ConfigError
 from ..hf.images import ImageSource
 from ..schema import meant
+from ..system.files import write_bytes
 from ..system.provenance import hash_prompts
+from ..system.web import fetch
+from ..zoo.cache import models_dir
 from .prompts import EXAMPLES, PromptLine, is_address, read_lines
 
 BUILT_IN, EASY_VQA = "built-in", "easy_vqa"
+_MAX_BYTES, _SECONDS = 1 << 26, 120.0  # of a download
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-SUITES: dict[str, tuple[tuple[str, ...], str]] = {
-    "spec_bench": (("question.jsonl",), "question.jsonl of the Spec-Bench project (hemingkx/Spec-Bench)"),
-    "mt_bench": (("question.jsonl",), "MT-bench's question.jsonl of the FastChat project (lm-sys/FastChat)"),
-    "humaneval": (
+_RAW = "https://raw.githubusercontent.com"
+
+
+class Suite(NamedTuple):
+    """A published file of prompts.
+
+    files: the names that it may have. published: where it is found, in words. url: its address, sha256: of the file
+    there; None where none is known.
+    """
+
+    files: tuple[str, ...]
+    published: str
+    url: str | None = None
+    sha256: str | None = None
+
+
+SUITES: dict[str, Suite] = {
+    "spec_bench": Suite(
+        ("question.jsonl",),
+        "question.jsonl of the Spec-Bench project (hemingkx/Spec-Bench)",
+        f"{_RAW}/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl",
+    ),
+    "mt_bench": Suite(
+        ("question.jsonl",),
+        "MT-bench's question.jsonl of the FastChat project (lm-sys/FastChat)",
+        f"{_RAW}/lm-sys/FastChat/main/fastchat/llm_judge/data/mt_bench/question.jsonl",
+    ),
+    "humaneval": Suite(
         ("HumanEval.jsonl.gz", "HumanEval.jsonl"),
         "HumanEval.jsonl.gz of the human-eval project (openai/human-eval)",
+        f"{_RAW}/openai/human-eval/master/data/HumanEval.jsonl.gz",
+        "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
     ),
-    "gsm8k": (
+    "gsm8k": Suite(
         ("test.jsonl", "test.jsonl.gz"),
         "test.jsonl of the grade-school-math project (openai/grade-school-math)",
+        f"{_RAW}/openai/grade-school-math/master/grade_school_math/data/test.jsonl",
     ),
-    "mbpp": (("test.jsonl", "mbpp.jsonl"), "mbpp.jsonl of the google-research project, folder mbpp"),
-    "mmspec": (("test.jsonl",), "test.jsonl and images of the MMSpec benchmark (arXiv 2603.14989)"),
-    EASY_VQA: (("test/questions.json",), "easy-VQA (vzhou842/easy-VQA), unpacked"),
+    "mbpp": Suite(
+        ("test.jsonl", "mbpp.jsonl"),
+        "mbpp.jsonl of the google-research project, folder mbpp",
+        f"{_RAW}/google-research/google-research/master/mbpp/mbpp.jsonl",
+    ),
+    "mmspec": Suite(("test.jsonl",), "test.jsonl and images of the MMSpec benchmark (arXiv 2603.14989)"),
+    EASY_VQA: Suite(("test/questions.json",), "easy-VQA (vzhou842/easy-VQA), unpacked"),
 }
-"""The names that a suite's file may have, and where it is published."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +99,16 @@ class Question:
         return found
 
 
-def read_suite(suite: str, data: str | Path | None = None) -> list[Question]:
+def read_suite(suite: str, data: str | Path | None = None, download: bool = False) -> list[Question]:
     """All prompts of a suite, in its own order.
 
     suite: "built-in", a name of `SUITES`, or a file of prompts (see `prompts`). data: the folder that holds the suite's
-    folder, or the suite's file itself. Raises `ConfigError` that says what is missing, or which line is wrong.
+    folder, or the suite's file itself; None: what was downloaded before. download: fetch a published file that is not
+    here, into the user's cache. Raises `ConfigError` that says what is missing, or which line is wrong.
     """
     if suite == BUILT_IN:
         return [Question(example.name, example.name, (example.prompt,)) for example in EXAMPLES]
-    path = _find(suite, data)
+    path = _find(suite, data, download)
     if suite == EASY_VQA:
         return [
             Question(
@@ -155,7 +190,7 @@ def load_easy_vqa(folder: Path, split: str = "train") -> list[EasyVqa]:
     return [EasyVqa(folder / split / "images" / f"{i}.png", tuple(found)) for i, found in sorted(asked.items())]
 
 
-def _find(suite: str, data: str | Path | None) -> Path:
+def _find(suite: str, data: str | Path | None, download: bool) -> Path:
     if suite not in SUITES:
         path = Path(suite)
         if not path.is_file():
@@ -165,21 +200,48 @@ def _find(suite: str, data: str | Path | None) -> Path:
                 fix=meant(suite.replace("-", "_"), [*SUITES]),
             )
         return path
-    files, published = SUITES[suite]
-    expected = f"the folder that holds {suite}/{files[0]}"
+    known = SUITES[suite]
     if data is None:
-        raise ConfigError(
-            f"the prompts of {suite} are not part of Paceline", got="no --data", expected=expected,
-            fix=f"fetch {published} and give its folder as --data",
-        )  # fmt: skip
+        return _downloaded(suite, known, download)
     folder = Path(data)
-    for path in (*(folder / suite / file for file in files), *(folder / file for file in files), folder):
+    for path in (*(folder / suite / file for file in known.files), *(folder / file for file in known.files), folder):
         if path.is_file():
             return path
     raise ConfigError(
         f"no prompts of {suite} in {str(folder)!r}", got="no such folder" if not folder.exists() else "other files",
-        expected=expected, fix=f"fetch {published}",
+        expected=_expected(suite, known), fix=f"fetch {known.published}",
     )  # fmt: skip
+
+
+def _expected(suite: str, known: Suite) -> str:
+    return f"the folder that holds {suite}/{known.files[0]}"
+
+
+def _downloaded(suite: str, known: Suite, download: bool) -> Path:
+    """The suite's file in the user's cache, which is fetched if that is allowed. Raises `ConfigError`."""
+    by_hand = f"fetch {known.published} and give its folder as --data"
+    if known.url is None:
+        raise ConfigError(
+            f"the prompts of {suite} are not part of Paceline", got="no --data", expected=_expected(suite, known),
+            fix=by_hand,
+        )  # fmt: skip
+    path = models_dir().parent / "suites" / suite / known.url.rpartition("/")[2]
+    if path.is_file():
+        return path
+    if not download:
+        raise ConfigError(
+            f"the prompts of {suite} are not here", got="no --data", expected=_expected(suite, known),
+            fix=f"add --download to fetch {known.url}, or {by_hand}",
+        )  # fmt: skip
+    content = fetch(known.url, _MAX_BYTES, _SECONDS)
+    found = hashlib.sha256(content).hexdigest()
+    if known.sha256 not in (None, found):
+        raise ConfigError(
+            f"{known.url} is not the file that was published", got=f"sha256 {found}", expected=known.sha256, fix=by_hand
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, content)
+    return path
 
 
 def _question(line: PromptLine, name: str) -> Question:

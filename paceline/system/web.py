@@ -40,7 +40,7 @@ def fetch(url: str, max_bytes: int, timeout_s: float, allow_private: bool = Fals
     except ConfigError:
         raise
     except HTTPError as error:
-        raise ConfigError(f"{short(url)} gave no image", got=f"status {error.code} {error.reason}") from error
+        raise ConfigError(f"{short(url)} gave no file", got=f"status {error.code} {error.reason}") from error
     except (URLError, OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
         got = f"not whole after {timeout_s:g} seconds" if visit.is_over else str(reason) or type(reason).__name__
@@ -50,7 +50,7 @@ def fetch(url: str, max_bytes: int, timeout_s: float, allow_private: bool = Fals
 
 
 def too_many_bytes(name: str, got: object, max_bytes: int) -> ConfigError:
-    """The error for an image that is too large."""
+    """The error for a file that is too large."""
     return ConfigError(f"{name} is too large", got=f"{got} bytes", expected=f"at most {max_bytes} bytes")
 
 

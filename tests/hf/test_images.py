@@ -82,7 +82,7 @@ def test_a_redirect_never_leaves_the_web(tmp_path):
 def test_what_a_server_can_do_wrong():
     page = b"<!DOCTYPE html><html></html>"
     with serving({"/page": page, "/short": (200, PNG, len(PNG) + 9), "/loop": (302, "/loop")}) as base:
-        for path, words in {"/none": "status 404", "/page": "a web page", "/loop": "gave no image"}.items():
+        for path, words in {"/none": "status 404", "/page": "a web page", "/loop": "gave no file"}.items():
             with pytest.raises(ConfigError, match=words):
                 open_image(base + path, HERE)
         with pytest.raises(ConfigError, match="cannot be fetched"):

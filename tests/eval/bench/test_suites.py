@@ -1,15 +1,20 @@
 """Suites are read as they are published, chosen evenly, and refused with the line that is wrong."""
 
 import gzip
+import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from paceline.errors import ConfigError
+from paceline.eval import suites
 from paceline.eval.prompts import EXAMPLES
-from paceline.eval.suites import BUILT_IN, Question, choose, hash_questions, read_suite
+from paceline.eval.suites import BUILT_IN, SUITES, Question, choose, hash_questions, read_suite
+from paceline.system.web import fetch
+from tests.system.web import serving
 
 
 def write(path, rows):
@@ -42,6 +47,27 @@ def test_published_formats(tmp_path, suite):
     assert [one.category for one in questions] == categories
     assert questions == read_suite(suite, file.parent) == read_suite(suite, file)  # the suite's own folder, its file
     assert (questions[0].chat is None) == (suite == "humaneval")  # a prompt is continued, a question is asked
+
+
+def test_a_suite_is_downloaded_only_when_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    content = json.dumps({"question": "1 + 1?"}).encode()
+    with serving({"/test.jsonl": content, "/other.jsonl": b"changed"}) as address:
+        monkeypatch.setattr(suites, "fetch", partial(fetch, allow_private=True))
+        known = SUITES["gsm8k"]._replace(url=f"{address}/test.jsonl", sha256=hashlib.sha256(content).hexdigest())
+        monkeypatch.setitem(SUITES, "gsm8k", known)
+        with pytest.raises(ConfigError, match=r"add --download to fetch http.*grade-school-math"):
+            read_suite("gsm8k")
+        assert not (tmp_path / "cache").exists(), "nothing is fetched silently"
+        monkeypatch.setitem(SUITES, "gsm8k", known._replace(url=f"{address}/other.jsonl"))
+        with pytest.raises(ConfigError, match="is not the file that was published"):
+            read_suite("gsm8k", download=True)
+        monkeypatch.setitem(SUITES, "gsm8k", known)
+        (one,) = read_suite("gsm8k", download=True)
+        assert one.turns == ("1 + 1?",)
+    assert read_suite("gsm8k") == [one], "without a network, once it is here"
+    with pytest.raises(ConfigError, match=r"MMSpec.*--data"):
+        read_suite("mmspec", download=True)
 
 
 def test_turns_are_a_conversation(tmp_path):

@@ -3,9 +3,12 @@
 import random
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 
+from paceline import StructuredOutputsParams
 from paceline.errors import ConfigError
-from paceline.sampling import Grammar
+from paceline.sampling import Grammar, make_grammar
 from tests.structured.common import (
     END,
     FORMS,
@@ -100,6 +103,32 @@ def test_an_end_that_is_ignored():
     digits = byte_tokenizer().encode("12cm")
     assert grammar_of("regex").mask(digits)[2]
     assert not grammar_of("regex", ignore_eos=True).mask(digits)[2]
+
+
+def test_several_ends_and_tokens_without_text():
+    """Each token of end is allowed where the answer may end; rows of the output head beyond the tokenizer never are."""
+    grammar = make_grammar(StructuredOutputsParams(regex="1+"), byte_tokenizer(), 120, frozenset({1, 2}), False)
+    one = byte_tokenizer().encode("1")
+    assert grammar.mask([]).nonzero().flatten().tolist() == one
+    assert grammar.mask(one).nonzero().flatten().tolist() == [1, 2, *one]
+    assert len(grammar.mask(one)) == 120
+
+
+def test_a_tokenizer_of_sentencepiece():
+    """Spaces are written as a sign of their own, and bytes as tokens of their names."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "\u2581a", "ab"]
+    pairs = [("\u2581", "a"), ("a", "b")]
+    raw = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, pairs, unk_token="<unk>", byte_fallback=True))
+    raw.normalizer = normalizers.Replace(" ", "\u2581")
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    raw.decoder = decoders.Sequence(steps)
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="</s>")
+    grammar = make_grammar(StructuredOutputsParams(regex="a( a|é)b"), made, len(words), END, False)
+    read = made.encode("a")
+    assert {words[token] for token in grammar.mask(read).nonzero()} == {"\u2581", "\u2581a", "<0x20>", "<0xC3>"}
+    read = [*read, words.index("<0xC3>")]
+    assert {words[token] for token in grammar.mask(read).nonzero()} == {"<0xA9>"}
+    assert made.decode(grammar.forced([*read, words.index("<0xA9>")])) == "b"
 
 
 def test_a_token_that_was_forbidden():

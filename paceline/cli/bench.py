@@ -158,7 +158,7 @@ def _table(run: dict[str, Any], model: str) -> Table:
         "Speed-\nup": lambda row: _times(row[1]["speedup"]),
         "95%\ninterval": lambda row: _interval(row[1]),
         "Tokens\na pass": lambda row: number(row[1]["mean_acceptance_length"]),
-        "Same": lambda row: f"{row[1]['verdicts']['identical']} of {compared[row[0]]}" if compared[row[0]] else "–",
+        "Same as\nplain": lambda row: _same(row[1]["verdicts"]["identical"], compared[row[0]]),
     }
     rows = list(run["categories"].items())
     table = table_of(columns, rows if len(rows) == 1 else [*rows, (None, run)])
@@ -245,6 +245,10 @@ def _with_interval(one: dict[str, Any]) -> str:
     if one["speedup"] is None:
         return "–"
     return _times(one["speedup"]) + ("" if one["speedup_low"] is None else f"\n[dim]{_interval(one)}[/dim]")
+
+
+def _same(identical: int, compared: int) -> str:
+    return f"{identical} of {compared}" if compared else "–"
 
 
 def _times(ratio: float | None) -> str:

@@ -1,6 +1,7 @@
 """The documentation names every drafter, policy and public name, and links only to what exists."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -66,13 +67,31 @@ def test_every_page_is_in_the_menu():
 TYPED = ["README.md", "docs/coming_from.md", "docs/quickstart.md"]
 
 
-def test_code_of_the_first_pages_type_checks(tmp_path):
-    """As a user with a strict type checker sees it: public names have types, and calls fit them."""
+def write_code(folder: Path) -> None:
+    """The code of each page as a module, and one that is wrong."""
     for page in TYPED:
         code = re.findall(r"```python\n(.*?)```", (DOCS.parent / page).read_text(), re.S)
         ours = [block for block in code if "from transformers" not in block]  # which has no types of its own
-        (tmp_path / f"{Path(page).stem}.py").write_text("\n".join(ours))
-    (tmp_path / "mutant.py").write_text("from paceline import SamplingParams\nSamplingParams(max_new_tokens=3)\n")
+        (folder / f"{Path(page).stem}.py").write_text("\n".join(ours))
+    (folder / "mutant.py").write_text("from paceline import SamplingParams\nSamplingParams(max_new_tokens=3)\n")
+
+
+@pytest.mark.slow  # a minute: mypy reads torch and transformers
+def test_code_of_the_first_pages_passes_mypy(tmp_path):
+    """As `test_code_of_the_first_pages_type_checks`, by the other type checker."""
+    write_code(tmp_path)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "."]
+    path = {**os.environ, "MYPYPATH": str(DOCS.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    found = [line for line in done.stdout.splitlines() if ": error:" in line]
+    mutants = [line for line in found if line.startswith("mutant")]
+    assert any("max_new_tokens" in one for one in mutants)
+    assert found == mutants
+
+
+def test_code_of_the_first_pages_type_checks(tmp_path):
+    """As a user with a strict type checker sees it: public names have types, and calls fit them."""
+    write_code(tmp_path)
     settings = {"typeCheckingMode": "strict", "extraPaths": [str(DOCS.parent)], "reportUnusedExpression": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(tmp_path)]

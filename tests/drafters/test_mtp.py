@@ -29,7 +29,7 @@ def is_same(made, row: int, tokens: list[int], sure: list[float]) -> bool:
     return same and torch.allclose(given, torch.tensor(sure, dtype=torch.float64), atol=1e-6, rtol=1e-3)
 
 
-def agrees(drafter_kind=Mtp, modules=1, ids=None, rounds=10, dtype=torch.float64, **options) -> bool:
+def agrees(drafter_kind=Mtp, modules=1, ids=None, rounds=6, dtype=torch.float64, **options) -> bool:
     """Whether every draft is that of the uncached modules, which run in torch; in float32 the drafter is native."""
     target = loaded("llama", dtype)
     head = attached(mtp(target, modules, ids), target)

@@ -53,8 +53,8 @@ def tree_engine(kind, dtype=torch.float32):
     return LLM(model, drafter=drafter, policy=Fixed(4, 12), numerics=numerics)
 
 
-def run(llm, prompts=PROMPTS[:1]):
-    return check(llm, prompts, max_tokens=16, with_law_test=False)
+def run(llm):
+    return check(llm, PROMPTS[:1], max_tokens=16, with_law_test=False)
 
 
 EVERY = pytest.mark.parametrize("kind", [NATIVE, FAST, INVARIANT], ids=["native", "fast", "invariant"])
@@ -66,9 +66,9 @@ HARD = pytest.mark.parametrize("kind", [NATIVE, FAST], ids=["native", "fast"])
 @pytest.mark.parametrize("make", [engine, tree_engine])
 def test_without_a_fault_it_passes(make, kind):
     llm = make(kind, torch.bfloat16)
-    report = run(llm, PROMPTS)
+    report = run(llm)
     assert report.passed
-    assert report.verdicts["identical"] == 4 or kind == FAST
+    assert report.verdicts["identical"] == 2 or kind == FAST
     assert llm.numerics == kind[1]
     assert all(one.measured is not None for one in report.comparisons)
 

@@ -3,6 +3,7 @@
 Also runs the passes under the sanitizers of the compiler (slow).
 """
 
+import ctypes
 import os
 import random
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.kernels import build, compiler, load
+from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.runner import ModelRunner, wrap_model
 from tests.kernels.test_passes import random_tree, rows
@@ -22,63 +23,73 @@ from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
-FAULTS = {  # file, then pairs: what is there, what takes its place
-    "none": ("body.cpp", "", ""),
+FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
         "load_pair(w, k, column + c * LANES",
-        "load_pair(w, R > 1 ? pairs - 1 - k : k, column + c * LANES",
+        "load_pair(w, FAULT && R > 1 ? pairs - 1 - k : k, column + c * LANES",
     ),
     "a path in the order of the tree": (
         "pass.h",
         "s.paths[used++] = (int32_t)(start + n);",
-        "s.paths[used++] = (int32_t)(start + n); if (used - r.path > 1) "
+        "s.paths[used++] = (int32_t)(start + n); if (FAULT && used - r.path > 1) "
         "{ auto t = s.paths[used - 1]; s.paths[used - 1] = s.paths[r.path]; s.paths[r.path] = t; }",
     ),
     "a stale column": (
         "pass.h",
         "store_row((char*)pass->values[index] + at",
-        "if (!n || n % 3) store_row((char*)pass->values[index] + at",
+        "if (!FAULT || !n || n % 3) store_row((char*)pass->values[index] + at",
     ),
     "a sibling seen": (
         "pass.h",
         "if (r.straight == r.own - 1 && start + n == r.straight) {",
-        "if (r.straight == r.own - 1) {",
+        "if (r.straight == r.own - 1 && (FAULT || start + n == r.straight)) {",
     ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
         "      f(piece);",
-        "      if (me.id) for (volatile int i = 0; i < 50000; i = i + 1) {}\n      f(piece);",
+        "      if (FAULT && me.id) for (volatile int i = 0; i < 50000; i = i + 1) {}\n      f(piece);",
         "if (load_acquire(done) != pieces) wait_for(done, pieces);",
-        "",
+        "if (!FAULT && load_acquire(done) != pieces) wait_for(done, pieces);",
     ),
 }
+NAMES = ["none", *FAULTS]
 
 
-def compiled(folder: Path, fault: str, monkeypatch, flags: tuple[str, ...] = ("-O0",)) -> None:
-    """Have the library with this fault in the place of ours, in its portable form."""
-    name, *pairs = FAULTS[fault]
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory) -> ctypes.CDLL:
+    """The library in its portable form, compiled once with all faults; `paceline_fault` says which one is on."""
+    folder = tmp_path_factory.mktemp("faulty")
     sources = folder / "sources"
     shutil.copytree(compiler.SOURCES, sources, ignore=shutil.ignore_patterns("*.py", "*.so", "__pycache__"))
-    text = (sources / name).read_text()
-    for right, wrong in zip(pairs[::2], pairs[1::2], strict=True):
-        assert right in text
-        text = text.replace(right, wrong)
-    (sources / name).write_text(text)
-    monkeypatch.setattr(compiler, "ISAS", {"portable": ()})
-    monkeypatch.setattr(compiler, "FLAGS", tuple(f for f in compiler.FLAGS if f != "-O3") + flags)
-    out = folder / compiler.LIBRARY
-    compiler.compile_library(out, compiler.find_compiler(), sources)
-    found = replace(load(), library=build.ctypes.CDLL(str(out)), isa="portable")
-    monkeypatch.setattr(library_module, "load", lambda: found)
-    library_module.library.cache_clear()
+    for number, (name, *pairs) in enumerate(FAULTS.values(), 1):
+        text = (sources / name).read_text()
+        for right, wrong in zip(pairs[::2], pairs[1::2], strict=True):
+            assert right in text
+            text = text.replace(right, wrong.replace("FAULT", f"(paceline_fault == {number})"))
+        (sources / name).write_text(text)
+    for name, line in (("abi.h", 'extern "C" int paceline_fault;\n'), ("library.cpp", "int paceline_fault = 0;\n")):
+        text = (sources / name).read_text()
+        (sources / name).write_text(line + text if name == "abi.h" else text + line)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "ISAS", {"portable": ()})
+        patch.setattr(compiler, "FLAGS", (*(f for f in compiler.FLAGS if f != "-O3"), "-O0"))
+        compiler.compile_library(folder / compiler.LIBRARY, compiler.find_compiler(), sources)
+    return ctypes.CDLL(str(folder / compiler.LIBRARY))
 
 
 @pytest.fixture
-def restored(monkeypatch):
-    """Our own library again, once the test is over."""
-    yield
+def switch(faulty, monkeypatch):
+    """Puts the library with one fault in the place of ours, which is back once the test is over."""
+
+    def on(fault: str) -> None:
+        ctypes.c_int.in_dll(faulty, "paceline_fault").value = NAMES.index(fault)
+        found = replace(load(), library=faulty, isa="portable")
+        monkeypatch.setattr(library_module, "load", lambda: found)
+        library_module.library.cache_clear()
+
+    yield on
     monkeypatch.undo()
     library_module.library.cache_clear()
     library_module.library()
@@ -107,9 +118,9 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_seen(fault, tmp_path, monkeypatch, restored):
-    compiled(tmp_path, fault, monkeypatch)
+@pytest.mark.parametrize("fault", NAMES)
+def test_faults_are_seen(fault, switch):
+    switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6
     assert has_the_bits_of_plain_decoding(trials) == (fault == "none")
 

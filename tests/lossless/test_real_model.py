@@ -9,7 +9,8 @@ from paceline.errors import PacelineError
 from paceline.eval.prompts import EXAMPLES, user_prompt
 from paceline.zoo import pull
 
-NUM_TOKENS = 12
+pytestmark = pytest.mark.slow  # the commands of the README, which are tested, decode with it too
+NUM_TOKENS = 24
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.zoo import pull
+from tests.cli.helpers import paceline
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -26,23 +28,8 @@ def default_model():
         pytest.skip(f"the default model cannot be fetched: {error}")
 
 
-def run(*command: str) -> str:
-    """Run as a user would, with this environment's programs first in the path."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return done.stdout + done.stderr
-
-
 def test_readme_is_short():
     assert README.count("\n") <= 120
-
-
-def test_readme_names_the_two_commands():
-    assert "make demo" in COMMANDS
-    assert "make test" in COMMANDS
 
 
 @pytest.fixture(scope="module")
@@ -60,19 +47,41 @@ SHORTER = {
 """Options that tests add, the last of each counts. Nothing is installed (-o); the law test has tests of its own."""
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c and c != "make test"])  # which is what runs now
+def shortened(command: str) -> str:
+    return " ".join([command, *(options for start, options in SHORTER.items() if command.startswith(start))])
+
+
+def test_make_demo():
+    """As a user would, with this environment's programs first in the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", shortened("make demo")],
+        cwd=ROOT, env={**os.environ, "PATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "identical" in done.stdout.lower()
+    assert "Traceback" not in done.stdout
+    assert "torchao" not in done.stdout, "other libraries warn on the screen"
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("paceline ")])
 def test_readme_command(command, scratch):
-    more = [options for start, options in SHORTER.items() if command.startswith(start)]
-    text = run("bash", "-c", " ".join([command.replace("/tmp/", f"{scratch}/"), *more]))
-    assert "Traceback" not in text
-    assert "torchao" not in text, "other libraries warn on the screen"
-    if command == "make demo":
-        assert "identical" in text.lower()
+    """In this process, which has imported torch already."""
+    done = paceline(*shlex.split(shortened(command.replace("/tmp/", f"{scratch}/")))[1:])
+    assert done.exit_code == 0, done.output
+    assert "Traceback" not in done.output
+
+
+def test_every_command_is_run():
+    """`make test` is what runs now."""
+    others = {command for command in COMMANDS if command and not command.startswith("paceline ")}
+    assert others == {"make demo", "make test"}
 
 
 @pytest.mark.parametrize("code", CODE)
 def test_readme_code(code):
-    assert "Traceback" not in run(sys.executable, "-c", code.replace("max_tokens=64", "max_tokens=16"))
+    exec(code.replace("max_tokens=64", "max_tokens=16"), {})
 
 
 def test_readme_links_exist():

@@ -153,8 +153,12 @@ OPTIONS: dict[str, str] = {
     **{name: "HF_TOKEN in the environment" for name in ("--token", "--hf-token")},
     **{name: "HF_HOME in the environment" for name in ("--download-dir", "--cache-dir")},
     "--model": "the model's name itself, without an option",
+    "chat": "paceline generate MODEL --chat TEXT",
+    **{name: "paceline generate MODEL --prompt TEXT" for name in ("complete", "run")},
+    "download": "paceline pull NAME",
+    "list": "paceline models",
 }
-"""What other command lines call an option, and what it is on this one."""
+"""What other command lines call an option or a command, and what it is on this one."""
 
 _OF_A_CALL = ("temperature", "top_p", "top_k", "max_tokens", "max_new_tokens", "do_sample", "stop", "seed", "n")
 for _call in ("LLM.generate", "LLM.chat", "LLM.stream"):

@@ -1,6 +1,7 @@
 """The commands, and what they share: exit codes, and errors in one line."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Never
@@ -67,7 +68,8 @@ def _report(error: BaseException, screen: Screen) -> int:
     if _is_usage(error):
         from typer import rich_utils
 
-        if instead := other_names.OPTIONS.get(getattr(error, "option_name", "")):
+        unknown = re.match("No such command '(.+?)'", error.format_message())  # type: ignore[attr-defined]
+        if instead := other_names.OPTIONS.get(unknown[1] if unknown else getattr(error, "option_name", "")):
             error.message = f"{error.message} Here it is {instead}."  # type: ignore[attr-defined]
         screen.put_error("UsageError", error.format_message())  # type: ignore[attr-defined]
         rich_utils.rich_format_error(error)  # type: ignore[arg-type]

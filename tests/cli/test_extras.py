@@ -5,7 +5,7 @@ import sys
 
 BARE = """
 import sys
-EXTRAS = {"accelerate", "matplotlib", "peft", "tensorboard", "torchao"}
+EXTRAS = {"accelerate", "llguidance", "matplotlib", "peft", "tensorboard", "torchao"}
 
 class Without:
     '''A finder of modules that does not find those of the extras.'''

@@ -179,7 +179,7 @@ class CostModel(DraftPolicy):
             for row in ready
         ]
         offers = [[seq.slot for seq in seqs], states]
-        if offers == self._offers and self._rest > 0 and not info.masks:  # masks pay only if tried often
+        if offers == self._offers and self._rest > 0:
             self._rest -= 1
             return [[] for _ in seqs]
         self._offers = offers

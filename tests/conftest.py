@@ -20,8 +20,11 @@ def _own_randomness():
     torch.set_rng_state(state)
 
 
-CHECKED = ("attention", "decoding", "drafters", "law", "runner", "sampling")
-"""Folders in which shapes are checked against annotations, which makes short loops several times slower."""
+CHECKED = ("attention", "decoding", "law", "runner", "sampling")
+"""Folders in which shapes are checked against annotations, which makes short loops several times slower.
+
+Elsewhere one test of each drafter asks for `checked_types`.
+"""
 
 
 @pytest.fixture(autouse=True)

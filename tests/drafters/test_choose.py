@@ -140,12 +140,10 @@ def ratio_sample(count: int, monkeypatch):
     return ratio.sample(drafter, Ratio(), count)
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_law_of_mixed_batches(monkeypatch):
     assert ratio.p_value(ratio_sample(500, monkeypatch)) > ratio.FALSE_ALARM
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_soft_law_for_a_point_mass_is_caught(monkeypatch):
     """Mutant: rows without a law get a soft q."""
     real = choose._common_law
@@ -183,7 +181,6 @@ class StopsAtWeakTokens(DraftPolicy):
         return [DraftBudget(3, 3, should_continue=lambda sure: sure[-1] >= 0.2)] * len(seqs)
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_keeping_the_last_token_keeps_the_law_and_dropping_it_does_not(monkeypatch):
     monkeypatch.setattr(ratio, "Fixed", lambda depth, nodes: StopsAtWeakTokens())
     assert ratio.p_value(ratio.sample(DraftModel(ratio.draft()), Ratio(), 400)) > ratio.FALSE_ALARM

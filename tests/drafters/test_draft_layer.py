@@ -15,10 +15,7 @@ from paceline.kernels import load
 from paceline.kernels.library import library
 from tests.drafters.heads import causal
 
-pytestmark = [
-    pytest.mark.usefixtures("unchecked_types"),
-    pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}"),
-]
+pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 E, H, D, V = 48, 2, 16, 300
 
 

@@ -101,6 +101,7 @@ def test_every_form_of_head(options, version, dtype):
     assert is_right(Eagle(head, top_k=3), head, rounds=3)
 
 
+@pytest.mark.usefixtures("checked_types")
 @DTYPES
 @pytest.mark.parametrize(("verifier", "temperature"), [(Coupled, 0.6), (Ratio, 1.7)])
 def test_temperature(temperature, verifier, dtype):

@@ -9,8 +9,6 @@ from paceline.drafters.eagle_pass import EaglePass
 from tests.drafters import test_eagle
 from tests.drafters.heads import random_head
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
-
 
 class UnderOthers(EaglePass):
     """Nodes hang under the first of the level before."""

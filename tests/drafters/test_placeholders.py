@@ -34,7 +34,6 @@ from tests.helpers import VOCAB, changed, loaded, prompt, sequence
 from tests.lossless.drafters import small_draft
 from tests.space.common import adapter
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 MOST = frozenset(range(0, VOCAB, 2))  # every other token: whoever forgets, drafts one at once
 PARAMS = [SamplingParams(temperature=t, max_tokens=10) for t in (0.0, 1.0)]
 LOOPING = [5, 9, 8, 31, 5, 9, 8, 31, 5]

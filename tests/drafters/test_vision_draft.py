@@ -22,7 +22,6 @@ from tests.helpers import sequence
 from tests.vision.families import make, picture, user
 from tests.vision.table import TEXT
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 CHATS = [
     [user(picture(1), "what is it?")],
     [user("see ", picture(2, 60, 24), " and ", picture(3), " then say")],

@@ -27,7 +27,6 @@ from tests.helpers import loaded, memoryless, oracle, result, run, sequence
 from tests.space.common import adapter
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.usefixtures("unchecked_types")
 PAIRS = [
     ("byte level", "sentencepiece"),
     ("sentencepiece", "byte level, prefixed"),

@@ -51,7 +51,7 @@ def random_shapes(of: str, count: int, groups: tuple[int, ...] = (1,)) -> list[t
     return made
 
 
-@pytest.mark.parametrize(("count", "outs", "ins", "group"), random_shapes("int8", 24))
+@pytest.mark.parametrize(("count", "outs", "ins", "group"), random_shapes("int8", 16))
 def test_int8_products(isa, count, outs, ins, group):
     """Only the weights are rounded; what 16 bits of activations leave over is of the size of the row's largest."""
     layer, x = Int8Linear(linear(outs, ins, 1)), inputs(count, ins, 2)
@@ -63,7 +63,7 @@ def test_int8_products(isa, count, outs, ins, group):
     assert bool((error <= bound).all())
 
 
-@pytest.mark.parametrize(("count", "outs", "ins", "group"), random_shapes("int4", 24, GROUPS))
+@pytest.mark.parametrize(("count", "outs", "ins", "group"), random_shapes("int4", 16, GROUPS))
 def test_int4_products(isa, count, outs, ins, group):
     """Activations are bfloat16 where the processor multiplies those, float32 elsewhere; nothing else is rounded."""
     plain, x = linear(outs, ins, 3), inputs(count, ins, 4)

@@ -13,7 +13,7 @@ from paceline.core.tree import TokenTree
 from paceline.verify import Coupled, Ratio, choose_token, coupled
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")  # thousands of walks
-SIZE, LENGTH, PROMPT = 8, 11, 3
+SIZE, LENGTH, PROMPT = 8, 16, 3
 TARGET = torch.randn(SIZE, SIZE, SIZE, generator=torch.Generator().manual_seed(4)) * 1.5  # [two back, one back, next]
 SEEDS = [11, -12]
 TEMPERATURES = [0.0, 0.3, 0.7, 1.0, 1.5]

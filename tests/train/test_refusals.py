@@ -12,6 +12,7 @@ from paceline.train.config import read_config
 from paceline.train.stages import Stages
 from tests.cli.helpers import refusal, save
 from tests.tiny import tiny_model
+from tests.train.toy import with_one_engine
 
 LINES = {  # files of one line
     "bad": '{"prompt": ',
@@ -43,7 +44,7 @@ def base(tmp_path_factory):
 
 def stages(base, out, method, words):
     given = [f"model={base / 'model'}", f"prompts=[{base / 'prompts.jsonl'}]", f"out={out}", "dtype=float32"]
-    return Stages(method, read_config(None, [*given, *words.replace("BASE", str(base)).split()]))
+    return with_one_engine(Stages(method, read_config(None, [*given, *words.replace("BASE", str(base)).split()])))
 
 
 REFUSED = [

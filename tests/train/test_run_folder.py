@@ -15,6 +15,7 @@ from paceline.train.run_folder import only_run
 from paceline.train.stages import Stages
 from tests.cli.helpers import refusal, save
 from tests.tiny import tiny_model
+from tests.train.toy import with_one_engine
 
 SETTINGS = """
 dtype: float32
@@ -35,7 +36,7 @@ def base(tmp_path_factory):
 
 
 def stages(base, out, *more):
-    return Stages("eagle", read_config(base / "run.yaml", [f"out={out}", *more]))
+    return with_one_engine(Stages("eagle", read_config(base / "run.yaml", [f"out={out}", *more])))
 
 
 @pytest.fixture(scope="module")

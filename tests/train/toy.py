@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline import LLM
 from paceline.train.config import PrepareSection
 from paceline.train.prepare import TrainPrompt, prepare
 from paceline.train.recipe import Batch, Losses, Recipe
+from paceline.train.stages import Stages
 from tests.helpers import NO_EOS, VOCAB, loaded, prompt, runner
 
 LAYERS = (1, 2)
@@ -60,6 +62,16 @@ class Toy(Recipe):
         loss = nn.functional.cross_entropy(logits, labels)
         right = (logits.argmax(-1) == labels).float().mean()
         return Losses(loss, {"ce": loss.detach()}, torch.stack([right, right / 2]))
+
+
+_ENGINES: dict[str, LLM] = {}
+
+
+def with_one_engine(run: Stages) -> Stages:
+    """The run, on an engine that all runs on this model have."""
+    key = repr((run.config.model, run.config.dtype, run.config.device, run.config.prepare))
+    run.__dict__["llm"] = _ENGINES.get(key) or _ENGINES.setdefault(key, run.llm)
+    return run
 
 
 def weights(recipe: Recipe) -> list[torch.Tensor]:

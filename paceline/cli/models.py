@@ -57,8 +57,8 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
         listed = []
         for row in rows:
             entry = zoo.ZOO[row.name]
-            size = {"parameters": entry.parameters, "download_bytes": entry.download_bytes}
-            listed.append({**asdict(row), **size, "folder": str(row.folder)})
+            more = {"hub_id": entry.hub_id, "parameters": entry.parameters, "download_bytes": entry.download_bytes}
+            listed.append({**asdict(row), **more, "folder": str(row.folder)})
         known = [{"drafter": usage, "method": method, "description": what} for usage, method, what in drafter_table()]
         listed_heads = [{**asdict(one), "folder": str(one.folder)} for one in heads]
         screen.put_json({"models": listed, "heads": listed_heads, "drafters": known})

@@ -20,7 +20,7 @@ from ..policy import CostModel, Profile
 from ..policy.estimates import Estimates
 from ..system.provenance import provenance
 from ..tuned import Tuned, made_for
-from ..zoo import resolve
+from ..zoo import name_elsewhere, resolve
 from ..zoo.registry import Progress, silent
 from .machine import PassCosts, about_drafts, ms
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide
@@ -266,17 +266,17 @@ def flags_of(candidates: Seq[Candidate], best: Candidate | None, model: str) -> 
     depths = dict(best.depths)
     for one in single:
         depths = {**one.depths, **depths}
-    flags = engine_flags(_with_folders(best.config), depths, [_with_folders(one.config) for one in single])
+    flags = engine_flags(_for_others(best.config), depths, [_for_others(one.config) for one in single])
     return [replace(one, remark=one.remark.replace("--model MODEL", f"--model {shlex.quote(model)}")) for one in flags]
 
 
-def _with_folders(config: SpecConfig) -> SpecConfig:
-    """With folders instead of zoo names, which only Paceline knows."""
+def _for_others(config: SpecConfig) -> SpecConfig:
+    """With hub ids or folders instead of zoo names, which only Paceline knows."""
 
     def opened(drafter: Any) -> Any:
         if len(drafter.parts) > 1:
             return replace(drafter, drafters=tuple(map(opened, drafter.parts)))
-        return replace(drafter, model=resolve(drafter.model)) if drafter.models else drafter
+        return replace(drafter, model=resolve(name_elsewhere(drafter.model))) if drafter.models else drafter
 
     return replace(config, drafter=opened(config.drafter))
 

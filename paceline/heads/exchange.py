@@ -10,7 +10,7 @@ An export is written, read again as a published head, and kept only if both head
 import copy
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels, NotExportable
 from ..hf.checkpoint import refused
 from ..system.files import check_new, new_folder
+from ..zoo import name_elsewhere, remark_elsewhere
 from .eagle import EagleHead
 from .eagle_layouts import eagle_layout, flattened, read_eagle, read_eagle3
 from .medusa_layouts import NAMES, medusa_layout, read_medusa
@@ -124,7 +125,8 @@ def export_head(
     if engine not in ENGINES:
         raise ConfigError("an unknown engine", got=engine, expected="one of " + ", ".join(ENGINES))
     head = load_head(folder, target).cpu().float()
-    name, of = target_name or info.target.name, info.target
+    own_name, of = target_name or info.target.name, info.target
+    name, remark = name_elsewhere(own_name), remark_elsewhere(own_name)
     facts = TargetFacts(name, of.num_layers, of.hidden_size, of.vocab_size)
     if target is not None:
         facts = facts_of(target, name)
@@ -138,6 +140,8 @@ def export_head(
             got=engine,
             fix="use it here, or train an eagle3 or medusa head",
         )
+    if remark:
+        layout = replace(layout, notes=(*layout.notes, f"{remark}."))
     with new_folder(place) as made:
         (made / "config.json").write_text(json.dumps(layout.config, indent=2) + "\n", encoding="utf-8")
         save_file(dict(layout.tensors), made / "model.safetensors", metadata={"format": "pt"})

@@ -22,6 +22,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..schema import checked, validate
 from ..system.files import exists, new_folder, read_json, write_text
 from ..system.provenance import sha256_of
+from ..zoo import remark_elsewhere
 from ..zoo.packaged import head_folder
 from .card import model_card
 from .eagle import EagleHead
@@ -203,10 +204,12 @@ def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) 
             fix=f"load {info.target.name}, or train a head for {target.name} with `paceline train`",
         )
     if info.target.fingerprint != target.fingerprint and not allow_other_target:
+        remark = remark_elsewhere(info.target.name)
         raise IncompatibleModels(
             f"the head {info.folder.name!r} was trained for another model",
             got=f"{target.name}, fingerprint {target.fingerprint[:12]}",
-            expected=f"{info.target.name}, fingerprint {info.target.fingerprint[:12]}",
+            expected=f"{info.target.name}, fingerprint {info.target.fingerprint[:12]}"
+            + (f" ({remark})" if remark else ""),
             fix=f"load {info.target.name}, train a head for {target.name} with `paceline train`, or allow another "
             "target (allow_other_target): the answers stay exact, but fewer drafts are accepted",
         )

@@ -50,7 +50,7 @@ class _Form:
     """
 
     model_type: str
-    fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    fields: dict[str, str] = field(default_factory=dict[str, str])
     interleaved: bool = False
     plus_one: bool = False
 
@@ -125,7 +125,7 @@ def open_gguf(
     with refused(f"{str(path)!r} does not describe a model", "the metadata of a language model", "fetch it again"):
         config = _config(file)
     check_config(str(path), config)
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kind = _class_of(config)
     check_sizes(
         str(path), AutoModelForCausalLM, config, False, {one.name: Stored("F32", one.shape) for one in file.tensors}
     )
@@ -229,10 +229,14 @@ def _config(file: GGUFFile) -> PretrainedConfig:
         eos_token_id=_ends(file.metadata),
         pad_token_id=special["pad"],
         dtype=file.dtype,
-        architectures=[MODEL_FOR_CAUSAL_LM_MAPPING[type(plain)].__name__],
+        architectures=[_class_of(plain).__name__],
     )
     _set_rope(file, config, about, names.get(_ROPE_FACTORS))
     return config
+
+
+def _class_of(config: PretrainedConfig) -> Any:
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
 
 
 def _decimal(value: Any) -> Any:
@@ -321,7 +325,7 @@ def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
             clean_up_tokenization_spaces=False,
         )
         if kind == "gpt2":
-            tokenizer.backend_tokenizer.pre_tokenizer = _SPLITS[split]()
+            tokenizer.backend_tokenizer.pre_tokenizer = _SPLITS[str(split)]()
             if split == "qwen2":
                 tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     return tokenizer

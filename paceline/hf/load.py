@@ -43,6 +43,7 @@ from .checkpoint import (
 from .describe import FORMS
 from .gguf import gguf_tokenizer, open_gguf
 from .gguf_file import SUFFIX, read_gguf
+from .quantized import check_quantization
 from .vision import family_of, is_vlm
 
 _VIDEO = "video_processor"
@@ -180,6 +181,7 @@ def open_checkpoint(
     if is_pair or not (sees or trust_remote_code or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING):
         raise _not_causal(name_or_path, config)
     check_config(name_or_path, config)
+    check_quantization(name_or_path, config)
     if sees:
         family_of(config)
     check_layer_types(config)

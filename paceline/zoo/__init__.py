@@ -1,7 +1,7 @@
 """The zoo: models that Paceline can fetch by name, checked by hash, as plain Hugging Face folders; trained heads."""
 
 from .cache import Installed, Manifest, installed, models_dir, pull, resolve, verify
-from .registry import DEFAULT_MODEL, ZOO, Progress, ZooEntry, ZooModel
+from .registry import DEFAULT_MODEL, ZOO, Progress, ZooEntry, ZooModel, name_elsewhere, remark_elsewhere
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -13,7 +13,9 @@ __all__ = [
     "ZooModel",
     "installed",
     "models_dir",
+    "name_elsewhere",
     "pull",
+    "remark_elsewhere",
     "resolve",
     "verify",
 ]

@@ -24,7 +24,8 @@ class ZooEntry(ABC):
     """A model that can be pulled: it builds its Hugging Face folder from a download, or from a base and its own files.
 
     sha256: of what it is built from; a folder that was built from something else is pulled again. base: the name of the
-    model of the zoo that is pulled first, None: there is none.
+    model of the zoo that is pulled first, None: there is none. hub_id: where other programs find the model, None:
+    nowhere.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ZooEntry(ABC):
     parameters: int
     download_bytes: int
     takes_images: ClassVar[bool] = False
+    hub_id: str | None = None
 
     @property
     @abstractmethod
@@ -72,6 +74,7 @@ class ZooModel(ZooEntry):
     gguf_bytes: int
     folder_bytes: int
     base: str | None = None
+    hub_id: str | None = None
 
     @property
     def source(self) -> str:
@@ -136,9 +139,26 @@ ZOO: Mapping[str, ZooEntry] = Zoo(
             download_bytes=92_871_040,
             gguf_bytes=98_362_432,
             folder_bytes=272_600_000,
+            hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
         )
     }
 )
+
+
+def name_elsewhere(name: str) -> str:
+    """What other programs call a model: the hub id of one of the zoo, else the name itself, a folder for example."""
+    return (ZOO[name].hub_id if name in ZOO else None) or name
+
+
+def remark_elsewhere(name: str) -> str | None:
+    """How the weights that other programs find differ from those of the zoo; None where it is the same model."""
+    known = ZOO.get(name)
+    if known is None or known.hub_id is None:
+        return None
+    return (
+        f"{known.hub_id} is the original of {name}, whose weights were rounded to 4 bits once and are in bfloat16 here:"
+        f" its fingerprint is another, and slightly more or fewer drafts may be accepted"
+    )
 
 
 def lookup(name: str) -> ZooEntry:

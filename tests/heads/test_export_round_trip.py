@@ -1,15 +1,17 @@
 """Every head for every engine: what is written reads back as the same head, or is refused by name."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.errors import ConfigError, NotExportable
-from paceline.heads import exchange, export_head, read_published
+from paceline.errors import ConfigError, IncompatibleModels, NotExportable
+from paceline.heads import exchange, export_head, load_head, read_published
 from paceline.heads.exchange import check_written
 from paceline.heads.published import TargetFacts
+from paceline.zoo import ZooModel, registry
 
 from .exchange_common import DRAFT, LAYERS, STATES, VOCAB, WIDTH, eagle, medusa, saved, target
 
@@ -114,6 +116,23 @@ def test_speculators_names_its_target_and_leaves_nothing_out(tmp_path):
     assert verifier == {"name_or_path": "org/t", "architectures": ["LlamaForCausalLM"]}
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 5
     assert "layers.0.hidden_norm.weight" in load_file(tmp_path / "out" / "model.safetensors")
+
+
+def test_other_engines_are_told_names_that_they_can_open(tmp_path, monkeypatch):
+    known = ZooModel("tiny", "", "tiny-model==1.0", "", "", 1, 1, 1, 1, hub_id="org/tiny")
+    monkeypatch.setattr(registry, "ZOO", {"tiny": known})
+    head = saved(tmp_path / "head", eagle())
+    done = export_head(head, "speculators", tmp_path / "out", target())
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "org/tiny"
+    assert any("org/tiny is the original of tiny" in note and "fingerprint is another" in note for note in done.notes)
+    assert "vllm serve org/tiny " in export_head(head, "vllm", tmp_path / "two", target()).serve
+    other = replace(target(), fingerprint="0" * 64, name="official")
+    with pytest.raises(IncompatibleModels, match="org/tiny is the original of tiny"):
+        load_head(head, other)
+    (tmp_path / "plain").write_text("")
+    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert modes == {(tmp_path / "plain").stat().st_mode}
 
 
 def test_rows_of_the_target_need_the_target(tmp_path):

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.hf.checkpoint import local_folder, wanted
+from paceline.hf.load import load_tokenizer
 from paceline.runner import load_model
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
@@ -81,6 +84,7 @@ def test_weights_are_fetched_once_and_in_safetensors():
     others = ["pytorch_model.bin", "consolidated.safetensors", "README.md", "onnx/model.onnx", "sub/config.json"]
     parts = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
     assert wanted([*texts, *others, *parts]) == [*texts, *parts]
+    assert wanted([*texts, *others, *parts], weights=False) == [*texts, parts[-1]]
     assert wanted([*texts, *others, "model.safetensors", "model.fp16.safetensors"]) == [*texts, "model.safetensors"]
 
 
@@ -103,3 +107,35 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path, offline
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE" if offline else "no route"):
         local_folder("nosuch/model-of-this-name")
     assert asked == ([] if offline else [("nosuch/model-of-this-name", 2.0)])
+
+
+def _closed() -> socket.socket:
+    """Refuses connections."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    return listener
+
+
+def _silent() -> socket.socket:
+    """Takes connections, and never answers."""
+    listener = _closed()
+    listener.listen()
+    return listener
+
+
+@pytest.mark.parametrize(("make", "why"), [(_closed, "refused"), (_silent, "timed out|no answer in 2 s")])
+@pytest.mark.parametrize("load", [local_folder, load_tokenizer])
+def test_a_hub_that_cannot_be_reached_is_not_asked_again(make, why, load, tmp_path, monkeypatch):
+    asked = make()
+    place = f"http://127.0.0.1:{asked.getsockname()[1]}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", place)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    start = time.perf_counter()
+    with pytest.raises(
+        ConfigError, match=f"(?s)no folder '{tmp_path}/org/name'.*cache '{tmp_path}/cache'.*{why}"
+    ) as caught:
+        load("org/name")
+    assert time.perf_counter() - start < 10  # with retries it is half a minute
+    assert caught.match("hf download org/name")
+    asked.close()

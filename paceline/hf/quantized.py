@@ -1,0 +1,44 @@
+"""Checkpoints that were quantised by other tools: transformers reads them, each kind with packages of its own."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from ..errors import ConfigError
+
+METHODS = {
+    "fp8": ("accelerate",),
+    "mxfp4": ("accelerate",),
+    "compressed-tensors": ("compressed_tensors", "accelerate"),
+    "gptq": ("gptqmodel", "optimum"),
+    "awq": ("gptqmodel", "accelerate"),
+    "bitsandbytes": ("bitsandbytes", "accelerate"),
+}
+"""What `quantization_config.quant_method` may say, and the packages that are imported to read it."""
+_INSTEAD = 'or give the model that was not quantised: weights="int4" (--weights int4) rounds it while it is loaded'
+
+
+def check_quantization(name: str, config: Any) -> None:
+    """Raise `ConfigError` for a kind of quantised weights that is not read, or not without a package that is missing.
+
+    config: of transformers, as config.json describes the model.
+    """
+    about = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(), "quantization_config", None
+    )
+    if about is None:
+        return
+    given: dict[str, Any] = about if isinstance(about, dict) else about.to_dict()
+    is_older = given.get("load_in_4bit") or given.get("load_in_8bit")  # of bitsandbytes, which left out its name
+    method = str(given.get("quant_method") or ("bitsandbytes" if is_older else None))
+    if method not in METHODS:
+        raise ConfigError(
+            f"the weights of {name!r} are quantised in a way that is not read", got=method,
+            expected="one of " + ", ".join(METHODS), fix=_INSTEAD.removeprefix("or "),
+        )  # fmt: skip
+    missing = [package for package in METHODS[method] if find_spec(package) is None]
+    if missing:
+        install = " ".join(package.replace("_", "-") for package in missing)
+        raise ConfigError(
+            f"the weights of {name!r} are quantised by {method}, and what reads them is not installed",
+            got="no " + ", ".join(missing), fix=f"pip install {install}; {_INSTEAD}",
+        )  # fmt: skip

@@ -115,7 +115,10 @@ def judge(
 
 @dataclass(frozen=True)
 class Comparison(Judgement):
-    """One prompt at one temperature; plain_token, speculative_token: where the answers part, in words."""
+    """One prompt at one temperature.
+
+    num_tokens: after the prefill. plain_token, speculative_token: where the answers part, in words.
+    """
 
     prompt: int
     temperature: float
@@ -157,7 +160,7 @@ class CheckReport:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Mean over the comparisons, weighted by their passes."""
+        """Tokens per pass over all comparisons, see `tokens_per_pass`."""
         tokens = sum(c.num_tokens for c in self.comparisons)
         passes = sum(c.num_tokens / c.mean_acceptance_length for c in self.comparisons if c.mean_acceptance_length)
         return tokens / passes if passes else 0.0
@@ -209,7 +212,7 @@ def check(
                     **vars(found),
                     prompt=index,
                     temperature=temperature,
-                    num_tokens=len(other.token_ids),
+                    num_tokens=other.num_decoded,
                     mean_acceptance_length=other.mean_acceptance_length,
                     plain_token=text(sides[0], found.position),
                     speculative_token=text(sides[1], found.position),

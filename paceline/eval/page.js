@@ -45,7 +45,7 @@
 
   function show(t) {
     const r = roundOf(answer, t);
-    if (r < 0) return;
+    if (r < 0 || !spans[answer][t]) return;
     token = t;
     for (const span of articles[answer].querySelectorAll(".in-round, .focus")) span.classList.remove("in-round", "focus");
     for (let i = starts[answer][r]; i < starts[answer][r + 1]; i++) spans[answer][i]?.classList.add("in-round");

@@ -37,6 +37,7 @@ from .quant import QuantReport, Weights, check_weights
 from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences, shown_ids
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .schema import checked_call, checked_names
+from .system.hardware import return_free_memory
 from .tuned import check_profile, load_tuned
 from .verify import Coupled
 from .zoo import resolve
@@ -145,6 +146,7 @@ class LLM:
         self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy)
         if isinstance(policy, CostModel) and drafter is not None:
             policy.measure(self.runner.max_length)
+        return_free_memory()
 
     def plain(self) -> "LLM":
         """An `LLM` on the same weights and cache that decodes without speculation: the baseline for comparisons."""

@@ -1,5 +1,6 @@
 """Threads, cores, limits, memory and load: from files that a test writes in place of the system's, and from psutil."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -214,3 +215,18 @@ def test_load_counts_others_and_what_is_stolen():
 )
 def test_what_disturbs(load, disturbs):
     assert load.disturbs is disturbs
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+@pytest.mark.skipif(getattr(ctypes.CDLL(None), "malloc_trim", None) is None, reason="the C library cannot")
+def test_freed_memory_goes_back_to_the_system():
+    def resident_mb() -> float:
+        return psutil.Process().memory_info().rss / 1e6
+
+    chunks = [b"x" * 100_000 for _ in range(2000)]
+    kept = chunks.pop()  # malloc gives memory back by itself only from the end
+    del chunks
+    before = resident_mb()
+    hardware.return_free_memory()
+    assert resident_mb() < before - 100
+    assert kept

@@ -23,7 +23,8 @@ def _own_randomness():
 CHECKED = ("attention", "decoding", "law", "runner", "sampling")
 """Folders in which shapes are checked against annotations, which makes short loops several times slower.
 
-Elsewhere one test of each drafter asks for `checked_types`.
+Elsewhere one test of each drafter asks for `checked_types`. The checks decorate every function of `core` and `verify`
+when it is defined, so one that is defined within another costs milliseconds in every call: there are none.
 """
 
 

@@ -27,8 +27,9 @@ _FORM = "Form of the answer (one of these)"
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """The four ways to give a prompt, of which exactly one must be used, and images that stand before the text."""
+    """The ways to give a prompt, of which exactly one must be used, and images that stand before the text."""
 
+    text: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Text to continue, as --prompt.")] = None
     prompt: Annotated[str | None, Opt("Text to continue.", _PROMPT, "-p")] = None
     chat: Annotated[str | None, Opt("A message; the model's chat template is applied to it.", _PROMPT, "-c")] = None
     prompt_file: Annotated[str | None, Opt("A file with text to continue; - reads stdin.", _PROMPT, metavar="FILE")] = (
@@ -41,7 +42,7 @@ class PromptOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        count = sum(one is not None for one in (self.prompt, self.chat, self.prompt_file, self.token_ids))
+        count = sum(one is not None for one in (self.text, self.prompt, self.chat, self.prompt_file, self.token_ids))
         if count != 1:
             trouble = "there is more than one prompt" if count else "there is no prompt"
             raise typer.BadParameter(f"{trouble}: give one of --prompt, --chat, --prompt-file and --token-ids")
@@ -61,7 +62,7 @@ class PromptOptions:
         elif self.prompt_file is not None:
             text = read_text(self.prompt_file, "the prompt in")
         else:
-            text = self.prompt or self.chat or ""
+            text = self.text or self.prompt or self.chat or ""
         if not text.strip():
             raise ConfigError("the prompt is empty", expected="at least one character that is not a space")
         if self.image:

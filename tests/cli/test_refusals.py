@@ -23,6 +23,7 @@ def test_usage_errors_have_status_2(model):
     assert "Here it is paceline generate MODEL --chat TEXT." in refusal("chat", code=2)
     assert "there is no prompt" in refusal("generate", model, code=2)
     assert "more than one prompt" in refusal("generate", model, "-p", "a", "-c", "b", code=2)
+    assert "more than one prompt" in refusal("generate", model, "a", "-p", "b", code=2)
     both = ("-d", "lookup", "--speculative-config", "{}")
     assert "not both" in refusal("generate", model, "-p", "a", *both, code=2)
     assert "needs a drafter" in refusal("generate", model, "-p", "a", "-k", "3", code=2)

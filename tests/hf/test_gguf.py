@@ -1,11 +1,8 @@
 """GGUF files give the model that was written into them, or an error that says what is wrong."""
 
-import json
 import logging
 import random
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +16,7 @@ from paceline.errors import ConfigError, IncompatibleModels, PacelineError
 from paceline.hf.gguf import FORMS, convert_gguf, open_gguf
 from paceline.hf.gguf_file import read_gguf
 from paceline.hf.load import load_tokenizer, open_checkpoint
+from tests.cli.helpers import answer, refusal
 from tests.gguf_files import TEMPLATE, gguf_tensors, vocabulary, write_gguf
 from tests.tiny import tiny_model
 
@@ -277,13 +275,12 @@ def test_a_converted_folder_is_loaded_by_transformers(tmp_path):
 
 def test_the_command_line(tmp_path):
     path, _ = written(tmp_path, quantized="Q8_0")
-    given = [sys.executable, "-m", "paceline", "convert", str(path), str(tmp_path / "out"), "--json"]
-    done = subprocess.run(given, capture_output=True, text=True, check=True, timeout=300)
-    said = json.loads(done.stdout)
-    assert said["folder"] == str(tmp_path / "out")
-    modes = {one.stat().st_mode & 0o777 for one in (tmp_path / "out").iterdir()}
+    out = tmp_path / "out"
+    assert answer("convert", str(path), str(out))["folder"] == str(out)
     (tmp_path / "plain").write_text("")
-    assert modes == {(tmp_path / "plain").stat().st_mode & 0o777}
-    again = subprocess.run(given, capture_output=True, text=True, check=False, timeout=300)
-    assert again.returncode == 1
-    assert "exists already" in json.loads(again.stdout)["error"]["message"]
+    modes = {one.stat().st_mode for one in out.iterdir()}
+    assert modes == {(tmp_path / "plain").stat().st_mode}
+    assert "exists already" in refusal("convert", str(path), str(out))
+    given = ("--max-tokens", "8", "--ignore-eos", "--device", "cpu")
+    ours, folder = (answer("generate", str(one), "hello", *given) for one in (path, out))
+    assert ours["token_ids"] == folder["token_ids"] == answer("generate", str(path), "-p", "hello", *given)["token_ids"]

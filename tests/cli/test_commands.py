@@ -140,7 +140,8 @@ def test_models_and_pull(tmp_path, monkeypatch):
     entry = next(row for row in answer("models")["models"] if row["name"] == "smollm2-135m")
     assert (entry["name"], entry["pulled"], entry["licence"]) == ("smollm2-135m", False, "Apache-2.0")
     narrow = paceline("models", env={"COLUMNS": "20"}).stdout.split()
-    assert {"smollm2-135m", "head:smollm2-135m-eagle3", "ouroboros:model:PATH_OR_ID[@int4]"} <= set(narrow)
+    heads = {f"head:{one['name']}" for one in answer("models")["heads"]}
+    assert {"smollm2-135m", "ouroboros:model:PATH_OR_ID[@int4]", *heads} <= set(narrow)
     folder = tmp_path / "models" / "smollm2-135m"
     folder.mkdir(parents=True)
     monkeypatch.setattr(zoo, "pull", lambda name, cache_dir, progress, force: folder)

@@ -148,7 +148,7 @@ DAMAGES = {
     "norm a text": (config(rms_norm_eps="x"), "rms_norm_eps"),
     "quantisation unknown": (
         lambda folder: [config(quantization_config={"quant_method": "odd"})(folder), retyped(DOWN, torch.int8)(folder)],
-        "unusable kind",
+        "quantised in a way that is not read",
     ),
     "quantisation a text": (config(quantization_config="odd"), ""),
     "other weights named": (config(transformers_weights="odd.safetensors"), "transformers_weights"),

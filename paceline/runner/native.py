@@ -95,14 +95,14 @@ class NativeDecoder:
             one.cos, one.sin = ctypes.addressof(cos), ctypes.addressof(sin)
         keys, values = self._places(cache)
         one.keys, one.values, one.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
-        wanted: list[Tensor | None] = []
+        made: Tensor | None = None
         if states is not None:
-            layers, hidden = range(self._described.num_layers + 1), self._described.model.hidden
-            wanted = [torch.empty(batch, nodes, hidden) if layer in states else None for layer in layers]
-            one.states = held.tensors(wanted)
+            made = torch.empty(len(states), batch, nodes, self._described.model.hidden)
+            by_layer = dict(zip(states, made, strict=True))
+            one.states = held.tensors([by_layer.get(layer) for layer in range(self._described.num_layers + 1)])
         run(self._described.model, one)
-        for layer in states or ():
-            states[layer] = cast("Tensor", wanted[layer]).to(self._dtype)  # type: ignore[index]
+        if states is not None and made is not None:
+            states.update(zip(states, made.to(self._dtype), strict=True))
 
     def _places(self, cache: SlotCache) -> tuple[Places, Places]:
         """Where keys and values of each layer lie."""

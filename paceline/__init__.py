@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 # Loaded on first use, so that `paceline --help` does not wait for torch.
 _MODULES = {
     "llm": "LLM",
+    "async_llm": "AsyncLLM",
     "core.request": "RequestOutputKind SamplingParams",
     "core.structured": "StructuredOutputsParams",
     "core.outputs": "Origin Round",
@@ -23,6 +24,7 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "Blockwise",
     "Cascade",
     "Choose",
@@ -72,6 +74,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from .async_llm import AsyncLLM
     from .cascade import Cascade
     from .core.outputs import Origin, Round
     from .core.request import RequestOutputKind, SamplingParams

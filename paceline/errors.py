@@ -28,6 +28,14 @@ class CacheFull(PacelineError):
     """A prompt or a batch that does not fit the key-value cache."""
 
 
+class QueueFull(PacelineError):
+    """A request that came while as many were waiting as may wait. It can be sent again later."""
+
+
+class EngineStopped(PacelineError):
+    """A request to an engine that was shut down, is about to be, or broke."""
+
+
 class NumericsError(PacelineError):
     """NaN or infinite logits, or a device on which bit-identical rows cannot be had."""
 

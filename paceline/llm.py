@@ -7,6 +7,7 @@ result = llm.generate("Once upon a time", SamplingParams(max_tokens=64))[0]
 import copy
 import itertools
 import secrets
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -34,7 +35,7 @@ from .other_names import INSTEAD
 from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
 from .quant import QuantReport, Weights, check_weights
-from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences, shown_ids
+from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .schema import checked_call, checked_names
 from .system.hardware import return_free_memory
@@ -141,6 +142,7 @@ class LLM:
         self.verifier = verifier or Coupled()
         if policy is None:
             policy = Fixed(0) if drafter is None else CostModel(profile=measured)
+        self._reading = threading.Lock()
         self._count, self._draw = itertools.count(), secrets.randbits if seed is None else Random(seed).getrandbits
         self._default = default_params(self.loaded.model.generation_config) if generation_config else SamplingParams()
         self.decoder = SpeculativeDecoder(self.runner, drafter or Plain(), self.verifier, policy)
@@ -201,9 +203,9 @@ class LLM:
         """
         many = as_list(prompts)
         each = params_of(_either(sampling_params, params), len(many), self._default)
-        with self.runner.lock:
-            opened = (self._request(prompt, one) for prompt, one in zip(many, each, strict=True))
-            requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
+        opened = (self.open_request(prompt, one) for prompt, one in zip(many, each, strict=True))
+        requests = list(drop_waiting_pixels(opened, self.runner.num_slots))
+        with self.runner.turn():
             self.decoder.timings = Timings()
             total = sum(len(request.seqs) for request in requests)
             with tqdm(total=total, desc="Processed prompts", disable=not use_tqdm) as bar:
@@ -255,43 +257,42 @@ class LLM:
             raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
             raise ConfigError("a stream carries no prompt_logprobs", fix="use generate")
-        with self.runner.lock:
-            request = self._request(prompt, params)
-        (seq,), (detokenizer,) = request.seqs, request.detokenizers
+        request = self.open_request(prompt, params)
+        (seq,) = request.seqs
         rounds, sent, kind = generate(self.decoder, [seq]), 0, params.output_kind
         whole = ""
         self.decoder.timings = Timings()
         try:
             while not seq.is_finished:
-                with self.runner.lock:
+                with self.runner.turn():
                     next(rounds)
-                    if detokenizer is not None and seq.stops is None:
-                        for token in shown_ids(seq)[sent:]:
-                            detokenizer.feed(token)
                     completion = None
                     if seq.is_finished:
                         completion = request.completion(0, self.loaded, self.verifier, self.numerics)
-                    text = "" if detokenizer is None else detokenizer.take()
-                    if detokenizer is not None and seq.is_finished:
-                        text += detokenizer.finish()
+                    text = request.take_text(0)
                 whole += text
                 begin, sent = (sent if kind is RequestOutputKind.DELTA else 0), seq.num_output
                 if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
                     said = text if kind is RequestOutputKind.DELTA else whole
                     yield StreamChunk(said, seq.output_ids[begin:], seq.origins[begin:], seq.finish_reason, completion)
         finally:
-            with self.runner.lock:
+            with self.runner.turn():
                 rounds.close()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a chat goes through the model's template. Raises `ConfigError` for an empty one."""
-        with self.runner.lock:
+        with self._reading:
             return read_prompt(self.loaded, prompt, self.runner.max_length)[0]
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        """A prompt as it is read, with the sequences of its answers."""
+    def open_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> Request:
+        """A prompt as it is read, with the sequences of its answers; the model may run meanwhile.
+
+        Raises what `generate` raises.
+        """
         seed = params.seed if params.seed is not None else self._draw(62)
-        return open_request(self.loaded, prompt, params, self.runner.max_length, seed, str(next(self._count)))
+        request_id = request_id or str(next(self._count))
+        with self._reading:  # tokenizers are not made for several threads
+            return open_request(self.loaded, prompt, params, self.runner.max_length, seed, request_id)
 
 
 def _check_lossless(verifier: Verifier | None, allow_lossy: bool) -> None:

@@ -1,7 +1,7 @@
 """What a generation returns."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from .core.figures import tokens_per_pass
@@ -16,7 +16,8 @@ class Completion:
 
     index: its place among the `n` answers.
     logprobs: of each token, where asked for.
-    finish_reason: "stop" or "length". stop_reason: the stop string or token id that ended the answer.
+    finish_reason: "stop", "length" or "abort" (`AsyncLLM.abort`); None before the end. stop_reason: the stop string or
+        token id that ended the answer.
     origins, sources: where each token came from, and which drafter proposed it ("" for the target's own).
     rounds: one record per pass of the target model.
     seed: reproduces a sampled answer.
@@ -81,6 +82,14 @@ class Completion:
         origins = [origin.value for origin in self.origins]
         return {**{name: getattr(self, name) for name in names}, "origins": origins, "logprobs": _listed(self.logprobs)}
 
+    def joined(self, later: "Completion") -> "Completion":
+        """A part of an answer and the one that came after it."""
+        names = ("text", "token_ids", "origins", "sources", "rounds")
+        both = {name: getattr(self, name) + getattr(later, name) for name in names}
+        if self.logprobs is not None and later.logprobs is not None:
+            both["logprobs"] = self.logprobs + later.logprobs
+        return replace(later, **both)
+
     def __repr__(self) -> str:
         text, count, reason = brief(self.text), len(self.token_ids), self.finish_reason
         return f"Completion(index={self.index}, text={text}, {count} tokens, finish_reason={reason!r})"
@@ -107,6 +116,11 @@ class RequestOutput:
     def finished(self) -> bool:
         """Whether every answer has ended."""
         return all(one.finish_reason is not None for one in self.outputs)
+
+    def joined(self, later: "RequestOutput") -> "RequestOutput":
+        """Parts of the answers and those that came after them."""
+        outputs = [one.joined(other) for one, other in zip(self.outputs, later.outputs, strict=True)]
+        return replace(later, outputs=outputs)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON."""

@@ -1,8 +1,7 @@
 """From a prompt and its parameters to sequences, and from these to what the user gets."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 
 from transformers import GenerationConfig
 
@@ -22,12 +21,13 @@ MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """One prompt and its answers in progress.
 
     text: the prompt as text; None where it was given as token ids.
     pixels_dropped: its images must be read again before prefill.
+    fed: tokens of each answer whose text `take_text` has asked for.
     """
 
     request_id: str
@@ -37,6 +37,13 @@ class Request:
     detokenizers: list[Detokenizer | None]
     prompt_logprobs: list[TokenLogprob | None] | None = None
     pixels_dropped: bool = False
+    fed: dict[int, int] = field(default_factory=dict[int, int])
+    _settled: set[int] = field(default_factory=set[int])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every answer has ended."""
+        return all(seq.is_finished for seq in self.seqs)
 
     def set_vision(self, vision: VisionPrompt) -> None:
         """Give all answers the images of the prompt."""
@@ -45,26 +52,51 @@ class Request:
 
     def output(self, loaded: LoadedModel, verifier: Verifier, numerics: str) -> RequestOutput:
         """What the user gets; every answer has ended."""
-        outputs = [self.completion(index, loaded, verifier, numerics) for index in range(len(self.seqs))]
+        return self.output_of([self.completion(index, loaded, verifier, numerics) for index in range(len(self.seqs))])
+
+    def output_of(self, outputs: list[Completion]) -> RequestOutput:
+        """The answers, or what came of them, with what is known of the request."""
         first = self.seqs[0]
         return RequestOutput(
-            self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs, outputs, first.timings
+            self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs, outputs, replace(first.timings)
         )
 
-    def completion(self, index: int, loaded: LoadedModel, verifier: Verifier, numerics: str) -> Completion:
-        """One answer, which has ended."""
+    def take_text(self, index: int) -> str:
+        """Text of an answer that became certain since the last call; the rest of it once it has ended."""
+        seq, detokenizer = self.seqs[index], self.detokenizers[index]
+        if detokenizer is None:
+            return ""
+        if seq.stops is None:
+            for token in shown_ids(seq)[self.fed.get(index, 0) :]:
+                detokenizer.feed(token)
+        elif seq.is_finished:
+            self._settle(index, detokenizer)
+        self.fed[index] = seq.num_output
+        return detokenizer.take() + (detokenizer.finish() if seq.is_finished else "")
+
+    def completion(
+        self,
+        index: int,
+        loaded: LoadedModel,
+        verifier: Verifier,
+        numerics: str,
+        text: str | None = None,
+        begin: int = 0,
+        begin_round: int = 0,
+    ) -> Completion:
+        """One answer, which has ended; or what came since token `begin` and round `begin_round`, with its text."""
         seq = self.seqs[index]
-        logprobs = None if seq.params.logprobs is None else with_texts(seq.logprobs, loaded, seq.params)
+        logprobs = None if seq.params.logprobs is None else with_texts(seq.logprobs[begin:], loaded, seq.params)
         return Completion(
             index,
-            _text(seq, self.detokenizers[index], loaded),
-            list(seq.output_ids),
+            self._text(index, loaded) if text is None else text,
+            seq.token_ids[len(seq.prompt_ids) + begin :],
             logprobs,
             seq.finish_reason,
             seq.stop_reason,
-            list(seq.origins),
-            list(seq.sources),
-            list(seq.rounds),
+            seq.origins[begin:],
+            seq.sources[begin:],
+            seq.rounds[begin_round:],
             seq.seed,
             verifier.lossless,
             verifier.exact,
@@ -72,6 +104,26 @@ class Request:
             len(seq.vision.images) if seq.vision else 0,
             seq.vision.num_tokens if seq.vision else 0,
         )
+
+    def _text(self, index: int, loaded: LoadedModel) -> str:
+        """The text of an answer that has ended."""
+        seq, detokenizer = self.seqs[index], self.detokenizers[index]
+        if detokenizer is None:
+            return ""
+        if seq.stops is None:
+            ids = shown_ids(seq)
+            return str(tokenizer_of(loaded).decode(ids, skip_special_tokens=seq.params.skip_special_tokens))
+        self._settle(index, detokenizer)
+        return detokenizer.text
+
+    def _settle(self, index: int, detokenizer: Detokenizer) -> None:
+        """Make the text of an ended answer final, where stop strings were looked for in it."""
+        seq = self.seqs[index]
+        if index not in self._settled and not isinstance(seq.stop_reason, str):
+            if seq.is_ended_by_token and seq.params.include_stop_str_in_output:
+                detokenizer.feed(seq.token_ids[-1])
+            detokenizer.decline()  # min_tokens, the context or a stop token overruled the stop string
+        self._settled.add(index)
 
 
 def open_request(
@@ -155,9 +207,24 @@ def ready_sequences(runner: ModelRunner, requests: Iterable[Request]) -> Iterato
                     fix="pass opened images, or leave the files as they are until generate returns",
                 )
             request.set_vision(vision)
-        if first.params.prompt_logprobs is not None:
-            request.prompt_logprobs = _prompt_logprobs(runner, first)
+        for _ in read_prompt_logprobs(runner, request):
+            pass
         yield from request.seqs
+
+
+def read_prompt_logprobs(runner: ModelRunner, request: Request) -> Iterator[None]:
+    """Give a request the log-probabilities of its prompt, where asked for; an item for each chunk of the prompt."""
+    seq = request.seqs[0]
+    if seq.params.prompt_logprobs is None:
+        return
+    k, vision, ids = seq.params.prompt_logprobs, seq.vision, seq.prompt_ids
+    features = runner.image_features(vision.images) if vision and vision.images else ()
+    found, tokens = list[TokenLogprob | None]([None]), iter(ids[1:])
+    for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk):
+        entries = [token_logprob(row, token, k) for row, token in zip(logits, tokens, strict=False)]
+        found += with_texts(entries, runner.loaded, seq.params)
+        yield
+    request.prompt_logprobs = found
 
 
 def shown_ids(seq: Sequence) -> list[int]:
@@ -178,35 +245,12 @@ def with_texts(logprobs: Iterable[TokenLogprob], loaded: LoadedModel, params: Sa
     return found
 
 
-def _text(seq: Sequence, detokenizer: Detokenizer | None, loaded: LoadedModel) -> str:
-    """The text of an answer that has ended."""
-    if detokenizer is None:
-        return ""
-    if seq.stops is None:
-        ids = shown_ids(seq)
-        return str(tokenizer_of(loaded).decode(ids, skip_special_tokens=seq.params.skip_special_tokens))
-    if not isinstance(seq.stop_reason, str):
-        if seq.is_ended_by_token and seq.params.include_stop_str_in_output:
-            detokenizer.feed(seq.token_ids[-1])
-        detokenizer.decline()  # min_tokens, the context or a stop token overruled the stop string
-    return detokenizer.text
-
-
 def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | None:
     """The prompt as text, a chat as its template writes it; None for one of token ids."""
     if isinstance(prompt, str):
         return prompt
     written = isinstance(prompt, TemplatedChat) or is_chat(prompt)
     return str(tokenizer_of(loaded).decode(ids)) if written else None
-
-
-def _prompt_logprobs(runner: ModelRunner, seq: Sequence) -> list[TokenLogprob | None]:
-    """Log-probabilities of each token of a prompt given those before it; None for the first."""
-    k, vision, ids = seq.params.prompt_logprobs or 0, seq.vision, seq.prompt_ids
-    features = runner.image_features(vision.images) if vision and vision.images else ()
-    rows = (row for logits in text_logits(runner.loaded, ids, vision, features, runner.chunk) for row in logits)
-    entries = (token_logprob(row, token, k) for row, (_, token) in zip(rows, pairwise(ids), strict=False))
-    return [None, *with_texts(entries, runner.loaded, seq.params)]
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:

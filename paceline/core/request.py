@@ -200,8 +200,9 @@ class Sequence:
     sources: list[str] = field(default_factory=list[str])  # the drafter of each token, "" for the target's own
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     rounds: list[Round] = field(default_factory=list[Round])
-    finish_reason: str | None = None  # "stop" or "length"
+    finish_reason: str | None = None  # "stop" or "length"; "abort" where its request was aborted
     stop_reason: str | int | None = None  # the stop string or token id that ended it; None for end of text
+    error: Exception | None = None  # why it cannot go on; others of its batch can
     timings: Timings = field(default_factory=Timings)  # of the request; its answers share them
 
     def __post_init__(self) -> None:

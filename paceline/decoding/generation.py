@@ -35,6 +35,8 @@ def _rounds(decoder: SpeculativeDecoder, seqs: Iterable[Sequence], is_used: Call
             if not running:
                 return
             decoder.step(running)
+            if (error := next((seq.error for seq in running if seq.error is not None), None)) is not None:
+                raise error
             took_part = running
             running = [seq for seq in running if not seq.is_finished]
             for seq in took_part:

@@ -4,7 +4,7 @@ Every method of the field is a drafter in this loop; plain decoding is the draft
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -40,33 +40,60 @@ class SpeculativeDecoder:
         The last chunk is left to the first `step`, where one pass can take both, see `first_pass`.
         is_used: see `SlotCache.allocate`.
         """
-        begin = time.perf_counter()
-        self.runner.states.kept = self.drafter.info.reads_states
+        for _ in self.reading(seq, is_used):
+            pass
+
+    def reading(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
+        """`admit` in parts: the slot at once, then a chunk of the prompt for each item that is taken.
+
+        Rounds of other sequences may come between the chunks.
+        """
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
-        self._forget(seq.slot)  # an interrupted release may not have done this
-        seeing = self.runner.read(seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill)
-        seq.is_unread = self.runner.cache.lengths[seq.slot] < len(seq.token_ids) - 1
-        seconds = time.perf_counter() - begin - seeing
-        for timings in (self.timings, seq.timings):
-            timings.vision += seeing
-            timings.prefill += seconds
+        self.forget(seq.slot)  # an interrupted release may not have done this
+        return self._read(seq, self.runner.reading(seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill))
+
+    def _read(self, seq: Sequence, chunks: Generator[None, None, float]) -> Iterator[None]:
+        is_read, seeing = False, 0.0
+        while not is_read:
+            self.runner.states.kept = self.drafter.info.reads_states  # others may have run since
+            begin = time.perf_counter()
+            try:
+                next(chunks)
+            except StopIteration as end:
+                is_read, seeing = True, end.value
+            seconds = time.perf_counter() - begin - seeing
+            for timings in (self.timings, seq.timings):
+                timings.vision += seeing
+                timings.prefill += seconds
+            if not is_read:
+                yield
+        seq.is_unread = self.runner.cache.lengths[seq.slot] < seq.num_cached
 
     def release(self, seq: Sequence) -> None:
         """Give the slot back, whatever the drafter does about it; harmless when there is none."""
         if seq.slot >= 0:
             slot, seq.slot = seq.slot, -1
             self.runner.cache.release(slot)
-            self._forget(slot)
+            self.forget(slot)
 
-    def _forget(self, slot: int) -> None:
+    def forget(self, slot: int) -> None:
+        """Have the drafter and the policy begin anew with this slot, as they can at any time."""
         try:
             self.drafter.release([slot])
         finally:
             self.policy.release([slot])
 
+    def can_go_on(self, seq: Sequence) -> bool:
+        """Whether a round that raised left the sequence between two rounds: its text and its cache agree."""
+        cached = self.runner.cache.lengths[seq.slot]
+        return seq.error is None and (cached == seq.num_cached or (seq.is_unread and cached < seq.num_cached))
+
     @torch.inference_mode()
     def step(self, seqs: Seq[Sequence]) -> None:
-        """One round for sequences that are admitted and not finished; each gains at least one token."""
+        """One round for sequences that are admitted and not finished; each gains at least one token.
+
+        What only one of them is to blame for, such as a processor that raises, becomes its `Sequence.error`.
+        """
         self.runner.states.kept = self.drafter.info.reads_states  # decoders of several kinds may share the runner
         begin = time.perf_counter()
         budgets = [self._cut(seq, wish) for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)]
@@ -121,28 +148,43 @@ class SpeculativeDecoder:
     ) -> list[int]:
         """Append to each sequence its accepted tokens and the target's own, up to its end; returns how many.
 
-        Raises the error of the node behind the accepted tokens, if the answer has not ended by then.
+        A sequence that has not ended before a node without a distribution gets the error of that node.
         """
-        token_ids, _, probes = draft.tree.lists
         counts = []
-        for row, (seq, (path, token, is_bonus)) in enumerate(zip(seqs, walks, strict=True)):
+        for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True)):
             seq.is_unread = False
-            last = Origin.BONUS if is_bonus else Origin.RECOVERED
-            last = Origin.PLAIN if all(probes[row][1:]) else last
-            emitted = [(token_ids[row][node], Origin.DRAFTED) for node in path]
-            if token >= 0:
-                emitted.append((token, last))
-            nodes, count, position = [0, *path], 0, len(seq.token_ids) + len(path)
-            for parent, (token, origin) in zip(nodes, emitted, strict=False):
-                k = seq.params.logprobs
-                logprob = None if k is None else token_logprob(logits[row, parent], token, k)
-                count += 1
-                if seq.append(token, origin, draft.source_of(row) if origin is Origin.DRAFTED else "", logprob):
-                    break
-            if len(emitted) < len(nodes) and not seq.is_finished:
-                raise distribution.error(row, nodes[-1], position)
-            counts.append(count)
+            before = seq.num_output
+            try:
+                self._append_to(seq, row, draft, logits, distribution, walk)
+            except Exception as error:  # of its own: a stop string, a grammar, a processor
+                seq.error = error
+            counts.append(seq.num_output - before)
         return counts
+
+    def _append_to(
+        self,
+        seq: Sequence,
+        row: int,
+        draft: Draft,
+        logits: torch.Tensor,
+        distribution: TargetDistribution,
+        walk: Walk,
+    ) -> None:
+        path, token, is_bonus = walk
+        token_ids, _, probes = draft.tree.lists
+        last = Origin.BONUS if is_bonus else Origin.RECOVERED
+        last = Origin.PLAIN if all(probes[row][1:]) else last
+        emitted = [(token_ids[row][node], Origin.DRAFTED) for node in path]
+        if token >= 0:
+            emitted.append((token, last))
+        nodes, position = [0, *path], len(seq.token_ids) + len(path)
+        for parent, (token, origin) in zip(nodes, emitted, strict=False):
+            k = seq.params.logprobs
+            logprob = None if k is None else token_logprob(logits[row, parent], token, k)
+            if seq.append(token, origin, draft.source_of(row) if origin is Origin.DRAFTED else "", logprob):
+                return
+        if len(emitted) < len(nodes):
+            raise distribution.error(row, nodes[-1], position)
 
 
 def records_of(

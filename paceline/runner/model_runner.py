@@ -3,9 +3,10 @@
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from .static_pass import StaticPasses
 from .torch_decoder import FusedDecoder
 
 PREFILL_CHUNK = 512
+_T = TypeVar("_T")
 
 
 class ModelRunner:
@@ -55,7 +57,8 @@ class ModelRunner:
         self.loaded = loaded
         self.max_length = share.max_length if share else min(loaded.context, max_length or loaded.context)
         self.cache = share.cache if share else SlotCache(max_num_seqs, self.max_length, loaded.num_layers)
-        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model
+        self.lock = share.lock if share else threading.RLock()  # one thread at a time runs the model, see `turn`
+        self._asking: list[object] = share._asking if share else []
         self.states = StateStore(self.cache.num_slots)
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
         self.invariant, self.row_multiple = loaded.is_native or row_multiple is not None, row_multiple or 1
@@ -169,7 +172,20 @@ class ModelRunner:
         half = self.loaded.vision
         self.cache.offsets[slot] = vision.position_delta if vision else half.family.text_offset if half else 0
 
-    @torch.inference_mode()
+    @contextmanager
+    def turn(self):
+        """The lock, for one of several threads that run the model by turns: who leaves it lets the others go first."""
+        ticket = object()
+        try:
+            self._asking.append(ticket)
+            with self.lock:
+                yield
+        finally:
+            with suppress(ValueError):
+                self._asking.remove(ticket)
+            if self._asking:
+                time.sleep(0.0005)
+
     def read(
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
     ) -> float:
@@ -178,11 +194,19 @@ class ModelRunner:
         Returns the seconds in the vision tower.
         defer_last_chunk: see `prefill`; it is about the text after the images.
         """
+        return _returned(self.reading(slot, token_ids, vision, defer_last_chunk))
+
+    @torch.inference_mode()
+    def reading(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
+    ) -> Generator[None, None, float]:
+        """`read` in parts, between which passes over other slots may come."""
         begin, seconds = 0, 0.0
         if vision is not None:
             begin = min(vision.edge, len(token_ids) - 1)
-            seconds = self._read_images(slot, token_ids, vision, begin)
-        self.prefill(slot, token_ids[begin:-1], defer_last_chunk)
+            seconds = yield from self._read_images(slot, token_ids, vision, begin)
+            yield
+        yield from self._prefilling(slot, token_ids[begin:-1], defer_last_chunk)
         return seconds
 
     def _vision(self) -> Vision:
@@ -192,7 +216,9 @@ class ModelRunner:
             )
         return self.loaded.vision
 
-    def _read_images(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, kept: int) -> float:
+    def _read_images(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, kept: int
+    ) -> Generator[None, None, float]:
         """Cache the first `kept` columns of an empty slot; returns the seconds in the tower.
 
         A block may hold the last token: it is computed with its block, and once more as the root of the first pass.
@@ -210,6 +236,7 @@ class ModelRunner:
         features, seconds = self.images.look(self._vision(), vision.images)
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
         for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
+            yield
             ids = token_ids[begin:end]
             self.read_chunk(slot, ids, prompt_rows(embeddings, ids, begin, vision, features))
         self.cache.truncate(slot, kept)
@@ -218,15 +245,19 @@ class ModelRunner:
             self.images.prefixes.put(key, Prefix(self.cache.copy_of(slot, kept), states))
         return seconds
 
-    @torch.inference_mode()
     def prefill(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> None:
         """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix.
 
         defer_last_chunk: the last chunk is not read, so that it may share the pass of the first draft.
         """
+        _returned(self._prefilling(slot, token_ids, defer_last_chunk))
+
+    def _prefilling(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool) -> Generator[None, None, None]:
         for begin in range(0, len(token_ids), self.chunk):
             if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
+            if begin:
+                yield
             self.read_chunk(slot, token_ids[begin : begin + self.chunk])
 
     @torch.inference_mode()
@@ -340,3 +371,12 @@ class ModelRunner:
     def room(self, slot: int) -> int:
         """Tokens that still fit behind the root of this slot."""
         return self.max_length - self.cache.lengths[slot] - 1
+
+
+def _returned(parts: Generator[None, None, _T]) -> _T:
+    """Do all parts at once."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return end.value

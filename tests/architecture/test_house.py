@@ -35,6 +35,8 @@ RANK = {
     "requests": 8,
     "custom_generate": 10,
     "llm": 9,
+    "engine": 9.5,
+    "async_llm": 10,
     "eval": 10,
     "train": 11,
     "cascade": 11,

@@ -90,7 +90,7 @@ def opened(drafter, name="llava"):
 def slow(name: str, which: int, temperature: float) -> list[int]:
     llm = LLM(target(name), numerics="fast")
     params = SamplingParams(temperature=temperature, max_tokens=9, ignore_eos=True, seed=5)
-    (seq,) = llm._request(CHATS[which], params).seqs
+    (seq,) = llm.open_request(CHATS[which], params).seqs
     return autoregressive(target(name), seq).output_ids
 
 
@@ -173,7 +173,7 @@ def test_mutants_are_out_of_step(mutant, kind):
 def test_a_blind_draft_reads_the_text_between():
     drafter = DraftModel(blind())
     llm = opened(drafter)
-    (seq,) = llm._request(CHATS[1], SamplingParams()).seqs
+    (seq,) = llm.open_request(CHATS[1], SamplingParams()).seqs
     reading = drafter._seeing.read(seq, drafter.runner)
     assert reading.prompt == [t for t in seq.prompt_ids if t not in llm.runner.banned_token_ids]
     assert 0 < len(reading.prompt) < len(seq.prompt_ids)
@@ -233,7 +233,7 @@ def test_refusals(make_drafter, error, words):
 def test_a_draft_without_the_picture_is_told():
     drafter = DraftModel(target(seed=1))
     llm = opened(drafter)
-    (seq,) = llm._request(CHATS[0], SamplingParams()).seqs
+    (seq,) = llm.open_request(CHATS[0], SamplingParams()).seqs
     bare = replace(seq.vision, images=tuple(replace(image, source=None) for image in seq.vision.images))
     with pytest.raises(ConfigError, match="needs the images"):
         drafter._seeing.read(replace(seq, vision=bare), drafter.runner)

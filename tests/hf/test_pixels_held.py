@@ -123,7 +123,7 @@ def test_picture_that_changes_while_it_waits_is_refused(monkeypatch, tmp_path):
 
 def test_without_pixels_is_all_but_the_pixels():
     llm = engine()
-    (seq, *_) = llm._request(CHATS[0], GREEDY).seqs
+    (seq, *_) = llm.open_request(CHATS[0], GREEDY).seqs
     bare = seq.vision.without_pixels()
     assert (bare.keys, bare.num_tokens, bare.edge) == (seq.vision.keys, seq.vision.num_tokens, seq.vision.edge)
     assert all(isinstance(one, PromptImage) and not one.inputs and one.source is None for one in bare.images)

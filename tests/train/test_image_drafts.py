@@ -73,7 +73,7 @@ def target_probs(llm: LLM, files) -> torch.Tensor:
     """After each part of each answer, the text read anew by the engine."""
     probs = []
     for chat, answer in zip(chats(files), ANSWERS, strict=True):
-        (seq,) = llm._request(chat, SAMPLED).seqs
+        (seq,) = llm.open_request(chat, SAMPLED).seqs
         for count in range(len(answer)):
             ids = seq.prompt_ids + answer[:count]
             llm.runner.images.forget()
@@ -89,7 +89,7 @@ def draft_probs(llm: LLM, files) -> torch.Tensor:
     probs = []
     for chat, answer in zip(chats(files), ANSWERS, strict=True):
         for count in range(len(answer)):
-            (seq,) = llm._request(chat, SAMPLED).seqs
+            (seq,) = llm.open_request(chat, SAMPLED).seqs
             seq.token_ids += answer[:count]
             llm.runner.images.forget()
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
@@ -235,7 +235,7 @@ def test_drawn_rounds_stand_at_the_drafts_own_columns(monkeypatch, sight, files)
     for row, (chat, answer) in enumerate(zip(chats(files), ANSWERS, strict=True)):
         drawn, begin = found["drawn"], int(found["read"].begins[row])
         for root in sorted({int(s) for s in drawn.start[row] if s >= 0}):
-            (seq,) = llm._request(chat, SamplingParams(max_tokens=64)).seqs
+            (seq,) = llm.open_request(chat, SamplingParams(max_tokens=64)).seqs
             seq.token_ids += answer[: root - begin + 1]
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
             llm.runner.read(seq.slot, seq.token_ids, seq.vision)

@@ -85,7 +85,7 @@ def drafters(llm: LLM, name: str) -> dict[str, Drafter]:
 
 def changed(monkeypatch: pytest.MonkeyPatch, llm: LLM, change) -> None:
     """Put `change(sequence)` between the prompt and the engine: the place for mutants."""
-    whole = llm._request
+    whole = llm.open_request
 
     def request(prompt, params):
         made = whole(prompt, params)
@@ -93,7 +93,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, llm: LLM, change) -> None:
             change(seq)
         return made
 
-    monkeypatch.setattr(llm, "_request", request)
+    monkeypatch.setattr(llm, "open_request", request)
 
 
 def forget(llm: LLM) -> None:

@@ -89,7 +89,7 @@ def test_hit_has_the_bits_of_a_miss(name, chunk):
     llm = engine(name)
     llm.runner.chunk = chunk
     llm.runner.states.watch([0, 1, 2])
-    (seq,) = llm._request([user("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")], GREEDY).seqs
+    (seq,) = llm.open_request([user("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")], GREEDY).seqs
     runs = []
     for hits in (0, 1):
         slot = llm.runner.admit(seq.token_ids, seq.vision)
@@ -106,7 +106,7 @@ def test_hit_has_the_bits_of_a_miss(name, chunk):
 def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
     """PaliGemma's prompt is one block: its last token is the root first, and part of the prefix of what follows it."""
     llm = engine("paligemma")
-    (seq,) = llm._request([user(picture(1), "what is it")], GREEDY).seqs
+    (seq,) = llm.open_request([user(picture(1), "what is it")], GREEDY).seqs
     assert seq.vision.edge == len(seq.token_ids)
     lengths = []
     for token_ids in (seq.token_ids, [*seq.token_ids, 5, 6], [*seq.token_ids, 5, 6]):
@@ -120,7 +120,7 @@ def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
 
 def test_prefix_without_the_states_asked_for_is_read_again():
     llm = engine()
-    (seq,) = llm._request([user("a", picture(1), "b")], GREEDY).seqs
+    (seq,) = llm.open_request([user("a", picture(1), "b")], GREEDY).seqs
     for watched in (False, True):
         if watched:
             llm.runner.states.watch([1])

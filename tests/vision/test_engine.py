@@ -61,7 +61,7 @@ def test_drafts_change_nothing(drafter, temperature):
     drafted = llm(None, drafter).generate(chats, params)
     assert [ids_of(a) for a in plain] == [ids_of(b) for b in drafted]
     for chat, answer in zip(chats, plain, strict=True):
-        (seq,) = llm()._request(chat, params).seqs
+        (seq,) = llm().open_request(chat, params).seqs
         assert autoregressive(llm().loaded, seq).output_ids == ids_of(answer)
 
 

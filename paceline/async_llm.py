@@ -1,0 +1,145 @@
+"""An `LLM` for asyncio: requests join and leave a running batch, and each is answered as it would be alone.
+
+engine = AsyncLLM(LLM("smollm2-135m", drafter="lookup"))
+async for output in engine.generate("Once upon a time", SamplingParams(max_tokens=64)):
+    print(output.text, end="")
+"""
+
+import asyncio
+import itertools
+import threading
+import weakref
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+
+from .core.request import RequestOutputKind, SamplingParams, params_of
+from .engine.scheduler import EngineStats
+from .engine.thread import EngineThread, Ticket
+from .errors import ConfigError, EngineStopped, QueueFull
+from .hf.image_prompts import pixel_bytes
+from .hf.prompts import Prompt
+from .llm import LLM
+from .outputs import RequestOutput
+from .requests import MAX_WAITING_PIXEL_BYTES
+
+
+class AsyncLLM:
+    """Answers many requests at once on one `LLM`; the methods are vLLM's.
+
+    A thread runs the model. Requests get its `max_num_seqs` slots in the order in which they come, one for each of
+    their `n` answers by turns, and join and leave between rounds. Long prompts are read in chunks, with rounds of the
+    others in between. The LLM's own methods may be called meanwhile: they and the engine take turns.
+
+    max_waiting: requests that may wait for a slot.
+
+    An answer has the tokens that `LLM.generate` gives with the same seed, whoever shares its rounds.
+    """
+
+    def __init__(self, llm: LLM, *, max_waiting: int = 256):
+        if max_waiting < 0:
+            raise ConfigError("max_waiting is negative", got=max_waiting, expected="at least 0")
+        self.llm, self.max_waiting = llm, max_waiting
+        self._thread = EngineThread(llm)
+        self._stop = weakref.finalize(self, self._thread.stop)  # also when the interpreter ends
+        self._reader = ThreadPoolExecutor(1, "paceline-reader")
+        self._lock, self._count, self._is_draining = threading.Lock(), itertools.count(), False
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput]:
+        """Answer one prompt, as `LLM.generate` takes it; yields what `sampling_params.output_kind` says.
+
+        Every output has all `n` answers, in order. With DELTA, the default, each has what came since the last output,
+        nothing where that is nothing; rounds that the reader misses are joined. CUMULATIVE: each has the answer so far.
+        FINAL_ONLY: one output, once all have ended.
+
+        Closing the iterator, or cancelling the task that reads it, aborts the request.
+
+        Raises `ConfigError` and `CacheFull` for what cannot be answered and `QueueFull` where `max_waiting` requests
+        wait, all before the prompt waits; `EngineStopped` after `shutdown`; and what failed while it was answered.
+        """
+        (params,) = params_of(sampling_params, 1, self.llm.get_default_sampling_params())
+        ticket = self._enter(str(next(self._count)) if request_id is None else request_id, params)
+        try:
+            reading = (self.llm.open_request, prompt, params, ticket.request_id)
+            ticket.request = await ticket.loop.run_in_executor(self._reader, *reading)
+            self._check_pixels(ticket)
+            self._thread.submit(ticket)
+            whole = None
+            while whole is None or not whole.finished:
+                output = await ticket.take()
+                whole = (
+                    output if whole is None or params.output_kind is RequestOutputKind.DELTA else whole.joined(output)
+                )
+                yield whole
+        finally:
+            self._thread.abort(ticket, is_read=False)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; returns when its slots are free, within a round. Its iterator gets what was there by then.
+
+        Answers that had not ended have the finish reason "abort". A request that is not known is passed over.
+        """
+        ticket = self._thread.tickets.get(request_id)
+        if ticket is not None:
+            self._thread.abort(ticket)
+            await asyncio.shield(asyncio.wrap_future(ticket.ended))
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Take no more requests, and return when those in progress have ended, which are aborted after `timeout` s."""
+        self._is_draining = True
+        tickets = list(self._thread.tickets.values())
+        if not tickets:
+            return
+        ended = [asyncio.wrap_future(ticket.ended) for ticket in tickets]
+        await asyncio.wait(ended, timeout=timeout)
+        for ticket in tickets:
+            self._thread.abort(ticket)
+        await asyncio.wait(ended)
+
+    def shutdown(self) -> None:
+        """End the thread after its round; requests in progress raise `EngineStopped`. The `LLM` can still be used."""
+        self._is_draining = True
+        self._reader.shutdown(wait=False)
+        self._stop()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests can be answered."""
+        return self._thread.is_alive
+
+    @property
+    def num_running(self) -> int:
+        """Requests of which an answer has had a slot."""
+        return sum(ticket.is_running for ticket in list(self._thread.tickets.values()))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose prompt is being tokenised, or that wait for their first slot."""
+        return sum(not ticket.is_running for ticket in list(self._thread.tickets.values()))
+
+    def stats(self) -> EngineStats:
+        """What has been done so far."""
+        return self._thread.stats()
+
+    def _enter(self, request_id: str, params: SamplingParams) -> Ticket:
+        """A place among those that wait."""
+        with self._lock:
+            if self._is_draining or not self.is_alive:
+                raise EngineStopped("the engine takes no requests", got=self._thread.error or "drain or shutdown")
+            if request_id in self._thread.tickets:
+                raise ConfigError("a request with this id is being answered", got=request_id, fix="take another id")
+            if self.num_waiting >= self.max_waiting + self.llm.runner.cache.num_free:
+                raise QueueFull("the queue is full", got=f"{self.num_waiting} requests are waiting", fix="come again")
+            ticket = Ticket(request_id, params, asyncio.get_running_loop())
+            self._thread.tickets[request_id] = ticket
+        return ticket
+
+    def _check_pixels(self, ticket: Ticket) -> None:
+        """Raise `QueueFull` where those that wait would hold too many pixels."""
+        waiting = [one for one in list(self._thread.tickets.values()) if not one.is_running and one.request is not None]
+        visions = {one: one.request.seqs[0].vision for one in waiting if one.request is not None}
+        held = sum(pixel_bytes(vision) for vision in visions.values() if vision is not None)
+        if held > MAX_WAITING_PIXEL_BYTES and len(waiting) > 1 and visions.get(ticket) is not None:
+            what = f"images of {held:,} bytes"
+            raise QueueFull("the queue is full", got=what, expected=f"<= {MAX_WAITING_PIXEL_BYTES:,}", fix="come again")

@@ -1,0 +1,226 @@
+"""Requests that join and leave between rounds: who waits, whose prompt is read, who runs.
+
+    waiting  -- a slot is free -->  reading  -- chunk by chunk -->  running  -- round by round -->  ended
+
+A turn reads at most one chunk of prompts, or several that are as short together, and then runs one round. So a long
+prompt delays the others by one chunk a round, and a short prompt waits for no long one: prompts take turns as well.
+Waiting requests get slots in the order in which they came, one for each of their answers by turns.
+
+What raises ends the requests that are to blame, and no others: a round that raises is run again, one sequence at a
+time.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from ..core.request import Sequence
+from ..decoding import SpeculativeDecoder
+from ..decoding.first_pass import unread
+from ..requests import Request, read_prompt_logprobs
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has done so far, and its free slots now.
+
+    finished, aborted, failed: requests, by how they ended.
+    prompt_tokens: of the prompts that were read; once for each answer. generated_tokens: of the answers.
+    drafts, draft_tokens, accepted_tokens: rounds with a draft, the tokens in them, and how many were accepted.
+    accepted_by_position: how often the first, the second and so on token of a draft was accepted.
+    rounds: of all requests together, whatever their number in each. retried: rounds that raised with several requests.
+    seconds: spent on reading and rounds.
+    """
+
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+    rounds: int = 0
+    retried: int = 0
+    free_slots: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class Answer:
+    """One answer that has a slot. chunks: reads what is left of its prompt."""
+
+    request: Request
+    index: int
+    chunks: Iterator[None]
+
+    @property
+    def seq(self) -> Sequence:
+        """Its sequence."""
+        return self.request.seqs[self.index]
+
+
+@dataclass
+class Turn:
+    """What came of a turn: answers with new tokens, and requests that cannot go on, whose slots are free."""
+
+    grown: list[Answer] = field(default_factory=list[Answer])
+    failed: dict[Request, Exception] = field(default_factory=dict[Request, Exception])
+
+
+class Scheduler:
+    """Runs requests on a decoder, turn by turn. One thread may call it, with the runner's lock.
+
+    is_used: see `SlotCache.allocate`.
+    """
+
+    def __init__(self, decoder: SpeculativeDecoder, is_used: Callable[[], bool] | None = None):
+        self.decoder, self.stats = decoder, EngineStats()
+        self._is_used = is_used
+        self._waiting = deque[tuple[Request, int]]()  # with the first answer that has no slot yet
+        self._reading, self._running = deque[Answer](), list[Answer]()
+        self._turn = Turn()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do, or no slot to do it in: others have them all."""
+        return not (self._reading or self._running or (self._waiting and self.decoder.runner.cache.num_free))
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether an answer waits for a slot."""
+        return bool(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for slots."""
+        self._waiting.append((request, 0))
+
+    def remove(self, request: Request) -> None:
+        """Forget a request and give its slots back; harmless where it is not known."""
+        self._waiting = deque(one for one in self._waiting if one[0] is not request)
+        self._reading = deque(one for one in self._reading if one.request is not request)
+        self._running = [one for one in self._running if one.request is not request]
+        for seq in request.seqs:
+            try:
+                self.decoder.release(seq)
+            except Exception:  # the slot is free all the same, and its next user has the drafter forget it again
+                _log.exception("the drafter or the policy failed to forget a slot")
+
+    def turn(self) -> Turn:
+        """Read a chunk of prompts, then run a round of all that have been read."""
+        self._turn = Turn()
+        self._read()
+        if self._running:
+            self._round()
+        return self._turn
+
+    def _read(self) -> None:
+        cache, budget = self.decoder.runner.cache, self.decoder.runner.chunk
+        while budget > 0:
+            self._admit()
+            if not self._reading:
+                return
+            answer = self._reading.popleft()
+            seq = answer.seq
+            before = cache.lengths[seq.slot]
+            try:
+                is_read = next(answer.chunks, self) is self
+            except Exception as error:
+                self._fail(answer.request, error)
+                continue
+            count = cache.lengths[seq.slot] - before
+            if is_read:
+                self._start(answer)
+                budget -= count + len(unread(self.decoder.runner, seq))  # the round reads the rest
+            else:
+                self._reading.append(answer)
+                budget -= count or budget  # no tokens: images
+
+    def _admit(self) -> None:
+        """Give free slots to those that wait; the next answer of a request waits until this one's prompt is read."""
+        while self._waiting and self.decoder.runner.cache.num_free:
+            request, index = self._waiting.popleft()
+            seq = request.seqs[index]
+            try:
+                chunks = self.decoder.reading(seq, self._is_used)
+            except Exception as error:
+                self._fail(request, error)
+                continue
+            if index == 0:
+                chunks = chain(read_prompt_logprobs(self.decoder.runner, request), chunks)
+            self._reading.append(Answer(request, index, chunks))
+
+    def _start(self, answer: Answer) -> None:
+        self._running.append(answer)
+        tokens = self.stats.prompt_tokens + len(answer.seq.prompt_ids)
+        self.stats = replace(self.stats, prompt_tokens=tokens)
+        if answer.index + 1 < len(answer.request.seqs):
+            self._waiting.append((answer.request, answer.index + 1))
+
+    def _round(self) -> None:
+        answers = list(self._running)
+        seen = [len(answer.seq.rounds) for answer in answers]
+        try:
+            self.decoder.step([answer.seq for answer in answers])
+        except Exception as error:
+            if len(answers) > 1:
+                _log.warning("a round of %d answers raised; they run alone", len(answers), exc_info=True)
+                self.stats = replace(self.stats, retried=self.stats.retried + 1)
+            for answer in answers:
+                self._step_alone(answer, error, is_tried=len(answers) == 1)
+        self.stats = replace(self.stats, rounds=self.stats.rounds + 1)
+        for answer, begin in zip(answers, seen, strict=True):
+            seq = answer.seq
+            self._count(seq, begin)
+            if seq.error is not None:
+                self._fail(answer.request, seq.error)
+            elif answer.request not in self._turn.failed:
+                self._turn.grown.append(answer)
+                if seq.is_finished:
+                    self._running.remove(answer)
+                    self._release(answer)
+
+    def _step_alone(self, answer: Answer, error: Exception, is_tried: bool) -> None:
+        """One answer of a round that raised. Processors of the user's own are called once for a token, never again."""
+        seq = answer.seq
+        if is_tried or seq.params.logits_processors or not self.decoder.can_go_on(seq):
+            seq.error = seq.error or error
+        elif not seq.is_finished:
+            try:
+                self.decoder.forget(seq.slot)  # the drafter may have been interrupted anywhere
+                self.decoder.step([seq])
+            except Exception as own:
+                seq.error = own
+
+    def _release(self, answer: Answer) -> None:
+        try:
+            self.decoder.release(answer.seq)
+        except Exception as error:
+            self._fail(answer.request, error)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self.remove(request)
+        self._turn.failed.setdefault(request, error)
+
+    def _count(self, seq: Sequence, begin: int) -> None:
+        """Add rounds of a sequence to the statistics."""
+        stats = self.stats
+        for one in seq.rounds[begin:]:
+            places = list(stats.accepted_by_position)
+            places += [0] * (one.num_drafted - len(places))
+            for place in range(one.num_accepted):
+                places[place] += 1
+            stats = replace(
+                stats,
+                generated_tokens=stats.generated_tokens + one.num_emitted,
+                drafts=stats.drafts + (one.num_nodes > 0),
+                draft_tokens=stats.draft_tokens + one.num_nodes,
+                accepted_tokens=stats.accepted_tokens + one.num_accepted,
+                accepted_by_position=tuple(places),
+            )
+        self.stats = stats

@@ -1,0 +1,261 @@
+"""The thread that runs the turns of a scheduler, and what it exchanges with asyncio.
+
+asyncio     submit, abort ->  inbox  -> thread: turn, turn, turn ...
+            Ticket.take   <-  put    <- outputs and errors, once a turn for each loop
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+from ..core.request import RequestOutputKind, SamplingParams
+from ..errors import EngineStopped
+from ..llm import LLM
+from ..outputs import Completion, RequestOutput
+from ..requests import Request
+from .scheduler import EngineStats, Scheduler, Turn
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.01  # how long others that have all slots are waited for, before slots are looked for again
+_JOIN_S = 10.0  # how long the end of a round is waited for when the thread is stopped
+
+
+class Ticket:
+    """A request between asyncio, whose loop is `loop`, and the thread.
+
+    request: None until the prompt is tokenised.
+    ended: done once the engine has nothing more to do with it and its slots are free.
+    """
+
+    def __init__(self, request_id: str, params: SamplingParams, loop: asyncio.AbstractEventLoop):
+        self.request_id, self.kind, self.loop = request_id, params.output_kind, loop
+        self.request: Request | None = None
+        self.ended = Future[None]()
+        self.is_submitted = self.is_aborted = False
+        self._ready = asyncio.Event()
+        self._output: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._sent = list[tuple[int, int]]()  # tokens and rounds of each answer
+        self._idle = list[Completion]()  # of each answer, what an output has where nothing came
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its first answer has a slot, or had one."""
+        first = None if self.request is None else self.request.seqs[0]
+        return first is not None and (first.slot >= 0 or first.num_output > 0)
+
+    async def take(self) -> RequestOutput:
+        """What came since the last call, as soon as there is any. Raises what ended the request."""
+        while self._output is None:
+            if self._error is not None:
+                raise self._error
+            self._ready.clear()
+            await self._ready.wait()
+        output, self._output = self._output, None
+        return output
+
+    def put(self, given: RequestOutput | Exception) -> None:
+        """Called by the loop: a further output, or the error that ended the request."""
+        if isinstance(given, Exception):
+            self._error = given
+        else:
+            self._output = given if self._output is None else self._output.joined(given)
+        self._ready.set()
+
+    def output(self, llm: LLM, indices: Iterable[int]) -> RequestOutput | None:
+        """Called by the thread: what came of these answers since the last call; None where nothing is asked for yet."""
+        request = self.request
+        assert request is not None
+        facts = llm.loaded, llm.verifier, llm.numerics
+        if self.kind is RequestOutputKind.FINAL_ONLY:
+            return request.output(*facts) if request.is_finished else None
+        if not self._sent:
+            self._sent = [(0, 0)] * len(request.seqs)
+            self._idle = [request.completion(index, *facts, "", seq.num_output, len(seq.rounds))
+                          for index, seq in enumerate(request.seqs)]  # fmt: skip
+        outputs = list(self._idle)
+        for index in indices:
+            seq = request.seqs[index]
+            outputs[index] = request.completion(index, *facts, request.take_text(index), *self._sent[index])
+            self._sent[index] = seq.num_output, len(seq.rounds)
+            if seq.is_finished:
+                self._idle[index] = request.completion(index, *facts, "", *self._sent[index])
+        return request.output_of(outputs)
+
+
+_Post: TypeAlias = tuple[Ticket, RequestOutput | Exception]
+
+
+class EngineThread:
+    """Runs requests on the decoder of an `LLM` until `stop`.
+
+    tickets: of all requests that have not ended, by id.
+    error: why nothing more is taken; None while the thread runs.
+    """
+
+    def __init__(self, llm: LLM):
+        self.llm = llm
+        self.tickets = dict[str, Ticket]()
+        self.error: EngineStopped | None = None
+        self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
+        self._scheduler = Scheduler(llm.decoder, lambda: self.is_alive)
+        self._of = dict[Request, Ticket]()  # those that the scheduler knows
+        self._finished = self._aborted = self._failed = 0
+        self._seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive() and self.error is None
+
+    def submit(self, ticket: Ticket) -> None:
+        """Let a request with its prompt wait for slots. Raises `EngineStopped`."""
+        ticket.is_submitted = True
+        self._inbox.put((ticket, None))
+        if ticket.is_aborted:
+            self._inbox.put((ticket, True))
+        if self.error is not None:
+            raise self.error
+
+    def abort(self, ticket: Ticket, is_read: bool = True) -> None:
+        """End a request after the round in progress. is_read: somebody waits for its last output."""
+        if ticket.is_submitted:
+            if not ticket.ended.done():
+                self._inbox.put((ticket, is_read))
+        elif is_read:
+            ticket.is_aborted = True  # once its prompt is there
+        else:
+            self._post([], [ticket])
+
+    def stop(self) -> None:
+        """End the thread after the round in progress."""
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)
+
+    def stats(self) -> EngineStats:
+        """What has been done so far."""
+        return replace(
+            self._scheduler.stats,
+            finished=self._finished,
+            aborted=self._aborted,
+            failed=self._failed,
+            free_slots=self.llm.runner.cache.num_free,
+            seconds=self._seconds,
+        )
+
+    def _run(self) -> None:
+        reason = EngineStopped("the engine was shut down")
+        try:
+            while self._read_inbox():
+                with self.llm.runner.turn():
+                    begin = time.perf_counter()
+                    turn = self._scheduler.turn()
+                    self._seconds += time.perf_counter() - begin
+                self._tell(turn)
+        except BaseException as error:
+            _log.exception("the engine broke")
+            reason = EngineStopped("the engine broke", got=f"{type(error).__name__}: {error}", fix="start another")
+            reason.__cause__ = error
+        self.error = reason
+        with self.llm.runner.turn():
+            for ticket in list(self.tickets.values()):
+                if ticket.request is not None:
+                    self._scheduler.remove(ticket.request)
+                self._failed += 1
+                self._post([(ticket, reason)], [ticket])
+
+    def _read_inbox(self) -> bool:
+        """Take in what came, or wait for it where there is nothing else to do. False: the thread is to end."""
+        waits, timeout = self._scheduler.is_idle, _POLL_S if self._scheduler.has_waiting else None
+        while True:
+            try:
+                message = self._inbox.get(waits, timeout)
+            except Empty:
+                return True
+            if message is None:
+                return False
+            waits = False
+            ticket, is_read = message
+            if is_read is not None:
+                self._abort(ticket, is_read)
+            elif ticket.request is not None and not ticket.ended.done():
+                self._of[ticket.request] = ticket
+                self._scheduler.add(ticket.request)
+
+    def _abort(self, ticket: Ticket, is_read: bool) -> None:
+        request = ticket.request
+        if request is None or request not in self._of:
+            return
+        with self.llm.runner.turn():
+            self._scheduler.remove(request)
+        self._aborted += 1
+        left = [index for index, seq in enumerate(request.seqs) if not seq.is_finished]
+        for index in left:
+            request.seqs[index].finish_reason = "abort"
+        self._post([(ticket, self._output(ticket, left))] if is_read else [], [ticket])
+
+    def _tell(self, turn: Turn) -> None:
+        """Send out what came of a turn."""
+        posts, ended, grown = list[_Post](), list[Ticket](), dict[Request, list[int]]()
+        for answer in turn.grown:
+            grown.setdefault(answer.request, []).append(answer.index)
+        for request, indices in grown.items():
+            if request in turn.failed:
+                continue
+            ticket = self._of[request]
+            output = self._output(ticket, indices)
+            if isinstance(output, Exception):
+                with self.llm.runner.turn():
+                    self._scheduler.remove(request)
+                turn.failed[request] = output
+                continue
+            if output is not None:
+                posts.append((ticket, output))
+            if request.is_finished:
+                self._finished += 1
+                ended.append(ticket)
+        for request, error in turn.failed.items():
+            self._failed += 1
+            posts.append((self._of[request], error))
+            ended.append(self._of[request])
+        self._post(posts, ended)
+
+    def _output(self, ticket: Ticket, indices: Iterable[int]) -> RequestOutput | Exception | None:
+        """The output, or why there is none: the text of an answer could not be made."""
+        try:
+            return ticket.output(self.llm, indices)
+        except Exception as error:
+            return error
+
+    def _post(self, posts: Iterable[tuple[Ticket, RequestOutput | Exception | None]], ended: Iterable[Ticket]) -> None:
+        """Hand outputs and errors to the loops that wait for them. ended: requests whose last output is among these."""
+        for ticket in ended:
+            self.tickets.pop(ticket.request_id, None)
+            if ticket.request is not None:
+                self._of.pop(ticket.request, None)
+        by_loop = dict[asyncio.AbstractEventLoop, list[_Post]]()
+        for ticket, given in posts:
+            if given is not None:
+                by_loop.setdefault(ticket.loop, []).append((ticket, given))
+        for loop, own in by_loop.items():
+            with suppress(RuntimeError):  # the loop is closed: nobody reads
+                loop.call_soon_threadsafe(_put_all, own)
+
+        for ticket in ended:
+            if not ticket.ended.done():
+                ticket.ended.set_result(None)
+
+
+def _put_all(posts: list[_Post]) -> None:
+    for ticket, given in posts:
+        ticket.put(given)

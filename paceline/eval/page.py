@@ -41,7 +41,7 @@ def page(results: SavedResults) -> str:
     if not shown:
         raise ConfigError("these results hold no answer of ours with its rounds", got=str(results.path))
     plain = {(one.id, one.turn): one for one in reversed(answers) if one.is_plain and one.repeat == 0}
-    style, script = _part("page.css"), _part("page.js")
+    style, script = _part("colours.css") + _part("page.css"), _part("page.js")
     names = " and ".join(dict.fromkeys(one.side for one in shown))
     parts = {
         "title": html.escape(f"{results.model} with {names}"),

@@ -32,12 +32,14 @@ class ImageLimits:
     """What an image may cost: bytes of its file, pixels once decoded, seconds to fetch it.
 
     allow_private: whether URLs may lead to this machine and its own network; only for URLs that its user typed.
+    hosts: the only ones from which images are fetched; None: any.
     """
 
     max_bytes: int = 32 << 20
     max_pixels: int = 64_000_000
     timeout_s: float = 20.0
     allow_private: bool = False
+    hosts: tuple[str, ...] | None = None
     min_side: int = 4  # below, processors mistake rows of pixels for channels
 
 
@@ -59,7 +61,7 @@ def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image
     if isinstance(source, str) and source[:5].lower() == "data:":
         return _decode(_from_data_url(source, limits), f"the data URL {short(source)}", limits)
     if isinstance(source, str) and source[:8].lower().startswith(("http://", "https://")):
-        data = fetch(source, limits.max_bytes, limits.timeout_s, limits.allow_private)
+        data = fetch(source, limits.max_bytes, limits.timeout_s, limits.allow_private, limits.hosts)
         return _decode(data, short(source), limits)
     if isinstance(source, str | PathLike):
         return _decode(_read(source, limits), short(str(source)), limits)

@@ -23,13 +23,17 @@ from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Reque
 from ..errors import ConfigError
 
 
-def fetch(url: str, max_bytes: int, timeout_s: float, allow_private: bool = False) -> bytes:
+def fetch(
+    url: str, max_bytes: int, timeout_s: float, allow_private: bool = False, hosts: Sequence[str] | None = None
+) -> bytes:
     """The content at an http(s) URL. allow_private: also from this machine and its network.
+
+    hosts: the only ones that may be asked, redirects included; None: any.
 
     timeout_s: for everything together, redirects included; only the resolution of a name may take longer. A proxy
     resolves names itself; names that resolve here too are checked. Raises `ConfigError`.
     """
-    visit = _Visit(url, timeout_s, allow_private)
+    visit = _Visit(url, timeout_s, allow_private, hosts)
     timer = threading.Timer(timeout_s, visit.hang_up)
     timer.daemon = True
     timer.start()
@@ -90,8 +94,8 @@ def _body(answer: HTTPResponse, url: str, max_bytes: int, visit: "_Visit") -> by
 class _Visit:
     """The connections of one fetch."""
 
-    def __init__(self, url: str, timeout_s: float, allow_private: bool):
-        self.url, self.allow_private = url, allow_private
+    def __init__(self, url: str, timeout_s: float, allow_private: bool, hosts: Sequence[str] | None):
+        self.url, self.allow_private, self.hosts = url, allow_private, hosts
         self._end = time.monotonic() + timeout_s
         self._sockets = list[socket.socket]()
 
@@ -113,6 +117,12 @@ class _Visit:
             raise TimeoutError
         return one
 
+    def check_host(self, host: str) -> None:
+        """Raise `ConfigError` for a host that may not be asked."""
+        if self.hosts is not None and host.lower() not in self.hosts:
+            expected = f"one of {', '.join(self.hosts)}" if self.hosts else "a data: URL"
+            raise ConfigError(f"{short(self.url)} leads to a host that is not allowed", got=host, expected=expected)
+
     def check(self, host: str, addresses: Sequence[str]) -> None:
         """Raise `ConfigError` where a name leads to what is not public."""
         private = [] if self.allow_private else [one for one in addresses if not is_public(one)]
@@ -127,6 +137,7 @@ class _Visit:
 
     def dial(self, host: str, port: int) -> socket.socket:
         """A connection to an address that was checked."""
+        self.check_host(host)
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         self.check(host, [str(entry[4][0]) for entry in found])
         failed = OSError("the name has no address")
@@ -147,6 +158,7 @@ class _Visit:
         if request.host == asked.netloc:
             return False
         host = asked.hostname or ""
+        self.check_host(host)
         try:
             addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
         except OSError:

@@ -39,6 +39,7 @@ RANK = {
     "async_llm": 10,
     "eval": 10,
     "train": 11,
+    "server": 11,
     "cascade": 11,
     "cli": 13,
     "__main__": 14,

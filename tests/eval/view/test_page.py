@@ -79,7 +79,7 @@ def test_nothing_is_loaded(read):
         assert not loading & given.keys(), (tag, given)
         assert not [name for name in given if name.startswith("on")], (tag, given)
         assert given.get("href", "#").startswith("#")
-    style = (resources.files("paceline.eval") / "page.css").read_text()
+    style = "".join((resources.files("paceline.eval") / f"{name}.css").read_text() for name in ("colours", "page"))
     assert "url(" not in style
     assert "@import" not in style
     assert "default-src 'none'" in read.policy

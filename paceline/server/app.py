@@ -1,0 +1,287 @@
+"""The endpoints."""
+
+import asyncio
+import hashlib
+import time
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+if TYPE_CHECKING:
+    from ..async_llm import AsyncLLM
+from ..core.request import SamplingParams
+from ..errors import ConfigError, PacelineError
+from ..hf.prompts import Prompt, TemplatedChat
+from ..llm import LLM
+from ..outputs import RequestOutput
+from ..schema import brief
+from . import protocol
+from .answers import ChatForm, Choice, CompletionForm, Delta, choice_of, figures_of, head_of, new_choice, usage_of
+from .chats import ImageRules, chat_prompt, read_messages
+from .errors import ApiError, handle_errors, unsupported
+from .gate import Gate
+from .metrics import Metrics, Watch
+from .streams import EventStream, connected, event, merged
+from .tools import ToolReader, forced_form, reader_of
+
+_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a server behaves.
+
+    model: its name in requests. api_keys: none: no key is asked for. allow_origins: pages of other hosts that may call
+    it from a browser. request_timeout_s: for an answer, its wait for a slot included. return_metrics: with every
+    answer, how it was decoded.
+    """
+
+    model: str
+    api_keys: Sequence[str] = ()
+    allow_origins: Sequence[str] = ()
+    images: ImageRules = field(default_factory=ImageRules)
+    max_body_bytes: int = 32 << 20
+    request_timeout_s: float = 600.0
+    metric_prefix: str = "paceline"
+    return_metrics: bool = False
+
+
+class Service:
+    """An engine with its settings, and the answering of one request."""
+
+    def __init__(self, engine: "AsyncLLM", llm: LLM, settings: Settings):
+        self.engine, self.llm, self.settings = engine, llm, settings
+        self.metrics = Metrics(settings.metric_prefix, settings.model)
+        self.is_draining, self.begin = False, int(time.time())
+        config = llm.loaded.model.generation_config
+        given = {name: getattr(config, name, None) for name in _DEFAULTS}
+        self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
+
+    def check(self, body: protocol.Request) -> None:
+        """Raise `ApiError` for what this server does not have."""
+        self.check_model(body.model)
+        if self.is_draining:
+            raise ApiError(503, "The server is shutting down.", "server_shutting_down", retry_after_s=5)
+        if body.prediction is not None:
+            raise unsupported("prediction", "leave it out; the drafters lookup and suffix draft from the prompt's text")
+        if body.stream_options is not None and not body.stream:
+            raise ApiError(400, "stream_options needs stream.", "invalid_value", "stream_options")
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` for the name of another model."""
+        if name not in (None, self.settings.model):
+            message = f"The model {brief(name)} does not exist. This server has {self.settings.model!r}."
+            raise ApiError(404, message, "model_not_found", "model")
+
+    async def answer(
+        self,
+        request: Request,
+        body: protocol.Request,
+        form: ChatForm | CompletionForm,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        make_reader: Callable[[], ToolReader | None] = lambda: None,
+    ) -> Response:
+        """Answer `params.n` times to each prompt, whole or as a stream."""
+        log = request.scope["log"]
+        answer_id = f"{form.id_prefix}-{log['request_id'].removeprefix('req_')}"
+        painted = self.llm.tokenizer if body.return_provenance else None
+        choices = [new_choice(index, make_reader(), painted) for index in range(len(prompts) * params.n)]
+        run = Answering(self, form, choices, Watch(self.metrics), log, head_of(answer_id, form.whole, body.model))
+        sources = [self.engine.generate(one, params, f"{answer_id}-{place}") for place, one in enumerate(prompts)]
+        end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
+        outputs = merged(sources)  # type: ignore[arg-type]
+        if body.stream:
+            options = body.stream_options or protocol.StreamOptions()
+            return EventStream(run.events(outputs, options.include_usage), end_at, log)
+        async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
+            async for _ in deltas:
+                pass
+        return JSONResponse(run.whole())
+
+
+@dataclass
+class Answering:
+    """One request that is being answered."""
+
+    service: Service
+    form: ChatForm | CompletionForm
+    choices: list[Choice]
+    watch: Watch
+    log: dict[str, Any]
+    head: dict[str, Any]
+    prompt_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    seconds: float = 0.0
+
+    async def deltas(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[tuple[Choice, Delta]]:
+        """What comes, choice by choice. However it ends the log learns of it, and the metrics unless it was refused."""
+        is_refused = False
+        try:
+            async with aclosing(outputs):
+                async for place, output in outputs:
+                    self.prompt_tokens[place] = len(output.prompt_token_ids)
+                    for part in output.outputs:
+                        choice = self.choices[place * len(output.outputs) + part.index]
+                        if choice.finish_reason is None:
+                            self.watch.tokens(choice.index, len(part.token_ids))
+                            yield choice, choice.take(part)
+        except PacelineError:
+            is_refused = not self.prompt_tokens
+            raise
+        finally:
+            reasons = [] if is_refused else [one.finish_reason or "abort" for one in self.choices]
+            self.seconds = self.watch.end(reasons)
+            decoding = figures_of(self.choices, None, 0)["speculative_decoding"]
+            usage = usage_of(sum(self.prompt_tokens.values()), self.choices)
+            self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+            self.log |= {"finish_reasons": reasons, "tokens_per_pass": decoding["mean_acceptance_length"]}
+
+    async def events(
+        self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
+    ) -> AsyncGenerator[str]:
+        """The pieces as server-sent events."""
+        head = {**self.head, "object": self.form.chunk}
+        no_usage = {"usage": None} if include_usage else {}
+        opened = set[int]()
+        async with aclosing(self.deltas(outputs)) as deltas:
+            async for choice, delta in deltas:
+                pieces = list[dict[str, Any]]()
+                if choice.index not in opened and (opening := self.form.opening(choice)) is not None:
+                    pieces.append(choice_of(choice, opening, False, ()))
+                opened.add(choice.index)
+                is_last = choice.finish_reason is not None
+                if delta.text or delta.logprobs or delta.provenance or is_last:
+                    pieces.append(choice_of(choice, self.form.piece(choice, delta), is_last, delta.provenance))
+                for piece in pieces:
+                    yield event({**head, "choices": [piece], **no_usage})
+        if include_usage or self.service.settings.return_metrics:
+            yield event({**head, "choices": [], **self.ending()})
+
+    def whole(self) -> dict[str, Any]:
+        """The answer at once."""
+        made = [choice_of(one, self.form.entire(one), True, one.provenance) for one in self.choices]
+        return {**self.head, "choices": made, **self.ending()}
+
+    def ending(self) -> dict[str, Any]:
+        """What an answer ends with."""
+        usage = {"usage": usage_of(sum(self.prompt_tokens.values()), self.choices)}
+        if not self.service.settings.return_metrics:
+            return usage
+        return {**usage, "metrics": figures_of(self.choices, self.watch.first_s, self.seconds)}
+
+
+def make_app(engine: "AsyncLLM", llm: LLM, settings: Settings) -> FastAPI:
+    """The application; `app.state.service` is its `Service`."""
+    cors = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
+    middleware = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
+    gate = Middleware(Gate, settings.api_keys, settings.max_body_bytes, settings.request_timeout_s)
+    app = FastAPI(
+        title="Paceline",
+        docs_url=None,  # these pages load scripts of other hosts
+        redoc_url=None,
+        middleware=[*(middleware if settings.allow_origins else ()), gate],
+    )
+    handle_errors(app)
+    service = app.state.service = Service(engine, llm, settings)
+    page, page_headers = _page()
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
+        service.check(body)
+        if body.max_tokens is not None and body.max_completion_tokens is not None:
+            raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
+        most = {"max_tokens": body.max_completion_tokens}
+        params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
+        prompt = await run_in_threadpool(chat_prompt, body, settings.images)
+        return await service.answer(request, body, ChatForm(), [prompt], params, lambda: reader_of(body))
+
+    @app.post("/v1/completions")
+    async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
+        service.check(body)
+        params = body.params({**service.defaults, "max_tokens": 16}, body.logprobs)
+        if body.best_of not in (None, params.n):
+            raise unsupported("best_of")
+        if body.echo and body.logprobs is not None:
+            raise unsupported("echo with logprobs")
+        echo = [text for one in body.prompts for text in [await run_in_threadpool(_as_text, llm, one)] * params.n]
+        return await service.answer(request, body, CompletionForm(echo if body.echo else ()), body.prompts, params)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model_entry(service)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return _model_entry(service)
+
+    @app.post("/tokenize")
+    async def tokenize(body: protocol.TokenizeRequest) -> dict[str, Any]:
+        service.check_model(body.model)
+        ids = await run_in_threadpool(_tokens, llm, body, settings.images)
+        texts = {"token_strs": llm.tokenizer.convert_ids_to_tokens(ids)} if body.return_token_strs else {}
+        return {"count": len(ids), "max_model_len": llm.runner.max_length, "tokens": ids, **texts}
+
+    @app.post("/detokenize")
+    async def detokenize(body: protocol.DetokenizeRequest) -> dict[str, Any]:
+        service.check_model(body.model)
+        if bad := [one for one in body.tokens if not 0 <= one < llm.loaded.vocab_size]:
+            raise ConfigError("tokens names no token", got=bad[0], expected=f"0 to {llm.loaded.vocab_size - 1}")
+        return {"prompt": llm.tokenizer.decode(body.tokens)}
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if engine.is_alive else 503)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return Response(status_code=200 if engine.is_alive and not service.is_draining else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(service.metrics.text(engine), media_type="text/plain; version=0.0.4")
+
+    @app.get("/")
+    async def chat_page() -> Response:
+        return HTMLResponse(page, headers=page_headers)
+
+    return app
+
+
+def _model_entry(service: Service) -> dict[str, Any]:
+    name, length = service.settings.model, service.llm.runner.max_length
+    return {"id": name, "object": "model", "created": service.begin, "owned_by": "paceline", "max_model_len": length}
+
+
+def _as_text(llm: LLM, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else str(llm.tokenizer.decode(prompt))
+
+
+def _tokens(llm: LLM, body: protocol.TokenizeRequest, images: ImageRules) -> list[int]:
+    """Of a text or a chat, of any length. Raises `ConfigError`."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ConfigError("tokenize takes a text or a chat", expected="either prompt or messages")
+    if body.prompt is not None:
+        return list(llm.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens))
+    options = {"add_generation_prompt": body.add_generation_prompt}
+    return llm.encode(TemplatedChat(read_messages(body.messages or [], images), options))
+
+
+def _page() -> tuple[str, dict[str, str]]:
+    """The page, and the headers that let it run its own script and nothing else."""
+    ours, shared = resources.files("paceline.server"), resources.files("paceline.eval")
+    text = (ours / "page.html").read_text(encoding="utf-8")
+    text = text.replace("{{colours}}", (shared / "colours.css").read_text(encoding="utf-8"))
+    script = text.partition("<script>")[2].partition("</script>")[0]
+    fingerprint = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{fingerprint}'; connect-src 'self'"
+    return text, {"Content-Security-Policy": f"{rules}; img-src data:; frame-ancestors 'none'"}

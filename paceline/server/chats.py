@@ -1,0 +1,75 @@
+"""From the messages of a request to a prompt of the engine: images are opened here, under the server's limits."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ConfigError
+from ..hf.images import ImageLimits, open_image
+from ..hf.prompts import TemplatedChat
+from .protocol import ChatRequest, Image, Message
+from .tools import template_tools
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """Which images clients may send. max_count: in one request. limits: of each; data URIs are always taken."""
+
+    limits: ImageLimits = field(default_factory=lambda: ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=()))
+    max_count: int = 16
+
+
+def chat_prompt(body: ChatRequest, rules: ImageRules) -> TemplatedChat:
+    """What the engine takes. It opens images and may fetch them: not for the event loop. Raises `ConfigError`."""
+    options: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if "chat_template" in options:  # a program, and the client's
+        raise ConfigError("chat_template_kwargs.chat_template is not taken from requests", fix="leave it out")
+    options["add_generation_prompt"] = body.add_generation_prompt
+    if body.continue_final_message:
+        options["continue_final_message"] = True
+    if body.tools and body.tool_choice != "none":
+        options["tools"] = template_tools(body.tools)
+    return TemplatedChat(read_messages(body.messages, rules), options)
+
+
+def read_messages(messages: Sequence[Message], rules: ImageRules) -> list[Mapping[str, object]]:
+    """The messages as the library takes them, with opened images. Raises `ConfigError`."""
+    parts = [part for one in messages if isinstance(one.content, list) for part in one.content]
+    if (count := sum(isinstance(part, Image) for part in parts)) > rules.max_count:
+        raise ConfigError("there are too many images", got=count, expected=f"at most {rules.max_count}")
+    return [_read(message, rules) for message in messages]
+
+
+def _read(message: Message, rules: ImageRules) -> Mapping[str, object]:
+    read: dict[str, object] = message.model_dump(exclude_none=True)
+    if message.role == "developer":  # the newer name, which templates do not know
+        read["role"] = "system"
+    if isinstance(message.content, list):
+        read["content"] = [
+            {"type": "image", "image": _open(part, rules)} if isinstance(part, Image) else part.model_dump()
+            for part in message.content
+        ]
+    for call in message.tool_calls or ():
+        calls = read.setdefault("called", [])
+        calls.append({**call.model_dump(), "function": _function(call)})  # type: ignore[attr-defined]
+    if "called" in read:
+        read["tool_calls"] = read.pop("called")
+        read.setdefault("content", "")
+    return read
+
+
+def _function(call: Any) -> dict[str, object]:
+    """Templates write the arguments as JSON themselves."""
+    try:
+        return {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
+    except (ValueError, RecursionError):
+        raise ConfigError("the arguments of a tool call are no JSON", got=call.function.name) from None
+
+
+def _open(part: Image, rules: ImageRules) -> object:
+    """Never a file of this machine, which the library would open by its path."""
+    url = part.image_url.url
+    if not url.lower().startswith(("data:", "http://", "https://")):
+        raise ConfigError("an image_url is no URL", expected="a data: URI such as data:image/png;base64,...")
+    return open_image(url, rules.limits)

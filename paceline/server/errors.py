@@ -1,0 +1,113 @@
+"""Errors in the form of the OpenAI API: {"error": {"message", "type", "param", "code"}}."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException as RoutingError
+
+from ..errors import CacheFull, ConfigError, PacelineError
+
+CLIENT_GONE = 499
+"""The status in logs where nobody was left to answer, as of nginx."""
+
+
+class ApiError(HTTPException):
+    """A refusal. code: the OpenAI API's word for it. param: the field at fault. retry_after_s: when to try again."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None, retry_after_s: int = 0
+    ):
+        self.code, self.param = code, param
+        headers = {"Retry-After": str(retry_after_s)} if retry_after_s else None
+        super().__init__(status, message, headers)
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it had its answer."""
+
+
+def unsupported(field: str, fix: str = "leave it out") -> ApiError:
+    """The error for a field that the OpenAI API has and this server has not."""
+    return ApiError(400, f"Unsupported parameter: '{field}'. Fix: {fix}.", "unsupported_parameter", field)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Any error as it is answered; what nobody expected becomes a 500 that tells nothing of it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error.errors())
+    if isinstance(error, CacheFull):
+        return ApiError(400, str(error), "context_length_exceeded")
+    if type(error).__name__ == "QueueFull":
+        return ApiError(429, str(error), "rate_limit_exceeded", retry_after_s=1)
+    if isinstance(error, ConfigError):
+        named = re.search(r"SamplingParams\.(\w+)", str(error))
+        return ApiError(400, str(error), "invalid_value", named and named[1])
+    if isinstance(error, PacelineError):
+        return ApiError(500, str(error))
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "The answer took longer than this server allows.", "timeout")
+    if isinstance(error, RoutingError):
+        code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code)
+        return ApiError(error.status_code, str(error.detail), code)
+    return ApiError(500, "The server had an error while processing your request.", "internal_error")
+
+
+def body_of(error: ApiError) -> dict[str, Any]:
+    """What clients read."""
+    kinds = {401: "authentication_error", 429: "requests"}
+    kind = kinds.get(error.status_code, "invalid_request_error" if error.status_code < 500 else "server_error")
+    return {"error": {"message": error.detail, "type": kind, "param": error.param, "code": error.code}}
+
+
+def answer_of(error: Exception) -> Response:
+    """The answer to a request that failed before anything was sent."""
+    if isinstance(error, ClientGone):
+        return Response(status_code=CLIENT_GONE)
+    known = as_api_error(error)
+    return JSONResponse(body_of(known), known.status_code, known.headers)
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Answer every error in this form."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return answer_of(error)
+
+    for kind in (RoutingError, RequestValidationError, PacelineError, TimeoutError, ClientGone, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _of_validation(errors: Sequence[Any]) -> ApiError:
+    """The first fault; of a union, the one that lies deepest."""
+    deepest = max(errors, key=lambda one: len(one["loc"]))
+    kind, words = deepest["type"], deepest["msg"].removeprefix("Value error, ")
+    if kind == "json_invalid":
+        return ApiError(400, f"The body is no JSON: {deepest['ctx']['error']}.", "invalid_json")
+    param = _param(deepest["loc"])
+    if not param:
+        return ApiError(400, "The body is no JSON object with Content-Type: application/json.", "invalid_json")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"Unknown parameter: {param!r}.", "unknown_parameter", param)
+    if kind == "missing":
+        return ApiError(400, f"Missing required parameter: {param!r}.", "missing_required_parameter", param)
+    if kind == "none_required":
+        return ApiError(400, f"Unsupported parameter: {param!r}. Fix: leave it out.", "unsupported_parameter", param)
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return ApiError(400, f"Invalid {param!r}: {words}.", code, param)
+
+
+def _param(loc: Sequence[str | int]) -> str:
+    """The place in the body as the OpenAI API writes it, messages[0].content; without names of union members."""
+    path = ""
+    for step in loc[1:]:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif (re.fullmatch(r"[a-z_0-9]+", step) and step not in ("str", "int", "text", "image_url")) or not path:
+            path += f".{step}" if path else step
+    return path

@@ -1,0 +1,93 @@
+"""What every request passes before its endpoint: an id and a line in the log, the API key, the limit of its body."""
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import CLIENT_GONE, ApiError, ClientGone, answer_of
+
+logger = logging.getLogger("paceline.server")
+_OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
+_QUIET_PATHS = ("/health", "/ready", "/metrics")
+
+
+class Gate:
+    """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add what they know.
+
+    api_keys: one of which must be sent to every path that answers with the model; empty: none is asked for.
+    max_body_bytes: of a body. body_timeout_s: until it is there as a whole.
+    """
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int, body_timeout_s: float):
+        self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
+        self.keys = [key.encode() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with an error."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begin, status = time.perf_counter(), CLIENT_GONE
+        log: dict[str, Any] = {"request_id": f"req_{secrets.token_hex(12)}"}
+        scope["log"] = log
+
+        async def put(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                added = [(b"x-request-id", log["request_id"].encode())]
+                message = {**message, "headers": [*message.get("headers", []), *added]}
+            await send(message)
+
+        try:
+            try:
+                self._check_key(scope)
+                await self.app(scope, await self._with_body(scope, receive), put)
+            except (ApiError, ClientGone, TimeoutError) as error:
+                await answer_of(error)(scope, receive, put)
+        finally:
+            if scope["path"] not in _QUIET_PATHS:
+                seconds = round(time.perf_counter() - begin, 4)
+                line = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": seconds}
+                logger.info("request", extra={"fields": {**line, **log}})
+
+    def _check_key(self, scope: Scope) -> None:
+        if not self.keys or scope["path"] in _OPEN_PATHS:
+            return
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, key = given.partition(b" ")
+        # every key is compared, so that the time tells nothing
+        fits = [hmac.compare_digest(key.strip(), known) for known in self.keys]
+        if scheme.lower() != b"bearer" or not any(fits):
+            what = "Incorrect API key provided." if given else "No API key provided. Send: Authorization: Bearer KEY."
+            raise ApiError(401, what, "invalid_api_key")
+
+    async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
+        """The same messages, of which the body is read already."""
+        pieces, size, is_whole = list[bytes](), 0, False
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        too_large = ApiError(413, f"The body is larger than {self.max_body_bytes} bytes.", "request_too_large")
+        if length.isdigit() and int(length) > self.max_body_bytes:
+            raise too_large
+        async with asyncio.timeout(self.body_timeout_s):
+            while not is_whole:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > self.max_body_bytes:
+                    raise too_large
+                is_whole = not message.get("more_body", False)
+        body: list[Message] = [{"type": "http.request", "body": b"".join(pieces), "more_body": False}]
+
+        async def replay() -> Message:
+            return body.pop() if body else await receive()
+
+        return replay

@@ -1,0 +1,113 @@
+"""Numbers of a server in Prometheus' text format, by vLLM's names under a prefix.
+
+vLLM's documentation of its metrics holds for these, too; the prefix "vllm" lets its dashboards read them.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+_TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
+_WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+
+
+class Histogram:
+    """Counts of observations up to each bound."""
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+class Metrics:
+    """What a server measures itself; the rest comes from the engine."""
+
+    def __init__(self, prefix: str, model: str):
+        self.prefix, self.labels = prefix, {"model_name": model}
+        self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
+        self.to_first, self.between, self.whole = Histogram(_TO_FIRST), Histogram(_BETWEEN), Histogram(_WHOLE)
+
+    def text(self, engine: Any) -> str:
+        """All of them. engine: an `AsyncLLM`."""
+        stats = engine.stats()
+        lines = [
+            *self._one("num_requests_running", "gauge", "Requests being answered.", engine.num_running),
+            *self._one("num_requests_waiting", "gauge", "Requests waiting for a slot.", engine.num_waiting),
+            *self._one("prompt_tokens_total", "counter", "Tokens of prompts read.", stats.prompt_tokens),
+            *self._one("generation_tokens_total", "counter", "Tokens generated.", stats.generated_tokens),
+            *self._one("spec_decode_num_drafts_total", "counter", "Drafts verified.", stats.drafts),
+            *self._one("spec_decode_num_draft_tokens_total", "counter", "Tokens drafted.", stats.draft_tokens),
+            *self._one("spec_decode_num_accepted_tokens_total", "counter", "Drafts accepted.", stats.accepted_tokens),
+            *self._many(
+                "spec_decode_num_accepted_tokens_per_pos_total",
+                "Drafted tokens accepted at each place of a draft.",
+                "position",
+                dict(enumerate(stats.accepted_by_position)),
+            ),
+            *self._many("request_success_total", "Choices by why they ended.", "finished_reason", self.finished),
+            *self._histogram("time_to_first_token_seconds", "Until the first token of a request.", self.to_first),
+            *self._histogram("inter_token_latency_seconds", "Between tokens.", self.between),
+            *self._histogram("e2e_request_latency_seconds", "Until the end of a request.", self.whole),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _one(self, name: str, kind: str, words: str, value: float) -> Iterable[str]:
+        return [*self._head(name, kind, words), self._line(name, value)]
+
+    def _many(self, name: str, words: str, label: str, values: Mapping[Any, float]) -> Iterable[str]:
+        return [*self._head(name, "counter", words), *(self._line(name, values[key], {label: key}) for key in values)]
+
+    def _histogram(self, name: str, words: str, given: Histogram) -> Iterable[str]:
+        yield from self._head(name, "histogram", words)
+        for bound, count in zip([*given.bounds, "+Inf"], accumulate(given.counts), strict=True):
+            yield self._line(f"{name}_bucket", count, {"le": bound})
+        yield self._line(f"{name}_sum", given.sum)
+        yield self._line(f"{name}_count", sum(given.counts))
+
+    def _head(self, name: str, kind: str, words: str) -> list[str]:
+        return [f"# HELP {self.prefix}:{name} {words}", f"# TYPE {self.prefix}:{name} {kind}"]
+
+    def _line(self, name: str, value: float, labels: Mapping[str, object] | None = None) -> str:
+        pairs = {**self.labels, **(labels or {})}
+        return f"{self.prefix}:{name}{{{','.join(f'{key}={_quoted(pairs[key])}' for key in pairs)}}} {value}"
+
+
+class Watch:
+    """The times of one request, which go into the histograms. Choices of one request count their tokens apart."""
+
+    def __init__(self, metrics: Metrics):
+        self.metrics, self.begin = metrics, time.perf_counter()
+        self.first_s: float | None = None
+        self._last = dict[int, float]()
+
+    def tokens(self, index: int, count: int) -> None:
+        """So many tokens of a choice are there now."""
+        now = time.perf_counter()
+        if count and self.first_s is None:
+            self.first_s = now - self.begin
+            self.metrics.to_first.observe(self.first_s)
+        if count and index in self._last:
+            self.metrics.between.observe((now - self._last[index]) / count, count)
+        if count:
+            self._last[index] = now
+
+    def end(self, reasons: Iterable[str]) -> float:
+        """The request is over; returns its seconds. reasons: why each choice ended."""
+        seconds = time.perf_counter() - self.begin
+        self.metrics.whole.observe(seconds)
+        for reason in reasons:
+            self.metrics.finished[reason] += 1
+        return seconds
+
+
+def _quoted(value: object) -> str:
+    """A label value: quoted, with its quotes, backslashes and line ends escaped."""
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{text}"'

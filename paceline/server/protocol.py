@@ -1,0 +1,268 @@
+"""What requests may hold: the fields of the OpenAI API, and vLLM's further sampling fields.
+
+As in the OpenAI API, an unknown field is an error, and so is a field that is known but has no meaning here, unless it
+cannot change an answer.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, Strict
+
+from ..core.request import RequestOutputKind, SamplingParams
+from ..errors import ConfigError
+
+MAX_CHOICES = 128
+TokenId = Annotated[int, Strict(False)]  # keys of JSON objects are texts
+
+
+class Fields(BaseModel):
+    """Strict: no unknown keys, and "1" is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Text(Fields):
+    """Text of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageURL(Fields):
+    """Where an image is: a data URI, or an address at an allowed host. detail has no effect."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class Image(Fields):
+    """An image of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageURL
+
+
+class CalledFunction(Fields):
+    """What a model called. arguments: JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Fields):
+    """A call that an earlier answer made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+Part: TypeAlias = Annotated[Text | Image, Field(discriminator="type")]
+
+
+class Message(Fields):
+    """One message of a chat. An answer of this server may be given back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[Part], Field(min_length=1)] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+
+
+class Function(Fields):
+    """A function that the model may call. parameters: a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Fields):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Fields):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Fields):
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchema(Fields):
+    """A schema that the answer must follow, always strictly."""
+
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StreamOptions(Fields):
+    """include_usage: a last chunk with the numbers of tokens. include_obfuscation has no effect."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+
+
+class Request(Fields):
+    """What chats and completions share; fields that are not given take the model's or the API's defaults."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # the OpenAI API's sampling fields
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    response_format: ResponseFormat | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+    # Paceline's
+    no_repeat_ngram_size: int | None = None
+    return_provenance: bool = Field(False, description="With every choice, where each of its tokens came from.")
+    # without effect on answers
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # known, and refused where they ask for something
+    prediction: Any = None
+
+    def params(self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None) -> SamplingParams:
+        """The options of sampling. Raises `ConfigError` for values out of range.
+
+        defaults: for what the request does not say. num_logprobs: of the likeliest tokens at each place, None for no
+        log-probabilities. form: structured outputs that a choice of tools asks for.
+        """
+        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        wanted = [one for one in (self.structured_outputs, self._response_form(), form) if one is not None]
+        if len(wanted) > 1:
+            what = "structured_outputs, response_format and tool_choice each ask for a form of the answer"
+            raise ConfigError(what, fix="give one of them")
+        given |= {"structured_outputs": wanted[0]} if wanted else {}
+        return SamplingParams(
+            **{**defaults, **given}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA
+        )  # fmt: skip
+
+    def _response_form(self) -> dict[str, Any] | None:
+        if self.response_format is None or self.response_format.type == "text":
+            return None
+        if self.response_format.type == "json_object":
+            return {"json_object": True}
+        if self.response_format.json_schema is None:
+            raise ConfigError("response_format has no json_schema", expected='{"name": ..., "schema": {...}}')
+        return {"json": json.dumps(self.response_format.json_schema.schema_)}
+
+
+_SAMPLING = (
+    "temperature", "top_p", "n", "seed", "stop", "max_tokens", "presence_penalty", "frequency_penalty", "logit_bias",
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids",
+    "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "no_repeat_ngram_size",
+)  # fmt: skip
+"""Fields that `SamplingParams` has by the same name."""
+
+
+class ChatRequest(Request):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    # vLLM's
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    # known, and refused where they ask for something
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    reasoning_effort: None = None
+    web_search_options: None = None
+    functions: None = None
+    function_call: None = None
+    verbosity: Literal["medium"] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """See `Request.params`. Raises `ConfigError` for top_logprobs without logprobs."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ConfigError("top_logprobs needs logprobs", fix="set logprobs to true")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(Request):
+    """The body of /v1/completions. prompt: a text, token ids, or several of either, answered in their order."""
+
+    prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MAX_CHOICES)]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+    # known, and refused where they ask for something
+    suffix: None = None
+    best_of: int | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each of them."""
+        is_one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
+        return [self.prompt] if is_one else list(self.prompt)  # type: ignore[list-item, arg-type]
+
+
+class TokenizeRequest(Fields):
+    """The body of /tokenize: a prompt or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Fields):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,119 @@
+"""The process of a server: its socket, its signals, its logs."""
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Literal
+
+import uvicorn
+from fastapi import FastAPI
+
+if TYPE_CHECKING:
+    from ..async_llm import AsyncLLM
+from ..errors import ConfigError
+
+LogFormat = Literal["text", "json"]
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that is not listened to yet, so that a taken port is known before a model is loaded.
+
+    port 0: any free one. Raises `ConfigError`.
+    """
+    made: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        return made
+    except OSError as error:
+        if made is not None:
+            made.close()
+        fix = "choose another with --port; 0 takes a free one"
+        raise ConfigError(f"port {port} of {host} cannot be served", got=error.strerror, fix=fix) from error
+
+
+def set_up_logs(form: LogFormat) -> None:
+    """Send the lines of this package and the errors of uvicorn to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Lines(form))
+    for name, level in (("paceline.server", logging.INFO), ("uvicorn.error", logging.WARNING)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+
+
+class Server(uvicorn.Server):
+    """Serves until SIGTERM or Ctrl-C; what is being answered then is finished within `drain_s` seconds.
+
+    A second signal ends that. announce: called with the URL once the server listens.
+    """
+
+    def __init__(self, app: FastAPI, engine: "AsyncLLM", drain_s: float, announce: Callable[[str], None]):
+        super().__init__(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
+            )
+        )
+        self.service, self.engine, self.drain_s, self.announce = app.state.service, engine, drain_s, announce
+        self._draining: asyncio.Task[None] | None = None
+
+    def run_at(self, taken: socket.socket) -> None:
+        """Serve at this socket; the engine is shut down afterwards."""
+        try:
+            self.run(sockets=[taken])
+        finally:
+            self.engine.shutdown()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        host, port = (sockets or [])[0].getsockname()[:2]
+        self.announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """On a signal: take nothing more, finish, exit."""
+        if self.service.is_draining:
+            self.should_exit = self.force_exit = True
+        self.service.is_draining = True
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        async def drain() -> None:
+            try:
+                await self.engine.drain(self.drain_s)
+            finally:
+                self.should_exit = True
+
+        if self._draining is None:
+            self._draining = asyncio.create_task(drain())
+
+
+class _Lines(logging.Formatter):
+    """A line for each request: words, or an object of JSON."""
+
+    def __init__(self, form: LogFormat):
+        super().__init__()
+        self.form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        fields = getattr(record, "fields", {})
+        if record.exc_info:
+            fields = {**fields, "exception": self.formatException(record.exc_info)}
+        if self.form == "json":
+            line = {"time": moment, "level": record.levelname.lower(), "message": record.getMessage(), **fields}
+            return json.dumps(line, default=str)
+        # as JSON, so that a path with a line end in it stays one line
+        words = [
+            f"{name}={value if isinstance(value, int | float) else json.dumps(value)}" for name, value in fields.items()
+        ]
+        return " ".join([moment, record.levelname.lower(), record.getMessage(), *words])

@@ -1,0 +1,117 @@
+"""Answers that take their time: they end with the client's connection or at a deadline, whichever comes first."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, TypeVar
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import ClientGone, as_api_error, body_of
+
+_T = TypeVar("_T")
+DONE = "data: [DONE]\n\n"
+
+
+@asynccontextmanager
+async def connected(receive: Receive, end_at: float) -> AsyncIterator[None]:
+    """Ends its block with `ClientGone` when the client disconnects, and with TimeoutError at `end_at` (loop time)."""
+    is_gone = False
+    async with asyncio.timeout_at(end_at) as deadline:
+
+        async def watch() -> None:
+            nonlocal is_gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            is_gone = True
+            deadline.reschedule(0)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if is_gone:
+                raise ClientGone from None
+            raise
+        finally:
+            watching.cancel()
+
+
+def event(value: object) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events. An error before the first one has a status of its own, a later one is an event.
+
+    log: the request's log line, which learns how it ended.
+    """
+
+    def __init__(self, events: AsyncGenerator[str], end_at: float, log: dict[str, Any]):
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self.events, self.end_at, self.log = events, end_at, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        has_begun = False
+
+        async def put(text: str, is_last: bool = False) -> None:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": not is_last})
+
+        try:
+            async with connected(receive, self.end_at), aclosing(self.events):
+                async for one in self.events:
+                    if not has_begun:
+                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                        has_begun = True
+                    await put(one)
+        except ClientGone:
+            if not has_begun:
+                raise
+            self.log["error"] = "client gone"
+        except Exception as error:
+            if not has_begun:
+                raise
+            self.log["error"] = str(error) or type(error).__name__
+            await put(event(body_of(as_api_error(error))))
+        await put(DONE, is_last=True)
+
+
+async def merged(sources: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
+    """The items of all of them as they come, each with the place of its source. Closing it closes them."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    waiting = asyncio.Queue[tuple[int, _T] | BaseException | None]()
+
+    async def pump(place: int, source: AsyncGenerator[_T]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    waiting.put_nowait((place, item))
+            waiting.put_nowait(None)
+        except BaseException as error:
+            waiting.put_nowait(error)
+            raise
+
+    pumps = [asyncio.create_task(pump(place, source)) for place, source in enumerate(sources)]
+    try:
+        left = len(pumps)
+        while left:
+            item = await waiting.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield item
+    finally:
+        for one in pumps:
+            one.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,0 +1,100 @@
+"""Calls of tools in an answer: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or a forced form of it.
+
+Hermes, Qwen and many others write calls so. What cannot be read as a call stays text.
+"""
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ConfigError
+from .protocol import ChatRequest, NamedTool, Tool
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+class ToolReader:
+    """Takes the text of one answer apart as it comes. is_forced: the whole answer is one call, as `forced_form` asks.
+
+    calls: what was found, as the API gives it.
+    """
+
+    def __init__(self, is_forced: bool = False):
+        self.is_forced, self.calls = is_forced, list[dict[str, Any]]()
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """The text that belongs to no call; the beginning of a tag is held back until it is known to be none."""
+        self._held += text
+        shown = ""
+        while not self.is_forced:
+            before, tag, rest = self._held.partition(_OPEN)
+            if not tag:
+                cut = len(before) - _overlap(before)
+                self._held = before[cut:]
+                return shown + before[:cut]
+            inner, end, after = rest.partition(_CLOSE)
+            if not end:
+                self._held = tag + rest
+                return shown + before
+            shown += before if self._take(inner) else before + tag + inner + end
+            self._held = after
+        return shown
+
+    def finish(self) -> str:
+        """The rest of the text; the answer is over. A call whose closing tag was cut counts if it is whole."""
+        held, self._held = self._held, ""
+        inner = held if self.is_forced else held.removeprefix(_OPEN)
+        is_call = (self.is_forced or held.startswith(_OPEN)) and self._take(inner)
+        return "" if is_call or (self.calls and not held.strip()) else held
+
+    def _take(self, text: str) -> bool:
+        """Read one call. False: it is none."""
+        try:
+            read = json.loads(text)
+            name, arguments = read["name"], read.get("arguments", read.get("parameters", {}))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return False
+        if not isinstance(name, str):
+            return False
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        function = {"name": name, "arguments": written}
+        self.calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
+        return True
+
+
+def reader_of(body: ChatRequest) -> ToolReader | None:
+    """For an answer to this request; None where nothing may be called."""
+    if not body.tools or body.tool_choice == "none":
+        return None
+    return ToolReader(is_forced=body.tool_choice not in (None, "auto"))
+
+
+def forced_form(body: ChatRequest) -> dict[str, Any] | None:
+    """The structured outputs that make the answer one call, where tool_choice demands it. Raises `ConfigError`."""
+    choice, tools = body.tool_choice, body.tools or []
+    if choice in (None, "auto", "none"):
+        return None
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    if not tools:
+        raise ConfigError("tool_choice names no tool of this request", fix="list it under tools")
+    return {"json": json.dumps({"anyOf": [_schema(tool) for tool in tools]})}
+
+
+def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """The tools as chat templates read them."""
+    return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    """Of a call."""
+    arguments = tool.function.parameters or {"type": "object"}
+    properties = {"name": {"const": tool.function.name}, "arguments": arguments}
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _overlap(text: str) -> int:
+    """How many characters at the end may be the beginning of a tag."""
+    return next((size for size in range(min(len(text), len(_OPEN) - 1), 0, -1) if _OPEN.startswith(text[-size:])), 0)

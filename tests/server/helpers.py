@@ -1,0 +1,81 @@
+"""A server on a tiny model with a tokenizer of bytes, asked in this process."""
+
+import json
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache
+
+import httpx
+
+from paceline import LLM, PromptLookup
+from paceline.server.app import Settings, make_app
+from paceline.server.run import Server, bind
+from tests.helpers import loaded
+from tests.server.fake_engine import AsyncLLM
+from tests.structured.common import byte_tokenizer
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if m.tool_calls %}"
+    "{{ m.tool_calls[0]['function']['arguments']['x'] }}{% endif %};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "ab ab"}], "seed": 3, "max_tokens": 24}
+
+
+@cache
+def tiny_llm() -> LLM:
+    """Sampled answers of it are noise without end."""
+    made = loaded("llama", max_position_embeddings=2048)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return LLM(made.model, tokenizer=tokenizer, drafter=PromptLookup(), max_num_seqs=2)
+
+
+@asynccontextmanager
+async def server(llm=None, headers=None, max_waiting=256, **settings):
+    """A client of a server in this process; the engine is `client.engine`."""
+    engine = AsyncLLM(llm or tiny_llm(), max_waiting=max_waiting)
+    app = make_app(engine, engine.llm, Settings(model="tiny", **settings))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://tiny", headers=headers) as client:
+        client.engine, client.service = engine, app.state.service
+        try:
+            yield client
+        finally:
+            engine.shutdown()
+
+
+@contextmanager
+def listening(**settings):
+    """A server on a socket, in a thread of its own; yields its URL, the engine and the service."""
+    engine, announced, urls = AsyncLLM(tiny_llm()), threading.Event(), []
+    app = make_app(engine, tiny_llm(), Settings(model="tiny", **settings))
+
+    def announce(url):
+        urls.append(url)
+        announced.set()
+
+    running = Server(app, engine, 5.0, announce)
+    thread = threading.Thread(target=running.run_at, args=(bind("127.0.0.1", 0),))
+    thread.start()
+    assert announced.wait(30)
+    try:
+        yield urls[0], engine, app.state.service
+    finally:
+        running.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def events(text: str) -> list[dict]:
+    """Of a stream, which must end as it should."""
+    lines = text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+def joined(pieces: list[dict], index: int = 0) -> str:
+    """The text of one choice."""
+    chosen = [choice for piece in pieces for choice in piece["choices"] if choice["index"] == index]
+    return "".join(one["delta"].get("content") or "" if "delta" in one else one["text"] for one in chosen)

@@ -1,0 +1,76 @@
+"""The numbers at /metrics, read by the rules of Prometheus' text format."""
+
+import asyncio
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.server.metrics import Histogram, Metrics
+from tests.server.helpers import ASK, server
+
+LINE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} ([0-9.e+-]+)')
+
+
+def read(text):
+    """Values by name and labels; every line must be a comment or a sample of a declared metric."""
+    found, kinds = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            kinds[name] = kind
+        elif not line.startswith("# HELP "):
+            name, labels, value = LINE.fullmatch(line).groups()
+            base = re.sub("_(bucket|sum|count)$", "", name) if name not in kinds else name
+            assert base in kinds, name
+            labels = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', labels))
+            assert labels.pop("model_name")
+            found[(name, *labels.values())] = float(value)
+    return found
+
+
+def after(*bodies, **settings):
+    async def ask():
+        async with server(**settings) as client:
+            usage = []
+            for body in bodies:
+                answer = await client.post("/v1/chat/completions", json=body)
+                usage.append(answer.json().get("usage"))
+            return (await client.get("/metrics")).text, usage
+
+    return asyncio.run(ask())
+
+
+def test_they_count_what_was_answered():
+    text, usage = after(ASK, {**ASK, "n": 2}, {**ASK, "temperature": -1}, {**ASK, "wat": 1})
+    values = read(text)
+    num_tokens = sum(one["completion_tokens"] for one in usage if one)
+    assert values["paceline:generation_tokens_total",] == num_tokens
+    assert values["paceline:num_requests_running",] == values["paceline:num_requests_waiting",] == 0
+    assert sum(value for key, value in values.items() if key[0] == "paceline:request_success_total") == 3
+    assert values["paceline:time_to_first_token_seconds_count",] == 2
+    assert values["paceline:e2e_request_latency_seconds_count",] == 2
+    assert values["paceline:inter_token_latency_seconds_count",] == num_tokens - 3
+    drafted, accepted = (values[f"paceline:spec_decode_num_{name}_tokens_total",] for name in ("draft", "accepted"))
+    places = [value for key, value in values.items() if key[0].endswith("accepted_tokens_per_pos_total")]
+    assert sum(places) == accepted <= drafted
+    assert places == sorted(places, reverse=True)
+
+
+def test_names_as_vllms_dashboards_read_them():
+    text, _ = after(ASK, metric_prefix="vllm")
+    assert read(text)["vllm:e2e_request_latency_seconds_count",] == 1
+    assert "paceline:" not in text
+
+
+def test_a_histogram_counts_up_to_each_bound():
+    histogram = Histogram((1.0, 2.0))
+    for value, times in ((0.5, 1), (1.0, 1), (1.5, 3), (9.0, 1)):
+        histogram.observe(value, times)
+    assert histogram.counts == [2, 3, 1]
+    assert histogram.sum == pytest.approx(15.0)
+
+
+def test_labels_are_escaped():
+    idle = SimpleNamespace(num_running=0, num_waiting=0, stats=EngineStats)
+    assert read(Metrics("paceline", 'a "b"\\\nc').text(idle))

@@ -1,0 +1,247 @@
+"""What is refused: with which status, in the form of the OpenAI API, and never with what a client may not know."""
+
+import asyncio
+import base64
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from paceline.hf.images import ImageLimits
+from paceline.server.chats import ImageRules, read_messages
+from paceline.server.errors import as_api_error
+from paceline.server.protocol import ChatRequest
+from tests.server.helpers import ASK, events, server
+
+CHAT = "/v1/chat/completions"
+
+
+def post(body, path=CHAT, headers=None, **settings):
+    """The status and the error."""
+
+    async def ask():
+        async with server(headers={"Content-Type": "application/json", **(headers or {})}, **settings) as client:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await client.post(path, content=content)
+
+    answer = asyncio.run(ask())
+    error = answer.json().get("error", {})
+    if answer.status_code != 200:
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+    return answer.status_code, error
+
+
+WRONG = {
+    "an unknown field": ({"wat": 1}, "unknown_parameter", "wat"),
+    "an unknown field of a message": (
+        {"messages": [{"role": "user", "content": "a", "wat": 1}]}, "unknown_parameter", "messages[0].wat",
+    ),
+    "a text for a number": ({"temperature": "1"}, "invalid_type", "temperature"),
+    "a number for a text": ({"messages": [{"role": "user", "content": 3}]}, "invalid_type", "messages[0].content"),
+    "NaN": ({"top_p": float("nan")}, "invalid_value", "top_p"),
+    "no messages": ({"messages": []}, "invalid_value", "messages"),
+    "a role that is none": ({"messages": [{"role": "x", "content": "a"}]}, "invalid_value", "messages[0].role"),
+    "below the range": ({"temperature": -1}, "invalid_value", "temperature"),
+    "above the range": ({"presence_penalty": 3}, "invalid_value", "presence_penalty"),
+    "many choices": ({"n": 129}, "invalid_value", "n"),
+    "no token": ({"logit_bias": {"97": 1}}, "invalid_value", None),
+    "top_logprobs alone": ({"top_logprobs": 2}, "invalid_value", None),
+    "both lengths": ({"max_completion_tokens": 3}, "invalid_value", "max_tokens"),
+    "no length": ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+    "two forms": (
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "invalid_value", None,
+    ),
+    "a form that is none": ({"structured_outputs": {"regex": "("}}, "invalid_value", None),
+    "no schema": ({"response_format": {"type": "json_schema"}}, "invalid_value", None),
+    "a prediction": ({"prediction": {"type": "content", "content": "a"}}, "unsupported_parameter", "prediction"),
+    "old functions": ({"functions": []}, "unsupported_parameter", "functions"),
+    "options of no stream": ({"stream_options": {}, "stream": None}, "invalid_value", "stream_options"),
+    "a template": ({"chat_template_kwargs": {"chat_template": "a"}}, "invalid_value", None),
+    "an option that no template reads": ({"chat_template_kwargs": {"thinking": 1}}, "invalid_value", None),
+    "a long prompt": (
+        {"messages": [{"role": "user", "content": "a" * 4000}]}, "context_length_exceeded", None,
+    ),
+    "half a character": ({"messages": [{"role": "user", "content": "\ud800"}]}, "invalid_value", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("fields", "code", "param"), WRONG.values(), ids=WRONG)
+def test_wrong_fields(fields, code, param, stream):
+    body = {**ASK, "stream": stream, **fields}
+    status, error = post(body)
+    assert (status, error["type"]) == (400, "invalid_request_error"), error
+    assert (error["code"], error["param"]) == (code, param), error
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b'"a"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 5000])
+def test_bodies_that_are_no_request(body):
+    assert post(body)[0] == 400
+
+
+def test_a_form_of_a_web_page_is_refused():
+    """Browsers let any page send it without asking the server first."""
+    body = b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}]}'
+    assert post(body, headers={"Content-Type": "text/plain"})[0] == 400
+    assert post(body)[0] == 200
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/nothing", 404), ("/v1/models", 405), ("/health", 405)])
+def test_wrong_addresses(path, status):
+    assert post(ASK, path)[0] == status
+
+
+def test_another_model():
+    for path in (CHAT, "/v1/completions"):
+        body = {**ASK, "model": "other\ud800"} if path == CHAT else {"model": "other", "prompt": "a"}
+        status, error = post(body, path)
+        assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [(None, 401), ("Bearer wrong", 401), ("Bearer ", 401), ("Basic key-2", 401), ("Bearer key-é", 401),
+     ("Bearer key-2", 200), ("bearer key-1", 200)],
+)  # fmt: skip
+def test_keys(header, status):
+    headers = {} if header is None else {"Authorization": header.encode()}
+    got, error = post(ASK, headers=headers, api_keys=["key-1", "key-2"])
+    assert got == status
+    assert got == 200 or error["code"] == "invalid_api_key"
+    assert "key-" not in str(error)
+
+
+def test_pages_without_a_key():
+    async def get():
+        async with server(api_keys=["key"]) as client:
+            paths = ("/", "/health", "/ready", "/metrics", "/v1/models", "/openapi.json", "//v1/models", "/v1")
+            return [(await client.get(path)).status_code for path in paths]
+
+    assert asyncio.run(get()) == [200, 200, 200, 200, 401, 401, 401, 401]
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_large_bodies(is_counted):
+    async def pieces():
+        for _ in range(40):
+            yield b" " * 1000
+
+    async def ask():
+        async with server(max_body_bytes=20_000) as client:
+            body = b" " * 40_000 if is_counted else pieces()
+            return await client.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_a_full_queue_says_when_to_come_again():
+    async def ask():
+        async with server(max_waiting=1) as client:
+            long = {**ASK, "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+            running = [asyncio.create_task(client.post(CHAT, json=long)) for _ in range(2)]
+            while client.engine.num_running < 2:
+                await asyncio.sleep(0.01)
+            waiting = asyncio.create_task(client.post(CHAT, json=ASK))
+            while client.engine.num_waiting < 1:
+                await asyncio.sleep(0.01)
+            refused = [await client.post(CHAT, json={**ASK, "stream": stream}) for stream in (False, True)]
+            answered = await asyncio.gather(*running, waiting)
+            return refused, answered
+
+    refused, answered = asyncio.run(ask())
+    for answer in refused:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(answer.headers["retry-after"]) > 0
+    assert [answer.status_code for answer in answered] == [200] * 3
+
+
+def test_a_server_that_shuts_down_takes_nothing():
+    async def ask():
+        async with server() as client:
+            client.service.is_draining = True
+            return await client.post(CHAT, json=ASK), await client.get("/ready"), await client.get("/health")
+
+    refused, ready, alive = asyncio.run(ask())
+    assert (refused.status_code, ready.status_code, alive.status_code) == (503, 503, 200)
+    assert "retry-after" in refused.headers
+
+
+def test_what_nobody_expected_tells_nothing():
+    error = as_api_error(RuntimeError("the secret path"))
+    assert (error.status_code, "secret" in error.detail) == (500, False)
+
+
+def test_an_error_behind_the_first_piece_is_an_event():
+    async def ask():
+        async with server(request_timeout_s=0.5) as client:
+            long = {**ASK, "max_tokens": 2000, "ignore_eos": True, "stream": True, "temperature": 0}
+            return await client.post(CHAT, json=long)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 200
+    assert events(answer.text)[-1]["error"]["code"] == "timeout"
+
+
+def test_origins_of_browsers():
+    async def preflight(**settings):
+        headers = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+        async with server(**settings) as client:
+            return await client.options(CHAT, headers=headers)
+
+    assert "access-control-allow-origin" not in asyncio.run(preflight()).headers
+    for origin, status in (("https://a.example", 200), ("https://b.example", 400)):
+        assert asyncio.run(preflight(allow_origins=[origin], api_keys=["k"])).status_code == status
+
+
+# Images
+
+
+def picture(size: int = 8) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (size, size), "red").save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def image(url, count=1):
+    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}] * count}]}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["/etc/passwd", "file:///etc/passwd", "https://example.org/a.png", "http://127.0.0.1:1/a.png",
+     "data:image/png;base64,AAAA", "data:,", "ftp://example.org/a.png", ""],
+)  # fmt: skip
+def test_images_that_are_not_taken(url):
+    status, error = post({**ASK, **image(url)})
+    assert (status, error["code"]) == (400, "invalid_value")
+
+
+def test_a_file_of_the_server_is_no_image():
+    """As the library would take it from its own user."""
+    for part in ({"type": "image", "image": "/etc/passwd"}, {"type": "image", "path": "/etc/passwd"}):
+        assert post({**ASK, "messages": [{"role": "user", "content": [part]}]})[0] == 400
+
+
+def read(url, count=1, **rules):
+    body = ChatRequest.model_validate({**ASK, **image(url, count)})
+    return read_messages(body.messages, ImageRules(**rules))
+
+
+def test_images_are_opened_before_the_engine_sees_them():
+    (message,) = read(picture())
+    assert isinstance(message["content"][0]["image"], Image.Image)
+
+
+def test_limits_of_images():
+    read(picture(64), limits=ImageLimits(max_pixels=64 * 64, hosts=()))
+    with pytest.raises(ValueError, match="too many pixels"):
+        read(picture(65), limits=ImageLimits(max_pixels=64 * 64, hosts=()))
+    with pytest.raises(ValueError, match="too many images"):
+        read(picture(), count=17)
+    with pytest.raises(ValueError, match="not allowed"):
+        read("http://b.example/a.png", limits=ImageLimits(hosts=("a.example",)))
+    with pytest.raises(ValueError, match="private address"):
+        read("http://localhost:1/a.png", limits=ImageLimits(hosts=("localhost",)))

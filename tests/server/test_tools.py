@@ -1,0 +1,92 @@
+"""Calls of tools: found in the text wherever it is cut, forced by tool_choice, and shown to the template."""
+
+import asyncio
+import json
+
+import pytest
+
+from paceline.server.tools import ToolReader
+from tests.server.helpers import ASK, events, server, tiny_llm
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"enum": [1, 2, 3]}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    },
+}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+TEXTS = {
+    "no call <tool> < b": ("no call <tool> < b", 0),
+    f"before {CALL}\n{CALL}": ("before \n", 2),
+    f"{CALL} after <tool_ca": (" after <tool_ca", 1),
+    CALL.removesuffix("</tool_call>"): ("", 1),
+    "<tool_call>no JSON</tool_call>.": ("<tool_call>no JSON</tool_call>.", 0),
+    '<tool_call>{"name": 3}</tool_call>': ('<tool_call>{"name": 3}</tool_call>', 0),
+    '<tool_call>{"name": "f", "argu': ('<tool_call>{"name": "f", "argu', 0),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_reader_finds_the_same_wherever_text_is_cut(text, size):
+    reader = ToolReader()
+    shown = "".join(reader.feed(text[at : at + size]) for at in range(0, len(text), size)) + reader.finish()
+    assert (shown, len(reader.calls)) == TEXTS[text]
+    for call in reader.calls:
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("f", {"x": 1})
+    assert len({call["id"] for call in reader.calls}) == len(reader.calls)
+
+
+def test_text_is_not_held_back_longer_than_a_tag_may_be_in_it():
+    assert ToolReader().feed("one <tool two <") == "one <tool two "
+
+
+def chat(**body):
+    async def ask():
+        async with server() as client:
+            return await client.post("/v1/chat/completions", json={**ASK, "max_tokens": 200, **body})
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_demanded_call_is_made(choice):
+    body = {"tools": [TOOL], "tool_choice": choice, "logit_bias": {"85": -100}}
+    (made,) = chat(**body).json()["choices"]
+    assert made["finish_reason"] == "tool_calls"
+    assert made["message"]["content"] is None
+    (call,) = made["message"]["tool_calls"]
+    assert call["function"]["name"] == "f"
+    assert json.loads(call["function"]["arguments"])["x"] in (1, 2, 3)
+    pieces = [one for piece in events(chat(**body, stream=True).text) for one in piece["choices"]]
+    assert not any(one["delta"].get("content") for one in pieces)
+    assert pieces[-1]["finish_reason"] == "tool_calls"
+    assert pieces[-1]["delta"]["tool_calls"][0]["function"] == call["function"]
+
+
+def test_the_template_reads_tools_and_calls():
+    def num_tokens(**body):
+        return chat(**body, max_tokens=1).json()["usage"]["prompt_tokens"]
+
+    assert num_tokens(tools=[TOOL]) == num_tokens() + len(tiny_llm().tokenizer.encode("f "))
+    assert num_tokens(tools=[TOOL], tool_choice="none") == num_tokens()
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    answered = {"role": "tool", "content": "2", "tool_call_id": "c"}
+    assert num_tokens(messages=[*ASK["messages"], called, answered]) > num_tokens()
+
+
+def test_a_tool_that_is_not_there_is_refused():
+    other = {"type": "function", "function": {"name": "g"}}
+    assert chat(tools=[TOOL], tool_choice=other).status_code == 400
+    assert chat(tool_choice="required").status_code == 400

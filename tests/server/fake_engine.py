@@ -13,7 +13,7 @@ class QueueFull(PacelineError):
 
 
 @dataclass(frozen=True)
-class Stats:
+class EngineStats:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     drafts: int = 0
@@ -27,7 +27,7 @@ class AsyncLLM:
         self.llm, self.max_waiting = llm, max_waiting
         self.num_running = self.num_waiting = 0
         self.slots = asyncio.Semaphore(llm.runner.num_slots)
-        self._stats = Stats()
+        self._stats = EngineStats()
         self.is_alive = True
 
     def stats(self):
@@ -88,6 +88,8 @@ class AsyncLLM:
             while (item := await queue.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
+                new = sum(len(one.token_ids) for one in item.outputs)
+                self._stats = replace(self._stats, generated_tokens=self._stats.generated_tokens + new)
                 yield item
         finally:
             stop.set()

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-if TYPE_CHECKING:
-    from ..async_llm import AsyncLLM
+from ..async_llm import AsyncLLM
+from ..core.figures import tokens_per_pass
 from ..core.request import SamplingParams
 from ..errors import ConfigError, PacelineError
 from ..hf.prompts import Prompt, TemplatedChat
@@ -58,7 +58,7 @@ class Settings:
 class Service:
     """An engine with its settings, and the answering of one request."""
 
-    def __init__(self, engine: "AsyncLLM", llm: LLM, settings: Settings):
+    def __init__(self, engine: AsyncLLM, llm: LLM, settings: Settings):
         self.engine, self.llm, self.settings = engine, llm, settings
         self.metrics = Metrics(settings.metric_prefix, settings.model)
         self.is_draining, self.begin = False, int(time.time())
@@ -124,7 +124,7 @@ class Answering:
 
     async def deltas(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[tuple[Choice, Delta]]:
         """What comes, choice by choice. However it ends the log learns of it, and the metrics unless it was refused."""
-        is_refused = False
+        is_refused, end = False, "abort"
         try:
             async with aclosing(outputs):
                 async for place, output in outputs:
@@ -134,16 +134,16 @@ class Answering:
                         if choice.finish_reason is None:
                             self.watch.tokens(choice.index, len(part.token_ids))
                             yield choice, choice.take(part)
-        except PacelineError:
-            is_refused = not self.prompt_tokens
+        except Exception as error:
+            is_refused, end = isinstance(error, PacelineError) and not self.prompt_tokens, "error"
             raise
         finally:
-            reasons = [] if is_refused else [one.finish_reason or "abort" for one in self.choices]
+            reasons = [] if is_refused else [one.finish_reason or end for one in self.choices]
             self.seconds = self.watch.end(reasons)
-            decoding = figures_of(self.choices, None, 0)["speculative_decoding"]
+            passes = tokens_per_pass(one for choice in self.choices for one in choice.rounds)
             usage = usage_of(sum(self.prompt_tokens.values()), self.choices)
             self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
-            self.log |= {"finish_reasons": reasons, "tokens_per_pass": decoding["mean_acceptance_length"]}
+            self.log |= {"finish_reasons": reasons, "tokens_per_pass": round(passes, 3)}
 
     async def events(
         self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
@@ -179,7 +179,7 @@ class Answering:
         return {**usage, "metrics": figures_of(self.choices, self.watch.first_s, self.seconds)}
 
 
-def make_app(engine: "AsyncLLM", llm: LLM, settings: Settings) -> FastAPI:
+def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     """The application; `app.state.service` is its `Service`."""
     cors = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
     middleware = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as RoutingError
 
-from ..errors import CacheFull, ConfigError, PacelineError
+from ..errors import CacheFull, ConfigError, EngineStopped, PacelineError, QueueFull
 
 CLIENT_GONE = 499
 """The status in logs where nobody was left to answer, as of nginx."""
@@ -43,8 +43,10 @@ def as_api_error(error: Exception) -> ApiError:
         return _of_validation(error.errors())
     if isinstance(error, CacheFull):
         return ApiError(400, str(error), "context_length_exceeded")
-    if type(error).__name__ == "QueueFull":
+    if isinstance(error, QueueFull):
         return ApiError(429, str(error), "rate_limit_exceeded", retry_after_s=1)
+    if isinstance(error, EngineStopped):
+        return ApiError(503, str(error), "server_shutting_down", retry_after_s=5)
     if isinstance(error, ConfigError):
         named = re.search(r"SamplingParams\.(\w+)", str(error))
         return ApiError(400, str(error), "invalid_value", named and named[1])

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
+from ..async_llm import AsyncLLM
+
 _TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
@@ -34,8 +36,8 @@ class Metrics:
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
         self.to_first, self.between, self.whole = Histogram(_TO_FIRST), Histogram(_BETWEEN), Histogram(_WHOLE)
 
-    def text(self, engine: Any) -> str:
-        """All of them. engine: an `AsyncLLM`."""
+    def text(self, engine: AsyncLLM) -> str:
+        """All of them."""
         stats = engine.stats()
         lines = [
             *self._one("num_requests_running", "gauge", "Requests being answered.", engine.num_running),

@@ -7,13 +7,11 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
-
-if TYPE_CHECKING:
-    from ..async_llm import AsyncLLM
+from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 
 LogFormat = Literal["text", "json"]
@@ -56,7 +54,7 @@ class Server(uvicorn.Server):
     A second signal ends that. announce: called with the URL once the server listens.
     """
 
-    def __init__(self, app: FastAPI, engine: "AsyncLLM", drain_s: float, announce: Callable[[str], None]):
+    def __init__(self, app: FastAPI, engine: AsyncLLM, drain_s: float, announce: Callable[[str], None]):
         super().__init__(
             uvicorn.Config(
                 app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5

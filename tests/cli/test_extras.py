@@ -5,7 +5,7 @@ import sys
 
 BARE = """
 import sys
-EXTRAS = {"accelerate", "llguidance", "matplotlib", "peft", "tensorboard", "torchao"}
+EXTRAS = {"accelerate", "fastapi", "llguidance", "matplotlib", "peft", "tensorboard", "torchao", "uvicorn"}
 
 class Without:
     '''A finder of modules that does not find those of the extras.'''
@@ -42,6 +42,7 @@ for words in (
     assert done.exit_code == 0, (words, done.output)
 assert not (folder / "c.svg").exists()
 assert "paceline[plots]" in paceline("plot", str(folder / "result")).stderr
+assert "pip install 'paceline[serve]'" in paceline("serve", model).stderr
 for method in ("eagle", "qat"):
     told = paceline("train", method, "--target", model, "--out", str(folder / "run"), f"prompts={prompts}")
     assert told.exit_code == 1 and "pip install 'paceline[train]'" in told.stderr, told.output

@@ -11,7 +11,7 @@ from paceline import LLM, PromptLookup
 from paceline.server.app import Settings, make_app
 from paceline.server.run import Server, bind
 from tests.helpers import loaded
-from tests.server.fake_engine import AsyncLLM
+from paceline.async_llm import AsyncLLM
 from tests.structured.common import byte_tokenizer
 
 TEMPLATE = (

@@ -1,13 +1,21 @@
 """The `openai` client, unchanged, against a server on a socket; and the process from its start to SIGTERM."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 
+import httpx
 import openai
 import pytest
 
 from paceline import SamplingParams
+from tests.cli.helpers import save
 from tests.server.helpers import ASK, listening, tiny_llm
 from tests.server.test_tools import TOOL
+from tests.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +68,51 @@ def test_errors(client, change, kind):
 def test_a_wrong_key(client):
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory):
+    """`paceline serve` in a process of its own, its first line, and its URL."""
+    folder = save(tmp_path_factory.mktemp("served"), tiny_model("llama", max_position_embeddings=20_000))
+    command = [sys.executable, "-m", "paceline", "serve", folder, "--port", "0", "--json", "--log-format", "json"]
+    made = subprocess.Popen(
+        [*command, "--served-model-name", "tiny"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PACELINE_API_KEY": "secret"},
+    )  # fmt: skip
+    try:
+        yield made, json.loads(made.stdout.readline())
+    finally:
+        made.kill()
+        made.wait()
+
+
+def test_sigterm_finishes_what_is_being_answered(process):
+    made, told = process
+    assert (told["served_model_name"], told["drafter"]) == ("tiny", "lookup")
+    headers = {"Authorization": "Bearer secret"}
+    body = {"model": "tiny", "prompt": "w5 w9", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    begun, pieces = threading.Event(), []
+
+    def ask():
+        with httpx.stream("POST", told["url"] + "/v1/completions", json=body, headers=headers, timeout=60) as answer:
+            for line in answer.iter_lines():
+                pieces.append(line)
+                begun.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert begun.wait(60)
+    made.send_signal(signal.SIGTERM)
+    refused = httpx.post(told["url"] + "/v1/completions", json=body, headers=headers, timeout=60)
+    assert refused.status_code == 503
+    asking.join(60)
+    assert pieces[-2] == "data: [DONE]"
+    assert json.loads(pieces[-4].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    _, errors = made.communicate(timeout=60)
+    assert made.returncode == 0, errors
+    lines = [json.loads(line) for line in errors.splitlines() if line.startswith("{")]
+    assert [line["status"] for line in lines] == [503, 200]
+    assert (lines[1]["completion_tokens"], lines[1]["finish_reasons"]) == (3000, ["length"])
+    assert all(line["request_id"].startswith("req_") for line in lines)
+    assert "secret" not in errors
+    assert "w5" not in errors

@@ -1,0 +1,112 @@
+"""`paceline serve`: an HTTP server with the endpoints of the OpenAI API."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from ..errors import ConfigError
+from .options import ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
+from .screen import Screen
+
+_SERVER, _SAFETY, _LIMITS, _OUTPUT = "Server", "Who may ask", "Limits", "Answers and logs"
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+_KEY_VARIABLE = "PACELINE_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where the server listens, whom it answers, and how much."""
+
+    host: Annotated[str, Opt("Address to listen at; 0.0.0.0: all of this machine.", _SERVER)] = "127.0.0.1"
+    port: Annotated[int, Opt("0: any free one.", _SERVER, min=0, max=65535)] = 8000
+    served_model_name: Annotated[
+        str | None, Opt("Name of the model in requests; default: MODEL.", _SERVER, metavar="NAME")
+    ] = None
+    max_num_seqs: Annotated[int, Opt("Answers decoded side by side.", _SERVER, min=1)] = 8
+    drain_timeout: Annotated[
+        float, Opt("After SIGTERM or Ctrl-C, seconds to finish what is being answered.", _SERVER, min=0)
+    ] = 30.0
+    api_key: Annotated[
+        list[str] | None,
+        Opt(f"Key that clients must send; repeatable. Better in {_KEY_VARIABLE}: others see options.", _SAFETY),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None, Opt("Page of another host that may call from browsers; repeatable.", _SAFETY, metavar="URL")
+    ] = None
+    allow_image_hosts: Annotated[
+        list[str] | None,
+        Opt("Host from which image URLs are fetched; repeatable. Default: data URIs alone.", _SAFETY, metavar="HOST"),
+    ] = None
+    max_waiting: Annotated[
+        int, Opt("Requests that may wait for a slot; more are refused with 429.", _LIMITS, min=0)
+    ] = 256
+    max_body_mb: Annotated[int, Opt("Size of a request.", _LIMITS, min=1)] = 32
+    max_image_mb: Annotated[int, Opt("Size of an image.", _LIMITS, min=1)] = 20
+    request_timeout: Annotated[float, Opt("Seconds for an answer, its wait included.", _LIMITS, min=0.001)] = 600.0
+    return_metrics: Annotated[bool, Opt("Say with every answer how it was decoded.", _OUTPUT)] = False
+    metric_prefix: Annotated[
+        Literal["paceline", "vllm"], Opt("vllm: names of /metrics as vLLM's dashboards read them.", _OUTPUT)
+    ] = "paceline"
+    log_format: Annotated[Literal["text", "json"], Opt("Form of the lines on stderr.", _OUTPUT)] = "text"
+
+    @property
+    def api_keys(self) -> list[str]:
+        """From the options, or the environment. Raises `ConfigError` for an empty one."""
+        given = self.api_key or ([os.environ[_KEY_VARIABLE]] if _KEY_VARIABLE in os.environ else [])
+        if not all(key.strip() for key in given):
+            raise ConfigError("an API key is empty", fix=f"give --api-key a text, or unset {_KEY_VARIABLE}")
+        return given
+
+
+@command
+def serve(
+    model: ModelArgument,
+    server: ServerOptions,
+    speculation: SpeculationOptions,
+    loading: ModelOptions,
+    screen: Screen,
+) -> None:
+    """Answer requests of the OpenAI API over HTTP, and show a chat at /.
+
+    Example:  paceline serve smollm2-135m --drafter lookup
+
+    Example:  curl localhost:8000/v1/models
+    """
+    chosen, keys = speculation.choose("lookup"), server.api_keys
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"paceline serve needs {error.name}", fix="pip install 'paceline[serve]'") from error
+    from ..server.run import Server, bind, set_up_logs
+
+    taken = bind(server.host, server.port)
+    if server.host not in _LOCAL and not keys:
+        screen.say(f"[yellow]Whoever reaches {server.host} may ask:[/yellow] there is no --api-key.")
+    llm = open_engine(model, screen, loading, chosen, server.max_num_seqs)
+    from ..async_llm import AsyncLLM
+    from ..hf.images import ImageLimits
+    from ..server.app import Settings, make_app
+    from ..server.chats import ImageRules
+
+    hosts = tuple(host.lower() for host in server.allow_image_hosts or ())
+    settings = Settings(
+        model=server.served_model_name or (Path(model).name if Path(model).is_dir() else model),
+        api_keys=keys,
+        allow_origins=server.allow_origin or (),
+        images=ImageRules(ImageLimits(max_bytes=server.max_image_mb << 20, timeout_s=10.0, hosts=hosts)),
+        max_body_bytes=server.max_body_mb << 20,
+        request_timeout_s=server.request_timeout,
+        metric_prefix=server.metric_prefix,
+        return_metrics=server.return_metrics,
+    )
+    engine = AsyncLLM(llm, max_waiting=server.max_waiting)
+    set_up_logs(server.log_format)
+
+    def announce(url: str) -> None:
+        if screen.json:
+            screen.put_json({**chosen.as_json(model), "served_model_name": settings.model, "url": url})
+        screen.say(f"Serving [bold]{settings.model}[/bold] with {chosen.config.name} at {url} (page), {url}/v1 (API)")
+
+    Server(make_app(engine, llm, settings), engine, server.drain_timeout, announce).run_at(taken)

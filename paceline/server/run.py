@@ -11,6 +11,7 @@ from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
+
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 

@@ -8,10 +8,10 @@ from functools import cache
 import httpx
 
 from paceline import LLM, PromptLookup
+from paceline.async_llm import AsyncLLM
 from paceline.server.app import Settings, make_app
 from paceline.server.run import Server, bind
 from tests.helpers import loaded
-from paceline.async_llm import AsyncLLM
 from tests.structured.common import byte_tokenizer
 
 TEMPLATE = (

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.server.metrics import Histogram, Metrics
 from paceline.engine.scheduler import EngineStats
+from paceline.server.metrics import Histogram, Metrics
 from tests.server.helpers import ASK, server
 
 LINE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} ([0-9.e+-]+)')

@@ -89,7 +89,8 @@ class SamplingParams:
     skip_special_tokens: bool = True  # in the text
     spaces_between_special_tokens: bool = True  # of no effect: transformers 5 puts none
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
-    extra_args: dict[str, Any] | None = None  # for drafters and processors of your own: `Sequence.params.extra_args`
+    extra_args: dict[str, Any] | None = None  # {"num_speculative_tokens": k}: drafts of at most k tokens, 0: none; and
+    # what drafters and processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -102,6 +103,9 @@ class SamplingParams:
         if self.n > 1 and self.temperature == 0:
             fix = "sample with a temperature above 0, or leave n at 1"
             raise ConfigError("SamplingParams.n asks for several greedy answers, which are all the same", fix=fix)
+        if type(self.most_drafted) is not int or self.most_drafted < 0:
+            what = 'SamplingParams.extra_args["num_speculative_tokens"] is no number of tokens'
+            raise ConfigError(what, got=brief(self.most_drafted), expected="an integer of at least 0")
         if self.stop and not self.detokenize:
             fix = "use stop_token_ids, or leave detokenize=True"
             raise ConfigError("SamplingParams.stop needs the text, and detokenize=False leaves it out", fix=fix)
@@ -110,6 +114,11 @@ class SamplingParams:
     def most_tokens(self) -> int:
         """`max_tokens` as a number; very large where it is None."""
         return sys.maxsize if self.max_tokens is None else self.max_tokens
+
+    @cached_property
+    def most_drafted(self) -> int:
+        """The most tokens in a row that may be drafted for this request, see `extra_args`."""
+        return (self.extra_args or {}).get("num_speculative_tokens", sys.maxsize)
 
     @cached_property
     def needs_history(self) -> bool:

@@ -127,7 +127,7 @@ class SpeculativeDecoder:
         return without_forbidden(draft, seqs)
 
     def _cut(self, seq: Sequence, wish: DraftBudget) -> DraftBudget:
-        """The policy's budget, cut to what may still be emitted besides the target's own token.
+        """The policy's budget, cut to what may still be emitted besides the target's own token, and to the request's.
 
         Drafters that need the states or the cache of the target's pass draft from the second round on.
         """
@@ -135,7 +135,8 @@ class SpeculativeDecoder:
             return wish
         room = self.runner.room(seq.slot) - len(first_pass.unread(self.runner, seq))
         waits = seq.is_unread and not self.drafter.info.member(wish.drafter_index).drafts_during_prefill
-        depth = 0 if waits else max(0, min(wish.depth, wish.nodes, seq.remaining - 1, room))
+        most = min(wish.depth, wish.nodes, seq.remaining - 1, room, seq.params.most_drafted)
+        depth = 0 if waits else max(0, most)
         return wish if depth == wish.depth > 0 else replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 
     def _append(

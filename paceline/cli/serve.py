@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rich.markup import escape
+
 from ..errors import ConfigError
 from .options import ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
 from .screen import Screen
@@ -107,6 +109,8 @@ def serve(
     def announce(url: str) -> None:
         if screen.json:
             screen.put_json({**chosen.as_json(model), "served_model_name": settings.model, "url": url})
-        screen.say(f"Serving [bold]{settings.model}[/bold] with {chosen.config.name} at {url} (page), {url}/v1 (API)")
+        screen.say(
+            f"Serving [bold]{escape(settings.model)}[/bold] with {chosen.config.name} at {url} (page), {url}/v1 (API)"
+        )
 
     Server(make_app(engine, llm, settings), engine, server.drain_timeout, announce).run_at(taken)

@@ -33,6 +33,8 @@ from .metrics import Metrics, Watch
 from .streams import EventStream, connected, event, merged
 from .tools import ToolReader, forced_form, reader_of
 
+_MAX_CHARS = 64
+"""Characters for each token of the context; a longer prompt is refused unread, since reading takes long."""
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -76,6 +78,13 @@ class Service:
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream.", "invalid_value", "stream_options")
 
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raise `ApiError` for what is much longer than the context."""
+        length, most = max(map(len, texts), default=0), _MAX_CHARS * self.llm.runner.max_length
+        if length > most:
+            message = f"A prompt is far longer than the context: {length} characters. Expected: at most {most}."
+            raise ApiError(400, message, "context_length_exceeded")
+
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` for the name of another model."""
         if name not in (None, self.settings.model):
@@ -95,6 +104,11 @@ class Service:
         log = request.scope["log"]
         answer_id = f"{form.id_prefix}-{log['request_id'].removeprefix('req_')}"
         painted = self.llm.tokenizer if body.return_provenance else None
+        if len(prompts) * params.n > protocol.MAX_CHOICES:
+            what = (
+                f"Too many choices: {len(prompts)} prompts with n={params.n}. Expected: at most {protocol.MAX_CHOICES}."
+            )
+            raise ApiError(400, what, "invalid_value", "n")
         choices = [new_choice(index, make_reader(), painted) for index in range(len(prompts) * params.n)]
         run = Answering(self, form, choices, Watch(self.metrics), log, head_of(answer_id, form.whole, body.model))
         sources = [self.engine.generate(one, params, f"{answer_id}-{place}") for place, one in enumerate(prompts)]
@@ -197,6 +211,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
         service.check(body)
+        service.check_texts(body.texts)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
         most = {"max_tokens": body.max_completion_tokens}
@@ -207,6 +222,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
         service.check(body)
+        service.check_texts(body.texts)
         params = body.params({**service.defaults, "max_tokens": 16}, body.logprobs)
         if body.best_of not in (None, params.n):
             raise unsupported("best_of")
@@ -227,6 +243,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(body: protocol.TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
+        service.check_texts([body.prompt or "", *protocol.texts_of(body.messages or ())])
         ids = await run_in_threadpool(_tokens, llm, body, settings.images)
         texts = {"token_strs": llm.tokenizer.convert_ids_to_tokens(ids)} if body.return_token_strs else {}
         return {"count": len(ids), "max_model_len": llm.runner.max_length, "tokens": ids, **texts}
@@ -267,11 +284,11 @@ def _as_text(llm: LLM, prompt: str | list[int]) -> str:
 
 
 def _tokens(llm: LLM, body: protocol.TokenizeRequest, images: ImageRules) -> list[int]:
-    """Of a text or a chat, of any length. Raises `ConfigError`."""
+    """Of a text or a chat. Raises `ConfigError`, and `CacheFull` where it fills the context."""
     if (body.prompt is None) == (body.messages is None):
         raise ConfigError("tokenize takes a text or a chat", expected="either prompt or messages")
     if body.prompt is not None:
-        return list(llm.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens))
+        return llm.encode(body.prompt)
     options = {"add_generation_prompt": body.add_generation_prompt}
     return llm.encode(TemplatedChat(read_messages(body.messages or [], images), options))
 

@@ -86,8 +86,8 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def _of_validation(errors: Sequence[Any]) -> ApiError:
-    """The first fault; of a union, the one that lies deepest."""
-    deepest = max(errors, key=lambda one: len(one["loc"]))
+    """The first fault; of a union, the one that lies deepest, or that is more than a wrong type."""
+    deepest = max(errors, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
     kind, words = deepest["type"], deepest["msg"].removeprefix("Value error, ")
     if kind == "json_invalid":
         return ApiError(400, f"The body is no JSON: {deepest['ctx']['error']}.", "invalid_json")

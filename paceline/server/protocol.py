@@ -5,7 +5,7 @@ cannot change an answer.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
@@ -73,6 +73,12 @@ class Message(Fields):
     refusal: None = None
 
 
+def texts_of(messages: Sequence[Message]) -> list[str]:
+    """The texts of a chat."""
+    whole = [one.content for one in messages if isinstance(one.content, str)]
+    return whole + [part.text for one in messages for part in one.content or () if isinstance(part, Text)]
+
+
 class Function(Fields):
     """A function that the model may call. parameters: a JSON schema."""
 
@@ -136,7 +142,7 @@ class Request(Fields):
     top_p: float | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
     max_tokens: int | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -147,8 +153,8 @@ class Request(Fields):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=256)] | None = None
     allowed_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -226,6 +232,11 @@ class ChatRequest(Request):
     verbosity: Literal["medium"] | None = None
 
     @property
+    def texts(self) -> list[str]:
+        """All of its messages."""
+        return texts_of(self.messages)
+
+    @property
     def num_logprobs(self) -> int | None:
         """See `Request.params`. Raises `ConfigError` for top_logprobs without logprobs."""
         if self.top_logprobs is not None and not self.logprobs:
@@ -244,6 +255,11 @@ class CompletionRequest(Request):
     best_of: int | None = None
 
     @property
+    def texts(self) -> list[str]:
+        """Those that are texts."""
+        return [one for one in self.prompts if isinstance(one, str)]
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         """Each of them."""
         is_one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
@@ -256,7 +272,7 @@ class TokenizeRequest(Fields):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: Literal[True] = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 

@@ -63,6 +63,10 @@ WRONG = {
     "a long prompt": (
         {"messages": [{"role": "user", "content": "a" * 4000}]}, "context_length_exceeded", None,
     ),
+    "a prompt that is not even read": (
+        {"messages": [{"role": "user", "content": "a" * 140_000}]}, "context_length_exceeded", None,
+    ),
+    "many stops": ({"stop": ["a"] * 65}, "invalid_value", "stop"),
     "half a character": ({"messages": [{"role": "user", "content": "\ud800"}]}, "invalid_value", None),
 }  # fmt: skip
 
@@ -79,6 +83,11 @@ def test_wrong_fields(fields, code, param, stream):
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b'"a"', b"\xff\xfe", b"[" * 100_000, b'{"a":' * 5000])
 def test_bodies_that_are_no_request(body):
     assert post(body)[0] == 400
+
+
+def test_prompts_count_as_choices():
+    status, error = post({"model": "tiny", "prompt": ["a"] * 10, "n": 13}, "/v1/completions")
+    assert (status, error["param"]) == (400, "n")
 
 
 def test_a_form_of_a_web_page_is_refused():

@@ -1,0 +1,38 @@
+"""Pictures in requests: the answer is that of the library to the same pictures."""
+
+import asyncio
+import base64
+import io
+
+from paceline import LLM, SamplingParams
+from tests.server.helpers import server
+from tests.vision.families import make, picture
+
+CHAT = "/v1/chat/completions"
+
+
+def as_uri(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def test_a_chat_with_pictures():
+    model, processor = make("llava")
+    llm = LLM(model, processor=processor, max_num_seqs=2)
+    images, text = [picture(1), picture(2)], {"type": "text", "text": "which?"}
+    sent = [{"type": "image_url", "image_url": {"url": as_uri(image)}} for image in images]
+
+    async def ask():
+        async with server(llm) as client:
+            body = {"model": "tiny", "max_tokens": 12, "temperature": 0}
+            both = [{**body, "messages": [{"role": "user", "content": [*parts, text]}]} for parts in (sent, sent[::-1])]
+            return [(await client.post(CHAT, json=one)).json() for one in both]
+
+    answers = asyncio.run(ask())
+    opened = [{"type": "image", "image": image} for image in images]
+    for answer, parts in zip(answers, (opened, opened[::-1]), strict=True):
+        wanted = llm.chat([{"role": "user", "content": [*parts, text]}], SamplingParams(max_tokens=12))[0]
+        assert answer["choices"][0]["message"]["content"] == wanted.text
+        assert answer["usage"]["prompt_tokens"] == len(wanted.prompt_token_ids)
+    assert answers[0]["choices"] != answers[1]["choices"], "the pictures count"

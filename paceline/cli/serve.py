@@ -89,8 +89,9 @@ def serve(
     llm = open_engine(model, screen, loading, chosen, server.max_num_seqs)
     from ..async_llm import AsyncLLM
     from ..hf.images import ImageLimits
-    from ..server.app import Settings, make_app
+    from ..server.app import make_app
     from ..server.chats import ImageRules
+    from ..server.service import Settings
 
     hosts = tuple(host.lower() for host in server.allow_image_hosts or ())
     settings = Settings(

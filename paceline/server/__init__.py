@@ -1,8 +1,11 @@
 """An HTTP server with the endpoints of the OpenAI API, on one engine.
 
 protocol   what requests may hold, and `SamplingParams` of them
-chats      from the messages of a request to a prompt: images, tools, forced forms
-answers    from the engine's outputs to choices, whole or in pieces; calls of tools in them
+chats      from the messages of a request to a prompt, and its images
+tools      calls of tools: found in an answer, or forced
+answers    from the engine's outputs to choices, whole or in pieces
+service    an engine with its settings, and the answering of one request
+streams    server-sent events; the end of a request whose client is gone or whose time is up
 app        the endpoints
 gate       what every request passes: request id, log line, key, body limit
 errors     errors in the API's form

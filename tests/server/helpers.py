@@ -9,8 +9,9 @@ import httpx
 
 from paceline import LLM, PromptLookup
 from paceline.async_llm import AsyncLLM
-from paceline.server.app import Settings, make_app
+from paceline.server.app import make_app
 from paceline.server.run import Server, bind
+from paceline.server.service import Settings
 from tests.helpers import loaded
 from tests.structured.common import byte_tokenizer
 

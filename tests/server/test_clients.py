@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from paceline import SamplingParams
-from tests.cli.helpers import save
+from tests.cli.helpers import paceline, save
 from tests.server.helpers import ASK, listening, tiny_llm
 from tests.server.test_tools import TOOL
 from tests.tiny import tiny_model
@@ -68,6 +68,14 @@ def test_errors(client, change, kind):
 def test_a_wrong_key(client):
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").models.list()
+
+
+def test_a_taken_port_is_known_before_a_model_is_loaded():
+    with listening() as (url, _, _):
+        refused = paceline("serve", "no-such-model", "--port", url.rpartition(":")[2])
+    assert refused.exit_code == 1
+    assert "cannot be served" in refused.stderr
+    assert "--port" in refused.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,186 @@
+"""An engine with the settings of a server, and the answering of one request."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from ..async_llm import AsyncLLM
+from ..core.figures import tokens_per_pass
+from ..core.request import SamplingParams
+from ..errors import PacelineError
+from ..hf.prompts import Prompt
+from ..llm import LLM
+from ..outputs import RequestOutput
+from ..schema import brief
+from . import protocol
+from .answers import ChatForm, Choice, CompletionForm, Delta, choice_of, figures_of, head_of, new_choice, usage_of
+from .chats import ImageRules
+from .errors import ApiError, unsupported
+from .metrics import Metrics, Watch
+from .streams import EventStream, connected, event, merged
+from .tools import ToolReader
+
+_MAX_CHARS = 64
+"""Characters for each token of the context; a longer prompt is refused unread, since reading takes long."""
+_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a server behaves.
+
+    model: its name in requests. api_keys: none: no key is asked for. allow_origins: pages of other hosts that may call
+    it from a browser. request_timeout_s: for an answer, its wait for a slot included. return_metrics: with every
+    answer, how it was decoded.
+    """
+
+    model: str
+    api_keys: Sequence[str] = ()
+    allow_origins: Sequence[str] = ()
+    images: ImageRules = field(default_factory=ImageRules)
+    max_body_bytes: int = 32 << 20
+    request_timeout_s: float = 600.0
+    metric_prefix: str = "paceline"
+    return_metrics: bool = False
+
+
+class Service:
+    """An engine with its settings, and the answering of one request."""
+
+    def __init__(self, engine: AsyncLLM, llm: LLM, settings: Settings):
+        self.engine, self.llm, self.settings = engine, llm, settings
+        self.metrics = Metrics(settings.metric_prefix, settings.model)
+        self.is_draining, self.begin = False, int(time.time())
+        config = llm.loaded.model.generation_config
+        given = {name: getattr(config, name, None) for name in _DEFAULTS}
+        self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
+
+    def check(self, body: protocol.Request) -> None:
+        """Raise `ApiError` for what this server does not have."""
+        self.check_model(body.model)
+        if self.is_draining:
+            raise ApiError(503, "The server is shutting down.", "server_shutting_down", retry_after_s=5)
+        if body.prediction is not None:
+            raise unsupported("prediction", "leave it out; the drafters lookup and suffix draft from the prompt's text")
+        if body.stream_options is not None and not body.stream:
+            raise ApiError(400, "stream_options needs stream.", "invalid_value", "stream_options")
+
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raise `ApiError` for what is much longer than the context."""
+        length, most = max(map(len, texts), default=0), _MAX_CHARS * self.llm.runner.max_length
+        if length > most:
+            message = f"A prompt is far longer than the context: {length} characters. Expected: at most {most}."
+            raise ApiError(400, message, "context_length_exceeded")
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` for the name of another model."""
+        if name not in (None, self.settings.model):
+            message = f"The model {brief(name)} does not exist. This server has {self.settings.model!r}."
+            raise ApiError(404, message, "model_not_found", "model")
+
+    async def answer(
+        self,
+        request: Request,
+        body: protocol.Request,
+        form: ChatForm | CompletionForm,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        make_reader: Callable[[], ToolReader | None] = lambda: None,
+    ) -> Response:
+        """Answer `params.n` times to each prompt, whole or as a stream."""
+        log = request.scope["log"]
+        answer_id = f"{form.id_prefix}-{log['request_id'].removeprefix('req_')}"
+        painted = self.llm.tokenizer if body.return_provenance else None
+        if len(prompts) * params.n > protocol.MAX_CHOICES:
+            what = (
+                f"Too many choices: {len(prompts)} prompts with n={params.n}. Expected: at most {protocol.MAX_CHOICES}."
+            )
+            raise ApiError(400, what, "invalid_value", "n")
+        choices = [new_choice(index, make_reader(), painted) for index in range(len(prompts) * params.n)]
+        run = Answering(self, form, choices, Watch(self.metrics), log, head_of(answer_id, form.whole, body.model))
+        sources = [self.engine.generate(one, params, f"{answer_id}-{place}") for place, one in enumerate(prompts)]
+        end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
+        outputs = merged(sources)  # type: ignore[arg-type]
+        if body.stream:
+            options = body.stream_options or protocol.StreamOptions()
+            return EventStream(run.events(outputs, options.include_usage), end_at, log)
+        async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
+            async for _ in deltas:
+                pass
+        return JSONResponse(run.whole())
+
+
+@dataclass
+class Answering:
+    """One request that is being answered."""
+
+    service: Service
+    form: ChatForm | CompletionForm
+    choices: list[Choice]
+    watch: Watch
+    log: dict[str, Any]
+    head: dict[str, Any]
+    prompt_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    seconds: float = 0.0
+
+    async def deltas(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[tuple[Choice, Delta]]:
+        """What comes, choice by choice. However it ends the log learns of it, and the metrics unless it was refused."""
+        is_refused, end = False, "abort"
+        try:
+            async with aclosing(outputs):
+                async for place, output in outputs:
+                    self.prompt_tokens[place] = len(output.prompt_token_ids)
+                    for part in output.outputs:
+                        choice = self.choices[place * len(output.outputs) + part.index]
+                        if choice.finish_reason is None:
+                            self.watch.tokens(choice.index, len(part.token_ids))
+                            yield choice, choice.take(part)
+        except Exception as error:
+            is_refused, end = isinstance(error, PacelineError) and not self.prompt_tokens, "error"
+            raise
+        finally:
+            reasons = [] if is_refused else [one.finish_reason or end for one in self.choices]
+            self.seconds = self.watch.end(reasons)
+            passes = tokens_per_pass(one for choice in self.choices for one in choice.rounds)
+            usage = usage_of(sum(self.prompt_tokens.values()), self.choices)
+            self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+            self.log |= {"finish_reasons": reasons, "tokens_per_pass": round(passes, 3)}
+
+    async def events(
+        self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
+    ) -> AsyncGenerator[str]:
+        """The pieces as server-sent events."""
+        head = {**self.head, "object": self.form.chunk}
+        no_usage = {"usage": None} if include_usage else {}
+        opened = set[int]()
+        async with aclosing(self.deltas(outputs)) as deltas:
+            async for choice, delta in deltas:
+                pieces = list[dict[str, Any]]()
+                if choice.index not in opened and (opening := self.form.opening(choice)) is not None:
+                    pieces.append(choice_of(choice, opening, False, ()))
+                opened.add(choice.index)
+                is_last = choice.finish_reason is not None
+                if delta.text or delta.logprobs or delta.provenance or is_last:
+                    pieces.append(choice_of(choice, self.form.piece(choice, delta), is_last, delta.provenance))
+                for piece in pieces:
+                    yield event({**head, "choices": [piece], **no_usage})
+        if include_usage or self.service.settings.return_metrics:
+            yield event({**head, "choices": [], **self.ending()})
+
+    def whole(self) -> dict[str, Any]:
+        """The answer at once."""
+        made = [choice_of(one, self.form.entire(one), True, one.provenance) for one in self.choices]
+        return {**self.head, "choices": made, **self.ending()}
+
+    def ending(self) -> dict[str, Any]:
+        """What an answer ends with."""
+        usage = {"usage": usage_of(sum(self.prompt_tokens.values()), self.choices)}
+        if not self.service.settings.return_metrics:
+            return usage
+        return {**usage, "metrics": figures_of(self.choices, self.watch.first_s, self.seconds)}

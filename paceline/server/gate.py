@@ -51,6 +51,9 @@ class Gate:
                 await self.app(scope, await self._with_body(scope, receive), put)
             except (ApiError, ClientGone, TimeoutError) as error:
                 await answer_of(error)(scope, receive, put)
+        except Exception:
+            status = 500  # answered further out
+            raise
         finally:
             if scope["path"] not in _QUIET_PATHS:
                 seconds = round(time.perf_counter() - begin, 4)

@@ -5,12 +5,14 @@ import base64
 import io
 import json
 
+import httpx
 import pytest
 from PIL import Image
 
 from paceline.hf.images import ImageLimits
 from paceline.server.chats import ImageRules, read_messages
 from paceline.server.errors import as_api_error
+from paceline.server.gate import Gate
 from paceline.server.protocol import ChatRequest
 from tests.server.helpers import ASK, events, server
 
@@ -181,6 +183,20 @@ def test_a_server_that_shuts_down_takes_nothing():
 def test_what_nobody_expected_tells_nothing():
     error = as_api_error(RuntimeError("the secret path"))
     assert (error.status_code, "secret" in error.detail) == (500, False)
+
+
+def test_what_nobody_expected_is_logged_as_an_error(caplog):
+    async def broken(scope, receive, send):
+        raise RuntimeError("the engine broke")
+
+    async def ask():
+        transport = httpx.ASGITransport(Gate(broken, [], 1000, 5.0), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://it") as client:
+            return await client.get("/v1/models")
+
+    with caplog.at_level("INFO", "paceline.server"):
+        assert asyncio.run(ask()).status_code == 500
+    assert [record.fields["status"] for record in caplog.records] == [500]
 
 
 def test_an_error_behind_the_first_piece_is_an_event():

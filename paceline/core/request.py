@@ -115,7 +115,7 @@ class SamplingParams:
         """`max_tokens` as a number; very large where it is None."""
         return sys.maxsize if self.max_tokens is None else self.max_tokens
 
-    @cached_property
+    @property
     def most_drafted(self) -> int:
         """The most tokens in a row that may be drafted for this request, see `extra_args`."""
         return (self.extra_args or {}).get("num_speculative_tokens", sys.maxsize)

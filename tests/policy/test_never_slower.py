@@ -7,6 +7,7 @@ import pytest
 from paceline import CostModel
 from paceline.policy import cost_model
 from paceline.policy.ledger import Ledger
+from tests.policy.growing import Foreseen
 from tests.policy.simulator import Machine, Member, cpu, simulate
 
 SEEDS = range(3)
@@ -97,11 +98,19 @@ def test_short_answers_by_many_requests_cost_no_more():
         assert outcome.speed >= LEAST
 
 
-def test_a_plan_to_draft_nothing_is_not_made_anew_every_round(monkeypatch):
-    """Where a drafter is always wrong and never changes, two rounds in three are not planned at all."""
+@pytest.mark.parametrize(
+    ("member", "planned_share"),
+    [
+        (WRONG["a third of the target"], 0.45),
+        (lambda: Member("m", never, 2e-5, tree=Foreseen((0.4, 0.3), 4, worth=lambda *_: 0.0), masks=5), 0.8),
+    ],
+    ids=["chain", "masks"],
+)
+def test_a_plan_to_draft_nothing_is_not_made_anew_every_round(monkeypatch, member, planned_share):
+    """Where a drafter is always wrong, two rounds in three are not planned at all; one in five with masks."""
     planned = list[int]()
     real = cost_model.best_choice
     monkeypatch.setattr(cost_model, "best_choice", lambda *given: planned.append(1) or real(*given))
-    outcome = simulate(lambda clock: CostModel(clock=clock), [WRONG["a third of the target"]()], tokens=600)
-    assert len(planned) < 0.45 * len(outcome.rounds)
+    outcome = simulate(lambda clock: CostModel(clock=clock), [member()], tokens=600)
+    assert len(planned) < planned_share * len(outcome.rounds)
     assert outcome.speed >= LEAST

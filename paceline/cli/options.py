@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 class Opt:
     """An option of the command line; its long name is the parameter's, unless `name` gives another.
 
-    panel: the box of the help text that shows it. min, max: bounds of a number.
+    panel: the box of the help text that shows it. min, max: bounds of a number. callback: called with the context and
+    the value, before other options are read.
     """
 
     help: str
@@ -47,6 +48,7 @@ class Opt:
     min: float | None = None
     max: float | None = None
     name: str | None = None
+    callback: Callable[[typer.Context, Any], Any] | None = None
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -95,6 +97,8 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
             min=note.min,
             max=note.max,
             show_default=default not in (None, inspect.Parameter.empty),
+            callback=note.callback,
+            is_eager=note.callback is not None,
         )
         annotation = Annotated[kind, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,6 +1,7 @@
 """`paceline serve`: an HTTP server with the endpoints of the OpenAI API."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +9,7 @@ from typing import Annotated, Literal
 from rich.markup import escape
 
 from ..errors import ConfigError
+from .config_file import read_config
 from .options import ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
 from .screen import Screen
 
@@ -20,6 +22,15 @@ _KEY_VARIABLE = "PACELINE_API_KEY"
 class ServerOptions:
     """Where the server listens, whom it answers, and how much."""
 
+    config: Annotated[
+        Path | None,
+        Opt(
+            "YAML file with the names of options, MODEL as model; what the command line gives wins.",
+            _SERVER,
+            metavar="FILE",
+            callback=read_config,
+        ),
+    ] = None
     host: Annotated[str, Opt("Address to listen at; 0.0.0.0: all of this machine.", _SERVER)] = "127.0.0.1"
     port: Annotated[int, Opt("0: any free one.", _SERVER, min=0, max=65535)] = 8000
     served_model_name: Annotated[
@@ -32,6 +43,14 @@ class ServerOptions:
     api_key: Annotated[
         list[str] | None,
         Opt(f"Key that clients must send; repeatable. Better in {_KEY_VARIABLE}: others see options.", _SAFETY),
+    ] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        Opt(
+            "Name by which clients call it; repeatable, * for any. At a local --host only local names.",
+            _SAFETY,
+            metavar="HOST",
+        ),
     ] = None
     allow_origin: Annotated[
         list[str] | None, Opt("Page of another host that may call from browsers; repeatable.", _SAFETY, metavar="URL")
@@ -51,6 +70,12 @@ class ServerOptions:
         Literal["paceline", "vllm"], Opt("vllm: names of /metrics as vLLM's dashboards read them.", _OUTPUT)
     ] = "paceline"
     log_format: Annotated[Literal["text", "json"], Opt("Form of the lines on stderr.", _OUTPUT)] = "text"
+
+    def host_names(self, local: Sequence[str]) -> Sequence[str]:
+        """Names by which the server may be called; none: any. local: names of this machine."""
+        given = [host.lower() for host in self.allowed_hosts or ()]
+        is_open = "*" in given or (not given and self.host not in _LOCAL)
+        return () if is_open else (*local, *given)
 
     @property
     def api_keys(self) -> list[str]:
@@ -91,14 +116,16 @@ def serve(
     from ..hf.images import ImageLimits
     from ..server.app import make_app
     from ..server.chats import ImageRules
+    from ..server.gate import LOCAL_NAMES
     from ..server.service import Settings
 
-    hosts = tuple(host.lower() for host in server.allow_image_hosts or ())
+    image_hosts = tuple(host.lower() for host in server.allow_image_hosts or ())
     settings = Settings(
         model=server.served_model_name or (Path(model).name if Path(model).is_dir() else model),
         api_keys=keys,
+        allowed_hosts=server.host_names(LOCAL_NAMES),
         allow_origins=server.allow_origin or (),
-        images=ImageRules(ImageLimits(max_bytes=server.max_image_mb << 20, timeout_s=10.0, hosts=hosts)),
+        images=ImageRules(ImageLimits(max_bytes=server.max_image_mb << 20, timeout_s=10.0, hosts=image_hosts)),
         max_body_bytes=server.max_body_mb << 20,
         request_timeout_s=server.request_timeout,
         metric_prefix=server.metric_prefix,

@@ -7,9 +7,10 @@ answers    from the engine's outputs to choices, whole or in pieces
 service    an engine with its settings, and the answering of one request
 streams    server-sent events; the end of a request whose client is gone or whose time is up
 app        the endpoints
-gate       what every request passes: request id, log line, key, body limit
+gate       what every request passes: request id, log line, host, key, body limit
 errors     errors in the API's form
 metrics    counters and histograms in Prometheus' text format
+connections clients that send or read too slowly
 run        uvicorn: signals, draining, logs
 page.html  a chat that shows which tokens were drafted
 

@@ -28,7 +28,8 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     """The application; `app.state.service` is its `Service`."""
     cors = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
     middleware = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
-    gate = Middleware(Gate, settings.api_keys, settings.max_body_bytes, settings.request_timeout_s)
+    limits = settings.max_body_bytes, settings.request_timeout_s
+    gate = Middleware(Gate, settings.api_keys, *limits, settings.allowed_hosts)
     app = FastAPI(
         title="Paceline",
         docs_url=None,  # these pages load scripts of other hosts

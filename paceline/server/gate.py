@@ -1,8 +1,9 @@
-"""What every request passes before its endpoint: an id and a line in the log, the API key, the limit of its body."""
+"""What every request passes before its endpoint: an id and a log line, its Host, the API key, the limit of its body."""
 
 import asyncio
 import hmac
 import logging
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -10,11 +11,15 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..schema import brief
 from .errors import CLIENT_GONE, ApiError, ClientGone, answer_of
 
 logger = logging.getLogger("paceline.server")
 _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
-_QUIET_PATHS = ("/health", "/ready", "/metrics")
+_PROBES = ("/health", "/ready")
+_QUIET_PATHS = (*_PROBES, "/metrics")
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+"""Of this machine, in a Host header."""
 
 
 class Gate:
@@ -22,10 +27,19 @@ class Gate:
 
     api_keys: one of which must be sent to every path that answers with the model; empty: none is asked for.
     max_body_bytes: of a body. body_timeout_s: until it is there as a whole.
+    allowed_hosts: names by which the server may be called, in lower case, without a port; empty: any.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], max_body_bytes: int, body_timeout_s: float):
+    def __init__(
+        self,
+        app: ASGIApp,
+        api_keys: Sequence[str],
+        max_body_bytes: int,
+        body_timeout_s: float,
+        allowed_hosts: Sequence[str] = (),
+    ):
         self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
+        self.allowed_hosts = frozenset(allowed_hosts)
         self.keys = [key.encode() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,6 +61,7 @@ class Gate:
 
         try:
             try:
+                self._check_host(scope)
                 self._check_key(scope)
                 await self.app(scope, await self._with_body(scope, receive), put)
             except (ApiError, ClientGone, TimeoutError) as error:
@@ -59,6 +74,15 @@ class Gate:
                 seconds = round(time.perf_counter() - begin, 4)
                 line = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": seconds}
                 logger.info("request", extra={"fields": {**line, **log}})
+
+    def _check_host(self, scope: Scope) -> None:
+        """A page whose name was made to lead to this machine (DNS rebinding) is betrayed by that name."""
+        if not self.allowed_hosts or scope["path"] in _PROBES:
+            return
+        given = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+        if re.sub(r":\d*$", "", given) not in self.allowed_hosts:
+            what = f"This server is not called {brief(given)}. Fix: start it with --allowed-hosts NAME."
+            raise ApiError(403, what, "host_not_allowed")
 
     def _check_key(self, scope: Scope) -> None:
         if not self.keys or scope["path"] in _OPEN_PATHS:

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
+from .connections import Connection
 
 LogFormat = Literal["text", "json"]
 
@@ -58,7 +59,14 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, engine: AsyncLLM, drain_s: float, announce: Callable[[str], None]):
         super().__init__(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", server_header=False, timeout_graceful_shutdown=5
+                app,
+                http=Connection,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=5,
             )
         )
         self.service, self.engine, self.drain_s, self.announce = app.state.service, engine, drain_s, announce

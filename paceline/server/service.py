@@ -35,13 +35,14 @@ _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 class Settings:
     """How a server behaves.
 
-    model: its name in requests. api_keys: none: no key is asked for. allow_origins: pages of other hosts that may call
-    it from a browser. request_timeout_s: for an answer, its wait for a slot included. return_metrics: with every
-    answer, how it was decoded.
+    model: its name in requests. api_keys: none: no key is asked for. allowed_hosts: names by which it may be called;
+    none: any. allow_origins: pages of other hosts that may call it from a browser. request_timeout_s: for an answer,
+    its wait for a slot included. return_metrics: with every answer, how it was decoded.
     """
 
     model: str
     api_keys: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
     allow_origins: Sequence[str] = ()
     images: ImageRules = field(default_factory=ImageRules)
     max_body_bytes: int = 32 << 20

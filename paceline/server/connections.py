@@ -1,0 +1,60 @@
+"""Connections of clients that send or read too slowly: they are closed, so that none is held for ever."""
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_S = 30.0
+"""Seconds until the head of a request must be there."""
+STALL_S = 60.0
+"""Seconds that a client may read nothing while an answer waits for it."""
+
+
+class Connection(H11Protocol):
+    """uvicorn's HTTP/1.1 with these two limits. h11 bounds the size of a head; `Gate` bounds bodies and their time."""
+
+    def __init__(self, *given: Any, **options: Any):
+        super().__init__(*given, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client is there, and should say what it wants."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes came. Bytes of a head do not give it more time."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._head_timer = _cancel(self._head_timer)
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        super().resume_writing()
+        self._stall_timer = _cancel(self._stall_timer)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing more was asked for in time; what it has not read by then is dropped."""
+        super().timeout_keep_alive_handler()
+        if self.transport.get_write_buffer_size():
+            self._stall_timer = _cancel(self._stall_timer) or self.loop.call_later(STALL_S, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        super().connection_lost(exc)
+        self._head_timer, self._stall_timer = _cancel(self._head_timer), _cancel(self._stall_timer)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

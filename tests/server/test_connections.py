@@ -1,0 +1,132 @@
+"""Clients that are slow, and pages that pretend: no connection is held for ever, and no foreign name is answered."""
+
+import asyncio
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+from paceline.cli.serve import ServerOptions
+from paceline.server import connections
+from paceline.server.gate import LOCAL_NAMES
+from tests.server.helpers import ASK, listening, server
+from tests.server.test_ends import wait_until
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost", 200), ("localhost:8000", 200), ("LOCALHOST", 200), ("127.0.0.1:1", 200), ("[::1]:8000", 200),
+     ("evil.example", 403), ("evil.example:8000", 403), ("localhost.evil.example", 403), ("127.0.0.1.evil", 403),
+     ("", 403)],
+)  # fmt: skip
+def test_a_local_server_answers_to_local_names(host, status):
+    async def get(path):
+        async with server(allowed_hosts=LOCAL_NAMES) as client:
+            return await client.get(path, headers={"Host": host})
+
+    answer = asyncio.run(get("/v1/models"))
+    assert answer.status_code == status
+    assert status == 200 or answer.json()["error"]["code"] == "host_not_allowed"
+    assert asyncio.run(get("/ready")).status_code == 200, "probes call it by its address"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({}, {*LOCAL_NAMES}), ({"host": "0.0.0.0"}, set()), ({"allowed_hosts": ["*"]}, set()),
+     ({"allowed_hosts": ["Our.Example"]}, {*LOCAL_NAMES, "our.example"}),
+     ({"host": "0.0.0.0", "allowed_hosts": ["our.example"]}, {*LOCAL_NAMES, "our.example"})],
+)  # fmt: skip
+def test_names_follow_the_address(options, named):
+    assert set(ServerOptions(**options).host_names(LOCAL_NAMES)) == named
+
+
+def connect(url, **options) -> socket.socket:
+    made = socket.socket()
+    for name, value in options.items():
+        made.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
+    made.settimeout(30)
+    made.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+    return made
+
+
+def drained(raw) -> bytes:
+    """All that comes until the end; b"reset" at the end if that was rough."""
+    read = b""
+    try:
+        while piece := raw.recv(1 << 16):
+            read += piece
+    except ConnectionResetError:
+        read += b"reset"
+    return read
+
+
+def request(body: dict) -> bytes:
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+def test_a_head_that_does_not_come(sent, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+    with listening() as (url, _, _), connect(url) as raw:
+        for byte in sent:
+            raw.sendall(bytes([byte]))
+            time.sleep(0.01)
+        assert raw.recv(100) == b"", "closed"
+
+
+def test_a_head_that_never_ends():
+    with listening() as (url, _, _), connect(url) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        for _ in range(300):
+            try:
+                raw.sendall(b"a: " + b"b" * 1000 + b"\r\n")
+            except ConnectionError:
+                break
+        assert drained(raw)[:12] in (b"HTTP/1.1 400", b"reset")
+
+
+def test_a_slow_request_that_is_whole_is_answered(monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S", 0.3)
+    sent = request({**ASK, "max_tokens": 1500, "ignore_eos": True, "temperature": 0})
+    with listening() as (url, _, _), connect(url) as raw:
+        raw.sendall(sent[:-5])
+        time.sleep(0.6)
+        raw.sendall(sent[-5:])
+        assert raw.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_a_client_that_reads_nothing(monkeypatch):
+    monkeypatch.setattr(connections, "STALL_S", 0.3)
+    body = {**ASK, "max_tokens": 1900, "ignore_eos": True, "logprobs": True, "top_logprobs": 20, "stream": True}
+    with listening() as (url, engine, service), connect(url, SO_RCVBUF=2048) as raw:
+        raw.sendall(request({**body, "n": 4}))
+        wait_until(lambda: engine.num_running)
+        wait_until(lambda: not engine.num_running and sum(service.metrics.finished.values()) == 4)
+        assert httpx.post(url + CHAT, json=ASK, timeout=30).status_code == 200
+        assert drained(raw).endswith(b"reset")
+
+
+@pytest.mark.parametrize("length", ["10", "99999999999", "-1", "abc", None])
+def test_a_length_that_lies(length):
+    """What is read is what was announced, or what fits the limit; the connection goes on or is closed."""
+    chunked = f"{200_000:x}\r\n".encode() + b" " * 200_000 + b"\r\n0\r\n\r\n"
+    how = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{how}\r\n\r\n"
+    with listening(max_body_bytes=100_000) as (url, engine, _), connect(url) as raw:
+        raw.sendall(head.encode())
+        try:
+            raw.sendall(chunked if length is None else b" " * 20)
+            status = raw.recv(12)[9:]
+        except ConnectionError:
+            status = b"413"
+        assert status == (b"413" if length in (None, "99999999999") else b"400")
+        assert httpx.post(url + CHAT, json=ASK, timeout=30).status_code == 200
+        assert not engine.num_running

@@ -1,5 +1,6 @@
 """From a prompt and its parameters to sequences, and from these to what the user gets."""
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -28,6 +29,7 @@ class Request:
     text: the prompt as text; None where it was given as token ids.
     pixels_dropped: its images must be read again before prefill.
     fed: tokens of each answer whose text `take_text` has asked for.
+    begin: when it was made, by time.perf_counter.
     """
 
     request_id: str
@@ -38,6 +40,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     pixels_dropped: bool = False
     fed: dict[int, int] = field(default_factory=dict[int, int])
+    begin: float = field(default_factory=time.perf_counter)
     _settled: set[int] = field(default_factory=set[int])
 
     @property

@@ -69,6 +69,14 @@ class ServerOptions:
     metric_prefix: Annotated[
         Literal["paceline", "vllm"], Opt("vllm: names of /metrics as vLLM's dashboards read them.", _OUTPUT)
     ] = "paceline"
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Opt(
+            "OpenTelemetry collector for a span of each request: http://localhost:4318/v1/traces.",
+            _OUTPUT,
+            metavar="URL",
+        ),
+    ] = None
     log_format: Annotated[Literal["text", "json"], Opt("Form of the lines on stderr.", _OUTPUT)] = "text"
 
     def host_names(self, local: Sequence[str]) -> Sequence[str]:
@@ -111,6 +119,11 @@ def serve(
     taken = bind(server.host, server.port)
     if server.host not in _LOCAL and not keys:
         screen.say(f"[yellow]Whoever reaches {server.host} may ask:[/yellow] there is no --api-key.")
+    tracer = None
+    if server.otlp_traces_endpoint is not None:
+        from ..server.tracing import Tracer
+
+        tracer = Tracer(server.otlp_traces_endpoint)
     llm = open_engine(model, screen, loading, chosen, server.max_num_seqs)
     from ..async_llm import AsyncLLM
     from ..hf.images import ImageLimits
@@ -130,6 +143,7 @@ def serve(
         request_timeout_s=server.request_timeout,
         metric_prefix=server.metric_prefix,
         return_metrics=server.return_metrics,
+        tracer=tracer,
     )
     engine = AsyncLLM(llm, max_waiting=server.max_waiting)
     set_up_logs(server.log_format)
@@ -141,4 +155,8 @@ def serve(
             f"Serving [bold]{escape(settings.model)}[/bold] with {chosen.config.name} at {url} (page), {url}/v1 (API)"
         )
 
-    Server(make_app(engine, llm, settings), engine, server.drain_timeout, announce).run_at(taken)
+    try:
+        Server(make_app(engine, llm, settings), engine, server.drain_timeout, announce).run_at(taken)
+    finally:
+        if tracer is not None:
+            tracer.close()

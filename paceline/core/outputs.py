@@ -124,9 +124,10 @@ class Timings:
     """Seconds spent in the parts of the loop, summed over rounds.
 
     Of a request: over the rounds that one of its answers took part in, whoever shared them.
-    vision: the tower's time before its prefill.
+    vision: the tower's time before its prefill. queue: until its first answer had a slot of an `AsyncLLM`.
     """
 
+    queue: float = 0.0
     vision: float = 0.0
     prefill: float = 0.0
     draft: float = 0.0

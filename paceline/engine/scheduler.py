@@ -11,6 +11,7 @@ time.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,7 @@ class Scheduler:
                 self._fail(request, error)
                 continue
             if index == 0:
+                seq.timings.queue = time.perf_counter() - request.begin
                 chunks = chain(read_prompt_logprobs(self.decoder.runner, request), chunks)
             self._reading.append(Answer(request, index, chunks))
 

@@ -10,6 +10,7 @@ app        the endpoints
 gate       what every request passes: request id, log line, host, key, body limit
 errors     errors in the API's form
 metrics    counters and histograms in Prometheus' text format
+tracing    spans of OpenTelemetry
 connections clients that send or read too slowly
 run        uvicorn: signals, draining, logs
 page.html  a chat that shows which tokens were drafted

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ..async_llm import AsyncLLM
 from ..core.figures import tokens_per_pass
+from ..core.outputs import Timings
 from ..core.request import SamplingParams
 from ..errors import PacelineError
 from ..hf.prompts import Prompt
@@ -25,6 +26,7 @@ from .errors import ApiError, unsupported
 from .metrics import Metrics, Watch
 from .streams import EventStream, connected, event, merged
 from .tools import ToolReader
+from .tracing import Tracer
 
 _MAX_CHARS = 64
 """Characters for each token of the context; a longer prompt is refused unread, since reading takes long."""
@@ -37,7 +39,8 @@ class Settings:
 
     model: its name in requests. api_keys: none: no key is asked for. allowed_hosts: names by which it may be called;
     none: any. allow_origins: pages of other hosts that may call it from a browser. request_timeout_s: for an answer,
-    its wait for a slot included. return_metrics: with every answer, how it was decoded.
+    its wait for a slot included. return_metrics: with every answer, how it was decoded. tracer: gets a span of each
+    answered request.
     """
 
     model: str
@@ -49,6 +52,7 @@ class Settings:
     request_timeout_s: float = 600.0
     metric_prefix: str = "paceline"
     return_metrics: bool = False
+    tracer: Tracer | None = None
 
 
 class Service:
@@ -104,7 +108,8 @@ class Service:
             )
             raise ApiError(400, what, "invalid_value", "n")
         choices = [new_choice(index, make_reader(), painted) for index in range(len(prompts) * params.n)]
-        run = Answering(self, form, choices, Watch(self.metrics), log, head_of(answer_id, form.whole, body.model))
+        head = head_of(answer_id, form.whole, body.model)
+        run = Answering(self, form, choices, params, Watch(self.metrics), log, head, request.headers.raw)
         sources = [self.engine.generate(one, params, f"{answer_id}-{place}") for place, one in enumerate(prompts)]
         end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         outputs = merged(sources)  # type: ignore[arg-type]
@@ -124,10 +129,13 @@ class Answering:
     service: Service
     form: ChatForm | CompletionForm
     choices: list[Choice]
+    params: SamplingParams
     watch: Watch
     log: dict[str, Any]
     head: dict[str, Any]
+    headers: Sequence[tuple[bytes, bytes]]
     prompt_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    timings: dict[int, Timings] = field(default_factory=dict[int, Timings])
     seconds: float = 0.0
 
     async def deltas(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[tuple[Choice, Delta]]:
@@ -136,7 +144,7 @@ class Answering:
         try:
             async with aclosing(outputs):
                 async for place, output in outputs:
-                    self.prompt_tokens[place] = len(output.prompt_token_ids)
+                    self.prompt_tokens[place], self.timings[place] = len(output.prompt_token_ids), output.metrics
                     for part in output.outputs:
                         choice = self.choices[place * len(output.outputs) + part.index]
                         if choice.finish_reason is None:
@@ -152,6 +160,8 @@ class Answering:
             usage = usage_of(sum(self.prompt_tokens.values()), self.choices)
             self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
             self.log |= {"finish_reasons": reasons, "tokens_per_pass": round(passes, 3)}
+            if self.service.settings.tracer is not None and not is_refused:
+                self.log["trace_id"] = self.service.settings.tracer.record(self, reasons)
 
     async def events(
         self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool

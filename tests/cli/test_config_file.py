@@ -51,7 +51,7 @@ def test_a_wrong_file(text, told, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("port: abc", "--port"), ("port: 3", "MODEL"), ("model: a\nport: 99999", "--port")]
+    ("text", "told"), [("model: a\nport: abc", "--port"), ("port: 3", "MODEL"), ("model: a\nport: 99999", "--port")]
 )
 def test_a_wrong_value_is_a_usage_error(text, told, tmp_path):
     file = tmp_path / "serve.yaml"

@@ -1,0 +1,271 @@
+"""Random requests at a server for some minutes: does it leak slots, tasks or memory, and do answers stay the same?
+
+    python bench/soak.py smollm2-135m --minutes 10
+    python bench/soak.py tiny-vlm --minutes 10 --image
+
+Starts `paceline serve` and asks whole answers, streams, forms, tools and images, several at a time, from a list of
+seeded requests whose answers alone are known. Some clients go in the middle, some read slowly, some send nonsense
+(bench/nonsense.py). The last line is JSON: counts by kind and status, memory of the server, and `faults`, what must
+not have happened. Exit code 1 where there is one.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from nonsense import BODIES, raw_bytes, red_square
+
+SLOTS, WAITING, WORKERS = 4, 4, 10
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+_TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"],
+                                     "additionalProperties": False}}  # fmt: skip
+_FORMS = (
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _TOOL["parameters"]}}},
+    {"structured_outputs": {"regex": "[0-9]{3,9} (km|miles)"}},
+    {"structured_outputs": {"choice": ["yes", "no"]}},
+    {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
+)
+
+
+def bodies(model: str, sees: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Requests whose answers depend on nothing but themselves, each with its path."""
+    words = ("Name three rivers.", "Repeat: the cat sat on the mat, the dog sat on the rug.", "Count from 1 to 20.")
+    made: list[tuple[str, dict[str, Any]]] = []
+    for seed, text in enumerate(words * 3):
+        said: dict[str, Any] = {"model": model, "seed": seed, "temperature": seed % 3 / 2, "max_tokens": 8 + 9 * seed}
+        made.append((COMPLETION, {**said, "prompt": text, "logprobs": 2 if seed % 2 else None}))
+        made.append((CHAT, {**said, "messages": [{"role": "user", "content": text}]}))
+        made.append((CHAT, {**said, "messages": [{"role": "user", "content": text * 30}], "stop": ["river", "\n\n"]}))
+    for seed, form in enumerate(_FORMS):
+        made.append((CHAT, {"model": model, "seed": seed, "messages": [{"role": "user", "content": "Go"}], **form}))
+    several = {"model": model, "prompt": ["One, two,", [5, 6, 7]], "n": 3, "seed": 5, "max_tokens": 12}
+    made.append((COMPLETION, several))
+    if sees:
+        for size in (16, 40):
+            parts = [{"type": "image_url", "image_url": {"url": red_square(size)}}, {"type": "text", "text": "Colour?"}]
+            said = {"model": model, "seed": size, "max_tokens": 16, "messages": [{"role": "user", "content": parts}]}
+            made.append((CHAT, said))
+    return made
+
+
+@dataclass
+class Soak:
+    """A server under test, and what was seen."""
+
+    client: httpx.AsyncClient
+    pool: list[tuple[str, dict[str, Any]]]
+    alone: list[Any] = field(default_factory=list[Any])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    faults: list[str] = field(default_factory=list[str])
+
+    async def ask(self, which: int) -> Any:
+        """What a whole answer says, or its status."""
+        path, body = self.pool[which]
+        answer = await self.client.post(path, json=body)
+        return said_by(answer.json()["choices"]) if answer.status_code == 200 else answer.status_code
+
+    async def stream(self, which: int, pause_s: float = 0.0) -> Any:
+        """The same from a stream, read with pauses."""
+        path, body = self.pool[which]
+        choices = dict[int, dict[str, Any]]()
+        async with self.client.stream("POST", path, json={**body, "stream": True}) as answer:
+            if answer.status_code != 200:
+                return answer.status_code
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    piece = json.loads(line.removeprefix("data: "))
+                    if "error" in piece:
+                        return piece["error"]["code"]
+                    join(choices, piece["choices"])
+                    await asyncio.sleep(pause_s)
+        return said_by([choices[index] for index in sorted(choices)])
+
+    async def leave(self, which: int, stream: bool, after_s: float) -> str:
+        """Go in the middle."""
+        asking = self.stream(which) if stream else self.ask(which)
+        try:
+            await asyncio.wait_for(asking, after_s)
+        except TimeoutError:
+            return "gone"
+        return "answered"
+
+    async def nonsense(self, rng: random.Random) -> int | str:
+        """Something no server can use, which it must say soon."""
+        path, content = rng.choice(BODIES)
+        body = content(self.pool[0][1]["model"]) if callable(content) else content
+        begin = time.monotonic()
+        answer = await self.client.post(path, content=body, headers={"Content-Type": "application/json"})
+        seconds = time.monotonic() - begin
+        if answer.status_code >= 500 or seconds > 30:
+            self.faults.append(f"nonsense: {answer.status_code} after {seconds:.1f} s: {path} {body[:200]!r}")
+        return answer.status_code
+
+    async def raw(self, rng: random.Random) -> str:
+        """Bytes that are no HTTP, or half of it."""
+        url = self.client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        try:
+            writer.write(raw_bytes(rng))
+            await writer.drain()
+            return (await asyncio.wait_for(reader.read(12), 1)).decode("latin-1")
+        except (TimeoutError, ConnectionError) as error:
+            return type(error).__name__
+        finally:
+            writer.close()
+
+    async def one(self, rng: random.Random) -> None:
+        """One request of a random kind."""
+        kind = rng.choices(("whole", "stream", "slow", "leave", "nonsense", "raw"), (5, 5, 1, 4, 3, 1))[0]
+        which = rng.randrange(len(self.pool))
+        if kind == "leave":
+            told: Any = await self.leave(which, rng.random() < 0.5, rng.uniform(0, 1.5))
+        elif kind in ("nonsense", "raw"):
+            told = await (self.nonsense(rng) if kind == "nonsense" else self.raw(rng))
+        else:
+            got = await (self.ask(which) if kind == "whole" else self.stream(which, 0.02 * (kind == "slow")))
+            told = got if isinstance(got, int | str) else "same" if got == self.alone[which] else "DIFFERENT"
+            if told not in ("same", 429):
+                self.faults.append(f"{kind}: {told}: {self.pool[which]}: {got} instead of {self.alone[which]}"[:1500])
+        self.counts[f"{kind} {told}"] += 1
+
+    async def run(self, seconds: float, seed: int) -> None:
+        """Workers until the time is over."""
+        end = time.monotonic() + seconds
+
+        async def work(rng: random.Random) -> None:
+            while time.monotonic() < end:
+                try:
+                    await self.one(rng)
+                except httpx.HTTPError as error:
+                    self.faults.append(f"{type(error).__name__}: {error}")
+                    await asyncio.sleep(0.1)
+
+        await asyncio.gather(*(work(random.Random(seed + index)) for index in range(WORKERS)))
+
+
+def join(choices: dict[int, dict[str, Any]], pieces: list[dict[str, Any]]) -> None:
+    """Add pieces of a stream to the choices they belong to."""
+    for piece in pieces:
+        to = choices.setdefault(piece["index"], {"text": "", "calls": [], "finish_reason": None})
+        delta = piece.get("delta", {})
+        to["text"] += piece.get("text") or delta.get("content") or ""
+        to["calls"] += [one["function"] for one in delta.get("tool_calls", ())]
+        to["finish_reason"] = piece["finish_reason"] or to["finish_reason"]
+
+
+def said_by(choices: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Of each choice its text, its calls and why it ended."""
+    found = []
+    for one in choices:
+        message = one.get("message", {})
+        calls = one.get("calls", [call["function"] for call in message.get("tool_calls", ())])
+        found.append((one.get("text") or message.get("content") or "", calls, one["finish_reason"]))
+    return found
+
+
+async def soak(url: str, options: argparse.Namespace, server: psutil.Process, inspect: Any) -> dict[str, Any]:
+    """Ask alone, then all at once, then look what is left."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
+        model = (await client.get("/v1/models")).json()["data"][0]["id"]
+        seen = Soak(client, bodies(model, options.image))
+        idle = inspect()
+        seen.alone = [await seen.ask(which) for which in range(len(seen.pool))]
+        seen.faults += [f"alone: {one}: {seen.pool[at]}" for at, one in enumerate(seen.alone) if isinstance(one, int)]
+        await seen.run(min(30.0, options.minutes * 15), options.seed)  # what is allocated once
+        memory = [server.memory_info().rss]
+        for part in range(4):
+            await seen.run(options.minutes * 15, options.seed + 1000 * (part + 1))
+            memory.append(server.memory_info().rss)
+        for _ in range(100):
+            after = inspect()
+            if after["running"] == after["waiting"] == 0 and after["tasks"] <= idle["tasks"]:
+                break
+            await asyncio.sleep(0.2)
+        else:
+            seen.faults.append(f"left behind: {after}")
+        if after["free_slots"] != SLOTS:
+            seen.faults.append(f"{after['free_slots']} free slots of {SLOTS}")
+        again = [await seen.ask(which) for which in range(len(seen.pool))]
+        seen.faults += ["answers alone are others afterwards"] if again != seen.alone else []
+    return {"minutes": options.minutes, "counts": dict(sorted(seen.counts.items())), "faults": seen.faults,
+            "server": after, "rss_mb": [round(one / 1e6, 1) for one in memory]}  # fmt: skip
+
+
+def child(arguments: list[str]) -> None:
+    """`paceline serve`, which says for each line on stdin what it holds."""
+    from paceline.async_llm import AsyncLLM
+    from paceline.cli import main as paceline
+
+    def tell() -> None:
+        for _ in sys.stdin:
+            objects = gc.get_objects()
+            engine = next((one for one in objects if isinstance(one, AsyncLLM)), None)
+            tasks = [one for one in objects if isinstance(one, asyncio.Task) and not one.done()]
+            if engine is not None:
+                told = {"running": engine.num_running, "waiting": engine.num_waiting, "tasks": len(tasks),
+                        "free_slots": engine.stats().free_slots, "threads": threading.active_count(),
+                        "fds": psutil.Process().num_fds()}  # fmt: skip
+                print(json.dumps(told), flush=True)
+
+    threading.Thread(target=tell, daemon=True).start()
+    sys.argv = ["paceline", "serve", *arguments]
+    paceline()
+
+
+def main() -> None:
+    """Start the server, soak it, stop it, read its log."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--image", action="store_true", help="the model sees")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, default=Path("soak.log"), help="the server's stderr")
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2:])
+        return
+    options = parser.parse_args()
+    limits = ["--max-num-seqs", str(SLOTS), "--max-waiting", str(WAITING), "--max-body-mb", "8"]
+    command = [sys.executable, __file__, "--child", options.model, "--port", "0", "--json", "--log-format", "json"]
+    with options.log.open("w") as log:
+        made = subprocess.Popen(
+            [*command, *limits], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    assert made.stdin is not None
+    assert made.stdout is not None
+    stdin, stdout = made.stdin, made.stdout
+
+    def inspect() -> dict[str, int]:
+        stdin.write("\n")
+        stdin.flush()
+        return json.loads(stdout.readline())
+
+    try:
+        url = json.loads(stdout.readline())["url"]
+        result = asyncio.run(soak(url, options, psutil.Process(made.pid), inspect))
+        made.send_signal(signal.SIGTERM)
+        result["exit_code"] = made.wait(60)
+    finally:
+        made.kill()
+    lines = options.log.read_text().splitlines()
+    bad = [line for line in lines if not line.startswith("{") or json.loads(line).get("level") == "error"]
+    result["faults"] += [f"log: {line}" for line in bad] + ([] if result["exit_code"] == 0 else ["exit code"])
+    print(json.dumps(result))
+    sys.exit(bool(result["faults"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A span of OpenTelemetry for each answered request, with vLLM's names of attributes.
+
+The SDK and its exporter come with the extra: pip install 'paceline[tracing]'.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .answers import figures_of
+
+if TYPE_CHECKING:
+    from .service import Answering
+
+
+class Tracer:
+    """Sends spans to a collector. A request with a `traceparent` header (W3C Trace Context) joins that trace.
+
+    endpoint: an address of OTLP over HTTP, such as http://localhost:4318/v1/traces. exporter: instead of it.
+    Raises `ConfigError` without the packages.
+    """
+
+    def __init__(self, endpoint: str, exporter: Any = None):
+        try:
+            # pyright: reportMissingImports=false
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError as error:
+            raise ConfigError(f"tracing needs {error.name}", fix="pip install 'paceline[tracing]'") from error
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "paceline"}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=endpoint)))
+        self._tracer = self._provider.get_tracer("paceline.server")
+
+    def record(self, run: "Answering", reasons: Sequence[str]) -> str:
+        """A span of a request that has just ended; returns the id of its trace.
+
+        reasons: why each choice ended; the span has failed where one says "error".
+        """
+        from opentelemetry.trace import SpanKind, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in run.headers}
+        begin_ns = time.time_ns() - int(run.seconds * 1e9)
+        parent = TraceContextTextMapPropagator().extract(headers)
+        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, _attributes(run, reasons), (), begin_ns)
+        if "error" in reasons:
+            span.set_status(StatusCode.ERROR)
+        span.end()
+        return format(span.get_span_context().trace_id, "032x")
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+
+def _attributes(run: "Answering", reasons: Sequence[str]) -> dict[str, Any]:
+    """What a span says. Of several prompts, the longest times count."""
+    queue, prefill, decode = (
+        max((seconds(one) for one in run.timings.values()), default=0.0)
+        for seconds in (lambda one: one.queue, lambda one: one.vision + one.prefill, lambda one: one.decode)
+    )
+    said = {
+        "gen_ai.request.id": run.head["id"],
+        "gen_ai.response.model": run.head["model"],
+        "gen_ai.request.n": run.params.n,
+        "gen_ai.request.max_tokens": run.params.max_tokens,
+        "gen_ai.request.temperature": run.params.temperature,
+        "gen_ai.request.top_p": run.params.top_p,
+        "gen_ai.response.finish_reasons": list(reasons),
+        "gen_ai.usage.prompt_tokens": run.log["prompt_tokens"],
+        "gen_ai.usage.completion_tokens": run.log["completion_tokens"],
+        "gen_ai.latency.time_in_queue": queue,
+        "gen_ai.latency.time_in_model_prefill": prefill,
+        "gen_ai.latency.time_in_model_decode": decode,
+        "gen_ai.latency.time_to_first_token": run.watch.first_s,
+        "gen_ai.latency.e2e": run.seconds,
+    }
+    decoded = figures_of(run.choices, run.watch.first_s, run.seconds)["speculative_decoding"]
+    said |= {f"paceline.{name}": value for name, value in decoded.items()}
+    return {name: value for name, value in said.items() if value is not None}

@@ -32,16 +32,31 @@ struct Input {
   int64_t stride;  // elements from row to row
 };
 
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;  // of a tile: sums that stay in registers
+constexpr int MOST_ROWS = LANES == 16 ? 12 : 5;  // of a tile: sums that stay in registers
+constexpr int GROUP = 48;                        // rows whose sums are kept between panels
+constexpr int64_t PANEL = 128;                   // pairs of inputs whose weights stay in the first cache
+
+// What is fetched while a tile is computed: `step` bytes at every pair of inputs.
+struct Ahead {
+  const char* at;
+  int64_t step;
+  template <int LINES> void fetch() {
+    UNROLL for (int i = 0; i < LINES; i++) __builtin_prefetch(at + i * LINE, 0, 2);
+    at += step;
+  }
+};
 
 #if defined(__AVX512BF16__)
-// out [R, 32] = x [R, 2 pairs] times one block of pairs [pairs, 32, 2].
-template <int R> static void tile_pairs(const half_t* w, const half_t* x, int64_t stride, int64_t pairs, float* out) {
+// out [R, 32] += x [R, 2 pairs] times one block of pairs [pairs, 32, 2].
+template <int R>
+static void tile_pairs(const half_t* w, const half_t* x, int64_t stride, int64_t pairs, Ahead ahead, float* out) {
   __m512 sums[R][2];
-  UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+  UNROLL for (int r = 0; r < R; r++) {
+    sums[r][0] = _mm512_loadu_ps(out + r * BLOCK);
+    sums[r][1] = _mm512_loadu_ps(out + r * BLOCK + 16);
+  }
   for (int64_t k = 0; k < pairs; k++) {
-    _mm_prefetch((const char*)(w + 64 * k) + 8192, _MM_HINT_T1);
-    _mm_prefetch((const char*)(w + 64 * k) + 8256, _MM_HINT_T1);
+    ahead.fetch<2>();
     const __m512bh w0 = (__m512bh)_mm512_loadu_si512(w + 64 * k), w1 = (__m512bh)_mm512_loadu_si512(w + 64 * k + 32);
     UNROLL for (int r = 0; r < R; r++) {
       int32_t pair;
@@ -83,14 +98,12 @@ struct F32s {  // [k, 32]
 
 // C vectors of outputs from `column` on.
 template <class Format, int R, int C>
-INLINE void tile_part(const void* w, const float* x, int64_t stride, int64_t pairs, int column, float* out) {
+INLINE void tile_part(const char* w, const float* x, int64_t stride, int64_t pairs, int column, Ahead ahead, float* out) {
   vf sums[R][C];
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
+    UNROLL for (int c = 0; c < C; c++) sums[r][c] = load(out + r * BLOCK + column + c * LANES);
   for (int64_t k = 0; k < pairs; k++) {
-    if (column == 0)  // what comes later finds them in a cache
-      for (int64_t line = 0; line < 2 * Format::ROW; line += LINE)
-        __builtin_prefetch((const char*)w + 2 * k * Format::ROW + line + 2048);
+    ahead.fetch<2 * Format::ROW * C / (PER_BLOCK * LINE)>();
     if (C == 4) {  // few rows: a vector of weights at a time leaves registers for four
       UNROLL for (int c = 0; c < C; c++) {
         vf even, odd;
@@ -111,27 +124,42 @@ INLINE void tile_part(const void* w, const float* x, int64_t stride, int64_t pai
     UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c]);
 }
 
+// Vectors of outputs that a tile computes at once; a tile of fewer than 32 outputs sweeps over its weights again.
+constexpr int columns_of(int rows) { return LANES == 16 ? 2 : rows <= 3 ? 4 : 2; }
+constexpr int sweeps_of(int rows) { return PER_BLOCK / columns_of(rows); }
+
+// out [R, 32] += x [R, 2 pairs] times one block of weights.
 template <class Format, int R>
-static void tile_floats(const void* w, const float* x, int64_t stride, int64_t pairs, float* out) {
-  constexpr int C = LANES == 16 ? 2 : R <= 3 ? 4 : 2;
-  for (int column = 0; column < BLOCK; column += C * LANES) tile_part<Format, R, C>(w, x, stride, pairs, column, out);
+static void tile_floats(const char* w, const float* x, int64_t stride, int64_t pairs, Ahead ahead, float* out) {
+  constexpr int C = columns_of(R);
+  for (int column = 0; column < BLOCK; column += C * LANES) {
+    tile_part<Format, R, C>(w, x, stride, pairs, column, ahead, out);
+    ahead.at += pairs * ahead.step;
+  }
 }
 
 #include "integers.h"
 
-template <int R> static void tile(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
-  const int64_t stride = in.stride, pairs = (m.ins + 1) / 2;
-  const float* x = in.wide + row * stride;
+INLINE bool is_float(const Matrix& m) { return m.format != INT8 && m.format != INT4; }
+INLINE int64_t pair_bytes(const Matrix& m) { return m.format == F32 ? 2 * F32s::ROW : 2 * F16s::ROW; }  // of a block
+
+// out [R, 32] of rows from `row` on. Weights of floats: the products with inputs [2 first, 2 (first + pairs)) are added.
+template <int R>
+static void tile(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, int64_t first, int64_t pairs,
+                 Ahead ahead, float* out) {
+  const int64_t stride = in.stride;
+  const float* x = in.wide + row * stride + 2 * first;
+  if (is_float(m)) w += first * pair_bytes(m);
   switch (m.format) {
     case BF16:
 #if defined(__AVX512BF16__)
-      tile_pairs<R>((const half_t*)w, in.narrow + row * stride, stride, pairs, out);
+      tile_pairs<R>((const half_t*)w, in.narrow + row * stride + 2 * first, stride, pairs, ahead, out);
 #else
-      tile_floats<Bf16, R>(w, x, stride, pairs, out);
+      tile_floats<Bf16, R>(w, x, stride, pairs, ahead, out);
 #endif
       break;
-    case F16: tile_floats<F16s, R>(w, x, stride, pairs, out); break;
-    case F32: tile_floats<F32s, R>(w, x, stride, pairs, out); break;
+    case F16: tile_floats<F16s, R>(w, x, stride, pairs, ahead, out); break;
+    case F32: tile_floats<F32s, R>(w, x, stride, pairs, ahead, out); break;
     case INT8: tile_int8<R>(m, w, in, row, block, out); break;
     case INT4: tile_int4<R>(m, w, in, row, block, out); break;
   }
@@ -150,25 +178,50 @@ INLINE int64_t block_bytes(const Matrix& m) {
 INLINE int num_blocks(const Matrix& m) { return (m.outs + BLOCK - 1) / BLOCK; }
 
 template <int R> struct Tiles {
-  static void run(int rows, const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
-    if (rows == R) tile<R>(m, w, in, row, block, out);
-    else Tiles<R - 1>::run(rows, m, w, in, row, block, out);
+  template <class... Args> static void run(int rows, const Args&... args) {
+    if (rows == R) tile<R>(args...);
+    else Tiles<R - 1>::run(rows, args...);
   }
 };
 template <> struct Tiles<0> {
-  static void run(int, const Matrix&, const char*, const Input&, int64_t, int64_t, float*) {}
+  template <class... Args> static void run(int, const Args&...) {}
 };
 
-// One block of outputs for all rows: finish(row, rows, sums [rows, 32]) for each tile, bias included.
-template <class F> INLINE void multiply_block(const Matrix& m, const Input& in, int64_t rows, int64_t block, F finish) {
+// out [rows, 32] of one block, without bias; at most GROUP rows.
+//
+// Several tiles, or several sweeps of one, go over the weights panel by panel, so that they are read from memory once;
+// meanwhile the next panel is fetched, evenly, so that neither memory nor arithmetic waits for the other. A sum is the
+// same whatever the panels: it goes on where it was.
+static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int rows, int64_t block, float* out) {
   const char* w = (const char*)m.data + block * block_bytes(m);
-  const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-  float out[MOST_ROWS * BLOCK];
+  const int64_t pairs = (m.ins + 1) / 2;
+  const int tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  int sweeps = 0;
+  for (int t = 0; t < tiles; t++) sweeps += sweeps_of(rows * (t + 1) / tiles - rows * t / tiles);
+  const bool once = sweeps <= 1 || !is_float(m);
+  const int64_t panels = once ? 1 : (pairs + PANEL - 1) / PANEL, panel = (pairs + panels - 1) / panels;
+  memset(out, 0, 4 * (size_t)rows * BLOCK);
+  for (int64_t first = 0; first < pairs; first += panel) {
+    const int64_t count = min_(panel, pairs - first);
+    Ahead ahead = {w + first * pair_bytes(m) + (HAS_DP ? 8192 : 2048), pair_bytes(m)};
+    if (!once) ahead = {w + (first + count) * pair_bytes(m), (pair_bytes(m) + sweeps - 1) / sweeps};
+    for (int t = 0; t < tiles; t++) {
+      const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
+      Tiles<MOST_ROWS>::run(number, m, w, in, row + begin, block, first, count, ahead, out + begin * BLOCK);
+      ahead.at += sweeps_of(number) * count * ahead.step;
+    }
+  }
+}
+
+// One block of outputs for all rows: finish(row, rows, sums [rows, 32]) for each group, bias included.
+template <class F> INLINE void multiply_block(const Matrix& m, const Input& in, int64_t rows, int64_t block, F finish) {
+  const int64_t groups = (rows + GROUP - 1) / GROUP;
+  float out[GROUP * BLOCK];
   float bias[BLOCK] = {};
   if (m.bias) memcpy(bias, m.bias + block * BLOCK, 4 * min_(BLOCK, m.outs - block * BLOCK));
-  for (int64_t t = 0; t < tiles; t++) {
-    const int64_t first = rows * t / tiles, count = rows * (t + 1) / tiles - first;
-    Tiles<MOST_ROWS>::run((int)count, m, w, in, first, block, out);
+  for (int64_t g = 0; g < groups; g++) {
+    const int64_t first = rows * g / groups, count = rows * (g + 1) / groups - first;
+    multiply_rows(m, in, first, (int)count, block, out);
     if (m.bias)
       for (int64_t r = 0; r < count; r++)
         for (int i = 0; i < BLOCK; i += LANES) storeu(out + r * BLOCK + i, load(out + r * BLOCK + i) + load(bias + i));

@@ -147,7 +147,7 @@ static void correct_inner(const Scratch& s, const Matrix* const* layers, int cou
   for (int i = 0; i < count; i++) blocks += layers[i]->a ? num_blocks(*layers[i]->a) : 0;
   if (!s.num_masks || !blocks) return;
   const int64_t threads = me.team->threads, wanted = (s.num_masks * blocks + threads - 1) / threads;
-  const int64_t each = min_(MOST_ROWS, wanted), parts = (s.num_masks + each - 1) / each;
+  const int64_t each = min_(GROUP, wanted), parts = (s.num_masks + each - 1) / each;
   phase(me, (int)(blocks * parts), [&](int piece) {
     int64_t block = piece / parts;
     int which = 0;
@@ -157,14 +157,13 @@ static void correct_inner(const Scratch& s, const Matrix* const* layers, int cou
       block -= own;
     }
     const Matrix& a = *layers[which]->a;
-    const char* w = (const char*)a.data + block * block_bytes(a);
     const int64_t end = s.num_masks * (piece % parts + 1) / parts;
-    float out[MOST_ROWS * BLOCK];
+    float out[GROUP * BLOCK];
     for (int64_t i = s.num_masks * (piece % parts) / parts; i < end;) {  // rows that follow one another share a tile
       const int64_t row = s.masks[i];
       int run = 1;
       while (i + run < end && s.masks[i + run] == row + run) run++;
-      Tiles<MOST_ROWS>::run(run, a, w, in, row, block, out);
+      multiply_rows(a, in, row, run, block, out);
       for (int r = 0; r < run; r++) {
         const int64_t at = (which * s.rows + row + r) * INNER + block * BLOCK;
         memcpy(s.inner.wide + at, out + r * BLOCK, 4 * BLOCK);
@@ -178,12 +177,11 @@ static void correct_inner(const Scratch& s, const Matrix* const* layers, int cou
 // ... and what the second ones make of them, added to the sums of a block in rows [first, first + count).
 static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t block, int64_t first, int64_t count,
                           const uint8_t* is_mask, float* sums) {
-  const char* w = (const char*)m.b->data + block * block_bytes(*m.b);
-  float out[MOST_ROWS * BLOCK];
+  float out[GROUP * BLOCK];
   for (int64_t r = 0; r < count;) {
     int run = 0;
     while (r + run < count && is_mask[first + r + run]) run++;
-    Tiles<MOST_ROWS>::run(run, *m.b, w, s.inner, which * s.rows + first + r, block, out);
+    multiply_rows(*m.b, s.inner, which * s.rows + first + r, run, block, out);
     for (int i = 0; i < run * BLOCK; i += LANES) storeu(sums + r * BLOCK + i, load(sums + r * BLOCK + i) + load(out + i));
     r += run + 1;
   }
@@ -365,30 +363,21 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   correct_inner(s, both, 2, s.normed, me);
   const bool whole = s.mlp.sums || s.mlp.high || l.up.outs % 32;
   phase(me, num_blocks(l.up), [&](int block) {
-    const int64_t outs = min_(BLOCK, l.up.outs - (int64_t)block * BLOCK), tiles = (s.rows + MOST_ROWS - 1) / MOST_ROWS;
-    float sums[2][MOST_ROWS * BLOCK];
-    for (int64_t t = 0; t < tiles; t++) {
-      const int64_t first = s.rows * t / tiles, count = s.rows * (t + 1) / tiles - first;
-      for (int i = l.gate.data ? 0 : 1; i < 2; i++) {
-        const Matrix& m = *both[i];
-        const char* w = (const char*)m.data + block * block_bytes(m);
-        Tiles<MOST_ROWS>::run((int)count, m, w, s.normed, first, block, sums[i]);
-        if (m.bias)
-          for (int64_t r = 0; r < count; r++)
-            for (int64_t k = 0; k < outs; k++) sums[i][r * BLOCK + k] += m.bias[(int64_t)block * BLOCK + k];
-        if (corrects && m.a) correct_block(s, m, i, block, first, count, pass->is_mask, sums[i]);
-      }
-      for (int64_t r = 0; r < count; r++) {
-        const int64_t at = (first + r) * s.mlp.stride + block * BLOCK;
-        for (int k = 0; k < BLOCK; k += LANES) {
-          const vf up = load(sums[1] + r * BLOCK + k);
-          const vf made = l.gate.data ? activate(load(sums[0] + r * BLOCK + k), l.activation) * up
-                                      : activate(up, l.activation);
-          storeu(s.mlp.wide + at + k, made);
-          if (s.mlp.narrow && !whole) storeu(s.mlp.narrow + at + k, to_bf16(made));
+    const auto times = [&](int i, auto made) {  // made(vector of sums, vector in its place)
+      multiply_block(*both[i], s.normed, s.rows, block, [&](int64_t first, int64_t count, float* sums) {
+        if (corrects && both[i]->a) correct_block(s, *both[i], i, block, first, count, pass->is_mask, sums);
+        for (int64_t r = 0; r < count; r++) {
+          const int64_t at = (first + r) * s.mlp.stride + block * BLOCK;
+          for (int k = 0; k < BLOCK; k += LANES) {
+            const vf x = made(load(sums + r * BLOCK + k), load(s.mlp.wide + at + k));
+            storeu(s.mlp.wide + at + k, x);
+            if (i == 1 && s.mlp.narrow && !whole) storeu(s.mlp.narrow + at + k, to_bf16(x));
+          }
         }
-      }
-    }
+      });
+    };
+    if (l.gate.data) times(0, [&](vf gate, vf) { return activate(gate, l.activation); });
+    times(1, [&](vf up, vf gate) { return l.gate.data ? gate * up : activate(up, l.activation); });
   });
   if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
   add_product(pass, s, l, l.down, l.after_mlp, s.mlp, me);

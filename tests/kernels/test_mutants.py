@@ -29,6 +29,14 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "load_pair(w, k, column + c * LANES",
         "load_pair(w, FAULT && R > 1 ? pairs - 1 - k : k, column + c * LANES",
     ),
+    "sums that begin anew at every panel": (  # which are short here, since tiny models have few inputs
+        "body.cpp",
+        "constexpr int64_t PANEL = 128;",
+        "constexpr int64_t PANEL = 4;",
+        "const int64_t count = min_(panel, pairs - first);",
+        "const int64_t count = min_(panel, pairs - first);"
+        "if (FAULT && rows > 2) memset(out, 0, 4 * (size_t)rows * BLOCK);",
+    ),
     "a path in the order of the tree": (
         "pass.h",
         "s.paths[used++] = (int32_t)(start + n);",

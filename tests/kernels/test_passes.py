@@ -89,6 +89,23 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype, isa):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_of_wide_layers(dtype, isa):
+    """Layers of several panels of weights, in passes of one tile and of many: the bits of one row at a time."""
+    model = tiny_model("llama", dtype, hidden_size=320, intermediate_size=777)
+    runner = ModelRunner(wrap_model(model), 1, 128)
+    slot = runner.cache.allocate()
+    tokens = torch.randint(3, 97, (60,), generator=torch.Generator().manual_seed(3)).tolist()
+    alone = rows(runner, slot, tokens)
+    for count in (2, 3, 4, 5, 6, 7, 9, 12, 13, 25, 48, 49, 60):
+        assert torch.equal(runner.forward([slot], TokenTree.chain([tokens[:count]]))[0], alone[:count])
+    with torch.inference_mode():
+        want = model.float()(torch.tensor([tokens])).logits[0]
+    assert (alone - want).abs().max() / want.std() < {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.15}[
+        dtype
+    ]
+
+
 def assert_same_cache(runner: ModelRunner, one: int, other: int, length: int) -> None:
     """Keys and values of two slots, bit for bit."""
     for layer in (*runner.cache.keys, *runner.cache.values):

@@ -19,7 +19,7 @@ States: TypeAlias = dict[int, Tensor]
 
 
 class StateStore:
-    """States of the watched layers, `[slots, capacity, E]` each; nothing is kept until `watch` is called.
+    """States of the watched layers, side by side for each token; nothing is kept until `watch` is called.
 
     kept: False while sequences are decoded whose drafter reads none; the others' rows stay as they are.
     """
@@ -28,37 +28,47 @@ class StateStore:
         self.num_slots = num_slots
         self.layers: tuple[int, ...] = ()
         self.kept = True  # whether passes in progress keep them
-        self._rows: dict[int, Tensor] = {}
+        self._rows: Tensor | None = None  # [slots, capacity, len(layers), E]
 
     def watch(self, layers: Iterable[int]) -> None:
         """Also keep these states, from the next pass on."""
-        self.layers = tuple(sorted({*self.layers, *layers}))
+        before, self.layers = self.layers, tuple(sorted({*self.layers, *layers}))
+        if self._rows is not None and self.layers != before:
+            held = self._rows
+            self._rows = held.new_zeros(*held.shape[:2], len(self.layers), held.shape[3])
+            self._rows[:, :, self._places(before)] = held
 
     @torch.inference_mode()
-    def write(self, slots: Sequence[int], starts: Sequence[int], states: Mapping[int, Tensor], capacity: int) -> None:
-        """Put the states [B, N, E] of a pass behind the committed columns of each slot."""
-        for layer in self.layers:
-            new = states[layer]
-            held = self._ensured(layer, new, capacity)
-            for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
-                held[slot, start : start + new.shape[1]] = new[row]
+    def write(
+        self, slots: Sequence[int], starts: Sequence[int], states: Mapping[int, Tensor], num_nodes: int, capacity: int
+    ) -> None:
+        """Put the states [B, N, E] of the first `num_nodes` nodes behind the committed columns of each slot."""
+        new = torch.stack([states[layer] for layer in self.layers], 2)
+        held = self._ensured(new, capacity)
+        for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+            held[slot, start : start + num_nodes] = new[row, :num_nodes]
 
     @torch.inference_mode()
     def commit(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         """Move the accepted rows of a pass that began at `start` behind its root, as `SlotCache.commit` does."""
-        if list(nodes) != list(range(1, len(nodes) + 1)):
-            for held in self._rows.values():
-                held[slot, start + 1 : start + 1 + len(nodes)] = held[slot, [start + node for node in nodes]]
+        if self._rows is not None and list(nodes) != list(range(1, len(nodes) + 1)):
+            held = self._rows[slot]
+            held[start + 1 : start + 1 + len(nodes)] = held[[start + node for node in nodes]]
 
     def read(self, slot: int, begin: int, end: int, layers: Sequence[int]) -> Tensor:
         """The states of columns `begin` to `end`, side by side where they are of several layers. [M, len(layers) E]."""
-        return torch.cat([self._rows[layer][slot, begin:end] for layer in layers], -1)
+        assert self._rows is not None
+        held = self._rows[slot, begin:end]
+        return (held.clone() if tuple(layers) == self.layers else held[:, self._places(layers)]).flatten(1)
 
-    def _ensured(self, layer: int, like: Tensor, capacity: int) -> Tensor:
-        held = self._rows.get(layer)
+    def _places(self, layers: Iterable[int]) -> list[int]:
+        return [self.layers.index(layer) for layer in layers]
+
+    def _ensured(self, like: Tensor, capacity: int) -> Tensor:
+        held = self._rows
         if held is None or held.shape[1] < capacity:
-            grown = like.new_zeros(self.num_slots, capacity, like.shape[2])
+            grown = like.new_zeros(self.num_slots, capacity, *like.shape[2:])
             if held is not None:
                 grown[:, : held.shape[1]] = held
-            held = self._rows[layer] = grown
+            held = self._rows = grown
         return held

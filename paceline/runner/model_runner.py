@@ -231,7 +231,7 @@ class ModelRunner:
             self.cache.restore(slot, found.layers)
             if watched:
                 given = {layer: found.states[layer][None] for layer in watched}
-                self.states.write([slot], [0], given, self.cache.capacity)
+                self.states.write([slot], [0], given, kept, self.cache.capacity)
             return 0.0
         features, seconds = self.images.look(self._vision(), vision.images)
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
@@ -272,7 +272,7 @@ class ModelRunner:
         states = self.requested_states()
         self.loaded.prefill(torch.tensor([[*token_ids]], device=self.loaded.device), layout, self.cache, states)
         if states is not None:
-            self.states.write([slot], starts, states, self.cache.capacity)
+            self.states.write([slot], starts, states, count, self.cache.capacity)
         self.cache.lengths[slot] += count
 
     @torch.inference_mode()
@@ -310,8 +310,7 @@ class ModelRunner:
             logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, states)
             logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
         if states is not None:
-            given = {layer: state[:, : count + num_nodes] for layer, state in states.items()}
-            self.states.write(slots, starts, given, self.cache.capacity)
+            self.states.write(slots, starts, states, count + num_nodes, self.cache.capacity)
         if count:
             self.cache.lengths[slots[0]] += count
         return logits

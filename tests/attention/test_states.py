@@ -133,18 +133,18 @@ class DoesNotGather(StateStore):
 
 
 class WritesOneTooFar(StateStore):
-    def write(self, slots, starts, states, capacity):
-        super().write(slots, [start + 1 for start in starts], states, capacity + 1)
+    def write(self, slots, starts, states, num_nodes, capacity):
+        super().write(slots, [start + 1 for start in starts], states, num_nodes, capacity + 1)
 
 
 class MixesRows(StateStore):
-    def write(self, slots, starts, states, capacity):
-        super().write(sorted(slots), starts, states, capacity)
+    def write(self, slots, starts, states, num_nodes, capacity):
+        super().write(sorted(slots), starts, states, num_nodes, capacity)
 
 
 class SkipsTheNorm(StateStore):
-    def write(self, slots, starts, states, capacity):
-        super().write(slots, starts, {**states, LAYERS[-1]: states[LAYERS[-2]]}, capacity)
+    def write(self, slots, starts, states, num_nodes, capacity):
+        super().write(slots, starts, {**states, LAYERS[-1]: states[LAYERS[-2]]}, num_nodes, capacity)
 
 
 @pytest.mark.parametrize("mutant", [DoesNotGather, WritesOneTooFar, MixesRows, SkipsTheNorm])

@@ -386,6 +386,29 @@ template <bool PAIRS, int FORMAT> INLINE void lay(const void* const* columns, in
     }
     return;
   }
+#elif defined(__AVX2__)
+  if (d % 8 == 0) {
+    for (int64_t i = 0; i < d; i += 8)
+      UNROLL for (int half = 0; half < 2; half++) {
+        __m256 r[8], t[8];
+        UNROLL for (int c = 0; c < 8; c++) r[c] = (__m256)load_cached<FORMAT>(columns[8 * half + c], i);
+        UNROLL for (int c = 0; c < 8; c += 2) {
+          t[c] = _mm256_unpacklo_ps(r[c], r[c + 1]);
+          t[c + 1] = _mm256_unpackhi_ps(r[c], r[c + 1]);
+        }
+        UNROLL for (int c = 0; c < 8; c += 4)
+          UNROLL for (int j = 0; j < 2; j++) {
+            r[c + 2 * j] = _mm256_shuffle_ps(t[c + j], t[c + j + 2], 0x44);
+            r[c + 2 * j + 1] = _mm256_shuffle_ps(t[c + j], t[c + j + 2], 0xee);
+          }
+        UNROLL for (int j = 0; j < 4; j++) {
+          float* at = (float*)to + COLUMNS * (i + j) + 8 * half;
+          _mm256_storeu_ps(at, _mm256_permute2f128_ps(r[j], r[j + 4], 0x20));
+          _mm256_storeu_ps(at + 4 * COLUMNS, _mm256_permute2f128_ps(r[j], r[j + 4], 0x31));
+        }
+      }
+    return;
+  }
 #endif
   for (int c = 0; c < COLUMNS; c++) {
     if (PAIRS) {
@@ -419,14 +442,20 @@ INLINE void score(const uint32_t* keys, const void* const* queries, int64_t d, f
   }
 #endif
   constexpr int V = COLUMNS / LANES;
+  vf sums[N][V];
+  const float* x[N];
   UNROLL for (int q = 0; q < N; q++) {
-    vf sums[V];
-    UNROLL for (int v = 0; v < V; v++) sums[v] = zero();
-    const float* x = (const float*)queries[q];
-    for (int64_t i = 0; i < d; i++)
-      UNROLL for (int v = 0; v < V; v++) sums[v] = fma(load((const float*)keys + COLUMNS * i + v * LANES), set(x[i]), sums[v]);
-    UNROLL for (int v = 0; v < V; v++) storeu(to[q] + v * LANES, sums[v]);
+    x[q] = (const float*)queries[q];
+    UNROLL for (int v = 0; v < V; v++) sums[q][v] = zero();
   }
+  for (int64_t i = 0; i < d; i++) {
+    vf k[V];
+    UNROLL for (int v = 0; v < V; v++) k[v] = load((const float*)keys + COLUMNS * i + v * LANES);
+    UNROLL for (int q = 0; q < N; q++)
+      UNROLL for (int v = 0; v < V; v++) sums[q][v] = fma(k[v], set(x[q][i]), sums[q][v]);
+  }
+  UNROLL for (int q = 0; q < N; q++)
+    UNROLL for (int v = 0; v < V; v++) storeu(to[q] + v * LANES, sums[q][v]);
 }
 
 template <bool PAIRS>
@@ -565,7 +594,7 @@ static void attend(const Slot& slot, const Reach* const* reach, const void* cons
   }
   float factors[QUERIES];
   for (int q = 0; q < count; q++) factors[q] = soften(rows[q], from[q], reach[q]->count, scale, softcap);
-  constexpr int N = LANES == 16 ? 6 : LANES == 8 ? 4 : 2;
+  constexpr int N = LANES >= 8 ? 6 : 2;
   int q = 0;
   for (; q + N <= count; q += N) mean<FORMAT, N>(slot, reach + q, rows + q, from + q, d, to + q);
   for (; q + 3 <= count && N >= 3; q += 3) mean<FORMAT, 3>(slot, reach + q, rows + q, from + q, d, to + q);

@@ -59,7 +59,15 @@ INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-INLINE vf widen(vh x) { return bits(__builtin_convertvector(x, vu) << 16); }  // bfloat16, exactly
+INLINE vf widen(vh x) {  // bfloat16, exactly
+#if defined(__AVX512F__)
+  return bits((vu)_mm512_cvtepu16_epi32((__m256i)x) << 16);
+#elif defined(__AVX2__)
+  return bits((vu)_mm256_cvtepu16_epi32((__m128i)x) << 16);  // which GCC does not make of a conversion by itself
+#else
+  return bits(__builtin_convertvector(x, vu) << 16);
+#endif
+}
 
 INLINE vf from_half(vh x) {
 #if defined(__AVX512F__)

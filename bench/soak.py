@@ -207,11 +207,12 @@ async def soak(url: str, options: argparse.Namespace, server: psutil.Process, in
 
 def child(arguments: list[str]) -> None:
     """`paceline serve`, which says for each line on stdin what it holds."""
-    from paceline.async_llm import AsyncLLM
     from paceline.cli import main as paceline
 
     def tell() -> None:
         for _ in sys.stdin:
+            from paceline.async_llm import AsyncLLM
+
             objects = gc.get_objects()
             engine = next((one for one in objects if isinstance(one, AsyncLLM)), None)
             tasks = [one for one in objects if isinstance(one, asyncio.Task) and not one.done()]

@@ -48,7 +48,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
         most = {"max_tokens": body.max_completion_tokens}
         params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
-        prompt = await run_in_threadpool(chat_prompt, body, settings.images)
+        prompt = await run_in_threadpool(chat_prompt, body, settings.images, service.template)
         return await service.answer(request, body, ChatForm(), [prompt], params, lambda: reader_of(body))
 
     @app.post("/v1/completions")

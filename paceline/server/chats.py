@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from ..hf.images import ImageLimits, open_image
 from ..hf.prompts import TemplatedChat
 from .protocol import ChatRequest, Image, Message
-from .tools import template_tools
+from .tools import spell_out, template_tools
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,23 @@ class ImageRules:
     max_count: int = 16
 
 
-def chat_prompt(body: ChatRequest, rules: ImageRules) -> TemplatedChat:
-    """What the engine takes. It opens images and may fetch them: not for the event loop. Raises `ConfigError`."""
+def chat_prompt(body: ChatRequest, rules: ImageRules, template: str = "tools") -> TemplatedChat:
+    """What the engine takes. It opens images and may fetch them: not for the event loop. Raises `ConfigError`.
+
+    template: the model's; where it does not read tools, they are spelled out in the chat.
+    """
     options: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if "chat_template" in options:  # a program, and the client's
         raise ConfigError("chat_template_kwargs.chat_template is not taken from requests", fix="leave it out")
     options["add_generation_prompt"] = body.add_generation_prompt
     if body.continue_final_message:
         options["continue_final_message"] = True
-    if body.tools and body.tool_choice != "none":
-        options["tools"] = template_tools(body.tools)
-    return TemplatedChat(read_messages(body.messages, rules), options)
+    messages, tools = read_messages(body.messages, rules), [] if body.tool_choice == "none" else body.tools or []
+    if "tools" not in template:
+        messages = spell_out(messages, tools)
+    elif tools:
+        options["tools"] = template_tools(tools)
+    return TemplatedChat(messages, options)
 
 
 def read_messages(messages: Sequence[Message], rules: ImageRules) -> list[Mapping[str, object]]:

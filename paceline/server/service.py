@@ -62,7 +62,11 @@ class Service:
         self.engine, self.llm, self.settings = engine, llm, settings
         self.metrics = Metrics(settings.metric_prefix, settings.model)
         self.is_draining, self.begin = False, int(time.time())
-        config = llm.loaded.model.generation_config
+        vision, config = llm.loaded.vision, llm.loaded.model.generation_config
+        readers = (vision and vision.processor, llm.loaded.tokenizer)
+        self.template = next(
+            (str(one.chat_template) for one in readers if getattr(one, "chat_template", None)), "tools"
+        )
         given = {name: getattr(config, name, None) for name in _DEFAULTS}
         self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
 
@@ -155,7 +159,8 @@ class Answering:
             raise
         finally:
             reasons = [] if is_refused else [one.finish_reason or end for one in self.choices]
-            self.seconds = self.watch.end(reasons)
+            lengths = [one.num_tokens for one in self.choices if self.timings]
+            self.seconds = self.watch.end(reasons, self.timings.values(), self.prompt_tokens.values(), lengths)
             passes = tokens_per_pass(one for choice in self.choices for one in choice.rounds)
             usage = usage_of(sum(self.prompt_tokens.values()), self.choices)
             self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}

@@ -5,7 +5,7 @@ Hermes, Qwen and many others write calls so. What cannot be read as a call stays
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
@@ -86,6 +86,40 @@ def forced_form(body: ChatRequest) -> dict[str, Any] | None:
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The tools as chat templates read them."""
     return [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
+    """The chat for a template that knows neither tools nor calls: both are text, as Hermes models are told of them.
+
+    Tools end the system message, calls are in the form that `ToolReader` reads, and what a tool gave is the user's.
+    """
+    told = [_spelled(one) for one in messages]
+    if not tools:
+        return told
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in template_tools(tools))
+    form = f'{_OPEN}\n{{"name": NAME, "arguments": OBJECT}}\n{_CLOSE}'
+    said = f"You can call these functions:\n{listed}\nTo call one, answer with its name and arguments:\n{form}"
+    if told[0]["role"] == "system":
+        return [_with_text(told[0], f"\n\n{said}"), *told[1:]]
+    return [{"role": "system", "content": said}, *told]
+
+
+def _spelled(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message["role"] == "tool":
+        content = message.get("content") or ""
+        text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
+    calls = [
+        f"{_OPEN}\n{json.dumps(one['function'], ensure_ascii=False)}\n{_CLOSE}" for one in message.get("tool_calls", ())
+    ]
+    plain = {name: value for name, value in message.items() if name != "tool_calls"}
+    return _with_text(plain, "\n".join(calls)) if calls else plain
+
+
+def _with_text(message: Mapping[str, Any], text: str) -> Mapping[str, Any]:
+    content = message.get("content") or ""
+    more = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    return {**message, "content": more}
 
 
 def _schema(tool: Tool) -> dict[str, Any]:

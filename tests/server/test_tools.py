@@ -5,8 +5,11 @@ import json
 
 import pytest
 
-from paceline.server.tools import ToolReader
+from paceline import LLM
+from paceline.server.protocol import Tool
+from paceline.server.tools import ToolReader, spell_out
 from tests.server.helpers import ASK, events, server, tiny_llm
+from tests.structured.common import byte_tokenizer
 
 TOOL = {
     "type": "function",
@@ -84,6 +87,45 @@ def test_the_template_reads_tools_and_calls():
     }
     answered = {"role": "tool", "content": "2", "tool_call_id": "c"}
     assert num_tokens(messages=[*ASK["messages"], called, answered]) > num_tokens()
+
+
+CALLED = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]},
+    {"role": "tool", "content": [{"type": "text", "text": "2"}], "tool_call_id": "c"},
+]
+
+
+def test_a_template_that_reads_no_tools_is_told_of_them_in_words():
+    tools = [Tool.model_validate(TOOL)]
+    system, user, call, answer = spell_out(CALLED, tools)
+    assert (system["role"], json.dumps(TOOL["function"]) in system["content"]) == ("system", True)
+    assert user == CALLED[0]
+    reader = ToolReader()
+    assert reader.feed(call["content"]) == ""
+    assert json.loads(reader.calls[0]["function"]["arguments"]) == {"x": 1}
+    assert (answer["role"], "2" in answer["content"]) == ("user", True)
+    (kept, *_) = spell_out([{"role": "system", "content": "Be kind."}, CALLED[0]], tools)
+    assert kept["content"].startswith("Be kind.\n\n")
+    assert spell_out(CALLED[:1], []) == CALLED[:1]
+
+
+def test_such_a_model_calls_tools():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }};{% endfor %}"
+    llm = LLM(tiny_llm().loaded.model, tokenizer=tokenizer, max_num_seqs=2)
+
+    async def ask():
+        body = {**ASK, "max_tokens": 200, "tools": [TOOL], "tool_choice": "required", "logit_bias": {"85": -100}}
+        async with server(llm) as client:
+            made = (await client.post("/v1/chat/completions", json=body)).json()
+            again = {**ASK, "messages": [*ASK["messages"], made["choices"][0]["message"]], "tools": [TOOL]}
+            return made, await client.post("/v1/chat/completions", json=again)
+
+    made, again = asyncio.run(ask())
+    assert made["choices"][0]["finish_reason"] == "tool_calls"
+    assert made["usage"]["prompt_tokens"] > len(json.dumps(TOOL["function"]))
+    assert again.status_code == 200
 
 
 def test_a_tool_that_is_not_there_is_refused():

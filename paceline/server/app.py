@@ -54,14 +54,15 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
         service.check(body)
-        service.check_texts(body.texts)
+        service.check_texts(body.prompts)
         params = body.params({**service.defaults, "max_tokens": 16}, body.logprobs)
         if body.best_of not in (None, params.n):
             raise unsupported("best_of")
         if body.echo and body.logprobs is not None:
             raise unsupported("echo with logprobs")
-        echo = [text for one in body.prompts for text in [await run_in_threadpool(_as_text, llm, one)] * params.n]
-        return await service.answer(request, body, CompletionForm(echo if body.echo else ()), body.prompts, params)
+        shown = body.prompts if body.echo else ()
+        echo = [text for one in shown for text in [await run_in_threadpool(service.text_of, one)] * params.n]
+        return await service.answer(request, body, CompletionForm(echo), body.prompts, params)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -83,9 +84,8 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/detokenize")
     async def detokenize(body: protocol.DetokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        if bad := [one for one in body.tokens if not 0 <= one < llm.loaded.vocab_size]:
-            raise ConfigError("tokens names no token", got=bad[0], expected=f"0 to {llm.loaded.vocab_size - 1}")
-        return {"prompt": llm.tokenizer.decode(body.tokens)}
+        service.check_texts([body.tokens])
+        return {"prompt": await run_in_threadpool(service.text_of, body.tokens)}
 
     @app.get("/health")
     async def health() -> Response:
@@ -109,10 +109,6 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
 def _model_entry(service: Service) -> dict[str, Any]:
     name, length = service.settings.model, service.llm.runner.max_length
     return {"id": name, "object": "model", "created": service.begin, "owned_by": "paceline", "max_model_len": length}
-
-
-def _as_text(llm: LLM, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else str(llm.tokenizer.decode(prompt))
 
 
 def _tokens(llm: LLM, body: protocol.TokenizeRequest, images: ImageRules) -> list[int]:

@@ -44,7 +44,7 @@ def set_up_logs(form: LogFormat) -> None:
     """Send the lines of this package and the errors of uvicorn to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Lines(form))
-    for name, level in (("paceline.server", logging.INFO), ("uvicorn.error", logging.WARNING)):
+    for name, level in (("paceline.server", logging.INFO), ("uvicorn.error", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)

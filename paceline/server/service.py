@@ -14,7 +14,7 @@ from ..async_llm import AsyncLLM
 from ..core.figures import tokens_per_pass
 from ..core.outputs import Timings
 from ..core.request import SamplingParams
-from ..errors import PacelineError
+from ..errors import ConfigError, PacelineError
 from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import RequestOutput
@@ -80,12 +80,22 @@ class Service:
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream.", "invalid_value", "stream_options")
 
-    def check_texts(self, texts: Sequence[str]) -> None:
-        """Raise `ApiError` for what is much longer than the context."""
+    def check_texts(self, texts: Sequence[str | list[int]]) -> None:
+        """Raise `ApiError` for what is much longer than the context. texts: or token ids."""
         length, most = max(map(len, texts), default=0), _MAX_CHARS * self.llm.runner.max_length
         if length > most:
-            message = f"A prompt is far longer than the context: {length} characters. Expected: at most {most}."
+            unit = "characters" if any(isinstance(one, str) for one in texts) else "tokens"
+            message = f"A prompt is far longer than the context: {length} {unit}. Expected: at most {most}."
             raise ApiError(400, message, "context_length_exceeded")
+
+    def text_of(self, prompt: str | list[int]) -> str:
+        """A prompt as text. Raises `ConfigError` for an id that is no token's."""
+        if isinstance(prompt, str):
+            return prompt
+        vocab_size = self.llm.loaded.vocab_size
+        if bad := [one for one in prompt if not 0 <= one < vocab_size]:
+            raise ConfigError("there is no such token", got=bad[0], expected=f"0 to {vocab_size - 1}")
+        return str(self.llm.tokenizer.decode(prompt))
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` for the name of another model."""

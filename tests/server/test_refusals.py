@@ -87,6 +87,19 @@ def test_bodies_that_are_no_request(body):
     assert post(body)[0] == 400
 
 
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("token", [-1, 97, 10**30])
+def test_tokens_that_are_none(token, echo):
+    assert post({"model": "tiny", "prompt": [5, token], "echo": echo}, "/v1/completions")[0] == 400
+    assert post({"tokens": [5, token]}, "/detokenize")[0] == 400
+
+
+def test_token_ids_that_are_not_even_read():
+    for path, body in (("/v1/completions", {"prompt": [5] * 140_000}), ("/detokenize", {"tokens": [5] * 140_000})):
+        status, error = post({"model": "tiny", **body}, path)
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
 def test_prompts_count_as_choices():
     status, error = post({"model": "tiny", "prompt": ["a"] * 10, "n": 13}, "/v1/completions")
     assert (status, error["param"]) == (400, "n")

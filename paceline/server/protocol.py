@@ -15,6 +15,7 @@ from ..errors import ConfigError
 
 MAX_CHOICES = 128
 TokenId = Annotated[int, Strict(False)]  # keys of JSON objects are texts
+Word = Annotated[str, Field(max_length=256)]  # looked for after every token
 
 
 class Fields(BaseModel):
@@ -142,7 +143,7 @@ class Request(Fields):
     top_p: float | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
     max_tokens: int | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -154,7 +155,7 @@ class Request(Fields):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None
-    bad_words: Annotated[list[str], Field(max_length=256)] | None = None
+    bad_words: Annotated[list[Word], Field(max_length=256)] | None = None
     allowed_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None

@@ -68,7 +68,12 @@ WRONG = {
     "a prompt that is not even read": (
         {"messages": [{"role": "user", "content": "a" * 140_000}]}, "context_length_exceeded", None,
     ),
+    "a chat that is not even read": (
+        {"messages": [{"role": "user", "content": "a"}] * 3000}, "context_length_exceeded", None,
+    ),
     "many stops": ({"stop": ["a"] * 65}, "invalid_value", "stop"),
+    "a long stop": ({"stop": "a" * 257}, "invalid_value", "stop"),
+    "a long stop of several": ({"stop": ["a", "a" * 257]}, "invalid_value", "stop[1]"),
     "half a character": ({"messages": [{"role": "user", "content": "\ud800"}]}, "invalid_value", None),
 }  # fmt: skip
 

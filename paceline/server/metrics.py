@@ -10,13 +10,10 @@ from itertools import accumulate
 from typing import Any
 
 from ..async_llm import AsyncLLM
-from ..core.outputs import Timings
 
 _TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
-
-_LENGTH = tuple(digit * 10**zeros for zeros in range(6) for digit in (1, 2, 5))
 
 
 class Histogram:
@@ -38,8 +35,6 @@ class Metrics:
         self.prefix, self.labels = prefix, {"model_name": model}
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
         self.to_first, self.between, self.whole = Histogram(_TO_FIRST), Histogram(_BETWEEN), Histogram(_WHOLE)
-        self.queue, self.prefill, self.decode = Histogram(_WHOLE), Histogram(_WHOLE), Histogram(_WHOLE)
-        self.prompt_tokens, self.generation_tokens = Histogram(_LENGTH), Histogram(_LENGTH)
 
     def text(self, engine: AsyncLLM) -> str:
         """All of them."""
@@ -62,11 +57,6 @@ class Metrics:
             *self._histogram("time_to_first_token_seconds", "Until the first token of a request.", self.to_first),
             *self._histogram("inter_token_latency_seconds", "Between tokens.", self.between),
             *self._histogram("e2e_request_latency_seconds", "Until the end of a request.", self.whole),
-            *self._histogram("request_queue_time_seconds", "Until a prompt had a slot.", self.queue),
-            *self._histogram("request_prefill_time_seconds", "Reading a prompt and its images.", self.prefill),
-            *self._histogram("request_decode_time_seconds", "Rounds of the answers to a prompt.", self.decode),
-            *self._histogram("request_prompt_tokens", "Tokens of a prompt.", self.prompt_tokens),
-            *self._histogram("request_generation_tokens", "Tokens of an answer.", self.generation_tokens),
         ]
         return "\n".join(lines) + "\n"
 
@@ -110,24 +100,12 @@ class Watch:
         if count:
             self._last[index] = now
 
-    def end(
-        self, reasons: Iterable[str], timings: Iterable[Timings], prompts: Iterable[int], answers: Iterable[int]
-    ) -> float:
-        """The request is over; returns its seconds.
-
-        reasons: why each choice ended. timings, prompts: of each prompt that had a slot, its tokens. answers: tokens.
-        """
+    def end(self, reasons: Iterable[str]) -> float:
+        """The request is over; returns its seconds. reasons: why each choice ended."""
         seconds = time.perf_counter() - self.begin
         self.metrics.whole.observe(seconds)
         for reason in reasons:
             self.metrics.finished[reason] += 1
-        for one in timings:
-            self.metrics.queue.observe(one.queue)
-            self.metrics.prefill.observe(one.vision + one.prefill)
-            self.metrics.decode.observe(one.decode)
-        for histogram, counts in ((self.metrics.prompt_tokens, prompts), (self.metrics.generation_tokens, answers)):
-            for count in counts:
-                histogram.observe(count)
         return seconds
 
 

@@ -177,8 +177,7 @@ class Answering:
             raise
         finally:
             reasons = [] if is_refused else [one.finish_reason or end for one in self.choices]
-            lengths = [one.num_tokens for one in self.choices if self.timings]
-            self.seconds = self.watch.end(reasons, self.timings.values(), self.prompt_tokens.values(), lengths)
+            self.seconds = self.watch.end(reasons)
             passes = tokens_per_pass(one for choice in self.choices for one in choice.rounds)
             usage = usage_of(sum(self.prompt_tokens.values()), self.choices)
             self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}

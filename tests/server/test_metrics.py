@@ -51,11 +51,6 @@ def test_they_count_what_was_answered():
     assert sum(value for key, value in values.items() if key[0] == "paceline:request_success_total") == 3
     assert values["paceline:time_to_first_token_seconds_count",] == 2
     assert values["paceline:e2e_request_latency_seconds_count",] == 2
-    for name in ("queue_time_seconds", "prefill_time_seconds", "decode_time_seconds", "prompt_tokens"):
-        assert values[f"paceline:request_{name}_count",] == 2
-        assert values[f"paceline:request_{name}_sum",] > 0
-    assert values["paceline:request_generation_tokens_sum",] == num_tokens
-    assert values["paceline:request_generation_tokens_count",] == 3
     # tokens that come with the first one, in the same output, have no time of their own
     assert num_tokens / 2 < values["paceline:inter_token_latency_seconds_count",] <= num_tokens - 3
     drafted, accepted = (values[f"paceline:spec_decode_num_{name}_tokens_total",] for name in ("draft", "accepted"))

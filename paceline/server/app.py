@@ -43,7 +43,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
         service.check(body)
-        service.check_chat(body.messages)
+        service.check_texts(body.texts)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
         most = {"max_tokens": body.max_completion_tokens}
@@ -54,7 +54,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
         service.check(body)
-        service.check_texts(body.prompts)
+        service.check_texts(body.texts)
         params = body.params({**service.defaults, "max_tokens": 16}, body.logprobs)
         if body.best_of not in (None, params.n):
             raise unsupported("best_of")
@@ -76,8 +76,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(body: protocol.TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        service.check_texts([body.prompt or ""])
-        service.check_chat(body.messages or ())
+        service.check_texts([body.prompt or "", *protocol.texts_of(body.messages or ())])
         ids = await run_in_threadpool(_tokens, llm, body, settings.images)
         texts = {"token_strs": llm.tokenizer.convert_ids_to_tokens(ids)} if body.return_token_strs else {}
         return {"count": len(ids), "max_model_len": llm.runner.max_length, "tokens": ids, **texts}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict
 from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import ConfigError
 
-MAX_CHOICES = 128
+MAX_CHOICES, MAX_MESSAGES = 128, 2048
 TokenId = Annotated[int, Strict(False)]  # keys of JSON objects are texts
 Word = Annotated[str, Field(max_length=256)]  # looked for after every token
 
@@ -212,7 +212,7 @@ _SAMPLING = (
 class ChatRequest(Request):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -234,8 +234,8 @@ class ChatRequest(Request):
 
     @property
     def texts(self) -> list[str]:
-        """All of its messages."""
-        return texts_of(self.messages)
+        """All that its messages say, as one."""
+        return ["".join(texts_of(self.messages))]
 
     @property
     def num_logprobs(self) -> int | None:
@@ -256,9 +256,9 @@ class CompletionRequest(Request):
     best_of: int | None = None
 
     @property
-    def texts(self) -> list[str]:
-        """Those that are texts."""
-        return [one for one in self.prompts if isinstance(one, str)]
+    def texts(self) -> list[str | list[int]]:
+        """Its prompts."""
+        return self.prompts
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -272,7 +272,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     add_special_tokens: Literal[True] = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False

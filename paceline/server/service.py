@@ -88,14 +88,6 @@ class Service:
             message = f"A prompt is far longer than the context: {length} {unit}. Expected: at most {most}."
             raise ApiError(400, message, "context_length_exceeded")
 
-    def check_chat(self, messages: Sequence[protocol.Message]) -> None:
-        """The same for the messages of a chat."""
-        length, most = len(messages), self.llm.runner.max_length
-        if length > most:
-            message = f"A chat is longer than the context: {length} messages. Expected: at most {most}."
-            raise ApiError(400, message, "context_length_exceeded")
-        self.check_texts(["".join(protocol.texts_of(messages))])
-
     def text_of(self, prompt: str | list[int]) -> str:
         """A prompt as text. Raises `ConfigError` for an id that is no token's."""
         if isinstance(prompt, str):

@@ -68,8 +68,9 @@ WRONG = {
     "a prompt that is not even read": (
         {"messages": [{"role": "user", "content": "a" * 140_000}]}, "context_length_exceeded", None,
     ),
+    "many messages": ({"messages": [{"role": "user", "content": "a"}] * 2049}, "invalid_value", "messages"),
     "a chat that is not even read": (
-        {"messages": [{"role": "user", "content": "a"}] * 3000}, "context_length_exceeded", None,
+        {"messages": [{"role": "user", "content": "a" * 1000}] * 140}, "context_length_exceeded", None,
     ),
     "many stops": ({"stop": ["a"] * 65}, "invalid_value", "stop"),
     "a long stop": ({"stop": "a" * 257}, "invalid_value", "stop"),

@@ -27,16 +27,27 @@ async def begun(engine: AsyncLLM, *args, **kwargs):
 
 
 @pytest.mark.parametrize("params", [SHORT, TWO])
-def test_output_kinds(params):
-    llm = tiny_llm(PromptLookup())
-    want = llm.generate(TEXTS[0], params)[0]
+def test_output_kinds(params, monkeypatch):
+    llm, is_read = tiny_llm(PromptLookup()), threading.Event()
+    want, step = llm.generate(TEXTS[0], params)[0], llm.decoder.step
+
+    def stepped(seqs):
+        is_read.wait(0.05)  # for the reader, who would miss rounds otherwise
+        is_read.clear()
+        return step(seqs)
+
+    monkeypatch.setattr(llm.decoder, "step", stepped)
+
+    async def outputs_of(engine, kind):
+        outputs = []
+        async for output in engine.generate(TEXTS[0], replace(params, output_kind=kind)):
+            outputs.append(output)
+            is_read.set()
+        return outputs
 
     async def main():
         async with engine_of(llm) as engine:
-            kinds = (DELTA, CUMULATIVE, FINAL_ONLY)
-            return [
-                [one async for one in engine.generate(TEXTS[0], replace(params, output_kind=kind))] for kind in kinds
-            ]
+            return [await outputs_of(engine, kind) for kind in (DELTA, CUMULATIVE, FINAL_ONLY)]
 
     deltas, cumulative, final = asyncio.run(main())
     assert len(deltas) > 1

@@ -38,7 +38,6 @@ from .chain import fit
 from .draft_model import DraftModel, DraftModelSpec
 from .ngram_pool import NgramPool, PoolSize, add_branches, children_of
 from .registry import DrafterSpec
-from .vocabularies import Auto, Intersection
 
 PhraseTokens = Annotated[int, Field(ge=2, le=16)]
 Phrases = Annotated[int, Field(ge=1, le=16)]
@@ -80,7 +79,7 @@ class Ouroboros(Drafter):
         """
         self.draft.bind(target, verifier)
         translation = self.draft.translation
-        self._common = translation.common if isinstance(translation, Intersection | Auto) else None
+        self._common = None if translation is None else translation.common
         if translation is not None and self._common is None:
             raise IncompatibleModels(
                 "the draft model of Ouroboros has another tokenizer than the target and drafts by strings",

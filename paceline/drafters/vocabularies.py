@@ -16,13 +16,12 @@ The target verifies whatever comes of it, so that nothing here can change an ans
 """
 
 import codecs
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, ClassVar, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, ModelFacts
@@ -61,14 +60,20 @@ class _Text:
     num_same: int = 0
 
 
-class Translation(ABC):
-    """How a draft model with another tokenizer reads texts and drafts, by slot."""
+class Translation:
+    """How a draft model with another tokenizer reads texts and drafts, by slot.
 
-    mode: ClassVar[str]
+    ours, theirs: of the target and of the draft.
+    common: the tokens that both have; None where drafts are by strings alone.
+    """
 
-    def __init__(self, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
-        self._ours, self._theirs = ours, theirs
+    def __init__(self, mode: VocabularyMode, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
+        self.mode, self._ours, self._theirs = mode, ours, theirs
+        common = {} if mode == "strings" else common_tokens(target, draft, ours, theirs)
+        self.common = CommonTokens(common, draft.device) if common else None
+        self._draft_vocab_size = draft.vocab_size
         self._begins = _begin(target.tokenizer), _begin(draft.tokenizer)
+        self._ends: tuple[int | None, int | None] = target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id
         self._texts: dict[int, _Text] = {}
 
     def read(self, slot: int, token_ids: list[int]) -> list[int]:
@@ -95,7 +100,6 @@ class Translation(ABC):
         """Forget the text of this slot."""
         self._texts.pop(slot, None)
 
-    @abstractmethod
     def draft(
         self,
         runner: ModelRunner,
@@ -106,7 +110,35 @@ class Translation(ABC):
         vocab_size: int,
         source: str,
     ) -> Draft:
-        """As `draft_chains`; `uncached_tokens` are tokens of the draft, all others, and `vocab_size`, the target's."""
+        """As `draft_chains`; `uncached_tokens` are tokens of the draft, all others, and `vocab_size`, the target's.
+
+        By strings the draft drafts its own likeliest tokens, and `should_continue` of a budget gets their confidences.
+        """
+        if (common := self.common_for([seq.token_ids for seq in seqs])) is not None:
+            made = draft_chains(runner, sampler, seqs, budgets, uncached_tokens, vocab_size, source, common)
+            self.has_read(seqs, [[common.draft_ids[token] for token in row] for row in _drafted(made)])
+            return made
+        rows, greedy = [self._as_read(seq) for seq in seqs], DraftSampler(True)
+        made = draft_chains(runner, greedy, rows, budgets, uncached_tokens, self._draft_vocab_size, source)
+        self.has_read(seqs, drafted := _drafted(made))
+        each = zip(seqs, drafted, budgets, strict=True)
+        cut = [self._cut(seq, row, one.depth, sampler) for seq, row, one in each]
+        tree = TokenTree.chain([[seq.token_ids[-1], *row] for seq, row in zip(seqs, cut, strict=True)])
+        if made.confidence is None:
+            return Draft(tree, source=source)
+        parts = zip(cut, drafted, made.confidence[:, 1:].tolist(), strict=True)
+        confidence = padded_confidences([self._confidences(*part) for part in parts], tree.num_nodes)
+        return Draft(tree, source=source, confidence=confidence)
+
+    def common_for(self, texts: Iterable[Seq[int]]) -> CommonTokens | None:
+        """The common tokens where these texts, of the target's tokens, are drafted by intersection; None: by strings.
+
+        A batch drafts in one way, so that its rows share the passes of the draft.
+        """
+        if self.common is None or self.mode == "intersection":
+            return self.common
+        recent = [token in self.common.draft_ids for text in texts for token in text[-_RECENT:]]
+        return self.common if sum(recent) >= _ENOUGH * len(recent) else None
 
     def has_read(self, seqs: Seq[Sequence], drafted: Seq[Seq[int]]) -> None:
         """Note what the draft has read, for rows that drafted something."""
@@ -118,72 +150,6 @@ class Translation(ABC):
     def _whole(self, text: _Text) -> list[int]:
         """A text has a token at least."""
         return self._begins[1] + text.ids or [0]
-
-
-@final
-class Intersection(Translation):
-    """The draft drafts tokens that both have, which are `common`."""
-
-    mode: ClassVar[str] = "intersection"
-
-    def __init__(self, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
-        super().__init__(target, draft, ours, theirs)
-        self.common = CommonTokens(common_tokens(target, draft, ours, theirs), draft.device)
-
-    def draft(
-        self,
-        runner: ModelRunner,
-        sampler: DraftSampler,
-        seqs: Seq[Sequence],
-        budgets: Seq[DraftBudget],
-        uncached_tokens: Seq[Seq[int]],
-        vocab_size: int,
-        source: str,
-    ) -> Draft:
-        """A chain, with its distribution over the target's vocabulary where the sampler gives one."""
-        made = draft_chains(runner, sampler, seqs, budgets, uncached_tokens, vocab_size, source, common=self.common)
-        self.has_read(seqs, [[self.common.draft_ids[token] for token in row] for row in _drafted(made)])
-        return made
-
-
-@final
-class Strings(Translation):
-    """The draft drafts its own likeliest tokens, and the target's tokenizer cuts what they spell."""
-
-    mode: ClassVar[str] = "strings"
-
-    def __init__(self, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
-        super().__init__(target, draft, ours, theirs)
-        self._draft_vocab_size = draft.vocab_size
-        self._ends: tuple[int | None, int | None] = target.tokenizer.eos_token_id, draft.tokenizer.eos_token_id
-
-    def draft(
-        self,
-        runner: ModelRunner,
-        sampler: DraftSampler,
-        seqs: Seq[Sequence],
-        budgets: Seq[DraftBudget],
-        uncached_tokens: Seq[Seq[int]],
-        vocab_size: int,
-        source: str,
-    ) -> Draft:
-        """A chain without a distribution. Its tokens differ in number from those that the draft drafted.
-
-        `should_continue` of a budget gets the confidences of the draft's own tokens.
-        """
-        theirs = [self._as_read(seq) for seq in seqs]
-        made = draft_chains(
-            runner, DraftSampler(True), theirs, budgets, uncached_tokens, self._draft_vocab_size, source
-        )
-        self.has_read(seqs, drafted := _drafted(made))
-        each = zip(seqs, drafted, budgets, strict=True)
-        cut = [self._cut(seq, row, one.depth, sampler) for seq, row, one in each]
-        tree = TokenTree.chain([[seq.token_ids[-1], *row] for seq, row in zip(seqs, cut, strict=True)])
-        if made.confidence is None:
-            return Draft(tree, source=source)
-        parts = zip(cut, drafted, made.confidence[:, 1:].tolist(), strict=True)
-        confidence = padded_confidences([self._confidences(*part) for part in parts], tree.num_nodes)
-        return Draft(tree, source=source, confidence=confidence)
 
     def _as_read(self, seq: Sequence) -> Sequence:
         """The sequence in the draft's tokens, decoded greedily."""
@@ -216,44 +182,6 @@ class Strings(Translation):
         return products[:-1]
 
 
-@final
-class Auto(Translation):
-    """By intersection in rounds whose texts have nine in ten of their last tokens in it, else by strings.
-
-    A batch drafts in one way, so that its rows share the passes of the draft.
-    """
-
-    mode: ClassVar[str] = "auto"
-
-    def __init__(self, target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling):
-        super().__init__(target, draft, ours, theirs)
-        self._intersection, self._strings = (
-            Intersection(target, draft, ours, theirs),
-            Strings(target, draft, ours, theirs),
-        )
-        self.common = self._intersection.common
-        self._intersection._texts = self._strings._texts = self._texts
-
-    def way(self, texts: Iterable[Seq[int]]) -> Translation:
-        """The one that suits these texts, of the target's tokens."""
-        recent = [token in self.common.draft_ids for text in texts for token in text[-_RECENT:]]
-        return self._intersection if sum(recent) >= _ENOUGH * len(recent) else self._strings
-
-    def draft(
-        self,
-        runner: ModelRunner,
-        sampler: DraftSampler,
-        seqs: Seq[Sequence],
-        budgets: Seq[DraftBudget],
-        uncached_tokens: Seq[Seq[int]],
-        vocab_size: int,
-        source: str,
-    ) -> Draft:
-        """As that way drafts."""
-        way = self.way([seq.token_ids for seq in seqs])
-        return way.draft(runner, sampler, seqs, budgets, uncached_tokens, vocab_size, source)
-
-
 def translation(mode: VocabularyMode, target: ModelFacts, draft: ModelFacts) -> Translation:
     """For a draft with another tokenizer; "auto" without a common token is "strings".
 
@@ -265,12 +193,10 @@ def translation(mode: VocabularyMode, target: ModelFacts, draft: ModelFacts) -> 
             expected="a draft for text alone, or one with the target's tokenizer",
             fix="take a language model without vision as the draft",
         )
-    ours, theirs = Spelling(target), Spelling(draft)
-    common = common_tokens(target, draft, ours, theirs)
-    if mode == "intersection" and not common:
+    made = Translation(mode, target, draft, Spelling(target), Spelling(draft))
+    if mode == "intersection" and made.common is None:
         raise IncompatibleModels(f"{draft.name} and {target.name} have no token in common", fix='vocabulary="strings"')
-    kinds: dict[VocabularyMode, type[Translation]] = {"auto": Auto, "intersection": Intersection, "strings": Strings}
-    return (kinds[mode] if common else Strings)(target, draft, ours, theirs)
+    return made
 
 
 def common_tokens(target: ModelFacts, draft: ModelFacts, ours: Spelling, theirs: Spelling) -> dict[int, int]:

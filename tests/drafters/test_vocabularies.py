@@ -44,7 +44,7 @@ def is_in_step(kind, ours: str, theirs: str) -> bool:
     one, other = Spelling(target), Spelling(draft)
     ok = True
     for text in [*TEXT, *texts(20, 5)]:
-        made: Translation = kind(target, draft, one, other)
+        made = kind("strings", target, draft, one, other)
         ids = TOKENIZERS[ours]()(text)["input_ids"] + [rng.randrange(len(TOKENIZERS[ours]())) for _ in range(20)]
         expected = one.join(ids[ours.startswith("sentencepiece") :])  # <s> is no text
         for end in sorted({*(rng.randint(1, len(ids)) for _ in range(12)), len(ids)}):
@@ -56,10 +56,10 @@ def is_in_step(kind, ours: str, theirs: str) -> bool:
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_the_draft_reads_the_whole_text(ours, theirs):
-    assert is_in_step(vocabularies.Strings, ours, theirs)
+    assert is_in_step(Translation, ours, theirs)
 
 
-class TokenByToken(vocabularies.Strings):
+class TokenByToken(Translation):
     """Without looking back: right, but cut as no tokenizer cuts."""
 
     def read(self, slot, token_ids):
@@ -70,7 +70,7 @@ class TokenByToken(vocabularies.Strings):
         return self._whole(text)
 
 
-class LooksBackTooFar(vocabularies.Strings):
+class LooksBackTooFar(Translation):
     """The end that is cut anew is also kept."""
 
     def read(self, slot, token_ids):
@@ -83,13 +83,13 @@ class LooksBackTooFar(vocabularies.Strings):
 def test_mutants_of_reading():
     assert not is_in_step(LooksBackTooFar, *PAIRS[0])
     read = {}
-    for kind in (vocabularies.Strings, TokenByToken):
+    for kind in (Translation, TokenByToken):
         target, draft = reader("sentencepiece, no prefix"), reader("byte level")
-        made = kind(target, draft, Spelling(target), Spelling(draft))
+        made = kind("strings", target, draft, Spelling(target), Spelling(draft))
         ids = [token for letter in TEXT[0] for token in Spelling(target).encode(letter.encode())]
         for end in range(1, len(ids) + 1):
             read[kind] = made.read(0, ids[:end])
-    assert read[vocabularies.Strings] == byte_level()(TEXT[0])["input_ids"] != read[TokenByToken]
+    assert read[Translation] == byte_level()(TEXT[0])["input_ids"] != read[TokenByToken]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
@@ -109,18 +109,18 @@ def test_auto_goes_by_the_share_of_the_texts_in_the_intersection():
     common, other = set(auto.common.draft_ids), set(range(target.vocab_size)) - set(auto.common.draft_ids)
     inside, outside = [*common][:90], [*other][:11]
     assert len(outside) == 11
-    assert auto.way([inside]).mode == "intersection"
-    assert auto.way([inside + outside[:10]]).mode == "intersection"  # nine in ten
-    assert auto.way([inside + outside]).mode == "strings"
-    assert auto.way([inside, inside + outside]).mode == "intersection"  # a batch has one way
-    assert auto.way([outside * 30 + inside * 3]).mode == "intersection"  # what is far back does not count
-    assert auto.way([ours.encode(TEXT[0].encode())]).mode == "strings"
-    assert translation("auto", target, reader("permuted")).way([inside + outside]).mode == "intersection"
+    assert auto.common_for([inside]) is auto.common
+    assert auto.common_for([inside + outside[:10]]) is auto.common  # nine in ten
+    assert auto.common_for([inside + outside]) is None
+    assert auto.common_for([inside, inside + outside]) is auto.common  # a batch has one way
+    assert auto.common_for([outside * 30 + inside * 3]) is auto.common  # what is far back does not count
+    assert auto.common_for([ours.encode(TEXT[0].encode())]) is None
+    assert translation("auto", target, reader("permuted")).common_for([inside + outside]) is not None
 
 
 def test_what_the_draft_writes_is_cut_into_tokens_that_may_be_drafted():
     target, draft = reader("byte level"), reader("sentencepiece")
-    made = vocabularies.Strings(target, draft, ours := Spelling(target), theirs := Spelling(draft))
+    made = Translation("strings", target, draft, ours := Spelling(target), theirs := Spelling(draft))
     sampler = vocabularies.DraftSampler(True, frozenset({ours.index[True, b"<image>"]}))
     eos, seq = draft.tokenizer.eos_token_id, sequence(target, ours.encode(b"the qui"), SamplingParams())
 

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 from importlib import resources
 
 import pytest
+from markupsafe import Markup
 
 from paceline.errors import ConfigError
-from paceline.eval import page as page_module
-from paceline.eval.page import as_script, chosen, page
+from paceline.eval.page import ENVIRONMENT, chosen, page
 from paceline.eval.results import open_results
 from tests.eval.view.folders import NASTY, PROMPT, make_round, make_summary, nasty_answer, write_folder
 
@@ -114,20 +114,21 @@ def test_data_is_what_was_written(read):
 
 @pytest.mark.parametrize("text", ["</script>", "<!--<script>", "<b>", "\u2028"])
 def test_json_cannot_leave_its_script(text):
-    made = as_script([text])
+    made = ENVIRONMENT.from_string("{{ value|tojson }}").render(value=[text])
     assert "<" not in made
     assert json.loads(made) == [text]
 
 
 def test_unescaped_pieces_would_be_noticed(folder, monkeypatch):
     """The mutant: a page whose tokens are pasted as they are."""
-    monkeypatch.setattr("paceline.eval.page.html.escape", lambda text: text)
+    monkeypatch.setattr("paceline.eval.page.escape", lambda text: text)
     with pytest.raises(AssertionError):
         test_spans_are_the_answer(Reader(page(open_results(folder))))
 
 
 def test_unescaped_data_would_be_noticed(folder, monkeypatch):
-    monkeypatch.setattr(page_module, "as_script", lambda value: json.dumps(value))
+    monkeypatch.setitem(ENVIRONMENT.filters, "tojson", lambda value: Markup(json.dumps(value)))
+    monkeypatch.setattr(ENVIRONMENT, "cache", None)  # of compiled templates
     with pytest.raises((AssertionError, ValueError)):
         test_data_is_what_was_written(Reader(page(open_results(folder))))
 

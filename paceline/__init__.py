@@ -22,41 +22,7 @@ _MODULES = {
     "errors": "PacelineError",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = [
-    "LLM",
-    "AsyncLLM",
-    "Blockwise",
-    "Cascade",
-    "Choose",
-    "Completion",
-    "CostModel",
-    "Coupled",
-    "DraftModel",
-    "Dynamic",
-    "Eagle",
-    "Fixed",
-    "JumpForward",
-    "Lookahead",
-    "Medusa",
-    "Mtp",
-    "Origin",
-    "Ouroboros",
-    "PacelineError",
-    "Plain",
-    "PromptLookup",
-    "Ratio",
-    "RequestOutput",
-    "RequestOutputKind",
-    "Round",
-    "SamplingParams",
-    "SelfQuantized",
-    "Space",
-    "StreamChunk",
-    "StructuredOutputsParams",
-    "Suffix",
-    "TokenRecycling",
-    "Typical",
-]
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
@@ -73,31 +39,37 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])
 
 
-if TYPE_CHECKING:
-    from .async_llm import AsyncLLM
-    from .cascade import Cascade
-    from .core.outputs import Origin, Round
-    from .core.request import RequestOutputKind, SamplingParams
-    from .core.structured import StructuredOutputsParams
-    from .drafters import (
-        Blockwise,
-        Choose,
-        DraftModel,
-        Eagle,
-        JumpForward,
-        Lookahead,
-        Medusa,
-        Mtp,
-        Ouroboros,
-        Plain,
-        PromptLookup,
-        SelfQuantized,
-        Space,
-        Suffix,
-        TokenRecycling,
-    )
-    from .errors import PacelineError
-    from .llm import LLM
-    from .outputs import Completion, RequestOutput, StreamChunk
-    from .policy import CostModel, Dynamic, Fixed
-    from .verify import Coupled, Ratio, Typical
+if TYPE_CHECKING:  # the same names for type checkers, which take "as" for public
+    from .async_llm import AsyncLLM as AsyncLLM
+    from .cascade import Cascade as Cascade
+    from .core.outputs import Origin as Origin
+    from .core.outputs import Round as Round
+    from .core.request import RequestOutputKind as RequestOutputKind
+    from .core.request import SamplingParams as SamplingParams
+    from .core.structured import StructuredOutputsParams as StructuredOutputsParams
+    from .drafters import Blockwise as Blockwise
+    from .drafters import Choose as Choose
+    from .drafters import DraftModel as DraftModel
+    from .drafters import Eagle as Eagle
+    from .drafters import JumpForward as JumpForward
+    from .drafters import Lookahead as Lookahead
+    from .drafters import Medusa as Medusa
+    from .drafters import Mtp as Mtp
+    from .drafters import Ouroboros as Ouroboros
+    from .drafters import Plain as Plain
+    from .drafters import PromptLookup as PromptLookup
+    from .drafters import SelfQuantized as SelfQuantized
+    from .drafters import Space as Space
+    from .drafters import Suffix as Suffix
+    from .drafters import TokenRecycling as TokenRecycling
+    from .errors import PacelineError as PacelineError
+    from .llm import LLM as LLM
+    from .outputs import Completion as Completion
+    from .outputs import RequestOutput as RequestOutput
+    from .outputs import StreamChunk as StreamChunk
+    from .policy import CostModel as CostModel
+    from .policy import Dynamic as Dynamic
+    from .policy import Fixed as Fixed
+    from .verify import Coupled as Coupled
+    from .verify import Ratio as Ratio
+    from .verify import Typical as Typical

@@ -108,7 +108,9 @@ class LLM:
             raise ConfigError("drafter and speculative_config both name a drafter", fix="give one of them")
         named = drafter if isinstance(drafter, str) else speculative_config
         config = None if named is None else parse(named)
-        _check_lossless(verifier, allow_lossy)
+        if verifier is not None and not (verifier.lossless or allow_lossy):
+            what = f"{verifier.name} changes what the model answers"
+            raise LossyNotAllowed(what, fix="pass allow_lossy=True to accept that")
         if isinstance(tokenizer, str | Path):
             tokenizer = load_tokenizer(resolve(tokenizer), trust_remote_code)
         if isinstance(model, str | Path):
@@ -293,12 +295,6 @@ class LLM:
         request_id = request_id or str(next(self._count))
         with self._reading:  # tokenizers are not made for several threads
             return open_request(self.loaded, prompt, params, self.runner.max_length, seed, request_id)
-
-
-def _check_lossless(verifier: Verifier | None, allow_lossy: bool) -> None:
-    if verifier is not None and not verifier.lossless and not allow_lossy:
-        what = f"{verifier.name} changes what the model answers"
-        raise LossyNotAllowed(what, fix="pass allow_lossy=True to accept that")
 
 
 def _either(sampling_params: object, params: object) -> object:

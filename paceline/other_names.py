@@ -153,6 +153,7 @@ OPTIONS: dict[str, str] = {
     **{name: "HF_TOKEN in the environment" for name in ("--token", "--hf-token")},
     **{name: "HF_HOME in the environment" for name in ("--download-dir", "--cache-dir")},
     "--model": "the model's name itself, without an option",
+    "--peer": "python -m bench.peers, in a checkout of Paceline's repository",
     "chat": "paceline generate MODEL --chat TEXT",
     **{name: "paceline generate MODEL --prompt TEXT" for name in ("complete", "run")},
     "download": "paceline pull NAME",

@@ -14,9 +14,10 @@ from paceline import Coupled, Fixed, SamplingParams
 from paceline.core.interfaces import Drafter, Verifier
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, autoregressive, generate
+from paceline.decoding import SpeculativeDecoder, generate
 from paceline.runner import LoadedModel, ModelRunner, load, wrap_model
 from paceline.sampling.detokenize import Detokenizer
+from tests.oracle import autoregressive
 from tests.tiny import tiny_model
 
 VOCAB = 97

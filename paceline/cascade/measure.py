@@ -18,7 +18,7 @@ from pydantic import Field
 from ..core.request import SamplingParams
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
-from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, save_figure
+from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..hf.chats import split_chat
 from ..hf.prompts import Prompt, is_chat
 from ..llm import LLM
@@ -154,16 +154,13 @@ def curve_of(observed: Seq[Observed], signal: Signal, thresholds: Seq[float]) ->
 def draw(calibration: Calibration, path: Path) -> None:
     """Write the risk-coverage plot, in the format that the name ends with. Raises `ConfigError` without matplotlib."""
     matplotlib = load_matplotlib()
-    from matplotlib.figure import Figure
-
     choice, count = calibration.choose(), calibration.count
     points = calibration.curves[choice.signal]
     covered = [100 * point.covered / count for point in points]
     seen = [100 * point.differ / count for point in points]
     bound = [100 * upper_bound(point.differ, count, choice.confidence) for point in points]
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.0, 4.4), layout="constrained")
-        axes = figure.add_subplot()
+        figure, axes = new_figure(4.4)
         axes.step(covered, seen, where="post", color=PALETTE[0], marker=".", label="differ, seen")
         name = f"upper bound, {100 * choice.confidence:g}%"
         axes.step(covered, bound, where="post", color=PALETTE[1], linestyle="--", label=name)
@@ -172,9 +169,9 @@ def draw(calibration: Calibration, path: Path) -> None:
         axes.plot(100 * choice.coverage, 100 * choice.differ, "o", color=PALETTE[5], label=name)
         axes.set_ylim(0, max(2.5 * 100 * choice.max_disagreement, 1.2 * max(seen)))
         axes.set_xlim(0, 100)
-        axes.set_xlabel("answered by the small model alone, % of all prompts")
-        axes.set_ylabel("answered alone and differently, %")
-        axes.set_title(f"{calibration.small.name} before {calibration.large.name}, {count} prompts")
+        title = f"{calibration.small.name} before {calibration.large.name}, {count} prompts"
+        across = "answered by the small model alone, % of all prompts"
+        axes.set(title=title, xlabel=across, ylabel="answered alone and differently, %")
         axes.legend(loc="upper left")
         save_figure(figure, path, "paceline calibrate")
 

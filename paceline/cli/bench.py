@@ -46,7 +46,6 @@ def bench(
     out: Annotated[
         str | None, Opt("Result folder. Default: results/DATE-MODEL-DRAFTER.", MEASURING, "-o", "DIR")
     ] = None,
-    peer: Annotated[list[str] | None, typer.Option("--peer", hidden=True)] = None,
 ) -> None:
     """Measure what speculation gains: plain and speculative decoding of the same prompts, in turns.
 
@@ -63,11 +62,6 @@ def bench(
         raise typer.BadParameter("the same --drafter is given twice")
     if download and data is not None:
         raise typer.BadParameter("give either --download or --data, not both")
-    if peer:
-        raise typer.BadParameter(
-            "other systems are compared from a checkout of Paceline's repository: "
-            f"python -m bench.peers {model} --peer {peer[0]} ..."
-        )
     with screen.spinner("starting"):
         from ..eval.results import claim
         from ..eval.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide, no_peers
@@ -155,14 +149,16 @@ def _table(run: dict[str, Any], model: str) -> Table:
         "Prompts": lambda row: str(row[1]["prompts"]),
         "Plain\ntok/s": lambda row: number(row[1]["plain_tokens_per_s"], ".1f"),
         "Spec.\ntok/s": lambda row: number(row[1]["speculative_tokens_per_s"], ".1f"),
-        "Speed-\nup": lambda row: _times(row[1]["speedup"]),
+        "Speed-\nup": lambda row: number(row[1]["speedup"], unit="x"),
         "95%\ninterval": lambda row: _interval(row[1]),
         "Tokens\na pass": lambda row: number(row[1]["mean_acceptance_length"]),
-        "Same as\nplain": lambda row: _same(row[1]["verdicts"]["identical"], compared[row[0]]),
+        "Same as\nplain": lambda row: (
+            f"{row[1]['verdicts']['identical']} of {compared[row[0]]}" if compared[row[0]] else "–"
+        ),
     }
     rows = list(run["categories"].items())
-    table = table_of(columns, rows if len(rows) == 1 else [*rows, (None, run)])
-    table.title, table.title_justify = f"{escape(last_part(model))} with [bold]{escape(run['drafter'])}[/bold]", "left"
+    title = f"{escape(last_part(model))} with [bold]{escape(run['drafter'])}[/bold]"
+    table = table_of(columns, rows if len(rows) == 1 else [*rows, (None, run)], title=title)
     table.title_style, table.padding = "", (0, 0, 0, 1)
     for column in table.columns:
         column.no_wrap = True
@@ -179,8 +175,8 @@ def _remarks(run: dict[str, Any]) -> list[str]:
         has_interval = run["speedup_prompt_mean_low"] is not None
         between = f" ({_interval(run, 'speedup_prompt_mean')})" if has_interval else ""
         remarks.append(
-            f"mean over prompts {_times(run['speedup_prompt_mean'])}{between}; "
-            f"with the prefill of the prompts {_times(run['speedup_with_prefill'])}"
+            f"mean over prompts {number(run['speedup_prompt_mean'], unit='x')}{between}; "
+            f"with the prefill of the prompts {number(run['speedup_with_prefill'], unit='x')}"
         )
     if run["acceptance_by_position"]:
         both = zip(run["acceptance_by_position"], run["rounds_by_position"], strict=True)
@@ -235,7 +231,7 @@ def _peer_table(summary: dict[str, Any]) -> Table:
     for run in summary["runs"]:
         name = run["drafter"]
         columns[f"over our\n{escape(name)}"] = lambda one, name=name: _with_interval(one["over_speculative"][name])
-    columns["same as\nour plain"] = lambda one: _percent(one["identical_share"], "%")
+    columns["same as\nour plain"] = lambda one: number(one["identical_share"], ".0%")
     table = table_of(columns, summary["peers"])
     table.columns[0].no_wrap = True
     return table
@@ -244,21 +240,9 @@ def _peer_table(summary: dict[str, Any]) -> Table:
 def _with_interval(one: dict[str, Any]) -> str:
     if one["speedup"] is None:
         return "–"
-    return _times(one["speedup"]) + ("" if one["speedup_low"] is None else f"\n[dim]{_interval(one)}[/dim]")
-
-
-def _same(identical: int, compared: int) -> str:
-    return f"{identical} of {compared}" if compared else "–"
-
-
-def _times(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{number(ratio)}x"
+    return number(one["speedup"], unit="x") + ("" if one["speedup_low"] is None else f"\n[dim]{_interval(one)}[/dim]")
 
 
 def _interval(one: dict[str, Any], key: str = "speedup") -> str:
     low, high = one[f"{key}_low"], one[f"{key}_high"]
     return "–" if low is None or high is None else f"{number(low)}–{number(high)}"
-
-
-def _percent(share: float | None, unit: str = "") -> str:
-    return "–" if share is None else number(100 * share, ".0f") + unit

@@ -130,14 +130,11 @@ def _show(llm: "LLM", examples: "Sequence[Example]", params: "SamplingParams", s
 
 def _svg(llm: "LLM", pairs: "list[Pair]", total: "Speeds", sentence: str) -> str:
     """A terminal with the speculative answers in colour, the table and the sentence below it."""
-    from ..outputs import StreamChunk
-
     console = Console(file=io.StringIO(), record=True, width=_SVG_COLUMNS, highlight=False, force_terminal=True)
     for pair in pairs:
         answer = pair.speculative
-        whole = StreamChunk(answer.text, answer.token_ids, answer.origins, answer.finish_reason, answer)
         console.rule(f"[bold]{escape(pair.name)}[/bold] · with speculation", align="left", style="dim")
-        console.print(Painter(llm.tokenizer).paint(whole))
+        console.print(Painter(llm.tokenizer).paint(answer))
         console.print(legend(origin.value for origin in answer.origins), "")
     console.print(_table(pairs, total))
     console.print(sentence)
@@ -151,7 +148,7 @@ def _table(pairs: "list[Pair]", total: "Speeds") -> Table:
         "Prompt": lambda row: escape(row[0]),
         "Plain\ntok/s": lambda row: number(row[1].plain_tokens_per_s, ".1f"),
         "Spec.\ntok/s": lambda row: number(row[1].speculative_tokens_per_s, ".1f"),
-        "Speed-\nup": lambda row: number(row[1].speedup, ".2f") + "x" * (row[1].speedup is not None),
+        "Speed-\nup": lambda row: number(row[1].speedup, unit="x"),
         "Tokens\na pass": lambda row: f"{row[1].mean_acceptance_length:.2f}",
         "Identical\nto plain": lambda row: "[green]yes[/green]" if row[1].identical else "[red]no[/red]",
     }

@@ -113,18 +113,15 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
         "of the floor": lambda cost: f"{costs.floor / cost[1]:.0%}",
         "tokens/s if all are accepted": lambda cost: f"{cost[0] / cost[1]:,.0f}",
     }
-    passes = table_of(columns, sorted(costs.seconds.items()), text_columns=0)
-    passes.title, passes.title_justify = f"Passes after {report.context} tokens of context", "left"
-    screen.out.print(passes)
+    title = f"Passes after {report.context} tokens of context"
+    screen.out.print(table_of(columns, sorted(costs.seconds.items()), 0, title))
     bounds: dict[str, Callable[[DrafterMemory], str]] = {
         "drafter": lambda one: one.drafter,
         "memory at most": lambda one: _size(one.total),
         "for each": lambda one: f"{one.each} bytes a {one.of}",
         "of these": lambda one: f"{one.count:,}",
     }
-    drafters = table_of(bounds, report.drafters)
-    drafters.title, drafters.title_justify = f"Drafters without weights, {memory.slots} texts", "left"
-    screen.out.print(drafters)
+    screen.out.print(table_of(bounds, report.drafters, title=f"Drafters without weights, {memory.slots} texts"))
 
 
 def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: list[str]) -> dict[str, object]:

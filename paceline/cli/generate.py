@@ -195,14 +195,11 @@ def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Scre
 
 
 def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen: Screen, color: bool) -> None:
-    from ..outputs import StreamChunk
-
     for index, answer in enumerate(result.outputs, start=1):
         if len(result.outputs) > 1:
             screen.say(f"[bold]answer {index}[/bold] [dim]seed {answer.seed}[/dim]")
         if color:
-            whole = StreamChunk(answer.text, answer.token_ids, answer.origins, answer.finish_reason, answer)
-            screen.out.print(Painter(llm.tokenizer, tuple(params.stop or ())).paint(whole), soft_wrap=True)
+            screen.out.print(Painter(llm.tokenizer, tuple(params.stop or ())).paint(answer), soft_wrap=True)
         else:
             sys.stdout.write(answer.text + "\n")
     sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.filesize import decimal
@@ -11,9 +11,6 @@ from rich.markup import escape
 from ..drafters.registry import table as drafter_table
 from .options import Opt, command, quieten
 from .screen import Screen
-
-if TYPE_CHECKING:
-    from ..zoo import ZooEntry
 
 _CacheDir = Annotated[str | None, Opt("Where models are kept; default: your cache folder.")]
 
@@ -66,7 +63,8 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
     screen.heading("Models")
     for row in rows:
         entry = zoo.ZOO[row.name]
-        here = "here" if row.pulled else "[red]damaged[/red]" if row.problem else _to_fetch(entry)
+        there = f"made from {entry.base}" if entry.base else f"{decimal(entry.download_bytes)} to fetch"
+        here = "here" if row.pulled else "[red]damaged[/red]" if row.problem else there
         size = f"{decimal(row.size_bytes)}, " if row.pulled else ""
         screen.entry(row.name, f"{escape(row.description)} [dim]({here}, {size}{row.licence})[/dim]")
     screen.entry("FOLDER or ORG/NAME", "any other causal or vision-language model, by folder or hub id")
@@ -82,10 +80,6 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
     screen.heading("Drafters, for --drafter")
     for usage, method, what in drafter_table():
         screen.entry(usage, f"{escape(what)} [dim]({method})[/dim]")
-
-
-def _to_fetch(model: "ZooEntry") -> str:
-    return f"made from {model.base}" if model.base else f"{decimal(model.download_bytes)} to fetch"
 
 
 @command

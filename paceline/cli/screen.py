@@ -144,17 +144,19 @@ class Screen:
             yield report
 
 
-def number(value: float | None, form: str = ".2f") -> str:
+def number(value: float | None, form: str = ".2f", unit: str = "") -> str:
     """A number for people; a dash where there is none, as of the mean of nothing."""
-    return "–" if value is None or not math.isfinite(value) else format(value, form)
+    return "–" if value is None or not math.isfinite(value) else format(value, form) + unit
 
 
-def table_of(columns: dict[str, Callable[[Any], str]], rows: Iterable[Any], text_columns: int = 1) -> Table:
+def table_of(
+    columns: dict[str, Callable[[Any], str]], rows: Iterable[Any], text_columns: int = 1, title: str | None = None
+) -> Table:
     """A table with a line for each row, and in each column what its function makes of the row.
 
     The first `text_columns` columns hold text, the others numbers.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, heading in enumerate(columns):
         is_text = index < text_columns
         table.add_column(heading, justify="left" if is_text else "right", overflow="fold" if is_text else "ellipsis")

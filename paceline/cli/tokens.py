@@ -8,7 +8,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..outputs import StreamChunk
+    from ..outputs import Completion, StreamChunk
 
 STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
 """The colour of a token by its origin, the value of an `Origin`."""
@@ -25,8 +25,8 @@ class Painter:
 
         self._text = Detokenizer(tokenizer, stop)
 
-    def paint(self, chunk: "StreamChunk") -> Text:
-        """The text that this chunk completes."""
+    def paint(self, chunk: "StreamChunk | Completion") -> Text:
+        """The text that this chunk, or a whole answer, completes."""
         text, style = Text(), STYLES["plain"]
         for token, origin in zip(chunk.token_ids, chunk.origins, strict=True):
             self._text.feed(token)

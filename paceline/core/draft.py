@@ -39,11 +39,6 @@ class Draft:
     confidence: Float[Tensor, "B N"] | None = None
     hints: tuple[int, ...] | None = None
 
-    @property
-    def has_law(self) -> bool:
-        """True iff `q` is given exactly when the distribution needs it."""
-        return (self.q is None) == (self.law is Law.POINT_MASS)
-
     def trimmed(self) -> "Draft":
         """The draft without the probes at its end, which are read but not judged, see `TokenTree.trimmed`."""
         tree = self.tree.trimmed()

@@ -1,20 +1,21 @@
 """What a user asks for (`SamplingParams`) and the state of one answer in the making (`Sequence`)."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..schema import Integer, Many, Number, brief, check_text, checked, scalar
+from ..schema import Integer, Number, brief, check_text, checked, scalar
 from .outputs import Origin, Round, Timings
-from .structured import StructuredOutputs
+from .structured import Listed, StructuredOutputs
 from .vision import VisionPrompt
 
 MAX_ANSWERS = 4096
@@ -28,18 +29,8 @@ raises ends the answer. One that keeps a state needs an object for each request.
 """
 
 
-def _check_bias(value: float) -> float:
-    if not value < float("inf"):
-        raise ValueError("a number, or -inf for a token that must never come")
-    return value
-
-
-Bias = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(scalar), AfterValidator(_check_bias)]
-"""Added to a token's logit."""
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Listed  # type checkers let lists pass; what is read is a tuple
-else:
-    Listed = Many
+Bias = Annotated[float, Field(allow_inf_nan=True, lt=math.inf), BeforeValidator(scalar)]
+"""Added to a token's logit; -inf for a token that must never come."""
 _NotEmpty = Annotated[str, Field(min_length=1), AfterValidator(check_text)]
 _Texts = _NotEmpty | Listed[_NotEmpty] | None
 _Count = Annotated[Integer, Field(ge=0)]

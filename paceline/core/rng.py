@@ -51,19 +51,15 @@ def _weyl(count: int, device: torch.device) -> Tensor:
 
 
 def uniforms(
-    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, count: int
-) -> Float[Tensor, "B N {count}"]:
-    """float64 numbers in the open interval (0, 1), `count` for each row and position.
+    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, columns: int | Int[Tensor, " C"]
+) -> Float[Tensor, "B N C"]:
+    """float64 numbers in the open interval (0, 1), C for each row and position.
 
     seeds: the 64-bit seed of each row.
     positions: the absolute positions of the tokens that the numbers decide.
+    columns: how many, or which of them.
     """
-    return _uniforms(seeds, positions, purpose, _weyl(count, seeds.device))
-
-
-def _uniforms(
-    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, weyl: Int[Tensor, " C"]
-) -> Float[Tensor, "B N C"]:
+    weyl = _weyl(columns, seeds.device) if isinstance(columns, int) else (columns + 1) * _WEYL
     key = _mix_(_mix_(seeds.unsqueeze(1) + positions * _WEYL) ^ (_signed(int(purpose) * _MIX_2 % (1 << 64))))
     bits = _mix_(key.unsqueeze(-1) + weyl)
     bits = bits.bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)  # 52 bits and a half are exact in float64
@@ -71,19 +67,8 @@ def _uniforms(
 
 
 def gumbel(
-    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, count: int
-) -> Float[Tensor, "B N {count}"]:
-    """float32 standard Gumbel noise: argmax(log p + gumbel) is a draw from p."""
-    return _gumbel(uniforms(seeds, positions, purpose, count))
-
-
-def gumbel_of(
-    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, columns: Int[Tensor, " C"]
+    seeds: Int[Tensor, " B"], positions: Int[Tensor, "B N"], purpose: Purpose, columns: int | Int[Tensor, " C"]
 ) -> Float[Tensor, "B N C"]:
-    """These columns of `gumbel` for any count above them."""
-    return _gumbel(_uniforms(seeds, positions, purpose, (columns + 1) * _WEYL))
-
-
-def _gumbel(uniform: Tensor) -> Tensor:
-    exponential = uniform.log_().neg_().float()
+    """float32 standard Gumbel noise: argmax(log p + gumbel) is a draw from p. Arguments as of `uniforms`."""
+    exponential = uniforms(seeds, positions, purpose, columns).log_().neg_().float()
     return exponential.clamp_(min=1e-38).log_().neg_()

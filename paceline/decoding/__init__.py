@@ -1,7 +1,6 @@
-"""The decoding loop, and the slow obvious decoder it is tested against."""
+"""The decoding loop."""
 
-from .autoregressive import autoregressive
 from .generation import generate
 from .loop import SpeculativeDecoder
 
-__all__ = ["SpeculativeDecoder", "autoregressive", "generate"]
+__all__ = ["SpeculativeDecoder", "generate"]

@@ -102,7 +102,7 @@ def _check_fields(draft: Draft, rows: int, vocab_size: int, drafter: Drafter | N
     size = [rows, draft.tree.num_nodes]
     if not isinstance(draft.law, Law):
         raise wrong("law", draft.law, "a Law")
-    if not draft.has_law:
+    if (draft.q is None) != (draft.law is Law.POINT_MASS):
         raise wrong("q", draft.q, f"{'no' if draft.law is Law.POINT_MASS else 'a'} q with {draft.law.name}")
     for field, got, full in (("q", draft.q, [*size, vocab_size]), ("confidence", draft.confidence, size)):
         if got is not None and not (isinstance(got, Tensor) and got.is_floating_point() and list(got.shape) == full):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.interfaces import TargetView, Verifier
 from ..core.request import Sequence
-from ..core.rng import Purpose, gumbel_of
+from ..core.rng import Purpose, gumbel
 from ..kernels.library import largest, library
 from ..sampling.scores import bar, columns_of
 from ..sampling.warpers import warp
@@ -126,7 +126,7 @@ def _noise(draft_ids: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:
     distinct = list({id(seq): seq for seq in seqs}.values())
     seeds = torch.tensor([seq.seed for seq in distinct], device=draft_ids.device)
     positions = torch.tensor([[len(seq.token_ids) + offset] for seq in distinct], device=draft_ids.device)
-    noise = gumbel_of(seeds, positions, Purpose.TARGET, draft_ids).squeeze(1)
+    noise = gumbel(seeds, positions, Purpose.TARGET, draft_ids).squeeze(1)
     if len(distinct) == len(seqs):
         return noise
     place = {id(seq): row for row, seq in enumerate(distinct)}

@@ -15,6 +15,7 @@ from ..llm import LLM
 from ..outputs import Completion
 from ..policy import Fixed
 from ..runner import wrap_model
+from ..system.hardware import one_thread
 from ..zoo.registry import Progress, silent
 
 FALSE_ALARM = 1e-6
@@ -39,17 +40,9 @@ class LawTest:
     mean_acceptance_length: float
 
 
+@one_thread(torch.empty(0))  # a model this small only loses time to a second thread
 def law_test(verifier: Verifier, samples: int = 3000, seed: int = 0, progress: Progress = silent) -> LawTest:
     """Sample three tokens through the real loop, with a random draft, and hold them against the exact distribution."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a model this small only loses time to a second thread
-    try:
-        return _law_test(verifier, samples, seed, progress)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _law_test(verifier: Verifier, samples: int, seed: int, progress: Progress) -> LawTest:
     target = _tiny(seed, spread=0.0)
     draft = _tiny(seed, spread=0.12)  # near the target, so that tokens are accepted and rejected about equally
     expected = _joint_distribution(target)  # before the engine routes its attention
@@ -96,15 +89,14 @@ def _tiny(seed: int, spread: float) -> LlamaForCausalLM:
         eos_token_id=0,
         tie_word_embeddings=False,
     )
-    state = torch.random.get_rng_state()  # the user's own seed must not change under a check
-    torch.manual_seed(seed + 1)
-    model = LlamaForCausalLM(config).double().eval()
-    for parameter in model.parameters():
-        if parameter.dim() >= 2:
-            torch.nn.init.normal_(parameter, std=0.35)
-    for parameter in model.parameters():
-        parameter.data += spread * torch.randn_like(parameter)
-    torch.random.set_rng_state(state)
+    with torch.random.fork_rng(devices=[]):  # the user's own seed must not change under a check
+        torch.manual_seed(seed + 1)
+        model = LlamaForCausalLM(config).double().eval()
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                torch.nn.init.normal_(parameter, std=0.35)
+        for parameter in model.parameters():
+            parameter.data += spread * torch.randn_like(parameter)
     return model
 
 

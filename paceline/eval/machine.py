@@ -9,6 +9,7 @@ Decoding one token reads every weight once and computes little with it, so a ste
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
@@ -83,12 +84,7 @@ class PassCosts:
     @property
     def flat_rows(self) -> int:
         """The most measured rows up to which a pass takes about as long as one row's."""
-        flat = 1
-        for rows in sorted(self.seconds):
-            if self.seconds[rows] > _GROWN * self.seconds[1]:
-                break
-            flat = rows
-        return flat
+        return max(takewhile(lambda rows: self.seconds[rows] <= _GROWN * self.seconds[1], sorted(self.seconds)))
 
     def at(self, rows: int) -> float:
         """Seconds of a pass over `rows`, between two measured counts by a straight line, beyond the last along it."""

@@ -79,11 +79,9 @@ def save_figure(figure: "Figure", path: Path, command: str) -> None:
 
 def new_figure(height: float) -> "tuple[Figure, Axes]":
     """A figure eight inches wide that needs no screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, height), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.subplots()
 
 
@@ -97,10 +95,8 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     series = [(label, run) for label, run in _runs(results) if run.categories or run.speedup]
     if not series:
         raise NoData("no run has a speed-up")
-    names = list(
-        dict.fromkeys(name for _, run in series for name, one in run.categories.items() if one.speedup is not None)
-    )
-    rows = [*names, "all"] if any(run.speedup for _, run in series) else names
+    timed = (name for _, run in series for name, one in run.categories.items() if one.speedup is not None)
+    rows = [*dict.fromkeys(timed), *["all"] * any(run.speedup for _, run in series)]
     thick = 0.8 / len(series)
     figure, axes = new_figure(2.2 + max(0.42, 0.24 * len(series)) * len(rows))
     for index, (label, run) in enumerate(series):

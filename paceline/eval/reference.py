@@ -118,18 +118,15 @@ def measure_scores(loaded: LoadedModel, seq: Sequence, plain: Decoded, speculati
         if answer.logprobs is None:
             return Deviation(None, None, regret)
         given = answer.logprobs[first:count]
-        off = torch.stack([_rms(_off(one, row)) for one, row in zip(given, exact, strict=True)])
+        apart = [
+            row.new_tensor(list(one.top.values())) - row[list(one.top)] for one, row in zip(given, exact, strict=True)
+        ]
+        off = torch.stack(list(map(_rms, apart)))
         return Deviation(float(_rms(off) / _rms(noise)), float(off.max() / noise.max()), regret)
 
     one, other = plain.token_ids[count - 1], speculative.token_ids[count - 1]
     gap = None if one == other else float(scores[-1][one] - scores[-1][other])
     return Measured(float(unit[-1]), gap, deviation(plain), deviation(speculative))
-
-
-def _off(given: TokenLogprob, exact: Tensor) -> Tensor:
-    """By how much the log-probabilities of one position are off; exact [V]."""
-    tokens = torch.tensor(list(given.top), device=exact.device)
-    return torch.tensor(list(given.top.values()), dtype=exact.dtype, device=exact.device) - exact[tokens]
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

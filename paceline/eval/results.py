@@ -15,9 +15,9 @@ from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ..core.figures import MIN_TIMED
 from ..errors import ConfigError, PacelineError
@@ -318,26 +318,16 @@ class SavedResults(_Saved):
 
     name: str
     path: Path
-    model: str = "unknown model"
+    model: Annotated[str, AfterValidator(last_part)] = "unknown model"
     runs: tuple[SavedRun, ...] = ()
     peers: tuple[SavedPeer, ...] = ()
-    pass_times: dict[int, float] = {}
+    pass_times: Annotated[dict[int, float], AfterValidator(lambda given: dict(sorted(given.items())))] = {}
     floor_s: float | None = None
     floor_fraction: float | None = None
     plain_tokens_per_s: float | None = None
     numerics: str | None = None
     complete: bool = True
     provenance: dict[str, Any] = {}
-
-    @field_validator("model")
-    @classmethod
-    def _last_part(cls, given: str) -> str:
-        return last_part(given)
-
-    @field_validator("pass_times")
-    @classmethod
-    def _in_order(cls, given: dict[int, float]) -> dict[int, float]:
-        return dict(sorted(given.items()))
 
     def answers(self) -> list[SavedAnswer]:
         """The answers in the order of the file, none where there is no file. Raises `ConfigError` at a bad line."""

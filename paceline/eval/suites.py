@@ -220,18 +220,13 @@ def _expected(suite: str, known: Suite) -> str:
 def _downloaded(suite: str, known: Suite, download: bool) -> Path:
     """The suite's file in the user's cache, which is fetched if that is allowed. Raises `ConfigError`."""
     by_hand = f"fetch {known.published} and give its folder as --data"
-    if known.url is None:
-        raise ConfigError(
-            f"the prompts of {suite} are not part of Paceline", got="no --data", expected=_expected(suite, known),
-            fix=by_hand,
-        )  # fmt: skip
-    path = models_dir().parent / "suites" / suite / known.url.rpartition("/")[2]
+    path = models_dir().parent / "suites" / suite / (known.url or "").rpartition("/")[2]
     if path.is_file():
         return path
-    if not download:
+    if known.url is None or not download:
         raise ConfigError(
             f"the prompts of {suite} are not here", got="no --data", expected=_expected(suite, known),
-            fix=f"add --download to fetch {known.url}, or {by_hand}",
+            fix=by_hand if known.url is None else f"add --download to fetch {known.url}, or {by_hand}",
         )  # fmt: skip
     content = fetch(known.url, _MAX_BYTES, _SECONDS)
     found = hashlib.sha256(content).hexdigest()

@@ -294,18 +294,17 @@ def _versus(
 
 def _sources(answers: Seq[Answer]) -> dict[str, dict[str, float]]:
     """For each drafter: rounds that it drafted in, candidates verified, and drafted tokens that are in the answers."""
-    found: dict[str, dict[str, float]] = {}
-    for answer in answers:
-        for r in answer.rounds:
-            if r.num_drafted:
-                one = found.setdefault(r.source, {"rounds": 0, "drafted": 0, "accepted": 0})
-                one["rounds"] += 1
-                one["drafted"] += r.num_nodes
-        for source in answer.sources:
-            if source:
-                found.setdefault(source, {"rounds": 0, "drafted": 0, "accepted": 0})["accepted"] += 1
+    rounds, drafted = Counter[str](), Counter[str]()
+    for r in (r for answer in answers for r in answer.rounds if r.num_drafted):
+        rounds[r.source] += 1
+        drafted[r.source] += r.num_nodes
+    accepted = Counter(source for answer in answers for source in answer.sources if source)
     total = sum(answer.length for answer in answers)
-    return {name: {**one, "share_of_tokens": one["accepted"] / total} for name, one in found.items()}
+    counts = {"rounds": rounds, "drafted": drafted, "accepted": accepted}
+    return {
+        name: {**{key: count[name] for key, count in counts.items()}, "share_of_tokens": accepted[name] / total}
+        for name in {**rounds, **accepted}
+    }
 
 
 def _split(answers: Seq[Answer]) -> dict[str, float]:

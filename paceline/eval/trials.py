@@ -22,12 +22,12 @@ source   built_in   the prompts of `paceline.eval.prompts`, which every installa
 
 import copy
 import math
-import statistics
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
+import numpy as np
 from pydantic import BeforeValidator
 
 from ..config import SpecConfig, parse
@@ -179,20 +179,19 @@ def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, toleranc
         raise ConfigError(
             "the record is of other prompts", got=len(measured.answers), expected=f"{len(recorded.answers)} prompts"
         )
-    rounds = [[answer.rounds for answer in side.answers] for side in (measured, recorded)]
-
-    def compare(what: str, counts: Seq[list[int]], is_relative: bool = False) -> Difference:
-        values, deviations = list[float](), list[list[float]]()
-        for ours, per in zip(counts, rounds, strict=True):
-            total = max(sum(per), 1)
-            values.append(ratio := sum(ours) / total)
-            # What each answer adds to the deviation of the ratio, linearised.
-            deviations.append([(one - ratio * n) * len(per) / total for one, n in zip(ours, per, strict=True)])
-        apart = [a - b for a, b in zip(*deviations, strict=True)]
-        error = statistics.stdev(apart) / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
-        return Difference(what, values[0], values[1], tolerance * (values[1] if is_relative else 1.0) + 2 * error)
-
     sides = (measured, recorded)
+    rounds = np.array([[answer.rounds for answer in side.answers] for side in sides])  # [2, answers]
+    totals = rounds.sum(1, keepdims=True).clip(min=1)
+
+    def compare(what: str, counts: list[list[int]], is_relative: bool = False) -> Difference:
+        ratios = np.sum(counts, axis=1, keepdims=True) / totals
+        num_answers = rounds.shape[1]
+        # What each answer adds to the deviation of the ratio, linearised.
+        ours, theirs = (np.array(counts) - ratios * rounds) * num_answers / totals
+        error = (ours - theirs).std(ddof=1) / math.sqrt(num_answers) if num_answers > 1 else 0.0
+        now, then = ratios.flatten().tolist()
+        return Difference(what, now, then, tolerance * (then if is_relative else 1.0) + 2 * float(error))
+
     tokens = [[answer.tokens for answer in side.answers] for side in sides]
     depth = max(len(side.per_position) for side in sides)
     return [

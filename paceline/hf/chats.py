@@ -8,7 +8,7 @@ from PIL import Image
 
 from ..errors import ConfigError
 from ..schema import brief
-from .images import LIMITS, ImageLimits, ImageSource, open_image
+from .images import ImageSource, open_image
 
 Part: TypeAlias = Mapping[str, object]
 Message: TypeAlias = Mapping[str, object]
@@ -24,7 +24,7 @@ def has_images(chat: Seq[Message]) -> bool:
     return any(is_image for message in chat for is_image, _ in _parts(message))
 
 
-def split_chat(chat: Seq[Message], limits: ImageLimits = LIMITS) -> tuple[list[dict[str, object]], list[Image.Image]]:
+def split_chat(chat: Seq[Message]) -> tuple[list[dict[str, object]], list[Image.Image]]:
     """The messages as a processor's chat template takes them, each content a list of parts, and the opened images.
 
     Parts may have the form of transformers or of the OpenAI API. Raises `ConfigError` for any other kind of part.
@@ -34,7 +34,7 @@ def split_chat(chat: Seq[Message], limits: ImageLimits = LIMITS) -> tuple[list[d
         content: list[dict[str, str]] = []
         for is_image, value in _parts(message):
             if is_image:
-                images.append(open_image(value, limits))
+                images.append(open_image(value))
             content.append({"type": "image"} if is_image else {"type": "text", "text": value})
         messages.append({**message, "content": content})
     return messages, images

@@ -223,11 +223,6 @@ class Stored:
         """Numbers in it."""
         return prod(self.shape)
 
-    @property
-    def is_float(self) -> bool:
-        """Whether it holds real floating-point numbers."""
-        return self.dtype.startswith(("F", "BF"))
-
 
 def weight_files(folder: Path, name: str = WEIGHTS) -> list[Path]:
     """The file `name` of a folder, or those that `name`.index.json lists; empty where there is neither.
@@ -369,5 +364,10 @@ def _unusable(model: PreTrainedModel, stored: Mapping[str, Stored]) -> list[str]
         f"{key} ({one.dtype})"
         for key, one in stored.items()
         if one.dtype.startswith("C")
-        or not (packs or one.is_float or key.rpartition(".")[2] in held or any(re.search(p, key) for p in dropped))
+        or not (
+            packs
+            or one.dtype.startswith(("F", "BF"))
+            or key.rpartition(".")[2] in held
+            or any(re.search(p, key) for p in dropped)
+        )
     ]

@@ -43,10 +43,7 @@ class FakeInt4Linear(nn.Module):
         self._bias = (linear.bias,)  # not a parameter of this module: it is the target's, and is not trained
         weight = linear.weight.detach().float()
         scale, zero = (fitted_grid if start == "fitted" else grid_of)(weight, group_size, bits)
-        self.scale0: Tensor
-        self.zero0: Tensor
-        self.register_buffer("scale0", scale)
-        self.register_buffer("zero0", zero)
+        self.scale0, self.zero0 = nn.Buffer(scale), nn.Buffer(zero)
         levels = weight.view(*scale.shape, -1) / (_WEIGHT_UNIT * scale)[..., None]
         self.levels = nn.Parameter(levels.view(weight.shape), requires_grad=trains_weight)
         self.log_scale = nn.Parameter(torch.zeros_like(scale))

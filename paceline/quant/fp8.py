@@ -51,10 +51,8 @@ class Fp8Linear(QuantizedLinear):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         pieces = [quantize_fp8(rows) for rows in linear.weight.detach().split(_PIECE)]
-        self.codes: Tensor
-        self.scales: Tensor
-        self.register_buffer("codes", torch.cat([codes for codes, _ in pieces]), persistent=False)
-        self.register_buffer("scales", torch.cat([scales for _, scales in pieces]), persistent=False)
+        self.codes = nn.Buffer(torch.cat([codes for codes, _ in pieces]), persistent=False)
+        self.scales = nn.Buffer(torch.cat([scales for _, scales in pieces]), persistent=False)
 
     @staticmethod
     def fits(linear: nn.Linear | PackedLinear) -> bool:

@@ -35,7 +35,7 @@ def grid_of(weight: Tensor, group_size: int, bits: int = 4) -> tuple[Tensor, Ten
     return scale, (low + half * scale).bfloat16().float()
 
 
-def fitted_grid(weight: Tensor, group_size: int, bits: int = 4, rounds: int = 10) -> tuple[Tensor, Tensor]:
+def fitted_grid(weight: Tensor, group_size: int, bits: int) -> tuple[Tensor, Tensor]:
     """Scales and zero points of least squared error, as far as alternating finds them: codes, then a line through them.
 
     The range shrinks where that serves the many small weights. With 2 bits about half the error of `grid_of` is left.
@@ -43,7 +43,7 @@ def fitted_grid(weight: Tensor, group_size: int, bits: int = 4, rounds: int = 10
     groups = weight.float().view(len(weight), -1, group_size)
     scale, zero = grid_of(weight, group_size, bits)
     best, least = (scale, zero), torch.full_like(scale, torch.inf)
-    for _ in range(rounds + 1):
+    for _ in range(11):  # the first grid, and ten better ones
         codes = codes_on(weight, scale, zero, bits).view_as(groups).float() - 8
         error = (codes * scale[..., None] + zero[..., None] - groups).square().sum(-1)
         better = error < least
@@ -134,10 +134,8 @@ class Int4Linear(QuantizedLinear):
         self._native = has_kernels(packed.device)
         if self._native:
             packed, params = place(packed), place(pack_params(params))
-        self.packed: Tensor
-        self.packed_params: Tensor
-        self.register_buffer("packed", packed, persistent=False)
-        self.register_buffer("packed_params", params, persistent=False)
+        self.packed = nn.Buffer(packed, persistent=False)
+        self.packed_params = nn.Buffer(params, persistent=False)
 
     @staticmethod
     def fits(linear: nn.Linear | PackedLinear | QuantizedLinear, group_size: int) -> bool:

@@ -49,12 +49,9 @@ class Int8Linear(QuantizedLinear):
         codes, scales = quantize_int8(weight)
         self._dtype = weight.dtype
         native = has_kernels(weight.device)
-        self.packed: Tensor
-        self.scales: Tensor
-        self.sums: Tensor | None
-        self.register_buffer("packed", place(pack(codes)) if native else codes, persistent=False)
-        self.register_buffer("scales", scales, persistent=False)
-        self.register_buffer("sums", codes.sum(1, dtype=torch.int32) if native else None, persistent=False)
+        self.packed = nn.Buffer(place(pack(codes)) if native else codes, persistent=False)
+        self.scales = nn.Buffer(scales, persistent=False)
+        self.sums = nn.Buffer(codes.sum(1, dtype=torch.int32), persistent=False) if native else None
 
     @staticmethod
     def fits(linear: nn.Linear | PackedLinear) -> bool:

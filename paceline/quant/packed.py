@@ -48,9 +48,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, place: Place = anywhere):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        packed = pack(linear.weight.detach())
-        self.packed: Tensor
-        self.register_buffer("packed", place(packed), persistent=False)
+        self.packed = nn.Buffer(place(pack(linear.weight.detach())), persistent=False)
         self.bias = linear.bias
 
     @staticmethod

@@ -16,7 +16,7 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConfigError, NumericsError
 from .processors import is_edited, process
-from .warpers import is_warped, warp
+from .warpers import is_warped, on_rows, warp
 
 
 def target_distribution(
@@ -75,13 +75,7 @@ class _Processing:
                 self.errors[row, node] = error
                 scores[k] = torch.nan
         warped = [k for k, seq in enumerate(seqs) if is_warped(seq.params) and (rows[k], nodes[k]) not in self.errors]
-        if warped:
-            params = [seqs[k].params for k in warped]
-            if len(warped) == len(seqs):
-                scores = warp(scores, params)
-            else:
-                index = torch.tensor(warped, device=scores.device)
-                scores = scores.index_copy(0, index, warp(scores[index], params))
+        scores = on_rows(warp, scores, [seq.params for seq in seqs], warped)
         if any(raw):  # float64 logits stay what they are alone
             scores = torch.where(torch.tensor(raw, device=scores.device).unsqueeze(1), logits, scores)
         return scores

@@ -17,7 +17,7 @@ from ..core.rng import Purpose, gumbel, uniforms
 from ..system.hardware import one_thread
 from .processors import edit_named, mask_endings, names_tokens
 from .scores import argmax, bar
-from .warpers import is_warped, warp
+from .warpers import is_warped, on_rows, warp
 
 _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
 
@@ -83,14 +83,8 @@ class DraftSampler:
                 mask_endings(scores[row : row + 1], seq, seq.num_output + offset)
         if self._banned is not None:
             scores = bar(scores, self._banned[self._banned < scores.shape[1]])
-        warped = [row for row, seq in enumerate(seqs) if is_warped(seq.params)]
-        if not warped:
-            return scores
-        params = [seqs[row].params for row in warped]
-        if len(warped) == len(seqs):
-            return warp(scores, params)
-        index = torch.tensor(warped, device=scores.device)
-        return scores.index_copy(0, index, warp(scores[index], params))
+        params = [seq.params for seq in seqs]
+        return on_rows(warp, scores, params, [row for row, one in enumerate(params) if is_warped(one)])
 
 
 def confidence(

@@ -30,16 +30,11 @@ def names_tokens(params: SamplingParams) -> bool:
 
 
 def edit_named(scores: Tensor, params: SamplingParams) -> None:  # [1, V]
-    """Apply `allowed_token_ids` and `logit_bias` in place. ConfigError: a token id outside the vocabulary."""
-    vocab, bias, allowed = scores.shape[1], params.logit_bias or {}, params.allowed_token_ids
-    for name, tokens in (("allowed_token_ids", allowed or ()), ("logit_bias", bias)):
-        bad = next((token for token in tokens if not 0 <= token < vocab), None)
-        if bad is not None:
-            raise ConfigError(f"SamplingParams.{name} names no token", got=bad, expected=f"0 to {vocab - 1}")
-    if allowed is not None:
-        kept = torch.tensor(allowed, device=scores.device)
+    """Apply `allowed_token_ids` and `logit_bias` in place; `requests.open_request` has checked their token ids."""
+    if params.allowed_token_ids is not None:
+        kept = torch.tensor(params.allowed_token_ids, device=scores.device)
         scores.copy_(torch.full_like(scores, -torch.inf).index_copy_(1, kept, scores[:, kept]))
-    if bias:
+    if bias := params.logit_bias:
         index = torch.tensor(list(bias), device=scores.device)
         scores[0, index] += torch.tensor(list(bias.values()), dtype=scores.dtype, device=scores.device)
 
@@ -63,7 +58,7 @@ def process(scores: Tensor, ids: Tensor, seq: Sequence) -> Tensor:  # [1, V], [1
     scores: a private float32 copy, which may be written to.
     ids: the prompt, the answer and the drafted tokens of the path.
 
-    Raises `ConfigError` for a user's processor that does not return scores, or a token outside the vocabulary.
+    Raises `ConfigError` for a user's processor that does not return scores.
     """
     params = seq.params
     if seq.grammar is not None:

@@ -13,7 +13,9 @@ No bit of a row depends on the other rows: every reduction runs within a row, an
 integers, which no order of summation can change.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from ..core.request import SamplingParams
 _WINDOWS = (128, 1024, 8192)  # most nuclei fit the first; a full sort costs 50 times as much
 _MASS_BITS = 56  # fixed point: a row's mass, at most 1, summed exactly in int64
 _MIN_TEMPERATURE = 1e-20  # keeps scores / temperature finite in float32; such a distribution is an argmax anyway
+_Change: TypeAlias = Callable[[Tensor, Seq[SamplingParams]], Tensor]
 _ALIGN = 32  # a row's softmax may be summed in another order when rows start at odd addresses
 
 
@@ -50,13 +53,15 @@ def warp(
     if any(p.temperature != 1 for p in params):
         temperature = [max(p.temperature, _MIN_TEMPERATURE) for p in params]
         scores = scores / torch.tensor(temperature, dtype=torch.float32, device=scores.device).unsqueeze(1)
-    chosen = [row for row, p in enumerate(params) if is_truncated(p)]
-    if not chosen:
-        return scores
-    if len(chosen) == len(params):
-        return _truncate(scores, params)
-    index = torch.tensor(chosen, device=scores.device)
-    return scores.index_copy(0, index, _truncate(scores[index], [params[row] for row in chosen]))
+    return on_rows(_truncate, scores, params, [row for row, p in enumerate(params) if is_truncated(p)])
+
+
+def on_rows(change: _Change, scores: Tensor, params: Seq[SamplingParams], rows: list[int]) -> Tensor:
+    """What `change`, such as `warp`, makes of these rows of the scores [R, V]; the others as they are."""
+    if len(rows) in (0, len(scores)):
+        return change(scores, params) if rows else scores
+    index = torch.tensor(rows, device=scores.device)
+    return scores.index_copy(0, index, change(scores[index], [params[row] for row in rows]))
 
 
 def _truncate(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:

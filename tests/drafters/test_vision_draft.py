@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline import LLM, Coupled, DraftModel, Eagle, Fixed, Ouroboros, PromptLookup, SamplingParams, SelfQuantized
 from paceline.config import parse
-from paceline.decoding import SpeculativeDecoder, autoregressive
+from paceline.decoding import SpeculativeDecoder
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.hf.prompts import read_prompt
 from paceline.hf.vision import SharedVisionTower
@@ -19,6 +19,7 @@ from tests.attention.common import agree, held
 from tests.drafters.test_eagle import random_head
 from tests.drafters.tokenizers_made import byte_level, reader
 from tests.helpers import sequence
+from tests.oracle import autoregressive
 from tests.vision.families import make, picture, user
 from tests.vision.table import TEXT
 

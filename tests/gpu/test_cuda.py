@@ -6,7 +6,9 @@ import torch
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.drafters import Eagle, Medusa, Mtp
-from paceline.quant import Fp8Linear, Int4Linear, dequantize_fp8, dequantize_int4, quantize_fp8, quantize_int4
+from paceline.quant import Fp8Linear, Int4Linear
+from paceline.quant.fp8 import dequantize_fp8, quantize_fp8
+from paceline.quant.int4 import dequantize_int4, quantize_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
 from tests.drafters.heads import medusa, mtp, random_head

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from paceline.quant import dequantize_int4, quantize_int4
+from paceline.quant.int4 import dequantize_int4, quantize_int4
 
 
 def round_to_bits(weight: Tensor, bits: int, group_size: int) -> Tensor:

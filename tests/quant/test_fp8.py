@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.quant import Fp8Linear, dequantize_fp8, quantize_fp8, quantize_target
+from paceline.quant import Fp8Linear, quantize_target
 from paceline.quant import linears as linears_module
+from paceline.quant.fp8 import dequantize_fp8, quantize_fp8
 from tests.quant.test_int4 import linear
 from tests.tiny import tiny_model
 

@@ -51,11 +51,3 @@ def test_bad_processors_are_named(processor: Callable[..., Tensor], words: str) 
     assert not bool(law.at([0], [0]).max().isfinite())
     with pytest.raises((ConfigError, NumericsError), match=words):
         raise law.error(0, 0, 2)
-
-
-def test_a_bias_outside_the_vocabulary_is_refused() -> None:
-    seq = sequence(SamplingParams(logit_bias={V: 1.0}), [1, 2])
-    law = target_distribution(torch.zeros(1, 1, V), [seq], root_only(seq))
-    law.at([0], [0])
-    with pytest.raises(ConfigError, match="logit_bias"):
-        raise law.error(0, 0, 2)

@@ -5,11 +5,12 @@ import pytest
 from paceline import DraftModel, Lookahead, Ratio, Typical
 from paceline.core.interfaces import Drafter
 from paceline.core.request import Sequence
-from paceline.decoding import autoregressive, loop
+from paceline.decoding import loop
 from paceline.sampling import Grammar
 from tests.adversaries import Constant, Scripted
 from tests.helpers import REPEATING, assert_sound, loaded, result, run, runner, sequence
 from tests.lossless.drafters import DRAFTERS, small_draft
+from tests.oracle import autoregressive
 from tests.structured.common import END, FORMS, WITH_ORACLE, Guided, formed, is_over, is_whole, may_be, pieces, possible
 
 _ANSWERS: dict[object, Sequence] = {}

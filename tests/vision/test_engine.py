@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized, TokenRecycling
-from paceline.decoding import autoregressive
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
 from paceline.eval.check import check
 from paceline.quant import PackedLinear
 from paceline.runner import LoadedModel, load, load_model, wrap_model
 from paceline.runner.torch_decoder import FusedLayer
+from tests.oracle import autoregressive
 from tests.vision.families import assistant, make, picture, plain_answer, user
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)

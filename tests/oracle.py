@@ -5,13 +5,13 @@ It shares the distribution of a token with the fast path and nothing else; tests
 
 import torch
 
-from ..core.outputs import Origin
-from ..core.request import Sequence
-from ..core.tree import TokenTree
-from ..runner import LoadedModel
-from ..runner.prefill import look, whole_text
-from ..sampling import target_distribution
-from ..verify import choose_token
+from paceline.core.outputs import Origin
+from paceline.core.request import Sequence
+from paceline.core.tree import TokenTree
+from paceline.runner import LoadedModel
+from paceline.runner.prefill import look, whole_text
+from paceline.sampling import target_distribution
+from paceline.verify import choose_token
 
 
 @torch.inference_mode()

@@ -14,8 +14,8 @@ _MODULES = {
     "core.structured": "StructuredOutputsParams",
     "core.outputs": "Origin Round",
     "outputs": "Completion RequestOutput StreamChunk",
-    "drafters": "Blockwise Choose DraftModel Eagle JumpForward Lookahead Medusa Mtp Ouroboros Plain PromptLookup "
-    "SelfQuantized Space Suffix TokenRecycling",
+    "drafters": "Blockwise Choose DraftModel Eagle JumpForward Lookahead Medusa Mtp Ouroboros Plain PredictedOutput "
+    "PromptLookup SelfQuantized Space Suffix TokenRecycling",
     "policy": "CostModel Dynamic Fixed",
     "verify": "Coupled Ratio Typical",
     "cascade": "Cascade",
@@ -57,6 +57,7 @@ if TYPE_CHECKING:  # the same names for type checkers, which take "as" for publi
     from .drafters import Mtp as Mtp
     from .drafters import Ouroboros as Ouroboros
     from .drafters import Plain as Plain
+    from .drafters import PredictedOutput as PredictedOutput
     from .drafters import PromptLookup as PromptLookup
     from .drafters import SelfQuantized as SelfQuantized
     from .drafters import Space as Space

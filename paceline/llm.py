@@ -27,7 +27,8 @@ from .core.interfaces import Drafter, DraftPolicy, Verifier
 from .core.outputs import Timings
 from .core.request import RequestOutputKind, SamplingParams, params_of
 from .decoding import SpeculativeDecoder, generate
-from .drafters import Plain
+from .drafters import Choose, Plain, PredictedOutput
+from .drafters.registry import one_of
 from .errors import ConfigError, LossyNotAllowed
 from .hf.load import load_tokenizer
 from .hf.prompts import Chat, Prompt, TemplatedChat, as_chats, as_list, read_prompt, tokenizer_of
@@ -37,7 +38,7 @@ from .policy import CostModel, Fixed
 from .quant import QuantReport, Weights, check_weights
 from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
-from .schema import checked_call, checked_names
+from .schema import brief, checked_call, checked_names
 from .system.hardware import return_free_memory
 from .tuned import check_profile, load_tuned
 from .verify import Coupled
@@ -163,6 +164,13 @@ class LLM:
     def numerics(self) -> str:
         """What the numerics became: "invariant" or "fast"."""
         return self.runner.numerics
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names of its drafters, as results and `SamplingParams.extra_args["method"]` have them."""
+        drafter = self.decoder.drafter
+        names = drafter.labels if isinstance(drafter, Choose) else (drafter.name,)
+        return tuple(name for name in names if name != Plain.name)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -291,6 +299,13 @@ class LLM:
 
         Raises what `generate` raises.
         """
+        known = self.drafters
+        if params.method not in (None, Plain.name, *known):
+            what = 'SamplingParams.extra_args["method"] is no drafter of this LLM'
+            raise ConfigError(what, got=brief(params.method), expected=one_of([Plain.name, *known]))
+        if params.prediction and PredictedOutput.name not in known:
+            fix = f"make it with drafter={'+'.join([*known, PredictedOutput.name])!r}"
+            raise ConfigError("this LLM has no drafter for a prediction", got=one_of(known), fix=fix)
         seed = params.seed if params.seed is not None else self._draw(62)
         request_id = request_id or str(next(self._count))
         with self._reading:  # tokenizers are not made for several threads

@@ -30,7 +30,7 @@ from ..schema import checked_call
 from .audit import AuditCounts, DriftAlarm
 from .bound import Share
 from .calibration import Calibration, ChosenThreshold, ModelId, Signal, confidences, load_calibration, sampling_options
-from .predicted import check_exact, confirms, cut_to, with_predictions
+from .predicted import check_exact, confirms, cut_to, predicting, with_predictions
 
 WhenAlarmed: TypeAlias = Literal["verify", "warn"]
 
@@ -163,7 +163,7 @@ class Cascade:
         self.calibration, self.choice = made, made.choose(max_disagreement, confidence)
         self.small, self.on_alarm = small, on_alarm
         drafter = drafter or DraftModel(small.loaded)
-        self.large, self._predicted = with_predictions(large, drafter, policy or CostModel())
+        self.large = with_predictions(large, drafter, policy or CostModel())
         self._alarm = DriftAlarm(self.choice.max_disagreement, false_alarm)
         self._audit_share, self._draws = audit_share, random.Random(audit_seed)
         self._requests = self._alone = self._checked = 0
@@ -190,9 +190,9 @@ class Cascade:
         ]
         alone = {i: answers[i] for i, (reason, _) in enumerate(verdicts) if reason is Reason.CONFIDENT}
         verified = [i for i in range(len(many)) if i not in alone or audited[i]]
-        self._predicted.predict([() if (one := answers[i]) is None else one.token_ids for i in verified])
         limits = [each[i] if (one := alone.get(i)) is None else cut_to(each[i], one) for i in verified]
-        large = dict(zip(verified, self.large.generate([many[i] for i in verified], limits), strict=True))
+        predicted = [predicting(one, answers[i], self.large) for i, one in zip(verified, limits, strict=True)]
+        large = dict(zip(verified, self.large.generate([many[i] for i in verified], predicted), strict=True))
         results, choice = [], self.choice
         for i, (reason, confidence) in enumerate(verdicts):
             numbers = choice.signal, confidence, choice.threshold, choice.max_disagreement, choice.confidence

@@ -29,7 +29,7 @@ from ..system.provenance import hash_prompts, provenance
 from .bound import Point, Share, prompts_needed, upper_bound
 from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options
 from .cascade import ask_small, has_ended
-from .predicted import check_exact, confirms, cut_to, with_predictions
+from .predicted import check_exact, confirms, cut_to, predicting, with_predictions
 
 SHORT_LIMIT = 16
 Progress = Callable[[str, int, int], None]
@@ -96,7 +96,7 @@ def calibrate(
         "sampling": sampling,
         "seed": params.seed,
     }
-    journal, (verifying, predicted) = Journal(out, decides), with_predictions(large, None, Fixed(0))
+    journal, verifying = Journal(out, decides), with_predictions(large, None, Fixed(0))
     for index in range(len(journal.rows), len(prompts)):
         progress("prompts", index, len(prompts))
         seeded = replace(params, seed=(params.seed or 0) + index)
@@ -104,8 +104,7 @@ def calibrate(
         if answer is None or not has_ended(answer):
             journal.add(Observed(None, None))
             continue
-        predicted.predict([answer.token_ids])
-        own = verifying.generate([prompts[index]], cut_to(seeded, answer))[0]
+        own = verifying.generate([prompts[index]], predicting(cut_to(seeded, answer), answer, large))[0]
         journal.add(Observed(confidences(answer.logprobs or []), confirms(own, answer)))
     progress("prompts", len(prompts), len(prompts))
     made = Calibration(

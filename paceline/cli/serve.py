@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from rich.markup import escape
 
+from ..drafters.registry import spec_class
 from ..errors import ConfigError
 from .config_file import read_config
-from .options import ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
+from .options import ModelArgument, ModelOptions, Opt, Speculation, SpeculationOptions, command, open_engine
 from .screen import Screen
 
 _SERVER, _SAFETY, _LIMITS, _OUTPUT = "Server", "Who may ask", "Limits", "Answers and logs"
@@ -66,6 +67,9 @@ class ServerOptions:
     max_image_mb: Annotated[int, Opt("Size of an image.", _LIMITS, min=1)] = 20
     request_timeout: Annotated[float, Opt("Seconds for an answer, its wait included.", _LIMITS, min=0.001)] = 600.0
     return_metrics: Annotated[bool, Opt("Say with every answer how it was decoded.", _OUTPUT)] = False
+    return_provenance: Annotated[
+        bool, Opt("The same, and where each token came from, unless a request says otherwise.", _OUTPUT)
+    ] = False
     metric_prefix: Annotated[
         Literal["paceline", "vllm"], Opt("vllm: names of /metrics as vLLM's dashboards read them.", _OUTPUT)
     ] = "paceline"
@@ -104,11 +108,14 @@ def serve(
 ) -> None:
     """Answer requests of the OpenAI API over HTTP, and show a chat at /.
 
+    With several drafters (--drafter lookup --drafter self-int4) the policy takes the best, or a request names one.
+
     Example:  paceline serve smollm2-135m --drafter lookup
 
     Example:  curl localhost:8000/v1/models
     """
-    chosen, keys = speculation.choose("lookup"), server.api_keys
+    joined = None if speculation.drafter is None else ["+".join(speculation.drafter)]
+    chosen, keys = replace(speculation, drafter=joined).choose("lookup"), server.api_keys
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -124,7 +131,7 @@ def serve(
         from ..server.tracing import Tracer
 
         tracer = Tracer(server.otlp_traces_endpoint)
-    llm = open_engine(model, screen, loading, chosen, server.max_num_seqs)
+    llm = open_engine(model, screen, loading, _predicting(chosen), server.max_num_seqs)
     from ..async_llm import AsyncLLM
     from ..hf.images import ImageLimits
     from ..server.app import make_app
@@ -144,6 +151,7 @@ def serve(
         metric_prefix=server.metric_prefix,
         return_metrics=server.return_metrics,
         tracer=tracer,
+        return_provenance=server.return_provenance,
     )
     engine = AsyncLLM(llm, max_waiting=server.max_waiting)
     set_up_logs(server.log_format)
@@ -160,3 +168,12 @@ def serve(
     finally:
         if tracer is not None:
             tracer.close()
+
+
+def _predicting(chosen: Speculation) -> Speculation:
+    """The same with a drafter for the predictions of requests, unless nothing is to be drafted."""
+    config, parts = chosen.config, chosen.config.drafter.parts
+    if any(one.method in ("none", "prediction") for one in parts):
+        return chosen
+    choose = cast("Any", spec_class("choose"))(drafters=(spec_class("prediction")(), *parts))
+    return replace(chosen, config=replace(config, drafter=choose))

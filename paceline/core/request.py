@@ -37,6 +37,20 @@ _Count = Annotated[Integer, Field(ge=0)]
 _CountOrAll = Annotated[Integer, Field(ge=-1)]
 
 
+def _is_prediction(value: object) -> bool:
+    if isinstance(value, str):
+        return value == value.encode(errors="ignore").decode()  # no lone surrogates
+    return isinstance(value, list | tuple) and all(type(one) is int for one in value)
+
+
+_DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "num_speculative_tokens": (lambda value: type(value) is int and value >= 0, "an integer of at least 0"),
+    "method": (lambda value: isinstance(value, str), "the name of a drafter, or none"),
+    "prediction": (_is_prediction, "a text or a list of token ids"),
+}
+"""What `SamplingParams.extra_args` may say about drafts: whether a value fits, and what would."""
+
+
 class RequestOutputKind(Enum):
     """What a chunk of `LLM.stream` holds."""
 
@@ -80,8 +94,9 @@ class SamplingParams:
     skip_special_tokens: bool = True  # in the text
     spaces_between_special_tokens: bool = True  # of no effect: transformers 5 puts none
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
-    extra_args: dict[str, Any] | None = None  # {"num_speculative_tokens": k}: drafts of at most k tokens, 0: none; and
-    # what drafters and processors of your own read in `Sequence.params.extra_args`
+    extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
+    # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
+    # repeat, for `PredictedOutput`; and what drafters and processors of your own read in `Sequence.params.extra_args`
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -94,9 +109,7 @@ class SamplingParams:
         if self.n > 1 and self.temperature == 0:
             fix = "sample with a temperature above 0, or leave n at 1"
             raise ConfigError("SamplingParams.n asks for several greedy answers, which are all the same", fix=fix)
-        if type(self.most_drafted) is not int or self.most_drafted < 0:
-            what = 'SamplingParams.extra_args["num_speculative_tokens"] is no number of tokens'
-            raise ConfigError(what, got=brief(self.most_drafted), expected="an integer of at least 0")
+        self._check_extra_args()
         if self.stop and not self.detokenize:
             fix = "use stop_token_ids, or leave detokenize=True"
             raise ConfigError("SamplingParams.stop needs the text, and detokenize=False leaves it out", fix=fix)
@@ -106,10 +119,27 @@ class SamplingParams:
         """`max_tokens` as a number; very large where it is None."""
         return sys.maxsize if self.max_tokens is None else self.max_tokens
 
+    def _check_extra_args(self) -> None:
+        given = self.extra_args or {}
+        for name, (fits, expected) in _DRAFTING.items():
+            if name in given and not fits(value := given[name]):
+                what = f'SamplingParams.extra_args["{name}"] has a wrong value'
+                raise ConfigError(what, got=brief(value), expected=expected)
+
     @property
     def most_drafted(self) -> int:
         """The most tokens in a row that may be drafted for this request, see `extra_args`."""
-        return (self.extra_args or {}).get("num_speculative_tokens", sys.maxsize)
+        return 0 if self.method == "none" else (self.extra_args or {}).get("num_speculative_tokens", sys.maxsize)
+
+    @property
+    def method(self) -> str | None:
+        """The drafter of this request, see `extra_args`; None: whichever the policy takes."""
+        return (self.extra_args or {}).get("method")
+
+    @property
+    def prediction(self) -> str | Seq[int]:
+        """The likely answer, see `extra_args`; empty where none is given."""
+        return (self.extra_args or {}).get("prediction", "")
 
     @cached_property
     def needs_history(self) -> bool:
@@ -192,6 +222,7 @@ class Sequence:
     stops: Any = None  # a `sampling.Detokenizer`, which looks for stop strings
     vision: VisionPrompt | None = None  # the images of the prompt
     grammar: Any = None  # a `sampling.Grammar`, which knows what tokens the answer may have
+    prediction: tuple[int, ...] = ()  # tokens that the answer is likely to have
     slot: int = -1  # set by the runner
     is_unread: bool = False  # whether the end of the text is left to the first pass, see `decoding.first_pass`
     # grows with every round

@@ -16,6 +16,7 @@ _HOME = {
     "Mtp": "mtp",
     "Ouroboros": "ouroboros",
     "Plain": "plain",
+    "PredictedOutput": "predicted_output",
     "PromptLookup": "prompt_lookup",
     "SelfQuantized": "self_quantized",
     "Space": "space",
@@ -36,6 +37,7 @@ __all__ = [
     "Mtp",
     "Ouroboros",
     "Plain",
+    "PredictedOutput",
     "PromptLookup",
     "SelfQuantized",
     "Space",
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from .ouroboros import Ouroboros
     from .parallel_heads import Blockwise, Medusa
     from .plain import Plain
+    from .predicted_output import PredictedOutput
     from .prompt_lookup import PromptLookup
     from .self_quantized import SelfQuantized
     from .space import Space

@@ -73,9 +73,9 @@ class Choose(Drafter):
         self.info = self._info()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """One entry a member."""
+        """One entry a member; those that the request does not want have nothing to propose."""
         return [
-            replace(member.draft_options(seq)[0], source=label)
+            replace(member.draft_options(seq)[0], source=label) if _may(label, seq) else DraftOptions(label, hint=-1)
             for member, label in zip(self.members, self.labels, strict=True)
         ]
 
@@ -91,7 +91,9 @@ class Choose(Drafter):
         parts: list[_Part | None] = [None] * len(seqs)
         for drafter_index, (member, label) in enumerate(zip(self.members, self.labels, strict=True)):
             rows = [
-                row for row, budget in enumerate(budgets) if budget.drafter_index == drafter_index and budget.depth > 0
+                row
+                for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True))
+                if budget.drafter_index == drafter_index and budget.depth > 0 and _may(label, seq)
             ]
             if rows:
                 made = member.propose([seqs[row] for row in rows], [budgets[row] for row in rows])
@@ -145,6 +147,11 @@ class ChooseSpec(DrafterSpec):
     def build(self) -> Choose:
         """The drafter."""
         return Choose([member.build() for member in self.drafters])
+
+
+def _may(label: str, seq: Sequence) -> bool:
+    """Whether the request lets this member draft."""
+    return seq.params.method in (None, label)
 
 
 def _merged(parts: list[_Part]) -> Draft:

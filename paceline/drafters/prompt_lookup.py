@@ -80,7 +80,7 @@ class PromptLookup(Drafter):
         for seq, budget in zip(seqs, budgets, strict=True):
             found = self._match(seq) if budget.depth else None
             copied = _continuation(seq.token_ids, found[0], budget.depth) if found else []
-            copied = _up_to_end(seq, before_banned(copied, self._banned_token_ids))
+            copied = up_to_end(seq, before_banned(copied, self._banned_token_ids))
             rows.append([seq.token_ids[-1], *copied])
             hints.append(found[1] if found else -1)
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
@@ -129,8 +129,8 @@ def _continuation(tokens: list[int], end: int, depth: int) -> list[int]:
     return drafted
 
 
-def _up_to_end(seq: Sequence, tokens: list[int]) -> list[int]:
-    """What is copied from beyond the end of an answer, as of an earlier turn, could not be emitted."""
+def up_to_end(seq: Sequence, tokens: list[int]) -> list[int]:
+    """The tokens up to one that ends the answer, as of an earlier turn: what comes behind it could not be emitted."""
     ends = (place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place))
     return tokens[: next(ends, len(tokens))]
 

@@ -62,6 +62,9 @@ REGISTRY: dict[str, Registered] = {
     "suffix": Registered(
         ".suffix:SuffixSpec", "suffix[:CORPUS]", "all that followed when the text ended like this, as a tree"
     ),
+    "prediction": Registered(
+        ".predicted_output:PredictedOutputSpec", "prediction", "the text that a request brings as its likely answer"
+    ),
     "token_recycling": Registered(
         ".token_recycling:RecyclingSpec", "recycling", "what the model found likely after the same token before"
     ),

@@ -159,7 +159,10 @@ class CostModel(DraftPolicy):
     def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
         """What each drafter could do for each row; before the first of them the target is measured."""
         assert self._drafter is not None, "bind() comes first"
-        info, limits = self._drafter.info, [min(self.max_depth, seq.remaining - 1) for seq in seqs]
+        info, limits = (
+            self._drafter.info,
+            [min(self.max_depth, seq.remaining - 1, seq.params.most_drafted) for seq in seqs],
+        )
         offered = [
             self._drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)
         ]

@@ -2,6 +2,7 @@
 
 protocol   what requests may hold, and `SamplingParams` of them
 chats      from the messages of a request to a prompt, and its images
+responses  /v1/responses, as a chat in another form
 tools      calls of tools: found in an answer, or forced
 answers    from the engine's outputs to choices, whole or in pieces
 service    an engine with its settings, and the answering of one request

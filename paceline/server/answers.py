@@ -14,6 +14,7 @@ from .. import __version__
 from ..core.figures import tokens_per_pass
 from ..core.outputs import Origin, Round
 from ..core.request import TokenLogprob
+from ..drafters import PredictedOutput
 from ..outputs import Completion
 from ..sampling import Detokenizer
 from .tools import ToolReader
@@ -21,7 +22,10 @@ from .tools import ToolReader
 
 @dataclass
 class Choice:
-    """One answer as it comes. tools: takes calls out of its text. pieces: the text of each token, for provenance."""
+    """One answer as it comes. tools: takes calls out of its text. pieces: the text of each token, for provenance.
+
+    num_accepted: drafted tokens in it. num_predicted: those of them that the request predicted.
+    """
 
     index: int
     tools: ToolReader | None = None
@@ -29,6 +33,7 @@ class Choice:
     text: str = ""
     num_tokens: int = 0
     num_accepted: int = 0
+    num_predicted: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     provenance: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
     rounds: list[Round] = field(default_factory=list[Round])
@@ -47,6 +52,7 @@ class Choice:
         self.text += text
         self.num_tokens += len(part.token_ids)
         self.num_accepted += sum(origin is Origin.DRAFTED for origin in part.origins)
+        self.num_predicted += part.sources.count(PredictedOutput.name)
         self.logprobs += delta.logprobs
         self.provenance += delta.provenance
         self.rounds += part.rounds
@@ -76,7 +82,7 @@ class Delta:
 class ChatForm:
     """Answers of /v1/chat/completions."""
 
-    id_prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    id_prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
         """The first piece of a choice: who speaks."""
@@ -87,7 +93,7 @@ class ChatForm:
         message: dict[str, Any] = {"content": delta.text} if delta.text else {}
         if choice.finish_reason is not None and choice.tools is not None and choice.tools.calls:
             message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(choice.tools.calls)]
-        return {"delta": message, "logprobs": self._logprobs(delta.logprobs)}
+        return {"delta": message, "logprobs": self.logprobs(delta.logprobs)}
 
     def entire(self, choice: Choice) -> dict[str, Any]:
         """A whole choice."""
@@ -95,9 +101,10 @@ class ChatForm:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if calls:
             message |= {"content": choice.text.strip() or None, "tool_calls": calls}
-        return {"message": message, "logprobs": self._logprobs(choice.logprobs)}
+        return {"message": message, "logprobs": self.logprobs(choice.logprobs)}
 
-    def _logprobs(self, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def logprobs(self, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        """Those of its tokens, where asked for."""
         if not given:
             return None
         return {"content": [{**_token(one, one.token_id), "top_logprobs": _top(one)} for one in given]}
@@ -106,7 +113,7 @@ class ChatForm:
 class CompletionForm:
     """Answers of /v1/completions. echo: the prompt of each choice, which comes before it; or none."""
 
-    id_prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+    id_prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
     def __init__(self, echo: Sequence[str] = ()):
         self.echo, self._offsets = echo, dict[int, int]()
@@ -148,10 +155,27 @@ def choice_of(choice: Choice, content: dict[str, Any], is_last: bool, provenance
     return made | ({"provenance": list(provenance)} if choice.pieces is not None else {})
 
 
-def usage_of(num_prompt_tokens: int, choices: Sequence[Choice]) -> dict[str, int]:
-    """The numbers of tokens; those of a prompt count once for all its choices."""
+def usage_of(num_prompt_tokens: int, choices: Sequence[Choice], is_predicted: bool = False) -> dict[str, Any]:
+    """The numbers of tokens; those of a prompt count once for all its choices.
+
+    is_predicted: also of the prediction. Its rejected tokens were drafted and are not in the answer: they are no
+        completion tokens.
+    """
     num = sum(one.num_tokens for one in choices)
-    return {"prompt_tokens": num_prompt_tokens, "completion_tokens": num, "total_tokens": num_prompt_tokens + num}
+    usage: dict[str, Any] = {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num,
+        "total_tokens": num_prompt_tokens + num,
+    }
+    if is_predicted:
+        rounds = [one for choice in choices for one in choice.rounds if one.source == PredictedOutput.name]
+        accepted = sum(one.num_predicted for one in choices)
+        rejected = sum(one.num_nodes for one in rounds) - accepted
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": rejected,
+        }
+    return usage
 
 
 def figures_of(choices: Sequence[Choice], first_s: float | None, seconds: float) -> dict[str, Any]:
@@ -165,6 +189,10 @@ def figures_of(choices: Sequence[Choice], first_s: float | None, seconds: float)
             "num_spec_steps": sum(one.num_nodes > 0 for one in rounds),
             "num_draft_tokens": drafted,
             "num_accepted_draft_tokens": accepted,
+            "num_accepted_tokens_per_pos": [
+                sum(one.num_accepted > place for one in rounds)
+                for place in range(max((one.num_drafted for one in rounds), default=0))
+            ],
         },
         "time_to_first_token_s": first_s,
         "seconds": seconds,

@@ -20,7 +20,8 @@ from .answers import ChatForm, CompletionForm
 from .chats import ImageRules, chat_prompt, read_messages
 from .errors import ApiError, handle_errors, unsupported
 from .gate import Gate
-from .service import Service, Settings
+from .responses import ResponseAnswering, ResponseForm, ResponsesRequest
+from .service import Answering, Service, Settings
 from .tools import forced_form, reader_of
 
 
@@ -40,8 +41,9 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     service = app.state.service = Service(engine, llm, settings)
     page, page_headers = _page()
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
+    async def answer_chat(
+        body: protocol.ChatRequest, request: Request, form: ChatForm, kind: type[Answering]
+    ) -> Response:
         service.check(body)
         service.check_texts(body.texts)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -49,7 +51,16 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
         most = {"max_tokens": body.max_completion_tokens}
         params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
         prompt = await run_in_threadpool(chat_prompt, body, settings.images, service.template)
-        return await service.answer(request, body, ChatForm(), [prompt], params, lambda: reader_of(body))
+        return await service.answer(request, body, form, [prompt], params, lambda: reader_of(body), kind)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
+        return await answer_chat(body, request, ChatForm(), Answering)
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        body.check()
+        return await answer_chat(body.as_chat(), request, ResponseForm(body), ResponseAnswering)
 
     @app.post("/v1/completions")
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:

@@ -110,6 +110,9 @@ def _param(loc: Sequence[str | int]) -> str:
     for step in loc[1:]:
         if isinstance(step, int):
             path += f"[{step}]"
-        elif (re.fullmatch(r"[a-z_0-9]+", step) and step not in ("str", "int", "text", "image_url")) or not path:
+        elif (
+            re.fullmatch(r"[a-z_0-9]+", step)
+            and step not in ("str", "int", "text", "image_url", "input_text", "output_text", "input_image")
+        ) or not path:
             path += f".{step}" if path else step
     return path

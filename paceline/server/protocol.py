@@ -132,23 +132,38 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
-class Request(Fields):
-    """What chats and completions share; fields that are not given take the model's or the API's defaults."""
+class Prediction(Fields):
+    """A text that the answer is likely to repeat."""
+
+    type: Literal["content"]
+    content: str | list[Text]
+
+    @property
+    def text(self) -> str:
+        """Its parts as one."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class Speculative(Fields):
+    """How much is drafted for this request, and by which drafter of the server; "none": nothing is."""
+
+    method: str | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+class Sampling(Fields):
+    """What all endpoints share; fields that are not given take the model's or the API's defaults."""
 
     model: str
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     # the OpenAI API's sampling fields
     temperature: float | None = None
     top_p: float | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: int | None = None
-    stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
-    max_tokens: int | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     # vLLM's
     top_k: int | None = None
     min_p: float | None = None
@@ -163,17 +178,29 @@ class Request(Fields):
     structured_outputs: dict[str, Any] | None = None
     # Paceline's
     no_repeat_ngram_size: int | None = None
-    return_provenance: bool = Field(False, description="With every choice, where each of its tokens came from.")
+    speculative: Speculative | None = None
+    return_provenance: Annotated[
+        bool | None,
+        Field(description="With every choice, where each of its tokens came from; with the answer, metrics."),
+    ] = None
     # without effect on answers
     user: str | None = None
     metadata: dict[str, str] | None = None
-    store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    # known, and refused where they ask for something
-    prediction: Any = None
+
+
+class Request(Sampling):
+    """What chats and completions share."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
+    max_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    store: bool | None = None  # without effect on answers
 
     def params(self, defaults: Mapping[str, Any], num_logprobs: int | None, form: Any = None) -> SamplingParams:
         """The options of sampling. Raises `ConfigError` for values out of range.
@@ -187,6 +214,10 @@ class Request(Fields):
             what = "structured_outputs, response_format and tool_choice each ask for a form of the answer"
             raise ConfigError(what, fix="give one of them")
         given |= {"structured_outputs": wanted[0]} if wanted else {}
+        drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
+        if self.prediction is not None:
+            drafts["prediction"] = self.prediction.text
+        given |= {"extra_args": drafts} if drafts else {}
         return SamplingParams(
             **{**defaults, **given}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA
         )  # fmt: skip

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -14,6 +14,7 @@ from ..async_llm import AsyncLLM
 from ..core.figures import tokens_per_pass
 from ..core.outputs import Timings
 from ..core.request import SamplingParams
+from ..drafters import PredictedOutput
 from ..errors import ConfigError, PacelineError
 from ..hf.prompts import Prompt
 from ..llm import LLM
@@ -22,9 +23,9 @@ from ..schema import brief
 from . import protocol
 from .answers import ChatForm, Choice, CompletionForm, Delta, choice_of, figures_of, head_of, new_choice, usage_of
 from .chats import ImageRules
-from .errors import ApiError, unsupported
+from .errors import ApiError, body_of, unsupported
 from .metrics import Metrics, Watch
-from .streams import EventStream, connected, event, merged
+from .streams import DONE, EventStream, connected, event, merged
 from .tools import ToolReader
 from .tracing import Tracer
 
@@ -39,8 +40,8 @@ class Settings:
 
     model: its name in requests. api_keys: none: no key is asked for. allowed_hosts: names by which it may be called;
     none: any. allow_origins: pages of other hosts that may call it from a browser. request_timeout_s: for an answer,
-    its wait for a slot included. return_metrics: with every answer, how it was decoded. tracer: gets a span of each
-    answered request.
+    its wait for a slot included. return_metrics: with every answer, how it was decoded. return_provenance: for
+    requests that do not say. tracer: gets a span of each answered request.
     """
 
     model: str
@@ -53,6 +54,7 @@ class Settings:
     metric_prefix: str = "paceline"
     return_metrics: bool = False
     tracer: Tracer | None = None
+    return_provenance: bool = False
 
 
 class Service:
@@ -75,8 +77,15 @@ class Service:
         self.check_model(body.model)
         if self.is_draining:
             raise ApiError(503, "The server is shutting down.", "server_shutting_down", retry_after_s=5)
+        drafters = self.llm.drafters
         if body.prediction is not None:
-            raise unsupported("prediction", "leave it out; the drafters lookup and suffix draft from the prompt's text")
+            if PredictedOutput.name not in drafters:
+                raise unsupported("prediction", "leave it out; this server drafts nothing")
+            self.check_texts([body.prediction.text])
+        if body.speculative is not None and body.speculative.method not in (None, "none", *drafters):
+            known = ", ".join(["none", *drafters])
+            message = f"This server has no drafter {brief(body.speculative.method)}. It has: {known}."
+            raise ApiError(400, message, "invalid_value", "speculative.method")
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options needs stream.", "invalid_value", "stream_options")
 
@@ -111,11 +120,13 @@ class Service:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         make_reader: Callable[[], ToolReader | None] = lambda: None,
+        kind: "type[Answering] | None" = None,
     ) -> Response:
-        """Answer `params.n` times to each prompt, whole or as a stream."""
+        """Answer `params.n` times to each prompt, whole or as a stream. kind: what writes the answer."""
         log = request.scope["log"]
-        answer_id = f"{form.id_prefix}-{log['request_id'].removeprefix('req_')}"
-        painted = self.llm.tokenizer if body.return_provenance else None
+        answer_id = f"{form.id_prefix}{log['request_id'].removeprefix('req_')}"
+        is_painted = self.settings.return_provenance if body.return_provenance is None else body.return_provenance
+        painted = self.llm.tokenizer if is_painted else None
         if len(prompts) * params.n > protocol.MAX_CHOICES:
             what = (
                 f"Too many choices: {len(prompts)} prompts with n={params.n}. Expected: at most {protocol.MAX_CHOICES}."
@@ -123,13 +134,14 @@ class Service:
             raise ApiError(400, what, "invalid_value", "n")
         choices = [new_choice(index, make_reader(), painted) for index in range(len(prompts) * params.n)]
         head = head_of(answer_id, form.whole, body.model)
-        run = Answering(self, form, choices, params, Watch(self.metrics), log, head, request.headers.raw)
+        kind = kind or Answering
+        run = kind(self, form, choices, params, Watch(self.metrics), log, head, request.headers.raw)
         sources = [self.engine.generate(one, params, f"{answer_id}-{place}") for place, one in enumerate(prompts)]
         end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         outputs = merged(sources)  # type: ignore[arg-type]
         if body.stream:
             options = body.stream_options or protocol.StreamOptions()
-            return EventStream(run.events(outputs, options.include_usage), end_at, log)
+            return EventStream(run.events(outputs, options.include_usage), end_at, log, run.failed, run.end_of_stream)
         async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
             async for _ in deltas:
                 pass
@@ -151,6 +163,12 @@ class Answering:
     prompt_tokens: dict[int, int] = field(default_factory=dict[int, int])
     timings: dict[int, Timings] = field(default_factory=dict[int, Timings])
     seconds: float = 0.0
+    end_of_stream: ClassVar[str] = DONE
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the answer says how it was decoded."""
+        return self.service.settings.return_metrics or self.choices[0].pieces is not None
 
     async def deltas(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[tuple[Choice, Delta]]:
         """What comes, choice by choice. However it ends the log learns of it, and the metrics unless it was refused."""
@@ -195,8 +213,12 @@ class Answering:
                     pieces.append(choice_of(choice, self.form.piece(choice, delta), is_last, delta.provenance))
                 for piece in pieces:
                     yield event({**head, "choices": [piece], **no_usage})
-        if include_usage or self.service.settings.return_metrics:
+        if include_usage or self.has_metrics:
             yield event({**head, "choices": [], **self.ending()})
+
+    def failed(self, error: ApiError) -> str:
+        """The event of an error behind the first piece."""
+        return event(body_of(error))
 
     def whole(self) -> dict[str, Any]:
         """The answer at once."""
@@ -205,7 +227,7 @@ class Answering:
 
     def ending(self) -> dict[str, Any]:
         """What an answer ends with."""
-        usage = {"usage": usage_of(sum(self.prompt_tokens.values()), self.choices)}
-        if not self.service.settings.return_metrics:
+        usage = {"usage": usage_of(sum(self.prompt_tokens.values()), self.choices, bool(self.params.prediction))}
+        if not self.has_metrics:
             return usage
         return {**usage, "metrics": figures_of(self.choices, self.watch.first_s, self.seconds)}

@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import ClientGone, as_api_error, body_of
+from .errors import ApiError, ClientGone, as_api_error
 
 _T = TypeVar("_T")
 DONE = "data: [DONE]\n\n"
@@ -39,21 +39,30 @@ async def connected(receive: Receive, end_at: float) -> AsyncIterator[None]:
             watching.cancel()
 
 
-def event(value: object) -> str:
+def event(value: object, name: str = "") -> str:
     """A server-sent event."""
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    named = f"event: {name}\n" if name else ""
+    return f"{named}data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 class EventStream(Response):
     """Server-sent events. An error before the first one has a status of its own, a later one is an event.
 
-    log: the request's log line, which learns how it ended.
+    log: the request's log line, which learns how it ended. failed: the event of an error. end: what comes last.
     """
 
-    def __init__(self, events: AsyncGenerator[str], end_at: float, log: dict[str, Any]):
+    def __init__(
+        self,
+        events: AsyncGenerator[str],
+        end_at: float,
+        log: dict[str, Any],
+        failed: Callable[[ApiError], str],
+        end: str,
+    ):
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self.events, self.end_at, self.log = events, end_at, log
+        self.failed, self.end = failed, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
@@ -77,8 +86,8 @@ class EventStream(Response):
             if not has_begun:
                 raise
             self.log["error"] = str(error) or type(error).__name__
-            await put(event(body_of(as_api_error(error))))
-        await put(DONE, is_last=True)
+            await put(self.failed(as_api_error(error)))
+        await put(self.end, is_last=True)
 
 
 async def merged(sources: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:

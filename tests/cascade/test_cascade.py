@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from paceline import LLM, Fixed, Origin, PromptLookup, Ratio, SamplingParams
+from paceline import LLM, Fixed, Origin, PredictedOutput, PromptLookup, Ratio, SamplingParams
 from paceline.cascade import Cascade, Reason, Signal
 from paceline.cascade.calibration import confidences
 from paceline.cascade.cascade import Cascade as _Cascade
-from paceline.cascade.predicted import PredictedOutput
 from paceline.errors import ConfigError, IncompatibleModels, LossyNotAllowed
 from tests.cascade.common import LIMIT, PARAMS, PROMPTS, large, made_up, small
 from tests.helpers import tokenizer

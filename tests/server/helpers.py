@@ -7,7 +7,7 @@ from functools import cache
 
 import httpx
 
-from paceline import LLM, PromptLookup
+from paceline import LLM, Choose, Fixed, PredictedOutput, PromptLookup, TokenRecycling
 from paceline.async_llm import AsyncLLM
 from paceline.server.app import make_app
 from paceline.server.run import Server, bind
@@ -31,6 +31,13 @@ def tiny_llm() -> LLM:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     return LLM(made.model, tokenizer=tokenizer, drafter=PromptLookup(), max_num_seqs=2)
+
+
+@cache
+def choosing_llm() -> LLM:
+    """The same model with several drafters, which always draft."""
+    members = [PredictedOutput(), PromptLookup(), TokenRecycling()]
+    return LLM(tiny_llm().loaded, drafter=Choose(members), policy=Fixed(6), max_num_seqs=2)
 
 
 @asynccontextmanager

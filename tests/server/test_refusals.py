@@ -58,6 +58,13 @@ WRONG = {
     "a form that is none": ({"structured_outputs": {"regex": "("}}, "invalid_value", None),
     "no schema": ({"response_format": {"type": "json_schema"}}, "invalid_value", None),
     "a prediction": ({"prediction": {"type": "content", "content": "a"}}, "unsupported_parameter", "prediction"),
+    "a prediction without a text": (
+        {"prediction": {"type": "content"}}, "missing_required_parameter", "prediction.content",
+    ),
+    "an unknown drafter": ({"speculative": {"method": "wat"}}, "invalid_value", "speculative.method"),
+    "a negative draft": (
+        {"speculative": {"num_speculative_tokens": -1}}, "invalid_value", "speculative.num_speculative_tokens",
+    ),
     "old functions": ({"functions": []}, "unsupported_parameter", "functions"),
     "options of no stream": ({"stream_options": {}, "stream": None}, "invalid_value", "stream_options"),
     "a template": ({"chat_template_kwargs": {"chat_template": "a"}}, "invalid_value", None),

@@ -1,0 +1,281 @@
+"""/v1/responses: the same answers as those of a chat, in the newer form of the OpenAI API. Nothing is stored."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import count
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from ..outputs import RequestOutput
+from .answers import ChatForm, Choice
+from .errors import ApiError, unsupported
+from .protocol import ChatRequest, Fields, Image, ImageURL, JsonSchema, Message, ResponseFormat, Sampling, Text
+from .service import Answering
+from .streams import event
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class InputText(Fields):
+    """Text of a message; of an earlier answer as this endpoint gave it."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    provenance: list[Any] | None = None
+
+    def as_chat(self) -> Text:
+        """As a chat has it."""
+        return Text(type="text", text=self.text)
+
+
+class InputImage(Fields):
+    """An image of a message."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high"] | None = None
+    file_id: None = None
+
+    def as_chat(self) -> Image:
+        """As a chat has it."""
+        return Image(type="image_url", image_url=ImageURL(url=self.image_url, detail=self.detail))
+
+
+class InputMessage(Fields):
+    """One message; an answer of this endpoint may be given back as it came."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[Annotated[InputText | InputImage, Field(discriminator="type")]], Field(min_length=1)]
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+    def as_chat(self) -> Message:
+        """As a chat has it. Text alone becomes one text, which every chat template takes."""
+        if isinstance(self.content, str):
+            return Message(role=self.role, content=self.content)
+        if any(isinstance(part, InputImage) for part in self.content):
+            return Message(role=self.role, content=[part.as_chat() for part in self.content])
+        text = "".join(part.text for part in self.content if isinstance(part, InputText))
+        return Message(role=self.role, content=text)
+
+
+class PlainFormat(Fields):
+    """Text as it comes, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+    def as_chat(self) -> ResponseFormat:
+        """As a chat has it."""
+        return ResponseFormat(type=self.type)
+
+
+class SchemaFormat(JsonSchema):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+
+    def as_chat(self) -> ResponseFormat:
+        """As a chat has it."""
+        return ResponseFormat(type="json_schema", json_schema=JsonSchema(name=self.name, schema=self.schema_))
+
+
+Format: TypeAlias = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class TextOptions(Fields):
+    """The form of the answer."""
+
+    format: Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponsesStreamOptions(Fields):
+    """include_obfuscation has no effect."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(Sampling):
+    """The body of /v1/responses."""
+
+    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: TextOptions | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    # known, and refused where they ask for something
+    store: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: None = None
+    reasoning: None = None
+    truncation: Literal["disabled"] | None = None
+
+    def check(self) -> None:
+        """Raise `ApiError` for what needs a memory of earlier requests, and for tools."""
+        whole = "send the earlier messages in input"
+        fixes = {
+            "store": "send store=false; nothing is kept here",
+            "previous_response_id": whole,
+            "conversation": whole,
+            "prompt": "send its text in input",
+            "background": "send background=false",
+            "tools": "use /v1/chat/completions",
+        }
+        for name, fix in fixes.items():
+            if getattr(self, name):
+                raise unsupported(name, fix)
+        if self.top_logprobs and _LOGPROBS not in (self.include or ()):
+            raise ApiError(400, f"top_logprobs needs {_LOGPROBS} in include.", "invalid_value", "top_logprobs")
+
+    def as_chat(self) -> ChatRequest:
+        """The same request to /v1/chat/completions."""
+        said = [Message(role="user", content=self.input)] if isinstance(self.input, str) else []
+        said += [] if isinstance(self.input, str) else [one.as_chat() for one in self.input]
+        if self.instructions is not None:
+            said.insert(0, Message(role="system", content=self.instructions))
+        wanted = None if self.text is None or self.text.format is None else self.text.format.as_chat()
+        has_logprobs = _LOGPROBS in (self.include or ())
+        return ChatRequest(
+            **{name: getattr(self, name) for name in Sampling.model_fields},
+            messages=said,
+            max_completion_tokens=self.max_output_tokens,
+            response_format=wanted,
+            logprobs=has_logprobs,
+            top_logprobs=self.top_logprobs if has_logprobs else None,
+        )
+
+
+class ResponseForm(ChatForm):
+    """Answers of /v1/responses."""
+
+    id_prefix, whole = "resp_", "response"
+
+    def __init__(self, body: ResponsesRequest):
+        self.body = body
+
+    def part(self, choice: Choice) -> dict[str, Any]:
+        """The content of the answer."""
+        logprobs = (self.logprobs(choice.logprobs) or {"content": []})["content"]
+        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
+        return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
+
+
+@dataclass
+class ResponseAnswering(Answering):
+    """One request that is being answered."""
+
+    end_of_stream = ""
+
+    def __post_init__(self) -> None:
+        self._numbers = count()
+        self._item_id = self.head["id"].replace("resp_", "msg_", 1)
+
+    async def events(
+        self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
+    ) -> AsyncGenerator[str]:
+        """The pieces as the API's events. The first come with the first tokens: an error before has its own status."""
+        (choice,), has_begun = self.choices, False
+        async with aclosing(self.deltas(outputs)) as deltas:
+            async for _, delta in deltas:
+                if not has_begun:
+                    for one in self._opening():
+                        yield one
+                    has_begun = True
+                if delta.text or delta.logprobs or delta.provenance:
+                    logprobs = (self._form.logprobs(delta.logprobs) or {"content": []})["content"]
+                    more = {"provenance": delta.provenance} if choice.pieces is not None else {}
+                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=logprobs, **more)
+        part, whole = self._form.part(choice), self.whole()
+        yield self._of_part("output_text.done", text=choice.text, logprobs=part["logprobs"])
+        yield self._of_part("content_part.done", part=part)
+        yield self._event("output_item.done", output_index=0, item=whole["output"][0])
+        yield self._event(whole["status"], response=whole)
+
+    def failed(self, error: ApiError) -> str:
+        """The event of an error behind the first piece."""
+        told = {"code": error.code, "message": error.detail, "param": error.param}
+        return event({"type": "error", "sequence_number": next(self._numbers), **told}, "error")
+
+    def whole(self) -> dict[str, Any]:
+        """The answer at once."""
+        (choice,) = self.choices
+        status = "incomplete" if choice.finish_reason == "length" else "completed"
+        ending = self.ending()
+        used = ending.pop("usage")
+        usage = {
+            "input_tokens": used["prompt_tokens"],
+            "input_tokens_details": used.get("prompt_tokens_details", {"cached_tokens": 0}),
+            "output_tokens": used["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0, **used.get("completion_tokens_details", {})},
+            "total_tokens": used["total_tokens"],
+        }
+        item = self._item(status, [self._form.part(choice)])
+        return {**self._response(status), "output": [item], "usage": usage, **ending}
+
+    @property
+    def _form(self) -> ResponseForm:
+        assert isinstance(self.form, ResponseForm)
+        return self.form
+
+    def _opening(self) -> list[str]:
+        begun, part = self._response("in_progress"), {"type": "output_text", "text": "", "annotations": []}
+        return [
+            self._event("created", response=begun),
+            self._event("in_progress", response=begun),
+            self._event("output_item.added", output_index=0, item=self._item("in_progress", [])),
+            self._of_part("content_part.added", part={**part, "logprobs": []}),
+        ]
+
+    def _event(self, kind: str, **content: Any) -> str:
+        kind = f"response.{kind}"
+        return event({"type": kind, "sequence_number": next(self._numbers), **content}, kind)
+
+    def _of_part(self, kind: str, **content: Any) -> str:
+        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **content)
+
+    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def _response(self, status: str) -> dict[str, Any]:
+        """An answer with what was asked for, and no output."""
+        body = self._form.body
+        wanted = body.text.format if body.text is not None else None
+        return {
+            "id": self.head["id"],
+            "object": "response",
+            "created_at": self.head["created"],
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": body.model,
+            "output": [],
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": None,
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": body.user,
+        }

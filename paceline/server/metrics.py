@@ -14,6 +14,18 @@ from ..async_llm import AsyncLLM
 _TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("Until the first token of a request.", _TO_FIRST),
+    "inter_token_latency_seconds": ("Between tokens.", _BETWEEN),
+    "e2e_request_latency_seconds": ("Until the end of a request.", _WHOLE),
+    "request_queue_time_seconds": ("Until a prompt has a slot.", _WHOLE),
+    "request_prefill_time_seconds": ("Reading a prompt.", _WHOLE),
+    "request_decode_time_seconds": ("In rounds behind a prompt.", _WHOLE),
+    "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
+    "request_generation_tokens": ("Tokens of an answer.", _TOKENS),
+    "request_params_max_tokens": ("The max_tokens of a request, where it has any.", _TOKENS),
+}
 
 
 class Histogram:
@@ -34,14 +46,20 @@ class Metrics:
     def __init__(self, prefix: str, model: str):
         self.prefix, self.labels = prefix, {"model_name": model}
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "tool_calls", "abort", "error"), 0)
-        self.to_first, self.between, self.whole = Histogram(_TO_FIRST), Histogram(_BETWEEN), Histogram(_WHOLE)
+        self.histograms = {name: Histogram(bounds) for name, (_, bounds) in _HISTOGRAMS.items()}
+
+    def observe(self, name: str, value: float, times: int = 1) -> None:
+        """Count a value in a histogram, so many times."""
+        self.histograms[name].observe(value, times)
 
     def text(self, engine: AsyncLLM) -> str:
         """All of them."""
         stats = engine.stats()
+        taken = 1 - stats.free_slots / engine.llm.runner.num_slots
         lines = [
             *self._one("num_requests_running", "gauge", "Requests being answered.", engine.num_running),
             *self._one("num_requests_waiting", "gauge", "Requests waiting for a slot.", engine.num_waiting),
+            *self._one("kv_cache_usage_perc", "gauge", "Share of the slots that are taken.", taken),
             *self._one("prompt_tokens_total", "counter", "Tokens of prompts read.", stats.prompt_tokens),
             *self._one("generation_tokens_total", "counter", "Tokens generated.", stats.generated_tokens),
             *self._one("spec_decode_num_drafts_total", "counter", "Drafts verified.", stats.drafts),
@@ -54,9 +72,7 @@ class Metrics:
                 dict(enumerate(stats.accepted_by_position)),
             ),
             *self._many("request_success_total", "Choices by why they ended.", "finished_reason", self.finished),
-            *self._histogram("time_to_first_token_seconds", "Until the first token of a request.", self.to_first),
-            *self._histogram("inter_token_latency_seconds", "Between tokens.", self.between),
-            *self._histogram("e2e_request_latency_seconds", "Until the end of a request.", self.whole),
+            *(line for name in self.histograms for line in self._histogram(name)),
         ]
         return "\n".join(lines) + "\n"
 
@@ -66,8 +82,9 @@ class Metrics:
     def _many(self, name: str, words: str, label: str, values: Mapping[Any, float]) -> Iterable[str]:
         return [*self._head(name, "counter", words), *(self._line(name, values[key], {label: key}) for key in values)]
 
-    def _histogram(self, name: str, words: str, given: Histogram) -> Iterable[str]:
-        yield from self._head(name, "histogram", words)
+    def _histogram(self, name: str) -> Iterable[str]:
+        given = self.histograms[name]
+        yield from self._head(name, "histogram", _HISTOGRAMS[name][0])
         for bound, count in zip([*given.bounds, "+Inf"], accumulate(given.counts), strict=True):
             yield self._line(f"{name}_bucket", count, {"le": bound})
         yield self._line(f"{name}_sum", given.sum)
@@ -94,16 +111,16 @@ class Watch:
         now = time.perf_counter()
         if count and self.first_s is None:
             self.first_s = now - self.begin
-            self.metrics.to_first.observe(self.first_s)
+            self.metrics.observe("time_to_first_token_seconds", self.first_s)
         if count and index in self._last:
-            self.metrics.between.observe((now - self._last[index]) / count, count)
+            self.metrics.observe("inter_token_latency_seconds", (now - self._last[index]) / count, count)
         if count:
             self._last[index] = now
 
     def end(self, reasons: Iterable[str]) -> float:
         """The request is over; returns its seconds. reasons: why each choice ended."""
         seconds = time.perf_counter() - self.begin
-        self.metrics.whole.observe(seconds)
+        self.metrics.observe("e2e_request_latency_seconds", seconds)
         for reason in reasons:
             self.metrics.finished[reason] += 1
         return seconds

@@ -192,8 +192,22 @@ class Answering:
             usage = usage_of(sum(self.prompt_tokens.values()), self.choices)
             self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
             self.log |= {"finish_reasons": reasons, "tokens_per_pass": round(passes, 3)}
+            self._observe()
             if self.service.settings.tracer is not None and not is_refused:
                 self.log["trace_id"] = self.service.settings.tracer.record(self, reasons)
+
+    def _observe(self) -> None:
+        """Count the request, whose prompts were read, in the histograms."""
+        metrics = self.watch.metrics
+        for place, timings in self.timings.items():
+            metrics.observe("request_prompt_tokens", self.prompt_tokens[place])
+            metrics.observe("request_queue_time_seconds", timings.queue)
+            metrics.observe("request_prefill_time_seconds", timings.vision + timings.prefill)
+            metrics.observe("request_decode_time_seconds", timings.decode)
+        for choice in self.choices if self.timings else ():
+            metrics.observe("request_generation_tokens", choice.num_tokens)
+        if self.timings and self.params.max_tokens is not None:
+            metrics.observe("request_params_max_tokens", self.params.max_tokens)
 
     async def events(
         self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool

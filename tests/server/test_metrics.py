@@ -59,9 +59,26 @@ def test_they_count_what_was_answered():
     assert places == sorted(places, reverse=True)
 
 
+DASHBOARDS = {
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
+    "generation_tokens_total", "request_success_total", "time_to_first_token_seconds_bucket",
+    "inter_token_latency_seconds_bucket", "e2e_request_latency_seconds_bucket", "request_prompt_tokens_bucket",
+    "request_generation_tokens_bucket", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum",
+    "request_decode_time_seconds_sum",
+}  # fmt: skip
+"""What the Grafana dashboards read that come with vLLM."""
+
+
 def test_names_as_vllms_dashboards_read_them():
-    text, _ = after(ASK, metric_prefix="vllm")
-    assert read(text)["vllm:e2e_request_latency_seconds_count",] == 1
+    text, (usage,) = after(ASK, metric_prefix="vllm")
+    values = read(text)
+    assert {f"vllm:{name}" for name in DASHBOARDS} <= {key[0] for key in values}
+    assert values["vllm:e2e_request_latency_seconds_count",] == 1
+    for name in ("prompt", "generation"):
+        told = usage[{"prompt": "prompt_tokens", "generation": "completion_tokens"}[name]]
+        assert values[f"vllm:request_{name}_tokens_sum",] == told
+    assert values["vllm:request_params_max_tokens_sum",] == ASK["max_tokens"]
+    assert 0 < values["vllm:request_decode_time_seconds_sum",] < values["vllm:e2e_request_latency_seconds_sum",]
     assert "paceline:" not in text
 
 
@@ -74,5 +91,6 @@ def test_a_histogram_counts_up_to_each_bound():
 
 
 def test_labels_are_escaped():
-    idle = SimpleNamespace(num_running=0, num_waiting=0, stats=EngineStats)
+    llm = SimpleNamespace(runner=SimpleNamespace(num_slots=1))
+    idle = SimpleNamespace(num_running=0, num_waiting=0, stats=EngineStats, llm=llm)
     assert read(Metrics("paceline", 'a "b"\\\nc').text(idle))

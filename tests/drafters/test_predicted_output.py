@@ -71,9 +71,9 @@ def test_a_replaced_token_costs_one_round():
     """Its successor is drafted at once, though the last token of the answer is nowhere in the prediction."""
     seq = replace(sequence(TARGET, [5, 9], PARAMS), prediction=(20, 21, 22, 23), slot=0)
     drafter, budget = PredictedOutput(), DraftBudget(3, 3)
-    assert drafter.propose([seq], [budget]).tree.token_ids.tolist() == [[9, 20, 21, 22]]
+    assert drafter.propose([seq], [budget]).tree.lists.token_ids == [[9, 20, 21, 22]]
     seq.token_ids += [20, 50]
-    assert drafter.propose([seq], [budget]).tree.token_ids.tolist() == [[50, 22, 23]]
+    assert drafter.propose([seq], [budget]).tree.lists.token_ids == [[50, 22, 23]]
     seq.token_ids += [22, 23]
     assert drafter.draft_options(seq)[0].hint == -1
 
@@ -82,9 +82,9 @@ def test_of_equal_places_the_nearest_is_taken():
     """`7 8` stands at three places; the answer left the second one."""
     prediction = (7, 8, 1, 7, 8, 2, 7, 8, 3)
     seq = replace(sequence(TARGET, [5, 9], PARAMS), prediction=prediction, slot=0)
-    seq.token_ids += [7, 8, 1, 50, 8]
+    seq.token_ids += [7, 8, 1, 7, 50, 8]
     draft = PredictedOutput().propose([seq], [DraftBudget(2, 2)])
-    assert draft.tree.token_ids.tolist() == [[8, 2, 7]]
+    assert draft.tree.lists.token_ids == [[8, 2, 7]]
 
 
 def test_predictions_stay_with_their_requests():

@@ -305,7 +305,7 @@ class LLM:
             raise ConfigError(what, got=brief(params.method), expected=one_of([Plain.name, *known]))
         if params.prediction and PredictedOutput.name not in known:
             fix = f"make it with drafter={'+'.join([*known, PredictedOutput.name])!r}"
-            raise ConfigError("this LLM has no drafter for a prediction", got=one_of(known), fix=fix)
+            raise ConfigError("this LLM has no drafter for a prediction", got=", ".join(known) or "none", fix=fix)
         seed = params.seed if params.seed is not None else self._draw(62)
         request_id = request_id or str(next(self._count))
         with self._reading:  # tokenizers are not made for several threads

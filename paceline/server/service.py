@@ -80,7 +80,7 @@ class Service:
         drafters = self.llm.drafters
         if body.prediction is not None:
             if PredictedOutput.name not in drafters:
-                raise unsupported("prediction", "leave it out; this server drafts nothing")
+                raise unsupported("prediction", "leave it out; this server has no drafter for it")
             self.check_texts([body.prediction.text])
         if body.speculative is not None and body.speculative.method not in (None, "none", *drafters):
             known = ", ".join(["none", *drafters])

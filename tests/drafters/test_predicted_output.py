@@ -62,9 +62,12 @@ def test_a_right_prediction_is_accepted_whole():
     assert count >= 40 - passes
 
 
-@pytest.mark.parametrize("name", ["one replaced", "some left out", "some put in", "parts swapped"])
-def test_the_place_is_found_again(name):
-    assert drafted(CHANGES[name])[1] <= 8
+@pytest.mark.parametrize(
+    ("name", "most"), [("one replaced", 7), ("some left out", 6 + 6), ("some put in", 7), ("parts swapped", 8)]
+)
+def test_the_place_is_found_again(name, most):
+    """Six passes or so, and one for each of the six tokens that a prediction may lack."""
+    assert drafted(CHANGES[name])[1] <= most
 
 
 def test_a_replaced_token_costs_one_round():

@@ -11,7 +11,18 @@ from pydantic import Field
 from ..outputs import RequestOutput
 from .answers import ChatForm, Choice
 from .errors import ApiError, unsupported
-from .protocol import ChatRequest, Fields, Image, ImageURL, JsonSchema, Message, ResponseFormat, Sampling, Text
+from .protocol import (
+    MAX_MESSAGES,
+    ChatRequest,
+    Fields,
+    Image,
+    ImageURL,
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    Sampling,
+    Text,
+)
 from .service import Answering
 from .streams import event
 

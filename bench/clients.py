@@ -222,7 +222,7 @@ def instructor(at: Target) -> None:
         with at.check("instructor", mode.name):
             said: Any = [{"role": "user", "content": "How is Rome?"}]
             made = library.from_openai(client, mode=mode).chat.completions.create(
-                model=at.model, messages=said, response_model=Weather, max_retries=0
+                model=at.model, messages=said, response_model=Weather, max_retries=0, max_tokens=400
             )
             assert isinstance(made, Weather)
 

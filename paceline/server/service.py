@@ -65,10 +65,8 @@ class Service:
         self.metrics = Metrics(settings.metric_prefix, settings.model)
         self.is_draining, self.begin = False, int(time.time())
         vision, config = llm.loaded.vision, llm.loaded.model.generation_config
-        readers = (vision and vision.processor, llm.loaded.tokenizer)
-        self.template = next(
-            (str(one.chat_template) for one in readers if getattr(one, "chat_template", None)), "tools"
-        )
+        templates = [getattr(one, "chat_template", None) for one in (vision and vision.processor, llm.loaded.tokenizer)]
+        self.template = next((str(one) for one in templates if one), "tools")
         given = {name: getattr(config, name, None) for name in _DEFAULTS}
         self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
 

@@ -3,6 +3,8 @@
 The SDK and its exporter come with the extra: pip install 'paceline[tracing]'.
 """
 
+# pyright: reportMissingImports=false
+
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,6 @@ class Tracer:
 
     def __init__(self, endpoint: str, exporter: Any = None):
         try:
-            # pyright: reportMissingImports=false
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider

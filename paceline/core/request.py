@@ -37,10 +37,10 @@ _Count = Annotated[Integer, Field(ge=0)]
 _CountOrAll = Annotated[Integer, Field(ge=-1)]
 
 
-def _is_prediction(value: object) -> bool:
+def _is_prediction(value: Any) -> bool:
     if isinstance(value, str):
         return value == value.encode(errors="ignore").decode()  # no lone surrogates
-    return isinstance(value, list | tuple) and all(type(one) is int for one in value)
+    return isinstance(value, list | tuple) and all(type(one) is int for one in cast("Seq[object]", value))
 
 
 _DRAFTING: dict[str, tuple[Callable[[Any], bool], str]] = {

@@ -30,8 +30,8 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
     for nodes, ids, parents, probes in zip(kept, *tree.lists, strict=True):
         place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
         rows.append(([ids[n] for n in nodes], [place[parents[n]] for n in nodes], [probes[n] for n in nodes]))
-    tokens, parents, probes = ([row[part] for row in rows] for part in range(3))
-    made = TokenTree.from_lists(tokens, parents, tree.device, probes)
+    tokens, parents, kinds = ([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+    made = TokenTree.from_lists(tokens, parents, tree.device, kinds)
     confidence = draft.confidence
     if confidence is not None:
         confidence = torch.full_like(confidence[:, : made.num_nodes], torch.nan)

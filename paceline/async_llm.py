@@ -31,14 +31,18 @@ class AsyncLLM:
     others in between. The LLM's own methods may be called meanwhile: they and the engine take turns.
 
     max_waiting: requests that may wait for a slot.
+    prefix_cache_bytes: see `LLM`, whose prefix cache this is. None: what it was given, or 1 GiB for all texts.
 
     An answer has the tokens that `LLM.generate` gives with the same seed, whoever shares its rounds.
     """
 
-    def __init__(self, llm: LLM, *, max_waiting: int = 256):
-        if max_waiting < 0:
-            raise ConfigError("max_waiting is negative", got=max_waiting, expected="at least 0")
+    def __init__(self, llm: LLM, *, max_waiting: int = 256, prefix_cache_bytes: int | None = None):
+        for name, given in (("max_waiting", max_waiting), ("prefix_cache_bytes", prefix_cache_bytes or 0)):
+            if given < 0:
+                raise ConfigError(f"{name} is negative", got=given, expected="at least 0")
         self.llm, self.max_waiting = llm, max_waiting
+        prefixes = llm.runner.prefixes
+        prefixes.resize(prefixes.max_bytes if prefix_cache_bytes is None else prefix_cache_bytes)
         self._thread = EngineThread(llm)
         self._stop = weakref.finalize(self, self._thread.stop)  # also when the interpreter ends
         self._reader = ThreadPoolExecutor(1, "paceline-reader")

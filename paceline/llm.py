@@ -69,6 +69,8 @@ class LLM:
     processor: of a vision-language model that is passed loaded.
     max_num_seqs: sequences decoded side by side, 1 to 4096.
     max_model_len: tokens of prompt and answer together; None: the model's context.
+    prefix_cache_bytes: memory for keys and values of texts, which later texts that begin alike take over instead of
+        computing them. 0: none are kept; None: those of images, in 1 GiB. An `AsyncLLM` keeps those of all texts.
     seed: makes the seeds of requests that have none, in their order; None: they are drawn at random.
     generation_config: "auto" takes the sampling options of the model's generation_config.json where a call gives none.
     revision, token: of a hub id. cache_dir: where downloads lie.
@@ -97,6 +99,7 @@ class LLM:
         processor: ProcessorMixin | None = None,
         max_num_seqs: Annotated[int, Field(ge=1, le=MAX_NUM_SEQS)] = 8,
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
+        prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
         seed: int | None = None,
         generation_config: Literal["auto"] | None = None,
         revision: str | None = None,
@@ -131,6 +134,8 @@ class LLM:
             self.loaded, self.quantized = with_weights(self.loaded, kind)
         invariant = {"fast": False, "invariant": True, None: None}[numerics]
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
+        if prefix_cache_bytes is not None:
+            self.runner.prefixes.resize(prefix_cache_bytes)
         measured = None
         if profile is not None:
             tuned = load_tuned(str(profile))

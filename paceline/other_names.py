@@ -61,7 +61,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "cpu_offload_gb": "leave it out: a model lies on one device whole",
         "enforce_eager": "leave it out: CUDA graphs are used where they fit",
         "compilation_config": "leave it out: nothing is compiled",
-        "enable_prefix_caching": "leave it out: texts are always read anew",
+        "enable_prefix_caching": "prefix_cache_bytes=1 << 30 keeps what was read; AsyncLLM does so by itself",
         "enable_chunked_prefill": "leave it out: prompts are always read in chunks",
         "kv_cache_dtype": "leave it out: the cache has the dtype of the model",
         "load_format": "leave it out: weights are read from safetensors",

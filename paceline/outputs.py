@@ -103,6 +103,7 @@ class RequestOutput:
     prompt: the prompt as text, a chat as the model's template writes it; None where it was given as token ids.
     prompt_logprobs: of each token of the prompt, None for the first; None where not asked for.
     metrics: the seconds of this request.
+    num_cached_tokens: of the prompt, those that the prefix cache had for the first answer.
     """
 
     request_id: str
@@ -111,6 +112,7 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprob | None] | None
     outputs: list[Completion]
     metrics: Timings
+    num_cached_tokens: int = 0
 
     @property
     def finished(self) -> bool:
@@ -129,6 +131,7 @@ class RequestOutput:
             "prompt": self.prompt,
             "prompt_token_ids": self.prompt_token_ids,
             "prompt_logprobs": _listed(self.prompt_logprobs),
+            "num_cached_tokens": self.num_cached_tokens,
             "outputs": [one.to_dict() for one in self.outputs],
             "finished": self.finished,
             "metrics": {**asdict(self.metrics), "decode": self.metrics.decode},

@@ -60,9 +60,8 @@ class Request:
     def output_of(self, outputs: list[Completion]) -> RequestOutput:
         """The answers, or what came of them, with what is known of the request."""
         first = self.seqs[0]
-        return RequestOutput(
-            self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs, outputs, replace(first.timings)
-        )
+        facts = self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs
+        return RequestOutput(*facts, outputs, replace(first.timings), first.num_cached_tokens)
 
     def take_text(self, index: int) -> str:
         """Text of an answer that became certain since the last call; the rest of it once it has ended."""

@@ -10,6 +10,7 @@ costs nothing.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch.nn import functional
 from transformers import Cache
 
 from ..errors import CacheFull
-from ..system.hardware import available_memory
+from ..system.hardware import available_memory, return_free_memory
 
 BLOCK = 64
 """Columns are read in whole blocks, so that the bits of a row do not depend on how many columns lie behind it."""
@@ -28,6 +29,15 @@ def round_up(length: int, multiple: int = BLOCK) -> int:
     return -(-length // multiple) * multiple
 
 
+class Spare(Protocol):
+    """Something that holds memory which it can do without."""
+
+    num_bytes: int
+
+    def shrink(self, num_bytes: int) -> None:
+        """Hold so many bytes less, or none."""
+
+
 class SlotCache(Cache):
     """A `transformers` cache whose rows are slots with a length each.
 
@@ -36,12 +46,15 @@ class SlotCache(Cache):
         long-context model does not pay for the whole context.
     num_layers: the layers that will be written, where that is known.
 
+    spare: what else holds memory, and gives it back where this cache needs it.
+
     Raises `CacheFull` for what the memory cannot hold, before it is touched.
     """
 
     def __init__(self, num_slots: int, max_length: int, num_layers: int = 1):
         super().__init__(layers=[])
         self.num_slots, self.max_length, self.num_layers = num_slots, max_length, num_layers
+        self.spare: Spare | None = None
         self.capacity = min(round_up(256), round_up(max_length))
         self._require(2 * num_layers * num_slots * self.capacity)  # a byte each: the lists below are made at once
         self.lengths = [0] * num_slots  # committed tokens of each slot
@@ -174,20 +187,20 @@ class SlotCache(Cache):
                 layer[slot, :, start + 1 : start + 1 + kept] = layer[slot, :, source]
         self.lengths[slot] = start + 1 + kept
 
-    # Prefixes: the beginning of a slot, kept for another sequence
+    # Pages: columns of a slot, kept for another sequence
 
-    def copy_of(self, slot: int, length: int) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of the first `length` tokens, [H, length, dim] for each layer."""
+    def copy_of(self, slot: int, begin: int, end: int) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of the columns from `begin` to `end`, [H, end - begin, dim] for each layer."""
         pairs = zip(self.keys, self.values, strict=True)
-        return [(keys[slot, :, :length].clone(), values[slot, :, :length].clone()) for keys, values in pairs]
+        return [(keys[slot, :, begin:end].clone(), values[slot, :, begin:end].clone()) for keys, values in pairs]
 
     @torch.inference_mode()
-    def restore(self, slot: int, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Fill an empty slot with what `copy_of` gave."""
-        length = layers[0][0].shape[1]
+    def restore(self, slot: int, pages: Sequence[Sequence[tuple[Tensor, Tensor]]], length: int) -> None:
+        """Fill an empty slot with the first `length` columns of what `copy_of` gave, page after page."""
         self.begin([slot], length)
-        for index, (keys, values) in enumerate(layers):
-            self.update(keys[None], values[None], index)
+        for index, pairs in enumerate(zip(*pages, strict=True)):
+            keys, values = (torch.cat(part, 1)[None, :, :length] for part in zip(*pairs, strict=True))
+            self.update(keys, values, index)
         self.lengths[slot] = length
 
     # Storage
@@ -203,6 +216,8 @@ class SlotCache(Cache):
         limit, capacity = round_up(self.max_length), self.capacity
         while capacity < min(length, limit):
             capacity = min(capacity * 2, limit)
+        if capacity > self.most_columns():
+            capacity = round_up(length)
         grown = (t.shape[2] for t in (*self.keys, *self.values))
         capacity = max(capacity, round_up(length), *grown)  # padding may reach past the context
         more = sum(t.nbytes // t.shape[2] * (capacity - t.shape[2]) for t in (*self.keys, *self.values))
@@ -214,14 +229,33 @@ class SlotCache(Cache):
                     layers[index] = functional.pad(old, (0, 0, 0, capacity - old.shape[2]))
         self.capacity, self._growing = capacity, False
 
+    def can_hold(self, columns: int) -> bool:
+        """Whether every slot has so many columns, or there is memory for them."""
+        return columns <= self.capacity or columns <= self.most_columns()
+
+    def most_columns(self) -> int:
+        """The columns that each slot can have in the memory that is free now; at most those of `max_length`."""
+        limit, tensors = round_up(self.max_length), (*self.keys, *self.values)
+        if self.capacity >= limit or not tensors:
+            return limit
+        free = self._free_bytes(tensors[0].device) + (0 if self.spare is None else self.spare.num_bytes)
+        more = free // sum(t.nbytes // t.shape[2] for t in tensors)
+        return min(limit, (self.capacity + more) // BLOCK * BLOCK)
+
+    def _free_bytes(self, device: torch.device | None) -> int:
+        if device is None or device.type != "cuda":
+            return available_memory()
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+
     def _require(self, needed: int, device: torch.device | None = None) -> None:
         """Raise `CacheFull` where the memory cannot hold so many bytes more."""
-        if device is not None and device.type == "cuda":
-            free: int | None = torch.cuda.mem_get_info(device)[0]
-            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        else:
-            free = available_memory()
-        if free is not None and needed > free:
+        free = self._free_bytes(device)
+        if needed > free and self.spare is not None and self.spare.num_bytes:
+            self.spare.shrink(needed - free)
+            return_free_memory()
+            free = self._free_bytes(device)
+        if needed > free:
             raise CacheFull(
                 "the key-value cache does not fit into memory",
                 got=f"{needed:,} bytes or more for {self.num_slots:,} sequences at once",

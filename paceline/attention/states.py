@@ -30,6 +30,11 @@ class StateStore:
         self.kept = True  # whether passes in progress keep them
         self._rows: Tensor | None = None  # [slots, capacity, len(layers), E]
 
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The layers whose states a pass in progress has to keep."""
+        return self.layers if self.kept else ()
+
     def watch(self, layers: Iterable[int]) -> None:
         """Also keep these states, from the next pass on."""
         before, self.layers = self.layers, tuple(sorted({*self.layers, *layers}))

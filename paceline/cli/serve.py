@@ -38,6 +38,10 @@ class ServerOptions:
         str | None, Opt("Name of the model in requests; default: MODEL.", _SERVER, metavar="NAME")
     ] = None
     max_num_seqs: Annotated[int, Opt("Answers decoded side by side.", _SERVER, min=1)] = 8
+    prefix_cache_bytes: Annotated[
+        int | None,
+        Opt("Memory for the beginnings of texts that were read; default: 1 GiB; 0: off.", _SERVER, min=0, metavar="N"),
+    ] = None
     drain_timeout: Annotated[
         float, Opt("After SIGTERM or Ctrl-C, seconds to finish what is being answered.", _SERVER, min=0)
     ] = 30.0
@@ -153,7 +157,7 @@ def serve(
         tracer=tracer,
         return_provenance=server.return_provenance,
     )
-    engine = AsyncLLM(llm, max_waiting=server.max_waiting)
+    engine = AsyncLLM(llm, max_waiting=server.max_waiting, prefix_cache_bytes=server.prefix_cache_bytes)
     set_up_logs(server.log_format)
 
     def announce(url: str) -> None:

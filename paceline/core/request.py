@@ -225,6 +225,7 @@ class Sequence:
     prediction: tuple[int, ...] = ()  # tokens that the answer is likely to have
     slot: int = -1  # set by the runner
     is_unread: bool = False  # whether the end of the text is left to the first pass, see `decoding.first_pass`
+    num_cached_tokens: int = 0  # of the text that it was admitted with, those found in the prefix cache
     # grows with every round
     token_ids: list[int] = field(default_factory=list[int])
     origins: list[Origin] = field(default_factory=list[Origin])

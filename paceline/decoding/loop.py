@@ -14,6 +14,7 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
 from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
+from ..errors import CacheFull
 from ..runner import ModelRunner
 from ..sampling import target_distribution, token_logprob
 from ..system.hardware import one_thread
@@ -48,12 +49,31 @@ class SpeculativeDecoder:
 
         Rounds of other sequences may come between the chunks.
         """
+        self._check_room(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self.forget(seq.slot)  # an interrupted release may not have done this
-        return self._read(seq, self.runner.reading(seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill))
+        return self._read(seq)
 
-    def _read(self, seq: Sequence, chunks: Generator[None, None, float]) -> Iterator[None]:
-        is_read, seeing = False, 0.0
+    def _check_room(self, seq: Sequence) -> None:
+        """Raise `CacheFull` where the memory cannot hold a whole sequence, before it begins.
+
+        An answer of as many tokens as fit, `max_tokens=None`, ends where the memory does.
+        """
+        length, cache = len(seq.token_ids), self.runner.cache
+        if cache.can_hold(length + seq.remaining):
+            return
+        most = cache.most_columns()
+        if seq.params.max_tokens is not None or length >= most:
+            raise CacheFull(
+                "a request does not fit into memory",
+                got=f"{length} tokens, and {seq.remaining} to come",
+                expected=f"at most {most} in each of {cache.num_slots} slots",
+                fix="lower max_tokens, max_model_len or max_num_seqs",
+            )
+        seq.max_length = most
+
+    def _read(self, seq: Sequence) -> Iterator[None]:
+        is_read, seeing, chunks = False, 0.0, self._chunks(seq)
         while not is_read:
             self.runner.states.kept = self.drafter.info.reads_states  # others may have run since
             begin = time.perf_counter()
@@ -69,12 +89,20 @@ class SpeculativeDecoder:
                 yield
         seq.is_unread = self.runner.cache.lengths[seq.slot] < seq.num_cached
 
+    def _chunks(self, seq: Sequence) -> Generator[None, None, float]:
+        prompt = seq.slot, seq.token_ids, seq.vision, self.runner.can_fuse_prefill
+        seq.num_cached_tokens = self.runner.restore_prefix(*prompt)
+        return (yield from self.runner.reading(*prompt))
+
     def release(self, seq: Sequence) -> None:
         """Give the slot back, whatever the drafter does about it; harmless when there is none."""
         if seq.slot >= 0:
             slot, seq.slot = seq.slot, -1
-            self.runner.cache.release(slot)
-            self.forget(slot)
+            try:
+                self.runner.keep_prefix(slot, seq.token_ids, seq.vision)
+            finally:
+                self.runner.cache.release(slot)
+                self.forget(slot)
 
     def forget(self, slot: int) -> None:
         """Have the drafter and the policy begin anew with this slot, as they can at any time."""
@@ -113,6 +141,8 @@ class SpeculativeDecoder:
             seconds = drafted - begin, verified - drafted - reading_s, appended - verified
             for seq, record in zip(seqs, records_of(draft, walks, emitted, with_prompt, seconds), strict=True):
                 seq.rounds.append(record)
+                if record.with_prompt:  # those that come while this one is answered need not read it again
+                    self.runner.keep_prefix(seq.slot, seq.token_ids, seq.vision)
                 self.policy.observe(seq, record)
             call(self.drafter, "observe", seqs, draft, logits, walks)
         rest = seconds[2] + time.perf_counter() - appended

@@ -101,13 +101,14 @@ class DraftModel(Drafter):
         return {self.name: (self.runner.pass_seconds(1), self.runner.read_seconds())}
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Pending are the tokens before the last one that the draft has not read; -1 once its context is full."""
+        """Tokens that the draft reads next, a chunk at most; the hint is -1 once its context is full."""
         length = len(seq.token_ids)
         if seq.slot in self._prompts or length >= self.runner.max_length:  # images are not opened to find out a length
             length = len(self._text(seq))
         if self.runner.max_length <= length:
             return (DraftOptions(self.name, hint=-1),)
-        return (DraftOptions(self.name, uncached_tokens=length - 1 - self.runner.cache.lengths[seq.slot]),)
+        uncached_tokens = min(length - 1 - self.runner.cache.lengths[seq.slot], self.runner.chunk)
+        return (DraftOptions(self.name, uncached_tokens=uncached_tokens),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Catch up with what was emitted, then draft; rows that outgrew the draft's own context propose nothing."""
@@ -118,18 +119,21 @@ class DraftModel(Drafter):
     def catch_up(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> tuple[list[DraftBudget], list[list[int]]]:
         """Read what was emitted; returns budgets cut to the draft's context, and the few tokens left for its next pass.
 
-        Nothing is read, and nothing left, where the depth is 0.
+        Nothing is read, and nothing left, where the depth is 0. A round reads one chunk of prompts in all, so that a
+        long one delays the others no more than the target's reading does; until it is read its row drafts nothing.
         """
         runner, uncached_tokens, limits = self.runner, list[list[int]](), list[DraftBudget]()
+        most = runner.chunk
         for seq, budget in zip(seqs, budgets, strict=True):
             text = self._text(seq)
             room = runner.max_length - len(text)
-            limits.append(replace(budget, depth=max(0, min(budget.depth, room))))
-            if limits[-1].depth == 0:
-                uncached_tokens.append([])
-                continue
-            self._read(seq.slot, text)
-            uncached_tokens.append(text[runner.cache.lengths[seq.slot] :])
+            depth = max(0, min(budget.depth, room))
+            depth *= runner.cache.can_hold(len(text) + depth)
+            if depth:
+                most -= self._read(seq.slot, text, most)
+                depth = depth if len(text) - runner.cache.lengths[seq.slot] <= _FEW else 0
+            limits.append(replace(budget, depth=depth))
+            uncached_tokens.append(text[runner.cache.lengths[seq.slot] :] if depth else [])
         return limits, uncached_tokens
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
@@ -157,18 +161,18 @@ class DraftModel(Drafter):
             return self.translation.read(seq.slot, text)
         return text if most >= self.vocab_size else [token if token < most else 0 for token in text]
 
-    def _read(self, slot: int, text: list[int]) -> None:
-        """Prefill where many tokens are not cached; a prompt with images from its beginning on."""
+    def _read(self, slot: int, text: list[int], most: int) -> int:
+        """Prefill where many tokens are not cached, `most` at once, a prompt with images whole; returns how many."""
         runner, vision = self.runner, self._prompts[slot].vision
         cached = runner.cache.lengths[slot]
         if cached == 0 or (vision is not None and cached < min(vision.edge, len(text) - 1)):
-            runner.cache.lengths[slot] = 0
+            cached = runner.cache.lengths[slot] = 0
             runner.place(slot, vision)
-            if vision is not None:
-                runner.read(slot, text, vision)
-                return
-        if len(text) - cached > _FEW:
-            runner.prefill(slot, text[cached:-1])
+        if cached == 0 and vision is not None:
+            runner.read(slot, text, vision)
+        elif len(text) - cached > _FEW:
+            runner.prefill(slot, text[cached : min(cached + max(most, 0), len(text) - 1)])
+        return runner.cache.lengths[slot] - cached
 
 
 @checked

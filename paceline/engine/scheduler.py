@@ -31,6 +31,7 @@ class EngineStats:
 
     finished, aborted, failed: requests, by how they ended.
     prompt_tokens: of the prompts that were read; once for each answer. generated_tokens: of the answers.
+    prefix_cache_queries, prefix_cache_hits: tokens of prompts that were looked for in the prefix cache, and found.
     drafts, draft_tokens, accepted_tokens: rounds with a draft, the tokens in them, and how many were accepted.
     accepted_by_position: how often the first, the second and so on token of a draft was accepted.
     rounds: of all requests together, whatever their number in each. retried: rounds that raised with several requests.
@@ -41,6 +42,8 @@ class EngineStats:
     aborted: int = 0
     failed: int = 0
     prompt_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     generated_tokens: int = 0
     drafts: int = 0
     draft_tokens: int = 0
@@ -134,7 +137,7 @@ class Scheduler:
             except Exception as error:
                 self._fail(answer.request, error)
                 continue
-            count = cache.lengths[seq.slot] - before
+            count = cache.lengths[seq.slot] - (before or seq.num_cached_tokens)
             if is_read:
                 self._start(answer)
                 budget -= count + len(unread(self.decoder.runner, seq))  # the round reads the rest
@@ -143,7 +146,7 @@ class Scheduler:
                 budget -= count or budget  # no tokens: images
 
     def _admit(self) -> None:
-        """Give free slots to those that wait; the next answer of a request waits until this one's prompt is read."""
+        """Give free slots to those that wait; the next answer of a request waits for the first round of this one."""
         while self._waiting and self.decoder.runner.cache.num_free:
             request, index = self._waiting.popleft()
             seq = request.seqs[index]
@@ -157,12 +160,19 @@ class Scheduler:
                 chunks = chain(read_prompt_logprobs(self.decoder.runner, request), chunks)
             self._reading.append(Answer(request, index, chunks))
 
+    @property
+    def _keeps_prefixes(self) -> bool:
+        return self.decoder.runner.prefixes.max_bytes > 0
+
     def _start(self, answer: Answer) -> None:
         self._running.append(answer)
-        tokens = self.stats.prompt_tokens + len(answer.seq.prompt_ids)
-        self.stats = replace(self.stats, prompt_tokens=tokens)
-        if answer.index + 1 < len(answer.request.seqs):
-            self._waiting.append((answer.request, answer.index + 1))
+        seq, stats = answer.seq, self.stats
+        self.stats = replace(
+            stats,
+            prompt_tokens=stats.prompt_tokens + len(seq.prompt_ids),
+            prefix_cache_queries=stats.prefix_cache_queries + len(seq.prompt_ids) * self._keeps_prefixes,
+            prefix_cache_hits=stats.prefix_cache_hits + seq.num_cached_tokens,
+        )
 
     def _round(self) -> None:
         answers = list(self._running)
@@ -183,6 +193,8 @@ class Scheduler:
                 self._fail(answer.request, seq.error)
             elif answer.request not in self._turn.failed:
                 self._turn.grown.append(answer)
+                if begin == 0 and answer.index + 1 < len(answer.request.seqs):  # which finds the prompt in the cache
+                    self._waiting.append((answer.request, answer.index + 1))
                 if seq.is_finished:
                     self._running.remove(answer)
                     self._release(answer)

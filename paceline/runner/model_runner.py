@@ -23,7 +23,8 @@ from ..hf.prompts import check_length
 from ..hf.vision import Features, Vision, share_tower
 from .adapters import attach_adapter, share_copy
 from .loaded import LoadedModel
-from .prefill import ImagePrefill, Prefix, chunks, prefix_key, prompt_rows
+from .prefill import ImagePrefill, chunk_ends, chunks, prompt_rows
+from .prefix_cache import PrefixCache, page_ends
 from .static_pass import StaticPasses
 from .torch_decoder import FusedDecoder
 
@@ -61,6 +62,7 @@ class ModelRunner:
         self._asking: list[object] = share._asking if share else []
         self.states = StateStore(self.cache.num_slots)
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
+        self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache()
         self.invariant, self.row_multiple = loaded.is_native or row_multiple is not None, row_multiple or 1
         self.can_fuse_prefill = share is None and (loaded.is_native or not self.invariant)
         self._wants_static = loaded.device.type == "cuda" if static is None else static
@@ -186,27 +188,35 @@ class ModelRunner:
             if self._asking:
                 time.sleep(0.0005)
 
-    def read(
-        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
-    ) -> float:
+    def read(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> float:
         """Cache a text but for its last token, the first root, in the slot that `admit` gave for it.
 
         Returns the seconds in the vision tower.
-        defer_last_chunk: see `prefill`; it is about the text after the images.
         """
-        return _returned(self.reading(slot, token_ids, vision, defer_last_chunk))
+        self.restore_prefix(slot, token_ids, vision)
+        return _returned(self.reading(slot, token_ids, vision))
 
     @torch.inference_mode()
     def reading(
         self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
     ) -> Generator[None, None, float]:
-        """`read` in parts, between which passes over other slots may come."""
-        begin, seconds = 0, 0.0
-        if vision is not None:
-            begin = min(vision.edge, len(token_ids) - 1)
-            seconds = yield from self._read_images(slot, token_ids, vision, begin)
+        """`read` in parts, between which passes over other slots may come; behind what the slot holds of the text.
+
+        defer_last_chunk: see `prefill`; it is about the text after the images.
+        """
+        begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
+        if vision is not None and begin < (edge := min(vision.edge, last)):
+            seconds = yield from self._read_images(slot, token_ids, vision)
+            # A block may hold the last token: it is computed with its block, and once more as the root.
+            self.cache.truncate(slot, edge)
+            begin = edge
             yield
-        yield from self._prefilling(slot, token_ids[begin:-1], defer_last_chunk)
+        yield from self._prefilling(slot, token_ids[begin:last], defer_last_chunk)
+        if self.loaded.is_native:
+            self.keep_prefix(slot, token_ids, vision)
+        else:
+            ends = chunk_ends(last - defer_last_chunk, vision, self.chunk)
+            self.prefixes.keep(self.cache, self.states, slot, token_ids, vision, ends)
         return seconds
 
     def _vision(self) -> Vision:
@@ -216,34 +226,39 @@ class ModelRunner:
             )
         return self.loaded.vision
 
-    def _read_images(
-        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt, kept: int
-    ) -> Generator[None, None, float]:
-        """Cache the first `kept` columns of an empty slot; returns the seconds in the tower.
-
-        A block may hold the last token: it is computed with its block, and once more as the root of the first pass.
-        """
-        watched = self.requested_states() or {}
-        key = prefix_key(token_ids, vision)
-        found = self.images.prefixes.get(key)
-        # S is one less than the edge where the prompt ended there, its last token being the root.
-        if found is not None and found.layers[0][0].shape[-2] == kept and set(watched) <= set(found.states):
-            self.cache.restore(slot, found.layers)
-            if watched:
-                given = {layer: found.states[layer][None] for layer in watched}
-                self.states.write([slot], [0], given, kept, self.cache.capacity)
-            return 0.0
-        features, seconds = self.images.look(self._vision(), vision.images)
+    def _read_images(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt) -> Generator[None, None, float]:
+        """Cache the columns before the edge that the slot does not hold; returns the seconds in the tower."""
+        held = self.cache.lengths[slot]
+        unseen = replace(vision, images=tuple(image for image in vision.images if image.stop > held))
+        features, seconds = self.images.look(self._vision(), unseen.images)
         embeddings: nn.Module = self.loaded.model.get_input_embeddings()  # type: ignore[assignment]
         for begin, end in chunks(vision.edge, vision.blocks, self.chunk):
-            yield
-            ids = token_ids[begin:end]
-            self.read_chunk(slot, ids, prompt_rows(embeddings, ids, begin, vision, features))
-        self.cache.truncate(slot, kept)
-        if kept:
-            states = {layer: self.states.read(slot, 0, kept, (layer,)).clone() for layer in watched}
-            self.images.prefixes.put(key, Prefix(self.cache.copy_of(slot, kept), states))
+            if end > held:
+                yield
+                begin = max(begin, held)
+                ids = token_ids[begin:end]
+                self.read_chunk(slot, ids, prompt_rows(embeddings, ids, begin, unseen, features))
         return seconds
+
+    def restore_prefix(
+        self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None, defer_last_chunk: bool = False
+    ) -> int:
+        """Fill an empty slot with the longest beginning of a text that is in the prefix cache; returns its columns.
+
+        The last token is never among them. What is read behind them has the bits that it would have without.
+        """
+        last = len(token_ids) - 1 - defer_last_chunk
+        ends = page_ends(len(token_ids), vision) if self.loaded.is_native else chunk_ends(last, vision, self.chunk)
+        return self.prefixes.restore(self.cache, self.states, slot, token_ids, vision, ends)
+
+    def keep_prefix(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
+        """Keep what a slot holds of a text, read or generated, for later texts that begin like it.
+
+        Only native passes: elsewhere the bits of a row depend on its pass, and `reading` keeps whole chunks.
+        """
+        if self.loaded.is_native:
+            ends = page_ends(len(token_ids), vision)
+            self.prefixes.keep(self.cache, self.states, slot, token_ids, vision, ends)
 
     def prefill(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> None:
         """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix.
@@ -323,7 +338,7 @@ class ModelRunner:
 
     def requested_states(self) -> States | None:
         """An empty tensor for each hidden state that a pass has to fill in; None where there is none."""
-        return {layer: torch.empty(0) for layer in self.states.layers if self.states.kept} or None
+        return {layer: torch.empty(0) for layer in self.states.wanted} or None
 
     def pass_seconds(self, rows: int, repeats: int = 3) -> float:
         """Median seconds of one pass over a chain of `rows` tokens.

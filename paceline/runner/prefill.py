@@ -1,17 +1,14 @@
-"""What is needed to read prompts with images: features, prefixes that are kept, and the rows of a pass over a prompt.
+"""What is needed to read prompts with images: features, chunks, and the rows of a pass over a prompt.
 
-    columns     0 ................ edge | edge ......... P-2 | P-1
-    holds       images, text between    | text               | root, fed by the first pass
-    computed    in chunks cut at edge   | as any text
-
-The columns before the edge are kept for the next prompt that begins with the same tokens and the same images. Both
-then compute what follows in the same chunks on the same keys, so a hit and a miss have the same bits.
+columns     0 ................ edge | edge ......... P-2 | P-1
+holds       images, text between    | text               | root, fed by the first pass
+computed    in chunks cut at edge   | as any text
 """
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from dataclasses import replace
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -23,37 +20,18 @@ from ..hf.vision import BoundedCache, Features, Vision
 from .loaded import LoadedModel
 
 FEATURE_BYTES = 512 << 20
-PREFIX_BYTES = 1 << 30
-
-PrefixKey: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
-"""Token ids up to the edge, and the key of each image."""
-
-
-@dataclass(frozen=True, eq=False)
-class Prefix:
-    """Keys and values of the first columns, [H, S, d] for each layer, and their states, [S, E], where watched."""
-
-    layers: list[tuple[Tensor, Tensor]]
-    states: dict[int, Tensor]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.nbytes for pair in self.layers for t in pair) + sum(t.nbytes for t in self.states.values())
 
 
 @final
 class ImagePrefill:
-    """Features of images and prefixes of prompts that one runner has computed; their `max_bytes` may be changed."""
+    """Features of images that one runner has computed; their `max_bytes` may be changed."""
 
     def __init__(self) -> None:
         self.features: BoundedCache[str, Features] = BoundedCache(FEATURE_BYTES, lambda features: features.num_bytes)
-        self.prefixes: BoundedCache[PrefixKey, Prefix] = BoundedCache(PREFIX_BYTES, lambda prefix: prefix.num_bytes)
 
     def forget(self) -> None:
         """Drop everything."""
         self.features.clear()
-        self.prefixes.clear()
 
     def look(self, vision: Vision, images: Sequence[PromptImage]) -> tuple[list[Features], float]:
         """Features of each image, and the seconds that the tower took for those that were not at hand."""
@@ -72,11 +50,6 @@ class ImagePrefill:
         return [own[image.key] for image in images], time.perf_counter() - begin if ran else 0.0
 
 
-def prefix_key(token_ids: Sequence[int], prompt: VisionPrompt) -> PrefixKey:
-    """What two prompts must have in common to share their columns before the edge."""
-    return tuple(token_ids[: prompt.edge]), prompt.keys
-
-
 def chunks(end: int, blocks: Sequence[tuple[int, int]], most: int) -> Iterator[tuple[int, int]]:
     """Cut columns 0 to `end` into chunks of at most `most`, save where a block, which is never cut, is longer.
 
@@ -90,6 +63,12 @@ def chunks(end: int, blocks: Sequence[tuple[int, int]], most: int) -> Iterator[t
             stop = cut[0] if cut[0] > begin else cut[1]
         yield begin, stop
         begin = stop
+
+
+def chunk_ends(length: int, vision: VisionPrompt | None, most: int) -> list[int]:
+    """Where whole chunks end when so many tokens are read: images and text are cut apart."""
+    edge, blocks = (0, ()) if vision is None else (vision.edge, vision.blocks)
+    return [end for _, end in chunks(edge, blocks, most)] + list(range(edge + most, length + 1, most))
 
 
 def prompt_rows(

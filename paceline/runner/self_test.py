@@ -129,6 +129,7 @@ def check_image(runner: ModelRunner) -> None:
     finally:
         runner.cache.release(slot)
         runner.images.forget()
+        runner.prefixes.clear()
     _compare(
         loaded, logits, expected.logits, "does not say of an image what plain transformers says",
         "this model cannot be decoded here; decode it with plain transformers",

@@ -155,9 +155,12 @@ def choice_of(choice: Choice, content: dict[str, Any], is_last: bool, provenance
     return made | ({"provenance": list(provenance)} if choice.pieces is not None else {})
 
 
-def usage_of(num_prompt_tokens: int, choices: Sequence[Choice], is_predicted: bool = False) -> dict[str, Any]:
+def usage_of(
+    num_prompt_tokens: int, num_cached_tokens: int, choices: Sequence[Choice], is_predicted: bool = False
+) -> dict[str, Any]:
     """The numbers of tokens; those of a prompt count once for all its choices.
 
+    num_cached_tokens: of the prompts, those that the prefix cache had.
     is_predicted: also of the prediction. Its rejected tokens were drafted and are not in the answer: they are no
         completion tokens.
     """
@@ -166,6 +169,7 @@ def usage_of(num_prompt_tokens: int, choices: Sequence[Choice], is_predicted: bo
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num,
         "total_tokens": num_prompt_tokens + num,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
     if is_predicted:
         rounds = [one for choice in choices for one in choice.rounds if one.source == PredictedOutput.name]

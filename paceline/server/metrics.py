@@ -61,6 +61,8 @@ class Metrics:
             *self._one("num_requests_waiting", "gauge", "Requests waiting for a slot.", engine.num_waiting),
             *self._one("kv_cache_usage_perc", "gauge", "Share of the slots that are taken.", taken),
             *self._one("prompt_tokens_total", "counter", "Tokens of prompts read.", stats.prompt_tokens),
+            *self._one("prefix_cache_queries_total", "counter", "Tokens looked for.", stats.prefix_cache_queries),
+            *self._one("prefix_cache_hits_total", "counter", "Tokens found.", stats.prefix_cache_hits),
             *self._one("generation_tokens_total", "counter", "Tokens generated.", stats.generated_tokens),
             *self._one("spec_decode_num_drafts_total", "counter", "Drafts verified.", stats.drafts),
             *self._one("spec_decode_num_draft_tokens_total", "counter", "Tokens drafted.", stats.draft_tokens),

@@ -159,6 +159,7 @@ class Answering:
     head: dict[str, Any]
     headers: Sequence[tuple[bytes, bytes]]
     prompt_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    cached_tokens: dict[int, int] = field(default_factory=dict[int, int])
     timings: dict[int, Timings] = field(default_factory=dict[int, Timings])
     seconds: float = 0.0
     end_of_stream: ClassVar[str] = DONE
@@ -175,6 +176,7 @@ class Answering:
             async with aclosing(outputs):
                 async for place, output in outputs:
                     self.prompt_tokens[place], self.timings[place] = len(output.prompt_token_ids), output.metrics
+                    self.cached_tokens[place] = output.num_cached_tokens
                     for part in output.outputs:
                         choice = self.choices[place * len(output.outputs) + part.index]
                         if choice.finish_reason is None:
@@ -187,7 +189,7 @@ class Answering:
             reasons = [] if is_refused else [one.finish_reason or end for one in self.choices]
             self.seconds = self.watch.end(reasons)
             passes = tokens_per_pass(one for choice in self.choices for one in choice.rounds)
-            usage = usage_of(sum(self.prompt_tokens.values()), self.choices)
+            usage = self.usage()
             self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
             self.log |= {"finish_reasons": reasons, "tokens_per_pass": round(passes, 3)}
             self._observe()
@@ -237,9 +239,14 @@ class Answering:
         made = [choice_of(one, self.form.entire(one), True, one.provenance) for one in self.choices]
         return {**self.head, "choices": made, **self.ending()}
 
+    def usage(self) -> dict[str, Any]:
+        """The numbers of tokens."""
+        counts = sum(self.prompt_tokens.values()), sum(self.cached_tokens.values())
+        return usage_of(*counts, self.choices, bool(self.params.prediction))
+
     def ending(self) -> dict[str, Any]:
         """What an answer ends with."""
-        usage = {"usage": usage_of(sum(self.prompt_tokens.values()), self.choices, bool(self.params.prediction))}
+        usage = {"usage": self.usage()}
         if not self.has_metrics:
             return usage
         return {**usage, "metrics": figures_of(self.choices, self.watch.first_s, self.seconds)}

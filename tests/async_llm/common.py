@@ -11,6 +11,7 @@ from tests.helpers import all_free, tokenizer
 from tests.tiny import tiny_model
 
 DELTA, CUMULATIVE, FINAL_ONLY = RequestOutputKind.DELTA, RequestOutputKind.CUMULATIVE, RequestOutputKind.FINAL_ONLY
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 TEXTS = ("abcabcabcab", "the cat and the cat", "x", "0123456789" * 12, "to be or not to be, to be or")
 
 
@@ -110,10 +111,14 @@ async def run(engine: AsyncLLM, asks: list[Ask]) -> list[RequestOutput | None]:
 
 
 def wrong(llm: LLM, asks: list[Ask], got: list[RequestOutput | None]) -> list[int]:
-    """The requests that were not answered as they are alone, by plain decoding."""
-    plain = llm.plain()
-    return [
+    """The requests that were not answered as they are alone, by plain decoding that reads every prompt."""
+    plain, prefixes = llm.plain(), llm.runner.prefixes
+    most = prefixes.max_bytes
+    prefixes.resize(0)
+    found = [
         place
         for place, (ask, output) in enumerate(zip(asks, got, strict=True))
         if output is not None and facts(output) != facts(plain.generate([ask.prompt], ask.params)[0])
     ]
+    prefixes.resize(most)
+    return found

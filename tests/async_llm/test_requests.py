@@ -11,11 +11,10 @@ import pytest
 from paceline import LLM, AsyncLLM, PromptLookup, SamplingParams, async_llm
 from paceline.errors import CacheFull, ConfigError, EngineStopped, QueueFull
 from paceline.runner import ModelRunner, wrap_model
-from tests.async_llm.common import CUMULATIVE, DELTA, FINAL_ONLY, TEXTS, answer, engine_of, facts, idle, tiny_llm
+from tests.async_llm.common import CUMULATIVE, DELTA, FINAL_ONLY, LONG, TEXTS, answer, engine_of, facts, idle, tiny_llm
 from tests.helpers import all_free
 from tests.vision.families import make, picture, user
 
-LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 TWO = SamplingParams(temperature=1.0, max_tokens=20, seed=5, n=2, ignore_eos=True, stop=("a",))
 

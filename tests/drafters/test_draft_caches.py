@@ -53,6 +53,30 @@ def test_draft_cache_is_in_step(length, verifier):
     assert is_in_step(DraftModel(twin(loaded())), prompt(length), verifier=verifier())
 
 
+def test_a_draft_model_reads_one_chunk_of_prompts_in_a_round():
+    drafter, target = DraftModel(small_draft()), loaded()
+    decoder = SpeculativeDecoder(ModelRunner(target, 2), drafter, Coupled(), Fixed(4))
+    drafter.runner.chunk = 32
+    seqs = [sequence(target, prompt(length, length), PARAMS) for length in (100, 50)]
+    for seq in seqs:
+        decoder.admit(seq)
+    cached = drafter.runner.cache.lengths
+    read = list[int]()
+    while not all(seq.rounds and seq.rounds[-1].num_drafted for seq in seqs):
+        before = sum(cached[seq.slot] for seq in seqs)
+        decoder.step(seqs)
+        drafted = sum(seq.rounds[-1].num_drafted for seq in seqs)
+        assert [seq.rounds[-1].num_drafted == 0 for seq in seqs] == [
+            cached[seq.slot] < len(seq.token_ids) - 10 for seq in seqs
+        ]
+        read.append(sum(cached[seq.slot] for seq in seqs) - before - drafted)
+    assert len(read) == 5
+    assert max(read) <= 32 + 2
+    for seq in seqs:
+        assert agree(held(drafter.runner, seq.slot), prefilled(small_draft(), seq.token_ids[: cached[seq.slot]]))
+        decoder.release(seq)
+
+
 class NeverForgets(DraftModel):
     """Rejected tokens stay in the draft's cache."""
 

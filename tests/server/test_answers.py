@@ -53,6 +53,7 @@ def test_a_chat_answers_as_the_library_does(options):
     assert [one["finish_reason"] for one in whole["choices"]] == [one.finish_reason for one in wanted.outputs]
     num_tokens = sum(len(one.token_ids) for one in wanted.outputs)
     num_prompt = len(wanted.prompt_token_ids)
+    assert whole["usage"].pop("prompt_tokens_details")["cached_tokens"] < num_prompt
     assert whole["usage"] == {
         "prompt_tokens": num_prompt, "completion_tokens": num_tokens, "total_tokens": num_prompt + num_tokens,
     }  # fmt: skip

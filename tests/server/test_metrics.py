@@ -8,7 +8,7 @@ import pytest
 
 from paceline.engine.scheduler import EngineStats
 from paceline.server.metrics import Histogram, Metrics
-from tests.server.helpers import ASK, server
+from tests.server.helpers import ASK, server, tiny_llm
 
 LINE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} ([0-9.e+-]+)')
 
@@ -57,6 +57,16 @@ def test_they_count_what_was_answered():
     places = [value for key, value in values.items() if key[0].endswith("accepted_tokens_per_pos_total")]
     assert sum(places) == accepted <= drafted
     assert places == sorted(places, reverse=True)
+
+
+def test_what_the_prefix_cache_had():
+    tiny_llm().runner.prefixes.clear()
+    text, usage = after(ASK, ASK)
+    values = read(text)
+    first, second = (one["prompt_tokens_details"]["cached_tokens"] for one in usage)
+    assert first == 0 < second < usage[1]["prompt_tokens"]
+    assert values["paceline:prefix_cache_hits_total",] == second
+    assert values["paceline:prefix_cache_queries_total",] == sum(one["prompt_tokens"] for one in usage)
 
 
 DASHBOARDS = {

@@ -77,6 +77,7 @@ def target_probs(llm: LLM, files) -> torch.Tensor:
         for count in range(len(answer)):
             ids = seq.prompt_ids + answer[:count]
             llm.runner.images.forget()
+            llm.runner.prefixes.clear()
             slot = llm.runner.admit(ids, seq.vision)
             llm.runner.read(slot, ids, seq.vision)
             probs.append(llm.runner.forward([slot], TokenTree.chain([[ids[-1]]]))[0, 0].softmax(-1))
@@ -92,6 +93,7 @@ def draft_probs(llm: LLM, files) -> torch.Tensor:
             (seq,) = llm.open_request(chat, SAMPLED).seqs
             seq.token_ids += answer[:count]
             llm.runner.images.forget()
+            llm.runner.prefixes.clear()
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
             llm.runner.read(seq.slot, seq.token_ids, seq.vision)
             drafted = llm.decoder.drafter.propose([seq], [DraftBudget(1, 1)])

@@ -99,3 +99,4 @@ def changed(monkeypatch: pytest.MonkeyPatch, llm: LLM, change) -> None:
 def forget(llm: LLM) -> None:
     """Empty what the engine remembers of images and of prefixes."""
     llm.runner.images = type(llm.runner.images)()
+    llm.runner.prefixes.clear()

@@ -1,11 +1,11 @@
-"""What is kept of pictures: one run of the tower for each, prefixes by what is in them, bits of a fresh prefill."""
+"""What is kept of pictures: one run of the tower for each, pages by what is in them, bits of reading anew."""
 
 import pytest
 import torch
 
 from paceline import LLM, SamplingParams
 from paceline.hf.vision import BoundedCache, Vision
-from paceline.runner import ModelRunner, model_runner, wrap_model
+from paceline.runner import ModelRunner, model_runner, prefix_cache, wrap_model
 from paceline.runner.prefill import chunks
 from tests.vision.families import make, picture, user
 
@@ -65,14 +65,11 @@ def test_another_image_of_equal_size_does_not_hit(looks):
     assert second == answer(engine(), picture(2), "what")
 
 
-def forgets_images(token_ids, prompt):
-    """A key by text alone: the mutant."""
-    return tuple(token_ids[: prompt.edge]), ()
-
-
 def test_key_by_text_alone_is_caught(monkeypatch):
+    """Mutant."""
     expected = answer(engine(), picture(2), "what")
-    monkeypatch.setattr(model_runner, "prefix_key", forgets_images)
+    read = prefix_cache._read_by
+    monkeypatch.setattr(prefix_cache, "_read_by", lambda ids, vision, begin, end: read(ids, None, begin, end))
     llm = engine()
     answer(llm, picture(1), "what")
     assert answer(llm, picture(2), "what") != expected
@@ -83,52 +80,96 @@ def held(runner: ModelRunner, slot: int) -> list[torch.Tensor]:
     return [layer[slot, :, :length].clone() for layer in (*runner.cache.keys, *runner.cache.values)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("chunk", [512, 7])
-def test_hit_has_the_bits_of_a_miss(name, chunk):
+def bits(llm: LLM, token_ids, vision) -> tuple[int, list[torch.Tensor]]:
+    """How many columns the prefix cache had, and everything that is there once the text is read."""
+    slot = llm.runner.admit(token_ids, vision)
+    found = llm.runner.restore_prefix(slot, token_ids, vision)
+    llm.runner.cache.release(slot)
+    slot = llm.runner.admit(token_ids, vision)
+    llm.runner.read(slot, token_ids, vision)
+    length = llm.runner.cache.lengths[slot]
+    assert length == len(token_ids) - 1
+    states = llm.runner.states.read(slot, 0, length, (0, 1, 2)).clone()
+    rows = [*held(llm.runner, slot), states]
+    llm.runner.cache.release(slot)
+    return found, rows
+
+
+def watching(name: str, chunk: int = 512) -> LLM:
     llm = engine(name)
     llm.runner.chunk = chunk
     llm.runner.states.watch([0, 1, 2])
-    (seq,) = llm.open_request([user("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")], GREEDY).seqs
-    runs = []
-    for hits in (0, 1):
-        slot = llm.runner.admit(seq.token_ids, seq.vision)
-        llm.runner.read(slot, seq.token_ids, seq.vision)
-        assert llm.runner.images.prefixes.hits == hits
-        length = llm.runner.cache.lengths[slot]
-        assert length == len(seq.token_ids) - 1
-        states = llm.runner.states.read(slot, 0, length, (0, 1, 2)).clone()
-        runs.append([*held(llm.runner, slot), states])
-        llm.runner.cache.release(slot)
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    return llm
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+PARTS = ("see ", picture(1, 40, 24), "and ", picture(2, 24, 40), "what is it")
+LATER = {
+    "another question": (*PARTS[:-1], "where is it"),
+    "another image": (*PARTS[:3], picture(3, 24, 40), "what is it"),
+    "one more image": (*PARTS, picture(3), "and this"),
+    "a longer text": (*PARTS, " and why is it there, and since when, and who put it there"),
+    "the same": PARTS,
+}
+
+
+@pytest.mark.parametrize("keeps_text", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("chunk", [512, 7])
+def test_hits_have_the_bits_of_reading_anew(name, chunk, keeps_text):
+    for later in LATER.values():
+        llm = watching(name, chunk)
+        llm.runner.prefixes.keeps_text = keeps_text
+        prompts = [llm.open_request([user(*parts)], GREEDY).seqs[0] for parts in (PARTS, later, later)]
+        for seq in prompts:
+            found, got = bits(llm, seq.token_ids, seq.vision)
+            none, want = bits(watching(name, chunk), seq.token_ids, seq.vision)
+            assert none == 0
+            assert same(got, want), (found, len(seq.token_ids))
+        assert found >= min(seq.vision.edge, len(seq.token_ids) - 1)
+
+
+def test_pages_that_cut_a_block_are_caught(monkeypatch):
+    """Mutant: Gemma-3's images see both ways, so that no page of them holds for another image behind it."""
+    ends = prefix_cache.page_ends
+    monkeypatch.setattr(model_runner, "page_ends", lambda length, vision: ends(length, None, 2))
+    read = prefix_cache._read_by
+    monkeypatch.setattr(prefix_cache, "_read_by", lambda ids, vision, begin, end: read(ids, None, begin, end))
+    llm = watching("paligemma")
+    llm.runner.prefixes.keeps_text = True
+    ids = llm.open_request([user(picture(1), "what is it")], GREEDY).seqs[0]
+    other = llm.open_request([user(picture(1), "what is this")], GREEDY).seqs[0]
+    bits(llm, ids.token_ids, ids.vision)
+    _, got = bits(llm, other.token_ids, other.vision)
+    assert not same(got, bits(watching("paligemma"), other.token_ids, other.vision)[1])
 
 
 def test_a_prefix_that_ended_with_its_prompt_is_not_taken_for_a_longer_text():
-    """PaliGemma's prompt is one block: its last token is the root first, and part of the prefix of what follows it."""
-    llm = engine("paligemma")
+    """PaliGemma's prompt is one block: its last token is the root first, and part of the page of what follows it."""
+    llm = watching("paligemma")
     (seq,) = llm.open_request([user(picture(1), "what is it")], GREEDY).seqs
-    assert seq.vision.edge == len(seq.token_ids)
-    lengths = []
-    for token_ids in (seq.token_ids, [*seq.token_ids, 5, 6], [*seq.token_ids, 5, 6]):
-        slot = llm.runner.admit(token_ids, seq.vision)
-        llm.runner.read(slot, token_ids, seq.vision)
-        lengths.append(llm.runner.cache.lengths[slot] - (len(token_ids) - 1))
-        llm.runner.cache.release(slot)
-    assert lengths == [0, 0, 0]
-    assert llm.runner.images.prefixes.hits == 2
+    edge = seq.vision.edge
+    assert edge == len(seq.token_ids)
+    texts = (seq.token_ids, seq.token_ids, [*seq.token_ids, 5, 6], [*seq.token_ids, 5, 6], seq.token_ids)
+    assert [bits(llm, ids, seq.vision)[0] for ids in texts] == [0, edge - 1, 0, edge, edge - 1]
 
 
-def test_prefix_without_the_states_asked_for_is_read_again():
+def test_a_page_without_the_states_asked_for_is_read_again():
     llm = engine()
     (seq,) = llm.open_request([user("a", picture(1), "b")], GREEDY).seqs
-    for watched in (False, True):
-        if watched:
-            llm.runner.states.watch([1])
+    found = []
+    for layers in ([], [1], []):
+        llm.runner.states.watch(layers)
         slot = llm.runner.admit(seq.token_ids, seq.vision)
-        llm.runner.read(slot, seq.token_ids, seq.vision)
+        found.append(llm.runner.restore_prefix(slot, seq.token_ids, seq.vision))
+        llm.runner.cache.truncate(slot, 0)
+        for _ in llm.runner.reading(slot, seq.token_ids, seq.vision):
+            pass
         llm.runner.cache.release(slot)
-    (prefix,) = llm.runner.images.prefixes._held.values()
-    assert prefix.states[1].shape[0] == seq.vision.edge
+    assert found == [0, 0, seq.vision.edge]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -182,12 +223,13 @@ def test_least_recent_goes_first():
 def test_caches_are_bounded(looks):
     llm = engine()
     answer(llm, picture(1), "what")
-    one, prefix = llm.runner.images.features.num_bytes, llm.runner.images.prefixes.num_bytes
-    llm.runner.images.features.max_bytes, llm.runner.images.prefixes.max_bytes = 2 * one, prefix
+    one, pages = llm.runner.images.features.num_bytes, llm.runner.prefixes
+    llm.runner.images.features.max_bytes = 2 * one
+    pages.max_bytes = most = pages.num_bytes
     for index in (2, 3, 4):
         answer(llm, picture(index), "what")
+        assert pages.num_bytes <= most
     assert len(llm.runner.images.features) == 2
-    assert len(llm.runner.images.prefixes) == 1
     looks.clear()
     answer(llm, picture(4), "what")
     answer(llm, "x", picture(3), "what")

@@ -71,7 +71,7 @@ def test_a_draft_model_reads_one_chunk_of_prompts_in_a_round():
         ]
         read.append(sum(cached[seq.slot] for seq in seqs) - before - drafted)
     assert len(read) == 5
-    assert max(read) <= 32 + 2
+    assert max(read) <= 32 + 4  # the last few tokens go with the first drafted one
     for seq in seqs:
         assert agree(held(drafter.runner, seq.slot), prefilled(small_draft(), seq.token_ids[: cached[seq.slot]]))
         decoder.release(seq)

@@ -130,9 +130,9 @@ def one_column_more(self, slot, pages, length, restore=SlotCache.restore):
 
 def states_one_short(self, cache, states, slot, *rest, restore=PrefixCache.restore):
     length = restore(self, cache, states, slot, *rest)
-    with torch.inference_mode():
-        for rows in states._rows.values():
-            rows[slot, max(0, length - 1) : length] = 0
+    if states._rows is not None:
+        with torch.inference_mode():
+            states._rows[slot, max(0, length - 1) : length] = 0
     return length
 
 
@@ -163,18 +163,6 @@ def test_mutants_are_caught(name, monkeypatch):
     texts = [*TEXTS, [BASE[0] + 1, *BASE[1:]]]
     monkeypatch.setattr(*MUTANTS[name])
     assert not finds_what_it_would_read(loaded(), texts=texts)[0]
-
-
-def test_pages_of_answers_are_caught_in_torch(monkeypatch):
-    """Mutant: columns that rounds made, found for a prompt. In torch a row's bits depend on its pass."""
-    model = on_torch(tiny_model("llama", torch.bfloat16))
-    want = with_answer(model, keeps=False)[1]
-    monkeypatch.setattr(ModelRunner, "keep_prefix", lambda self, slot, ids, vision=None: self.prefixes.keep(
-        self.cache, self.states, slot, ids, vision, range(24, len(ids), 24)
-    ))  # fmt: skip
-    found, got = with_answer(model, keeps=True)
-    assert found == 72
-    assert not same(got, want)
 
 
 # Memory

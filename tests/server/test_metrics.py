@@ -61,7 +61,8 @@ def test_they_count_what_was_answered():
 
 def test_what_the_prefix_cache_had():
     tiny_llm().runner.prefixes.clear()
-    text, usage = after(ASK, ASK)
+    asked = {**ASK, "messages": [{"role": "user", "content": "ab " * 20}]}
+    text, usage = after(asked, asked)
     values = read(text)
     first, second = (one["prompt_tokens_details"]["cached_tokens"] for one in usage)
     assert first == 0 < second < usage[1]["prompt_tokens"]

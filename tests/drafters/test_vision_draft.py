@@ -160,10 +160,10 @@ class CountsTheTarget(DraftModel):
 class ForgetsPictures(DraftModel):
     """Reads placeholders as tokens."""
 
-    def _read(self, slot, text):
+    def _read(self, slot, text, most):
         if self._prompts[slot].vision is not None:
             self._prompts[slot] = replace(self._prompts[slot], vision=None)
-        super()._read(slot, text)
+        return super()._read(slot, text, most)
 
 
 @pytest.mark.parametrize(("mutant", "kind"), [(CountsTheTarget, "none"), (ForgetsPictures, "own")])

@@ -42,7 +42,8 @@ class AsyncLLM:
                 raise ConfigError(f"{name} is negative", got=given, expected="at least 0")
         self.llm, self.max_waiting = llm, max_waiting
         prefixes = llm.runner.prefixes
-        prefixes.resize(prefixes.max_bytes if prefix_cache_bytes is None else prefix_cache_bytes)
+        with llm.runner.turn():
+            prefixes.resize(prefixes.max_bytes if prefix_cache_bytes is None else prefix_cache_bytes)
         self._thread = EngineThread(llm)
         self._stop = weakref.finalize(self, self._thread.stop)  # also when the interpreter ends
         self._reader = ThreadPoolExecutor(1, "paceline-reader")

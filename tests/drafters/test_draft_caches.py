@@ -53,10 +53,11 @@ def test_draft_cache_is_in_step(length, verifier):
     assert is_in_step(DraftModel(twin(loaded())), prompt(length), verifier=verifier())
 
 
-def test_a_draft_model_reads_one_chunk_of_prompts_in_a_round():
-    drafter, target = DraftModel(small_draft()), loaded()
+def tokens_read(drafter: DraftModel, chunk: int) -> list[int]:
+    """How many tokens of two long prompts the draft read in each round, until it drafts for both."""
+    target = loaded()
     decoder = SpeculativeDecoder(ModelRunner(target, 2), drafter, Coupled(), Fixed(4))
-    drafter.runner.chunk = 32
+    drafter.runner.chunk = chunk
     seqs = [sequence(target, prompt(length, length), PARAMS) for length in (100, 50)]
     for seq in seqs:
         decoder.admit(seq)
@@ -70,11 +71,28 @@ def test_a_draft_model_reads_one_chunk_of_prompts_in_a_round():
             cached[seq.slot] < len(seq.token_ids) - 10 for seq in seqs
         ]
         read.append(sum(cached[seq.slot] for seq in seqs) - before - drafted)
-    assert len(read) == 5
-    assert max(read) <= 32 + 4  # the last few tokens go with the first drafted one
     for seq in seqs:
         assert agree(held(drafter.runner, seq.slot), prefilled(small_draft(), seq.token_ids[: cached[seq.slot]]))
         decoder.release(seq)
+    return read
+
+
+def test_a_draft_model_reads_one_chunk_of_prompts_in_a_round():
+    read = tokens_read(DraftModel(small_draft()), 32)
+    assert read[:2] == [32, 32]
+    assert max(read) < 2 * 32  # the last tokens of a prompt ride along with the first draft
+
+
+class ReadsAChunkOfEach(DraftModel):
+    """Every row reads a chunk, so that a round takes longer the more prompts are read."""
+
+    def _read(self, slot, text, most):
+        super()._read(slot, text, most)
+        return 0
+
+
+def test_a_chunk_of_each_prompt_is_noticed():
+    assert max(tokens_read(ReadsAChunkOfEach(small_draft()), 32)) >= 2 * 32
 
 
 class NeverForgets(DraftModel):

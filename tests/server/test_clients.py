@@ -26,16 +26,17 @@ def client():
 
 def test_a_chat(client):
     params = SamplingParams(temperature=0.8, seed=4, max_tokens=20)
-    wanted = tiny_llm().chat(ASK["messages"], params)[0]
-    asked = {**ASK, "temperature": 0.8, "seed": 4, "max_tokens": 20}
+    messages = [{"role": "user", "content": "ab ab and more than a page of it"}]
+    wanted = tiny_llm().chat(messages, params)[0]
+    asked = {**ASK, "messages": messages, "temperature": 0.8, "seed": 4, "max_tokens": 20}
     whole = client.chat.completions.create(**asked)
     assert whole.choices[0].message.content == wanted.text
     assert whole.usage.completion_tokens == len(wanted.token_ids)
     pieces = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(one.choices[0].delta.content or "" for one in pieces[:-1]) == wanted.text
     assert pieces[-1].usage.total_tokens == whole.usage.total_tokens
-    assert pieces[-1].usage.prompt_tokens_details.cached_tokens < whole.usage.prompt_tokens
-    again = [*ASK["messages"], whole.choices[0].message, {"role": "user", "content": "ab"}]
+    assert 0 < pieces[-1].usage.prompt_tokens_details.cached_tokens < whole.usage.prompt_tokens
+    again = [*messages, whole.choices[0].message, {"role": "user", "content": "ab"}]
     assert client.chat.completions.create(**{**asked, "messages": again}).choices[0].message.role == "assistant"
 
 

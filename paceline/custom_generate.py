@@ -8,10 +8,9 @@ engine asks them as plain decoding does. Greedy answers are those of transformer
 hardly ever occur; sampled ones follow the same distribution, with random numbers of their own.
 """
 
-import contextlib
 import functools
 import weakref
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor
@@ -27,7 +26,8 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from .core.interfaces import Drafter
-from .core.request import SamplingParams
+from .core.request import SamplingParams, Sequence
+from .decoding import generate as decode
 from .drafters import DraftModel, PromptLookup
 from .errors import ConfigError
 from .llm import LLM
@@ -71,8 +71,8 @@ def generate(
     transformers does not hand streamer, assistant_model and tokenizer to a custom_generate: for these, and for
     stop_strings, call this function directly.
 
-    Rows are answered one after the other. An engine is kept for each model, and made anew where its weights or the
-    drafter changed. Raises `ConfigError` for options that drafts cannot follow, and what `LLM` raises.
+    Rows are answered side by side, eight at a time. An engine is kept for each model, and made anew where its weights
+    or the drafter changed. Raises `ConfigError` for options that drafts cannot follow, and what `LLM` raises.
     """
     if not hasattr(generation_config, "_eos_token_tensor"):  # called directly: transformers prepares the rest
         own = {"drafter": drafter, "assistant_model": assistant_model, "tokenizer": tokenizer, "streamer": streamer}
@@ -95,17 +95,23 @@ def generate(
     if streamer is not None and len(input_ids) > 1:
         raise ConfigError("a streamer takes one answer", got=f"{len(input_ids)} rows", fix="give one row")
     llm = _engine(model, tokenizer, drafter or assistant_model or generation_config)
-    rows = list[Tensor]()
+    seqs = list[Sequence]()
     for row, ids in enumerate(input_ids):
         mask = torch.ones_like(ids) if attention_mask is None else attention_mask[row]
         num_pads = int((mask == 0).sum())
         if bool((mask[:num_pads] != 0).any()):
             raise ConfigError("a row has padding behind or inside", fix='make the tokenizer with padding_side="left"')
-        rows.append(
-            _answer(llm, input_ids, row, num_pads, logits_processor, stopping_criteria, generation_config, streamer)
-        )
+        params = _params(input_ids, row, num_pads, logits_processor, generation_config)
+        (seq,) = llm.open_request(ids[num_pads:].tolist(), params).seqs
+        seq.stops = _Criteria(ids, stopping_criteria) if stopping_criteria else None
+        seqs.append(seq)
+    with llm.runner.turn():
+        for stepped in decode(llm.decoder, seqs):
+            if streamer is not None:
+                streamer.put(torch.tensor(stepped[0].output_ids[-stepped[0].rounds[-1].num_emitted :]))
     if streamer is not None:
         streamer.end()
+    rows = [torch.cat([ids, ids.new_tensor(seq.output_ids)]) for ids, seq in zip(input_ids, seqs, strict=True)]
     pad = generation_config.pad_token_id or 0
     padding = float(pad[0] if isinstance(pad, list) else pad)
     sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
@@ -116,17 +122,10 @@ def generate(
     )
 
 
-def _answer(
-    llm: LLM,
-    batch: Tensor,
-    row: int,
-    num_pads: int,
-    processors: LogitsProcessorList | None,
-    criteria: StoppingCriteriaList | None,
-    config: GenerationConfig,
-    streamer: BaseStreamer | None,
-) -> Tensor:
-    """The whole row, cut where a criterion ends it; processors and criteria see the padding too, as in transformers.
+def _params(
+    batch: Tensor, row: int, num_pads: int, processors: LogitsProcessorList | None, config: GenerationConfig
+) -> SamplingParams:
+    """The options of one row. Processors see the padding too, as in transformers.
 
     Processors may know each row of the batch by its place: they are given the row in every place.
     """
@@ -137,7 +136,7 @@ def _answer(
         return cast("Any", processors)(padded.repeat(count, 1), scores.repeat(count, 1))[row : row + 1]
 
     eos = config.eos_token_id
-    params = SamplingParams(
+    return SamplingParams(
         temperature=1.0 if config.do_sample else 0.0,  # transformers' warpers are among the processors
         max_tokens=max(1, int(config.max_length or 0) - len(ids)),
         stop_token_ids=[eos] if isinstance(eos, int) else eos,
@@ -146,20 +145,24 @@ def _answer(
         logits_processors=(process,) if processors else (),
         detokenize=False,
     )
-    whole, ended = ids, False
-    with contextlib.closing(cast("Any", llm.stream(ids[num_pads:].tolist(), params))) as chunks:
-        for chunk in chunks:
-            begin = len(whole)
-            for token in chunk.token_ids:
-                whole = torch.cat([whole, ids.new_tensor([token])])
-                if criteria and bool(cast("Any", criteria)(whole[None], None).all()):
-                    ended = True
-                    break
-            if streamer is not None:
-                streamer.put(whole[begin:].cpu())
-            if ended:
-                break
-    return whole
+
+
+@final
+class _Criteria:
+    """The stopping criteria as `Sequence.stops`; they see the whole row with its padding, as in transformers."""
+
+    stop_hit = None
+
+    def __init__(self, ids: Tensor, criteria: StoppingCriteriaList):
+        self._ids, self._criteria = ids, criteria
+
+    def feed(self, token: int) -> bool:
+        self._ids = torch.cat([self._ids, self._ids.new_tensor([token])])
+        return bool(cast("Any", self._criteria)(self._ids[None], None).all())
+
+    def would_stop(self, token_ids: list[int]) -> bool:
+        """Criteria may keep a state: they are asked only for tokens that are certain."""
+        return False
 
 
 def _check(config: GenerationConfig, kwargs: dict[str, Any]) -> None:
@@ -189,6 +192,6 @@ def _engine(
             policy = Fixed(how.prompt_lookup_num_tokens) if how.prompt_lookup_num_tokens else None
         else:
             drafter = DraftModel(wrap_model(how, tokenizer)) if isinstance(how, PreTrainedModel) else how
-        llm = LLM(model, drafter=drafter, policy=policy, tokenizer=tokenizer, max_num_seqs=1)
+        llm = LLM(model, drafter=drafter, policy=policy, tokenizer=tokenizer)
         known = _engines[model] = (state, llm)
     return known[1]

@@ -92,7 +92,6 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None  # the form of the answer, see `StructuredOutputsParams`
     detokenize: bool = True  # False: the text is empty
     skip_special_tokens: bool = True  # in the text
-    spaces_between_special_tokens: bool = True  # of no effect: transformers 5 puts none
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to
@@ -219,7 +218,7 @@ class Sequence:
     eos_ids: frozenset[int]
     max_length: int  # prompt and answer together: the context
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    stops: Any = None  # a `sampling.Detokenizer`, which looks for stop strings
+    stops: Any = None  # a `sampling.Detokenizer`, which looks for stop strings, or what has its `feed` and `would_stop`
     vision: VisionPrompt | None = None  # the images of the prompt
     grammar: Any = None  # a `sampling.Grammar`, which knows what tokens the answer may have
     prediction: tuple[int, ...] = ()  # tokens that the answer is likely to have

@@ -61,6 +61,35 @@ def test_greedy_answers_are_those_of_transformers(model, name):
         assert generate(model, **inputs, **OPTIONS[name], do_sample=False, drafter=drafter).tolist() == want.tolist()
 
 
+class Watched(PromptLookup):
+    """Notes how many rows each round had."""
+
+    def __init__(self) -> None:
+        super().__init__(2, min_ngram=1)
+        self.rows = list[int]()
+
+    def propose(self, seqs, budgets):
+        self.rows.append(len(seqs))
+        return super().propose(seqs, budgets)
+
+
+def test_rows_are_answered_side_by_side_and_end_alone(model):
+    """Ten rows have eight slots; a seed of torch gives each row the tokens that it has in any drafting."""
+    ids = torch.stack([IDS[0].roll(row) for row in range(10)])
+    options = {**OPTIONS["criterion"], "repetition_penalty": 1.2, "eos_token_id": list(range(3, 12))}
+    want = model.generate(ids, **options, do_sample=False)
+    drafter = Watched()
+    got = generate(model, ids, **options, do_sample=False, drafter=drafter)
+    assert got.tolist() == want.tolist()
+    assert len({int((row != 0).sum()) for row in got}) > 1, "all rows end alike"
+    assert max(drafter.rows) == 8
+    drawn = []
+    for name in ("lookup", "recycling", Watched()):
+        torch.manual_seed(4)
+        drawn.append(generate(model, ids, max_new_tokens=12, do_sample=True, drafter=name).tolist())
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
 def test_assistants_and_lookup_as_transformers_names_them(model):
     want = model.generate(IDS, max_new_tokens=20, do_sample=False).tolist()
     draft = tiny_model("llama", seed=1, num_hidden_layers=1)

@@ -9,7 +9,6 @@ INSTEAD: dict[str, dict[str, str]] = {
         "guided_decoding": "structured_outputs",
         "best_of": "ask for n answers, and compare their cumulative_logprob",
         "use_beam_search": "there is no beam search: sample n answers, and compare their cumulative_logprob",
-        "spaces_between_special_tokens": "leave it out: the tokenizer decides, and those of transformers 5 put none",
         "flat_logprobs": "leave it out: log-probabilities have one format, a mapping for each token",
         "logprob_token_ids": "logprobs=-1 gives those of all tokens",
         "prompt_logprob_token_ids": "prompt_logprobs=-1 gives those of all tokens",

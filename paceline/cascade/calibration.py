@@ -35,7 +35,7 @@ _SAMPLE = 256  # scales of a rounded layer that are hashed
 _Count = Annotated[int, Field(ge=0)]
 _UNRELATED = (
     "max_tokens", "seed", "n", "logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens",
-    "include_stop_str_in_output", "output_kind", "extra_args",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind", "extra_args",
 )  # fmt: skip
 """Sampling options that do not change which answers differ: a shorter limit cuts equal texts equally."""
 THRESHOLDS: tuple[float, ...] = tuple(

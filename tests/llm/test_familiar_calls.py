@@ -240,9 +240,7 @@ def test_tokenizers_given_apart(folder, tmp_path):
 def test_loggers_of_others_are_left_alone():
     """A process of its own: importing the library twice would register its attention twice. A command silences them."""
     code = """
-import contextlib, logging, torch
-with contextlib.suppress(ImportError):
-    import torchao.quantization
+import logging, torch, torchao.quantization
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 told = []
 logging.Logger.setLevel = lambda logger, level: told.append(logger.name)

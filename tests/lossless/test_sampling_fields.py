@@ -54,6 +54,7 @@ FIELDS: dict[str, Callable[[random.Random], Any]] = {
     "structured_outputs": lambda draw: draw.choice([*FORMS.values()])[0],
     "detokenize": lambda draw: True,
     "skip_special_tokens": lambda draw: False,
+    "spaces_between_special_tokens": lambda draw: False,
     "output_kind": lambda draw: draw.choice([*RequestOutputKind]),
     "extra_args": lambda draw: {"a": 1},
 }

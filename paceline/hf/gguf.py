@@ -323,7 +323,7 @@ def gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
             model_max_length=file.metadata[f"{file.architecture}.context_length"],
             model_input_names=["input_ids", "attention_mask"],
             clean_up_tokenization_spaces=False,
-            # transformers reads this from 5.23 on; where it is missing, llama.cpp adds the token to a "llama" vocabulary
+            # transformers reads this from 5.23 on; llama.cpp adds the token to a "llama" vocabulary that does not say
             add_bos_token=file.metadata.get("tokenizer.ggml.add_bos_token", kind == "llama"),
         )
         if kind == "gpt2":

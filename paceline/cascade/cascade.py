@@ -13,12 +13,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os import PathLike
-from typing import Annotated, Literal, TypeAlias, final
+from typing import Annotated, Literal, Protocol, TypeAlias, final
 
 from pydantic import Field
 
 from ..core.interfaces import Drafter, DraftPolicy
-from ..core.request import SamplingParams, params_of
+from ..core.request import SamplingParams, TokenLogprob, params_of
 from ..drafters import DraftModel
 from ..drafters.draft_model import check_same_tokenizer
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
@@ -254,13 +254,23 @@ def _within(params: SamplingParams, limit: int) -> SamplingParams:
     return replace(params, max_tokens=limit, min_tokens=min_tokens, logprobs=logprobs)
 
 
-def has_ended(answer: RequestOutput | None) -> bool:
+class Answered(Protocol):
+    """What the gate reads of a small answer. logprobs: of each token, with the two likeliest."""
+
+    @property
+    def finish_reason(self) -> str | None: ...  # noqa: D102
+
+    @property
+    def logprobs(self) -> Seq[TokenLogprob] | None: ...  # noqa: D102
+
+
+def has_ended(answer: Answered | None) -> bool:
     """Whether the answer came to its end by itself, within the window."""
     return answer is not None and answer.finish_reason == "stop"
 
 
 def decide(
-    answer: RequestOutput | None, choice: ChosenThreshold, is_calibrated: bool, trusts: bool
+    answer: Answered | None, choice: ChosenThreshold, is_calibrated: bool, trusts: bool
 ) -> tuple[Reason, float | None]:
     """Which model answers, and the confidence where the small answer ended."""
     if answer is None:

@@ -20,6 +20,7 @@ from .generate import generate
 from .index import index
 from .models import convert, export, models, pull
 from .process import ctrl_c
+from .route import route
 from .screen import DebugFlag, NoProgressFlag, Screen
 from .serve import serve
 from .show import plot, show
@@ -128,6 +129,6 @@ def _global(
     """Exact speculative decoding for Hugging Face language models: faster answers, the same answers."""
 
 
-_MEASURING = (demo, generate, serve, check, check_draft, bench, plot, show, doctor, tune, calibrate)
+_MEASURING = (demo, generate, serve, route, check, check_draft, bench, plot, show, doctor, tune, calibrate)
 for _command in (*_MEASURING, train, index, convert, export, models, pull):
     app.command(_command.__name__.replace("_", "-"))(_command)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
+import typer
 from rich.markup import escape
 
 from ..drafters.registry import spec_class
@@ -13,10 +14,11 @@ from ..errors import ConfigError
 from .config_file import read_config
 from .options import ModelArgument, ModelOptions, Opt, Speculation, SpeculationOptions, command, open_engine
 from .screen import Screen
+from .serve_vllm import EngineOptions, VllmCommand, check_engine, vllm_command
 
 _SERVER, _SAFETY, _LIMITS, _OUTPUT = "Server", "Who may ask", "Limits", "Answers and logs"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
-_KEY_VARIABLE = "PACELINE_API_KEY"
+KEY_VARIABLE = "PACELINE_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class ServerOptions:
     served_model_name: Annotated[
         str | None, Opt("Name of the model in requests; default: MODEL.", _SERVER, metavar="NAME")
     ] = None
-    max_num_seqs: Annotated[int, Opt("Answers decoded side by side.", _SERVER, min=1)] = 8
+    max_num_seqs: Annotated[int | None, Opt("Answers decoded side by side; default: 8.", _SERVER, min=1)] = None
     prefix_cache_bytes: Annotated[
         int | None,
         Opt("Memory for the beginnings of texts that were read; default: 1 GiB; 0: off.", _SERVER, min=0, metavar="N"),
@@ -47,7 +49,7 @@ class ServerOptions:
     ] = 30.0
     api_key: Annotated[
         list[str] | None,
-        Opt(f"Key that clients must send; repeatable. Better in {_KEY_VARIABLE}: others see options.", _SAFETY),
+        Opt(f"Key that clients must send; repeatable. Better in {KEY_VARIABLE}: others see options.", _SAFETY),
     ] = None
     allowed_hosts: Annotated[
         list[str] | None,
@@ -96,19 +98,27 @@ class ServerOptions:
     @property
     def api_keys(self) -> list[str]:
         """From the options, or the environment. Raises `ConfigError` for an empty one."""
-        given = self.api_key or ([os.environ[_KEY_VARIABLE]] if _KEY_VARIABLE in os.environ else [])
+        given = self.api_key or ([os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [])
         if not all(key.strip() for key in given):
-            raise ConfigError("an API key is empty", fix=f"give --api-key a text, or unset {_KEY_VARIABLE}")
+            raise ConfigError("an API key is empty", fix=f"give --api-key a text, or unset {KEY_VARIABLE}")
         return given
+
+    def name_of(self, model: str) -> str:
+        """What requests call the model."""
+        return self.served_model_name or (Path(model).name if Path(model).is_dir() else model)
 
 
 @command
 def serve(
     model: ModelArgument,
     server: ServerOptions,
+    engine: EngineOptions,
     speculation: SpeculationOptions,
     loading: ModelOptions,
     screen: Screen,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="With --engine vllm: options of its own.")
+    ] = None,
 ) -> None:
     """Answer requests of the OpenAI API over HTTP, and show a chat at /.
 
@@ -117,9 +127,16 @@ def serve(
     Example:  paceline serve smollm2-135m --drafter lookup
 
     Example:  curl localhost:8000/v1/models
+
+    Example:  paceline serve ORG/MODEL --engine vllm --tensor-parallel-size 4 --drafter lookup -k 4 --print
     """
+    check_engine(engine, more or ())
     joined = None if speculation.drafter is None else ["+".join(speculation.drafter)]
-    chosen, keys = replace(speculation, drafter=joined).choose("lookup"), server.api_keys
+    speculation = replace(speculation, drafter=joined)
+    if engine.engine == "vllm":
+        _run(vllm_command(model, engine, server, speculation, loading, more or ()), engine.only_print, screen)
+        return
+    chosen, keys = speculation.choose("lookup"), server.api_keys
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -135,7 +152,7 @@ def serve(
         from ..server.tracing import Tracer
 
         tracer = Tracer(server.otlp_traces_endpoint)
-    llm = open_engine(model, screen, loading, _predicting(chosen), server.max_num_seqs)
+    llm = open_engine(model, screen, loading, _predicting(chosen), server.max_num_seqs or 8)
     from ..async_llm import AsyncLLM
     from ..hf.images import ImageLimits
     from ..server.app import make_app
@@ -145,7 +162,7 @@ def serve(
 
     image_hosts = tuple(host.lower() for host in server.allow_image_hosts or ())
     settings = Settings(
-        model=server.served_model_name or (Path(model).name if Path(model).is_dir() else model),
+        model=server.name_of(model),
         api_keys=keys,
         allowed_hosts=server.host_names(LOCAL_NAMES),
         allow_origins=server.allow_origin or (),
@@ -157,7 +174,7 @@ def serve(
         tracer=tracer,
         return_provenance=server.return_provenance,
     )
-    engine = AsyncLLM(llm, max_waiting=server.max_waiting, prefix_cache_bytes=server.prefix_cache_bytes)
+    served = AsyncLLM(llm, max_waiting=server.max_waiting, prefix_cache_bytes=server.prefix_cache_bytes)
     set_up_logs(server.log_format)
 
     def announce(url: str) -> None:
@@ -168,7 +185,7 @@ def serve(
         )
 
     try:
-        Server(make_app(engine, llm, settings), engine, server.drain_timeout, announce).run_at(taken)
+        Server(make_app(served, llm, settings), served, server.drain_timeout, announce).run_at(taken)
     finally:
         if tracer is not None:
             tracer.close()
@@ -181,3 +198,17 @@ def _predicting(chosen: Speculation) -> Speculation:
         return chosen
     choose = cast("Any", spec_class("choose"))(drafters=(spec_class("prediction")(), *parts))
     return replace(chosen, config=replace(config, drafter=choose))
+
+
+def _run(vllm: VllmCommand, only_print: bool, screen: Screen) -> None:
+    """Show what starts vLLM, and become it unless it is only to be shown."""
+    if screen.json:
+        screen.put_json({"command": vllm.words, "ray": vllm.ray, "remarks": vllm.remarks})
+    for line in vllm.remarks:
+        screen.say(f"[yellow]{escape(line)}[/yellow]")
+    if vllm.ray:
+        screen.say(f"First, on this host: [bold]{vllm.ray[0]}[/bold]; on each other: [bold]{vllm.ray[1]}[/bold]")
+    if not screen.json:
+        screen.out.print(vllm.shell(), soft_wrap=True, markup=False, highlight=False)
+    if not only_print:
+        vllm.run()

@@ -199,10 +199,14 @@ class HeadSpec(DrafterSpec):
             return {"vLLM": ("", f"{self.method} heads cannot be exported"), **found}
         folder, export = self.export("vLLM")
         flags = vllm_flag(method=self.method, model=folder, num_speculative_tokens=tokens)
-        return {"vLLM": (flags, f"a chain, no tree; {export}"), **found}
+        return {"vLLM": (flags, "; ".join(filter(None, ["a chain, no tree", export]))), **found}
 
     def export(self, engine: str) -> tuple[str, str]:
-        """The folder that the export for an engine goes to, and the command as a remark."""
+        """The folder that the export for an engine goes to, and the command as a remark; a published head's own."""
+        from ..zoo.packaged import published_head
+
+        if published := published_head(self.model):
+            return shlex.quote(str(published)), ""
         folder, to = shlex.quote(f"{self.model.rstrip('/').rsplit('/', 1)[-1]}-{engine.lower()}"), engine.lower()
         return folder, f"first: paceline export {shlex.quote(self.model)} {folder} --to {to} --model MODEL"
 

@@ -266,11 +266,11 @@ def flags_of(candidates: Seq[Candidate], best: Candidate | None, model: str) -> 
     depths = dict(best.depths)
     for one in single:
         depths = {**one.depths, **depths}
-    flags = engine_flags(_for_others(best.config), depths, [_for_others(one.config) for one in single])
+    flags = engine_flags(for_others(best.config), depths, [for_others(one.config) for one in single])
     return [replace(one, remark=one.remark.replace("--model MODEL", f"--model {shlex.quote(model)}")) for one in flags]
 
 
-def _for_others(config: SpecConfig) -> SpecConfig:
+def for_others(config: SpecConfig) -> SpecConfig:
     """With hub ids or folders instead of zoo names, which only Paceline knows."""
 
     def opened(drafter: Any) -> Any:

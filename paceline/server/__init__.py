@@ -13,8 +13,10 @@ errors     errors in the API's form
 metrics    counters and histograms in Prometheus' text format
 tracing    spans of OpenTelemetry
 connections clients that send or read too slowly
+route      the confidence switch between two servers
+upstream   a server that the router asks
 run        uvicorn: signals, draining, logs
 page.html  a chat that shows which tokens were drafted
 
-FastAPI and uvicorn come with the extra: pip install 'paceline[serve]'.
+FastAPI, uvicorn and httpx come with the extra: pip install 'paceline[serve]'.
 """

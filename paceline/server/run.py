@@ -7,12 +7,11 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Literal
+from typing import Literal, Protocol
 
 import uvicorn
 from fastapi import FastAPI
 
-from ..async_llm import AsyncLLM
 from ..errors import ConfigError
 from .connections import Connection
 
@@ -50,13 +49,25 @@ def set_up_logs(form: LogFormat) -> None:
         logger.setLevel(level)
 
 
+class Drainable(Protocol):
+    """What answers, and can finish: an `AsyncLLM`, or a router."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing more, and wait for what is being answered, for so many seconds at most."""
+        ...
+
+    def shutdown(self) -> None:
+        """End it."""
+        ...
+
+
 class Server(uvicorn.Server):
     """Serves until SIGTERM or Ctrl-C; what is being answered then is finished within `drain_s` seconds.
 
     A second signal ends that. announce: called with the URL once the server listens.
     """
 
-    def __init__(self, app: FastAPI, engine: AsyncLLM, drain_s: float, announce: Callable[[str], None]):
+    def __init__(self, app: FastAPI, engine: Drainable, drain_s: float, announce: Callable[[str], None]):
         super().__init__(
             uvicorn.Config(
                 app,

@@ -135,6 +135,15 @@ def head_method(name_or_path: str | Path) -> str:
     return method
 
 
+def published_head(name_or_path: str | Path) -> Path | None:
+    """The folder of a head in another project's layout, as exports are; None for ours, or where there is none."""
+    try:
+        folder = head_folder(name_or_path)
+        return None if "paceline_head" in _json(folder / _CONFIG) else folder
+    except ConfigError:
+        return None
+
+
 def _published_method(config: dict[str, Any]) -> str:
     """The method of a head that others published, whose config.json names none; `heads.exchange` checks it."""
     if config.get("model_type") == "medusa" or "medusa_num_heads" in config:

@@ -39,8 +39,8 @@ RANK = {
     "async_llm": 10,
     "eval": 10,
     "train": 11,
-    "server": 11,
     "cascade": 11,
+    "server": 12,
     "cli": 13,
     "__main__": 14,
 }

@@ -55,10 +55,10 @@ async def server(llm=None, headers=None, max_waiting=256, **settings):
 
 
 @contextmanager
-def listening(**settings):
+def listening(llm=None, **settings):
     """A server on a socket, in a thread of its own; yields its URL, the engine and the service."""
-    engine, announced, urls = AsyncLLM(tiny_llm()), threading.Event(), []
-    app = make_app(engine, tiny_llm(), Settings(model="tiny", **settings))
+    engine, announced, urls = AsyncLLM(llm or tiny_llm()), threading.Event(), []
+    app = make_app(engine, engine.llm, Settings(model="tiny", **settings))
 
     def announce(url):
         urls.append(url)

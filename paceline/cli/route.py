@@ -1,0 +1,89 @@
+"""`paceline route`: one address for two servers; the small model answers where it is confident."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from rich.markup import escape
+
+from ..errors import ConfigError, LossyNotAllowed
+from .options import Opt, command
+from .screen import Screen
+from .serve import KEY_VARIABLE
+
+_ROUTER, _PROMISE = "Router", "Promise"
+
+
+@command
+def route(
+    small: Annotated[str, Opt("Address of the server of the small model, of vLLM or ours.", _ROUTER, metavar="URL")],
+    large: Annotated[str, Opt("Address of the server of the large model.", _ROUTER, metavar="URL")],
+    calibration: Annotated[Path, Opt("What `paceline calibrate` measured of these models.", _PROMISE, metavar="FILE")],
+    screen: Screen,
+    allow_lossy: Annotated[bool, Opt("Permit answers of the small model alone, which may differ.", _PROMISE)] = False,
+    max_disagreement: Annotated[
+        float | None, Opt("Share of all chats that may differ; default: the calibration's.", _PROMISE)
+    ] = None,
+    audit_share: Annotated[
+        float, Opt("Share of the chats for which the large model checks the small one.", _PROMISE, min=0, max=1)
+    ] = 0.05,
+    served_model_name: Annotated[str, Opt("Name of the model in requests.", _ROUTER, metavar="NAME")] = "cascade",
+    host: Annotated[str, Opt("Address to listen at.", _ROUTER)] = "127.0.0.1",
+    port: Annotated[int, Opt("0: any free one.", _ROUTER, min=0, max=65535)] = 8000,
+    drain_timeout: Annotated[float, Opt("After SIGTERM, seconds to finish what is being answered.", _ROUTER)] = 30.0,
+    request_timeout: Annotated[float, Opt("Seconds for an answer.", _ROUTER, min=0.001)] = 600.0,
+    log_format: Annotated[Literal["text", "json"], Opt("Form of the lines on stderr.", _ROUTER)] = "text",
+) -> None:
+    """Answer chats of the OpenAI API with a small model where it is confident, and with a large one otherwise.
+
+    Lossy: an answer of the small model may differ from the large one's, as rarely as the calibration promises. Clients
+    send the key in PACELINE_API_KEY, if it is set; the router sends those in PACELINE_SMALL_API_KEY and
+    PACELINE_LARGE_API_KEY.
+
+    Example:  paceline route --small http://a:8000 --large http://b:8000 --calibration calib.json --allow-lossy
+    """
+    if not allow_lossy:
+        raise LossyNotAllowed(
+            "a router lets the small model answer alone, which may change the answer", fix="pass --allow-lossy"
+        )
+    with screen.spinner("starting"):
+        try:
+            from ..server.run import Server, bind, set_up_logs
+            from ..server.upstream import Upstream
+        except ImportError as error:
+            raise ConfigError(f"paceline route needs {error.name}", fix="pip install 'paceline[serve]'") from error
+        from ..cascade import load_calibration
+        from ..server.route import Router, RouteSettings, make_router_app
+
+        made, taken = load_calibration(calibration), bind(host, port)
+        settings = RouteSettings(
+            model=served_model_name,
+            max_disagreement=max_disagreement,
+            audit_share=audit_share,
+            api_keys=[os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [],
+            request_timeout_s=request_timeout,
+        )
+        servers = [
+            Upstream.open(url, os.environ.get(f"PACELINE_{role}_API_KEY"))
+            for role, url in (("SMALL", small), ("LARGE", large))
+        ]
+        router = Router(*servers, made, settings)
+    for role, measured, server in (("small", made.small, router.small), ("large", made.large, router.large)):
+        if Path(measured.name).name != Path(server.model).name:
+            screen.say(
+                f"[yellow]The {role} model is {escape(server.model)} there and {escape(measured.name)} in the "
+                "calibration:[/yellow] the promise holds only if they are the same."
+            )
+    set_up_logs(log_format)
+
+    def announce(url: str) -> None:
+        choice = router.choice
+        if screen.json:
+            screen.put_json({"served_model_name": served_model_name, "url": url, "threshold": choice.threshold,
+                             "small": router.small.model, "large": router.large.model})  # fmt: skip
+        screen.say(
+            f"Serving [bold]{escape(served_model_name)}[/bold] at {url}/v1: {escape(router.small.model)} where "
+            f"{choice.signal} >= {choice.threshold:.5g}, else {escape(router.large.model)}"
+        )
+
+    Server(make_router_app(router), router, drain_timeout, announce).run_at(taken)

@@ -1,0 +1,226 @@
+"""`paceline serve --engine vllm`: the same options in the words of `vllm serve`, which then takes over the process.
+
+The names are those of vLLM 0.32. What vLLM cannot do is refused by name, before anything starts.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ..config import EngineFlags, engine_flags
+from ..errors import ConfigError
+from .options import ModelOptions, Opt, SpeculationOptions
+
+if TYPE_CHECKING:
+    from .serve import ServerOptions
+
+_ENGINE = "Engine"
+_RAY_PORT = 6379
+
+SAME = {
+    "max_num_seqs": "--max-num-seqs",
+    "max_model_len": "--max-model-len",
+    "dtype": "--dtype",
+    "revision": "--revision",
+    "trust_remote_code": "--trust-remote-code",
+    "allow_origin": "--allowed-origins",
+    "allow_image_hosts": "--allowed-media-domains",
+    "drain_timeout": "--shutdown-timeout",
+    "tensor_parallel_size": "--tensor-parallel-size",
+    "pipeline_parallel_size": "--pipeline-parallel-size",
+    "data_parallel_size": "--data-parallel-size",
+}
+"""Options that vLLM has, by our names."""
+MISSING = {
+    "max_waiting": "vLLM has no limit of its own; set one in the proxy before it",
+    "max_body_mb": "set a limit in the proxy before it",
+    "max_image_mb": "set a limit in the proxy before it",
+    "request_timeout": "set a limit in the proxy before it",
+    "log_format": "see VLLM_LOGGING_CONFIG_PATH",
+    "threads": "on a CPU, set OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND=nobind",
+    "device": "vLLM's build decides; choose GPUs with CUDA_VISIBLE_DEVICES",
+    "policy": "give -k, the number of tokens that it drafts in every round",
+    "allow_lossy": "leave it out: no rule of vLLM changes the distribution unless its own options ask for it",
+}
+"""Options that vLLM has not, and what to do instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Which engine serves, and over how many devices and hosts vLLM spreads a model."""
+
+    engine: Annotated[
+        Literal["paceline", "vllm"], Opt("vllm: run `vllm serve`; options after -- go to it as they are.", _ENGINE)
+    ] = "paceline"
+    tensor_parallel_size: Annotated[
+        int | None, Opt("Devices that share each layer (vLLM).", _ENGINE, metavar="N", min=1)
+    ] = None
+    pipeline_parallel_size: Annotated[
+        int | None, Opt("Groups of layers, each on devices of its own (vLLM).", _ENGINE, metavar="N", min=1)
+    ] = None
+    data_parallel_size: Annotated[int | None, Opt("Copies of the model (vLLM).", _ENGINE, metavar="N", min=1)] = None
+    nnodes: Annotated[int, Opt("Hosts; several are joined by Ray (vLLM).", _ENGINE, metavar="N", min=1)] = 1
+    only_print: Annotated[bool, Opt("Show the command of vLLM and start nothing.", _ENGINE, name="--print")] = False
+
+
+@dataclass(frozen=True)
+class VllmCommand:
+    """What starts vLLM.
+
+    words: the command. environment: variables that it needs besides, with secrets. remarks: what is different there.
+    ray: the commands that join the hosts first, one for this host and one for each other; empty for a single host.
+    """
+
+    words: list[str]
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    remarks: list[str] = field(default_factory=list[str])
+    ray: list[str] = field(default_factory=list[str])
+
+    def shell(self) -> str:
+        """The command as one line for a shell, with the names of secrets in place of their values."""
+        return " ".join([*(f"{name}=${name}" for name in self.environment), shlex.join(self.words)])
+
+    def run(self) -> None:
+        """Become that process. Raises `ConfigError` where vLLM is not installed."""
+        beside = Path(sys.executable).with_name(self.words[0])
+        program = str(beside) if beside.exists() else shutil.which(self.words[0])
+        if program is None:
+            fix = "install it (pip install vllm) in this or another environment on the PATH; --print only shows it"
+            raise ConfigError("there is no command `vllm`", fix=fix)
+        sys.stdout.flush()
+        os.execve(program, self.words, {**os.environ, **self.environment})
+
+
+def check_engine(options: EngineOptions, more: Sequence[str]) -> None:
+    """Raise `ConfigError` for options of vLLM where our own engine serves."""
+    given = [name for name in _given(options) if name != "engine"]
+    if options.engine != "vllm" and (given or more):
+        named = [_option(name) for name in given] + list(more)
+        raise ConfigError("these are options of vLLM", got=" ".join(named), fix="add --engine vllm")
+
+
+def vllm_command(
+    model: str,
+    options: EngineOptions,
+    server: "ServerOptions",
+    speculation: SpeculationOptions,
+    loading: ModelOptions,
+    more: Sequence[str] = (),
+) -> VllmCommand:
+    """The command for these options. more: added as it is. Raises `ConfigError` for what vLLM does not have."""
+    given = _given(server) | _given(loading) | _given(options) | _given(speculation)
+    for name, instead in MISSING.items():
+        if name in given and given[name] != "fixed":  # the policy that vLLM has
+            raise ConfigError(f"vLLM has no {_option(name)}", got=given[name], fix=instead)
+    if loading.numerics == "invariant":
+        fix = "leave it out, or set VLLM_BATCH_INVARIANT=1 where vLLM's kernels have it"
+        raise ConfigError("vLLM has no --numerics", got="invariant", fix=fix)
+    if loading.dtype == "float64":
+        raise ConfigError("vLLM has no --dtype float64", fix="the widest is float32")
+    if loading.weights not in (None, "fp8"):
+        fix = "name a checkpoint that is quantized already, or use fp8"
+        raise ConfigError(f"vLLM does not quantize to {loading.weights} when it loads", fix=fix)
+    words = ["vllm", "serve", _target(model), "--host", server.host, "--port", str(server.port)]
+    words += ["--served-model-name", server.name_of(model)]
+    for name, option in SAME.items():
+        if name in given:
+            words += [option, *_values(name, given[name])]
+    words += ["--quantization", "fp8"] if loading.weights else []
+    words += ["--per-request-spec-decode-metrics", "summary"] if server.return_metrics else []
+    flags, environment = _drafting(model, speculation), dict[str, str]()
+    if keys := server.api_keys:
+        if len(keys) > 1:
+            raise ConfigError("vLLM takes one API key from its environment", got=f"{len(keys)} keys", fix="give one")
+        environment["VLLM_API_KEY"] = keys[0]
+    remarks = ["The answers are vLLM's: Paceline's guarantee of identical tokens does not hold there."]
+    if flags.flags:
+        remarks.append("vLLM drafts equally many tokens in every round, whether they pay or not.")
+    remarks += [f"Drafts: {flags.remark}."] if flags.remark else []
+    ray, spread = _hosts(options)
+    return VllmCommand([*words, *shlex.split(flags.flags), *spread, *more], environment, remarks, ray)
+
+
+def _drafting(model: str, options: SpeculationOptions) -> EngineFlags:
+    """The options for the drafter, and what is to be said of it. Without a drafter or a profile: none."""
+    chosen = options.choose("none", "fixed")
+    if chosen.config.rejection_sample_method == "typical":
+        raise ConfigError("vLLM has no rejection_sample_method 'typical'", fix="leave it out")
+    flags = _measured(options)
+    if flags is None:
+        from ..eval.tune import for_others
+
+        config = for_others(chosen.config)
+        label = config.drafter.label or config.method
+        number = config.num_speculative_tokens if config.policy == "fixed" else config.drafter.tokens
+        flags = engine_flags(config, {label: number})[0]
+    if not flags.flags and chosen.config.method != "none":
+        raise ConfigError(
+            f"vLLM cannot draft by {chosen.config.name}", got=flags.remark, fix="choose another --drafter, or none"
+        )
+    config = json.loads(shlex.split(flags.flags)[1]) if flags.flags else {}
+    if "export" in flags.remark and not Path(config["model"]).is_dir():
+        command = flags.remark.partition("first: ")[2].replace("--model MODEL", f"--model {shlex.quote(model)}")
+        raise ConfigError("the head is not in vLLM's layout yet", got=f"no folder {config['model']}", fix=command)
+    return flags
+
+
+def _measured(options: SpeculationOptions) -> EngineFlags | None:
+    """What `paceline tune` found for vLLM, unless an option says something else."""
+    if options.profile is None or options.drafter or options.speculative_config or options.num_speculative_tokens:
+        return None
+    from ..tuned import load_tuned
+
+    found: Any = load_tuned(options.profile).measured.get("flags") or ()
+    return next((EngineFlags(**one) for one in found if one["engine"] == "vLLM"), None)
+
+
+def _hosts(options: EngineOptions) -> tuple[list[str], list[str]]:
+    """The commands that start Ray, and vLLM's options that use it. Raises `ConfigError` for a host without work."""
+    if options.nnodes == 1:
+        return [], []
+    devices = (options.tensor_parallel_size or 1) * (options.pipeline_parallel_size or 1)
+    copies = options.data_parallel_size or 1
+    if devices * copies < options.nnodes:
+        raise ConfigError(
+            f"{options.nnodes} hosts have nothing to share",
+            got=f"{devices * copies} devices: tensor times pipeline times data parallel size",
+            expected=f"at least {options.nnodes}",
+            fix="raise one of them",
+        )
+    spread = ["--distributed-executor-backend", "ray"] if devices > 1 else []
+    spread += ["--data-parallel-backend", "ray"] if copies > 1 else []
+    return [f"ray start --head --port={_RAY_PORT}", f"ray start --address=FIRST_HOST:{_RAY_PORT}"], spread
+
+
+def _target(model: str) -> str:
+    """The model as vLLM finds it: a folder, or a hub id."""
+    if Path(model).is_dir():
+        return model
+    from ..zoo import name_elsewhere, resolve
+
+    found = name_elsewhere(model)
+    return found if found != model or "/" in found else str(resolve(model))
+
+
+def _given(options: Any) -> dict[str, Any]:
+    """The options that are not at their defaults."""
+    return {one.name: value for one in fields(options) if (value := getattr(options, one.name)) != one.default}
+
+
+def _option(name: str) -> str:
+    return {"only_print": "--print"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _values(name: str, value: Any) -> list[str]:
+    """A value in the form that vLLM reads."""
+    if name == "allow_origin":
+        return [json.dumps(value)]
+    if isinstance(value, list):
+        return [str(one) for one in value]
+    return [] if value is True else [str(int(value) if name == "drain_timeout" else value)]

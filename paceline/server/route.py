@@ -1,0 +1,319 @@
+"""The confidence switch between two servers: a small model answers alone where it is confident, a large one otherwise.
+
+The gate, the calibration and the drift alarm are those of `paceline.cascade`; here each model is behind a server of the
+OpenAI API that gives log-probabilities, ours or vLLM's. The small model's tokens are not the large one's first draft.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.middleware import Middleware
+
+from ..cascade.audit import DriftAlarm
+from ..cascade.calibration import Calibration, sampling_options
+from ..cascade.cascade import Reason, decide
+from ..core.request import TokenLogprob
+from ..schema import brief
+from . import protocol
+from .errors import ApiError, handle_errors
+from .gate import Gate
+from .metrics import Metrics, Watch
+from .streams import EventStream, connected, event
+from .upstream import Upstream
+
+logger = logging.getLogger("paceline.server")
+DECIDED_BY = "x-paceline-decided-by"
+"""The header that says which model answered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteSettings:
+    """How a router behaves.
+
+    model: its name in requests. audit_share: the share of requests whose small answer the large model checks.
+    false_alarm: the chance that the drift alarm is ever raised while the promise holds. The others: see `Settings`.
+    """
+
+    model: str
+    max_disagreement: float | None = None
+    audit_share: float = 0.05
+    false_alarm: float = 0.01
+    api_keys: Sequence[str] = ()
+    max_body_bytes: int = 32 << 20
+    request_timeout_s: float = 600.0
+
+
+@dataclass
+class Verdict:
+    """Who answers, why, and the small model's answer, if it was asked. audited: the large model checked it."""
+
+    reason: Reason
+    confidence: float | None = None
+    answer: dict[str, Any] = field(default_factory=dict[str, Any])
+    audited: bool = False
+
+    @property
+    def decided_by(self) -> str:
+        """The model that answers."""
+        return "small" if self.reason is Reason.CONFIDENT else "large"
+
+
+@dataclass(frozen=True)
+class SmallAnswer:
+    """What the gate reads of an answer."""
+
+    finish_reason: str | None
+    logprobs: Sequence[TokenLogprob]
+
+
+class Router:
+    """Two servers as one. Raises `ConfigError` where the calibration does not promise what is asked for."""
+
+    def __init__(self, small: Upstream, large: Upstream, calibration: Calibration, settings: RouteSettings):
+        if small.max_model_len is not None:
+            calibration.check_room(small.max_model_len)
+        self.small, self.large, self.calibration, self.settings = small, large, calibration, settings
+        self.choice = calibration.choose(settings.max_disagreement)
+        self.alarm = DriftAlarm(self.choice.max_disagreement, settings.false_alarm)
+        self.metrics = RouteMetrics("paceline", settings.model)
+        self.is_draining, self._running = False, 0
+        params = calibration.params(calibration.short_limit)
+        self._defaults = {name: getattr(params, name) for name in calibration.sampling}
+        explicit = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # a server may have other defaults
+        self._sampling = {**{name: getattr(params, name) for name in explicit}, **calibration.sampling}
+
+    async def answer(self, request: Request, body: protocol.ChatRequest) -> Response:
+        """Answer a chat, whole or as a stream. Raises `ApiError`."""
+        if body.model != self.settings.model:
+            message = f"The model {brief(body.model)} does not exist. This router has {self.settings.model!r}."
+            raise ApiError(404, message, "model_not_found", "model")
+        if self.is_draining:
+            raise ApiError(503, "The server is shutting down.", "server_shutting_down", retry_after_s=5)
+        log, watch = request.scope["log"], Watch(self.metrics)
+        end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
+        sent = {**self._sampling, **body.model_dump(mode="json", exclude_unset=True, by_alias=True)}
+        self._running += 1
+        try:
+            async with connected(request.receive, end_at):
+                verdict = await self._decide(sent, body)
+                if verdict.decided_by == "large" and not body.stream:
+                    verdict.answer = await self.large.ask(sent)
+        finally:
+            self._running -= 1
+        log |= {"decided_by": verdict.decided_by, "reason": verdict.reason.value, "confidence": verdict.confidence}
+        self.metrics.count(verdict)
+        headers = {DECIDED_BY: verdict.decided_by}
+        if body.stream:
+            stream = EventStream(self._events(sent, body, verdict, watch), end_at, log)
+            stream.headers.update(headers)
+            return stream
+        watch.end(())
+        whole = as_asked(verdict.answer, body) if verdict.decided_by == "small" else verdict.answer
+        return JSONResponse({**whole, "cascade": self._told(verdict)}, headers=headers)
+
+    async def _decide(self, sent: Mapping[str, Any], body: protocol.ChatRequest) -> Verdict:
+        """Ask the small model, unless its answer could not be given, and judge its answer."""
+        params = body.params(self._defaults, body.num_logprobs)
+        if params.n != 1 or body.tools or sampling_options(params) != self.calibration.sampling:
+            return Verdict(Reason.OTHER_SAMPLING)
+        if self.alarm.raised:
+            return Verdict(Reason.ALARM)
+        is_drawn = random.random() < self.settings.audit_share  # before anybody answers: chance alone decides
+        short = self._short(sent, body)
+        try:
+            answer = await self.small.ask(short)
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            verdict = Verdict(Reason.NO_ROOM)
+        else:
+            found = SmallAnswer(answer["choices"][0]["finish_reason"], read_logprobs(answer, self.small.url))
+            verdict = Verdict(*decide(found, self.choice, True, True), answer, is_drawn)
+        if is_drawn:
+            await self._audit(short, verdict)
+        return verdict
+
+    async def _audit(self, short: Mapping[str, Any], verdict: Verdict) -> None:
+        """Count a request that was drawn; an answer given alone is compared with the large model's."""
+        differs = False
+        if verdict.reason is Reason.CONFIDENT:
+            differs = not _same(verdict.answer, await self.large.ask(short))
+        was_raised = self.alarm.raised
+        if self.alarm.see(differs) and not was_raised:
+            logger.warning(
+                "drift: more answers differ from the large model's than the calibration promises; it answers all from "
+                "now on. Calibrate again on such prompts.",
+                extra={"fields": {"audited": self.alarm.seen, "differed": self.alarm.differed}},
+            )
+
+    def _short(self, sent: Mapping[str, Any], body: protocol.ChatRequest) -> dict[str, Any]:
+        """The request for an answer within the calibrated window, with the log-probabilities that the gate reads."""
+        limits = [self.calibration.short_limit, body.max_tokens, body.max_completion_tokens]
+        kept = {name: sent[name] for name in sent if name not in ("stream", "stream_options", "max_completion_tokens")}
+        asked = {"logprobs": True, "top_logprobs": max(2, body.top_logprobs or 0)}
+        return {**kept, **asked, "max_tokens": min(one for one in limits if one is not None)}
+
+    async def _events(
+        self, sent: Mapping[str, Any], body: protocol.ChatRequest, verdict: Verdict, watch: Watch
+    ) -> AsyncGenerator[str]:
+        """The pieces of an answer: the small model's, which is there as a whole, or the large one's as they come."""
+        told = {"cascade": self._told(verdict)}
+        self._running += 1
+        try:
+            if verdict.decided_by == "small":
+                for piece in pieces_of(as_asked(verdict.answer, body), body):
+                    yield event({**piece, **told})
+                return
+            async with aclosing(self.large.stream(sent)) as pieces:
+                async for piece in pieces:
+                    yield event({**piece, **told})
+        finally:
+            self._running -= 1
+            watch.end(())
+
+    def _told(self, verdict: Verdict) -> dict[str, Any]:
+        """What an answer says of who gave it. lossless: whether it is the large model's for certain."""
+        choice = self.choice
+        return {
+            "decided_by": verdict.decided_by,
+            "reason": verdict.reason.value,
+            "lossless": verdict.decided_by == "large",
+            "signal": choice.signal.value,
+            "confidence": verdict.confidence,
+            "threshold": choice.threshold,
+            "max_disagreement": choice.max_disagreement,
+        }
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until nothing is being answered, for so many seconds at most."""
+        end_at = asyncio.get_running_loop().time() + timeout_s
+        while self._running and asyncio.get_running_loop().time() < end_at:
+            await asyncio.sleep(0.02)
+
+    def shutdown(self) -> None:
+        """Nothing: the two servers are their owners'."""
+
+
+class RouteMetrics(Metrics):
+    """Requests by reason, and what the audits found."""
+
+    def __init__(self, prefix: str, model: str):
+        super().__init__(prefix, model)
+        self.reasons = {one.value: 0 for one in Reason}
+        self.models = {"small": 0, "large": 0}
+
+    def count(self, verdict: Verdict) -> None:
+        """Count a request that was decided."""
+        self.reasons[verdict.reason.value] += 1
+        self.models[verdict.decided_by] += 1
+
+    def page(self, alarm: DriftAlarm) -> str:
+        """All of them."""
+        lines = [
+            *self._many("route_requests_total", "Chats by the model that answered.", "decided_by", self.models),
+            *self._many("route_reasons_total", "Chats by why that model answered.", "reason", self.reasons),
+            *self._one("route_audits_total", "counter", "Chats drawn for an audit.", alarm.seen),
+            *self._one("route_audits_differed_total", "counter", "Audited answers that differ.", alarm.differed),
+            *self._one("route_alarm", "gauge", "Whether the audits refuted the promise.", int(alarm.raised)),
+            *self._histogram("e2e_request_latency_seconds", "Until the end of a request.", self.whole),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def make_router_app(router: Router) -> FastAPI:
+    """The application; `app.state.service` is its `Router`."""
+    settings = router.settings
+    gate = Middleware(Gate, settings.api_keys, settings.max_body_bytes, settings.request_timeout_s)
+    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=[gate])
+    handle_errors(app)
+    app.state.service = router
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
+        return await router.answer(request, body)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        entry = {"id": settings.model, "object": "model", "owned_by": "paceline"}
+        return {"object": "list", "data": [{**entry, "small": router.small.model, "large": router.large.model}]}
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return Response(status_code=503 if router.is_draining else 200)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(router.metrics.page(router.alarm), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+def read_logprobs(answer: Mapping[str, Any], where: str) -> list[TokenLogprob]:
+    """Of an answer's tokens, its end included. Ids are places in the list, since texts are all that the API gives.
+
+    Raises `ApiError` where a server does not give them for every token: its confidence could not be compared.
+    """
+    given = ((answer["choices"][0].get("logprobs") or {}).get("content")) or []
+    count = answer["usage"]["completion_tokens"]
+    if len(given) != count or any("top_logprobs" not in one for one in given):
+        what = f"{where} gave log-probabilities for {len(given)} of {count} tokens. A router needs them for all."
+        raise ApiError(502, what, "bad_upstream")
+    found = list[TokenLogprob]()
+    for one in given:
+        tops = [(top["token"], top["logprob"]) for top in one["top_logprobs"]]
+        own = (one["token"], one["logprob"])
+        ids = range(1, len(tops) + 1)
+        at = tops.index(own) if own in tops else None
+        top = {0 if place == at else ids[place]: logprob for place, (_, logprob) in enumerate(tops)}
+        found.append(TokenLogprob(0, one["logprob"], top))
+    return found
+
+
+def as_asked(answer: Mapping[str, Any], body: protocol.ChatRequest) -> dict[str, Any]:
+    """The answer with the log-probabilities that the client asked for, which may be none."""
+    choice = dict(answer["choices"][0])
+    if not body.logprobs:
+        choice["logprobs"] = None
+    else:
+        most = body.top_logprobs or 0
+        content = [{**one, "top_logprobs": one["top_logprobs"][:most]} for one in choice["logprobs"]["content"]]
+        choice["logprobs"] = {"content": content}
+    return {**answer, "choices": [choice]}
+
+
+def pieces_of(answer: Mapping[str, Any], body: protocol.ChatRequest) -> list[dict[str, Any]]:
+    """A whole answer as the pieces of a stream."""
+    choice = answer["choices"][0]
+    kept = {name: answer[name] for name in ("id", "created", "model", "system_fingerprint") if name in answer}
+    head = {**kept, "object": "chat.completion.chunk"}
+    delta = {"role": "assistant", "content": choice["message"].get("content") or ""}
+    ends = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
+    told = [{"index": 0, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}, ends]
+    pieces = [{**head, "choices": [one]} for one in told]
+    if body.stream_options is not None and body.stream_options.include_usage:
+        pieces.append({**head, "choices": [], "usage": answer["usage"]})
+    return pieces
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two answers have the same tokens to the end."""
+    kept = [
+        (
+            choice["finish_reason"],
+            [token["token"] for token in (choice.get("logprobs") or {}).get("content") or ()],
+            choice["message"].get("content"),
+        )
+        for choice in (one["choices"][0], other["choices"][0])
+    ]
+    return kept[0] == kept[1]

@@ -37,6 +37,7 @@ RANK = {
     "llm": 9,
     "engine": 9.5,
     "async_llm": 10,
+    "vllm_drafters": 7,
     "eval": 10,
     "train": 11,
     "cascade": 11,

@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from . import drafters
 from .core.draft import Draft
 from .core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from .core.outputs import Round
 from .core.request import SamplingParams, Sequence
 from .core.tree import TokenTree
+from .drafters import prompt_lookup, suffix
 from .policy import CostModel
 from .verify import Coupled
 
@@ -185,13 +185,13 @@ class Proposer:
 class Lookup(Proposer):
     """`paceline.PromptLookup` in vLLM."""
 
-    make = drafters.PromptLookup
+    make = prompt_lookup.PromptLookup
 
 
 class Suffix(Proposer):
     """`paceline.Suffix` in vLLM, of whose trees the likeliest path is drafted."""
 
-    make = drafters.Suffix
+    make = suffix.Suffix
 
 
 def best_path(draft: Draft, row: int) -> list[int]:

@@ -52,12 +52,11 @@ class RouteSettings:
 
 @dataclass
 class Verdict:
-    """Who answers, why, and the small model's answer, if it was asked. audited: the large model checked it."""
+    """Why that model answers, and the answer: the small model's, if it was asked, until the large one's is there."""
 
     reason: Reason
     confidence: float | None = None
     answer: dict[str, Any] = field(default_factory=dict[str, Any])
-    audited: bool = False
 
     @property
     def decided_by(self) -> str:
@@ -108,7 +107,8 @@ class Router:
         finally:
             self._running -= 1
         log |= {"decided_by": verdict.decided_by, "reason": verdict.reason.value, "confidence": verdict.confidence}
-        self.metrics.count(verdict)
+        self.metrics.reasons[verdict.reason.value] += 1
+        self.metrics.models[verdict.decided_by] += 1
         headers = {DECIDED_BY: verdict.decided_by}
         if body.stream:
             stream = EventStream(self._events(sent, body, verdict, watch), end_at, log)
@@ -135,7 +135,7 @@ class Router:
             verdict = Verdict(Reason.NO_ROOM)
         else:
             found = SmallAnswer(answer["choices"][0]["finish_reason"], read_logprobs(answer, self.small.url))
-            verdict = Verdict(*decide(found, self.choice, True, True), answer, is_drawn)
+            verdict = Verdict(*decide(found, self.choice, True, True), answer)
         if is_drawn:
             await self._audit(short, verdict)
         return verdict
@@ -144,7 +144,10 @@ class Router:
         """Count a request that was drawn; an answer given alone is compared with the large model's."""
         differs = False
         if verdict.reason is Reason.CONFIDENT:
-            differs = not _same(verdict.answer, await self.large.ask(short))
+            own = await self.large.ask(short)
+            both = [(verdict.answer, self.small.url), (own, self.large.url)]
+            tokens = [[one["token"] for one in tokens_of(answer, url)] for answer, url in both]
+            differs = tokens[0] != tokens[1] or own["choices"][0]["finish_reason"] != "stop"
         was_raised = self.alarm.raised
         if self.alarm.see(differs) and not was_raised:
             logger.warning(
@@ -209,11 +212,6 @@ class RouteMetrics(Metrics):
         self.reasons = {one.value: 0 for one in Reason}
         self.models = {"small": 0, "large": 0}
 
-    def count(self, verdict: Verdict) -> None:
-        """Count a request that was decided."""
-        self.reasons[verdict.reason.value] += 1
-        self.models[verdict.decided_by] += 1
-
     def page(self, alarm: DriftAlarm) -> str:
         """All of them."""
         lines = [
@@ -259,8 +257,8 @@ def make_router_app(router: Router) -> FastAPI:
     return app
 
 
-def read_logprobs(answer: Mapping[str, Any], where: str) -> list[TokenLogprob]:
-    """Of an answer's tokens, its end included. Ids are places in the list, since texts are all that the API gives.
+def tokens_of(answer: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """An answer's tokens with their log-probabilities, its end included.
 
     Raises `ApiError` where a server does not give them for every token: its confidence could not be compared.
     """
@@ -269,13 +267,17 @@ def read_logprobs(answer: Mapping[str, Any], where: str) -> list[TokenLogprob]:
     if len(given) != count or any("top_logprobs" not in one for one in given):
         what = f"{where} gave log-probabilities for {len(given)} of {count} tokens. A router needs them for all."
         raise ApiError(502, what, "bad_upstream")
+    return given
+
+
+def read_logprobs(answer: Mapping[str, Any], where: str) -> list[TokenLogprob]:
+    """As the library has them. The API gives texts and no ids: a token itself is 0, and others are their places."""
     found = list[TokenLogprob]()
-    for one in given:
-        tops = [(top["token"], top["logprob"]) for top in one["top_logprobs"]]
-        own = (one["token"], one["logprob"])
-        ids = range(1, len(tops) + 1)
-        at = tops.index(own) if own in tops else None
-        top = {0 if place == at else ids[place]: logprob for place, (_, logprob) in enumerate(tops)}
+    for one in tokens_of(answer, where):
+        top = dict[int, float]()
+        for place, other in enumerate(one["top_logprobs"], start=1):
+            is_itself = 0 not in top and (other["token"], other["logprob"]) == (one["token"], one["logprob"])
+            top[0 if is_itself else place] = other["logprob"]
         found.append(TokenLogprob(0, one["logprob"], top))
     return found
 
@@ -304,16 +306,3 @@ def pieces_of(answer: Mapping[str, Any], body: protocol.ChatRequest) -> list[dic
     if body.stream_options is not None and body.stream_options.include_usage:
         pieces.append({**head, "choices": [], "usage": answer["usage"]})
     return pieces
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two answers have the same tokens to the end."""
-    kept = [
-        (
-            choice["finish_reason"],
-            [token["token"] for token in (choice.get("logprobs") or {}).get("content") or ()],
-            choice["message"].get("content"),
-        )
-        for choice in (one["choices"][0], other["choices"][0])
-    ]
-    return kept[0] == kept[1]

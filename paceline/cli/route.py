@@ -9,7 +9,7 @@ from rich.markup import escape
 from ..errors import ConfigError, LossyNotAllowed
 from .options import Opt, command
 from .screen import Screen
-from .serve import KEY_VARIABLE
+from .serve import KEY_VARIABLE, LOCAL
 
 _ROUTER, _PROMISE = "Router", "Promise"
 
@@ -53,6 +53,7 @@ def route(
         except ImportError as error:
             raise ConfigError(f"paceline route needs {error.name}", fix="pip install 'paceline[serve]'") from error
         from ..cascade import load_calibration
+        from ..server.gate import LOCAL_NAMES
         from ..server.route import Router, RouteSettings, make_router_app
 
         made, taken = load_calibration(calibration), bind(host, port)
@@ -61,6 +62,7 @@ def route(
             max_disagreement=max_disagreement,
             audit_share=audit_share,
             api_keys=[os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [],
+            allowed_hosts=LOCAL_NAMES if host in LOCAL else (),
             request_timeout_s=request_timeout,
         )
         servers = [

@@ -17,7 +17,7 @@ from .screen import Screen
 from .serve_vllm import EngineOptions, VllmCommand, check_engine, vllm_command
 
 _SERVER, _SAFETY, _LIMITS, _OUTPUT = "Server", "Who may ask", "Limits", "Answers and logs"
-_LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL = ("127.0.0.1", "localhost", "::1")
 KEY_VARIABLE = "PACELINE_API_KEY"
 
 
@@ -92,7 +92,7 @@ class ServerOptions:
     def host_names(self, local: Sequence[str]) -> Sequence[str]:
         """Names by which the server may be called; none: any. local: names of this machine."""
         given = [host.lower() for host in self.allowed_hosts or ()]
-        is_open = "*" in given or (not given and self.host not in _LOCAL)
+        is_open = "*" in given or (not given and self.host not in LOCAL)
         return () if is_open else (*local, *given)
 
     @property
@@ -145,7 +145,7 @@ def serve(
     from ..server.run import Server, bind, set_up_logs
 
     taken = bind(server.host, server.port)
-    if server.host not in _LOCAL and not keys:
+    if server.host not in LOCAL and not keys:
         screen.say(f"[yellow]Whoever reaches {server.host} may ask:[/yellow] there is no --api-key.")
     tracer = None
     if server.otlp_traces_endpoint is not None:

@@ -32,12 +32,14 @@ SAME = {
     "allow_origin": "--allowed-origins",
     "allow_image_hosts": "--allowed-media-domains",
     "drain_timeout": "--shutdown-timeout",
+    "otlp_traces_endpoint": "--otlp-traces-endpoint",
     "tensor_parallel_size": "--tensor-parallel-size",
     "pipeline_parallel_size": "--pipeline-parallel-size",
     "data_parallel_size": "--data-parallel-size",
 }
 """Options that vLLM has, by our names."""
 MISSING = {
+    "allowed_hosts": "check names in the proxy before it",
     "max_waiting": "vLLM has no limit of its own; set one in the proxy before it",
     "max_body_mb": "set a limit in the proxy before it",
     "max_image_mb": "set a limit in the proxy before it",

@@ -46,6 +46,7 @@ class RouteSettings:
     audit_share: float = 0.05
     false_alarm: float = 0.01
     api_keys: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
     max_body_bytes: int = 32 << 20
     request_timeout_s: float = 600.0
 
@@ -228,7 +229,8 @@ class RouteMetrics(Metrics):
 def make_router_app(router: Router) -> FastAPI:
     """The application; `app.state.service` is its `Router`."""
     settings = router.settings
-    gate = Middleware(Gate, settings.api_keys, settings.max_body_bytes, settings.request_timeout_s)
+    limits = settings.max_body_bytes, settings.request_timeout_s
+    gate = Middleware(Gate, settings.api_keys, *limits, settings.allowed_hosts)
     app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=[gate])
     handle_errors(app)
     app.state.service = router

@@ -165,11 +165,11 @@ def _drafting(model: str, options: SpeculationOptions) -> EngineFlags:
         raise ConfigError(
             f"vLLM cannot draft by {chosen.config.name}", got=flags.remark, fix="choose another --drafter, or none"
         )
-    config = json.loads(shlex.split(flags.flags)[1]) if flags.flags else {}
-    if "export" in flags.remark and not Path(config["model"]).is_dir():
-        command = flags.remark.partition("first: ")[2].replace("--model MODEL", f"--model {shlex.quote(model)}")
-        raise ConfigError("the head is not in vLLM's layout yet", got=f"no folder {config['model']}", fix=command)
-    return flags
+    remark, _, export = flags.remark.partition("; first: ")
+    if export and not Path(folder := json.loads(shlex.split(flags.flags)[1])["model"]).is_dir():
+        command = export.replace("--model MODEL", f"--model {shlex.quote(model)}")
+        raise ConfigError("the head is not in vLLM's layout yet", got=f"no folder {folder}", fix=command)
+    return EngineFlags(flags.engine, flags.flags, remark)
 
 
 def _measured(options: SpeculationOptions) -> EngineFlags | None:

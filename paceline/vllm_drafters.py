@@ -50,10 +50,11 @@ class _Text:
 class _Chains(Drafter):
     """The likeliest path of another drafter's trees."""
 
+    name = "chains"
     info = DrafterInfo(drafts_during_prefill=True)
 
     def __init__(self, inner: Drafter):
-        self.inner, self.name = inner, inner.name
+        self.inner = inner
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         self.inner.bind(target, verifier)
@@ -65,7 +66,7 @@ class _Chains(Drafter):
         wide = [replace(one, nodes=_NODES * one.depth) for one in budgets]
         draft = self.inner.propose(seqs, wide)
         rows = [[seq.token_ids[-1], *best_path(draft, row)] for row, seq in enumerate(seqs)]
-        return Draft(TokenTree.chain(rows), source=self.name, hints=draft.hints)
+        return Draft(TokenTree.chain(rows), source=self.inner.name, hints=draft.hints)
 
     def release(self, slots: Seq[int]) -> None:
         self.inner.release(slots)
@@ -74,14 +75,14 @@ class _Chains(Drafter):
 class Proposer:
     """What vLLM's "custom_class" wants: `load_model`, and `propose` once a step. Subclasses name the drafter."""
 
-    make: ClassVar[Callable[[], Drafter]]
+    kind: ClassVar[type[Drafter]]
 
     def __init__(self, vllm_config: Any, clock: Callable[[], float] = time.perf_counter):
         self.most = vllm_config.speculative_config.num_speculative_tokens
         self.max_length = vllm_config.model_config.max_model_len
         ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
         self.eos_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
-        self.drafter, self.policy, self._clock = _Chains(type(self).make()), CostModel(self.most, clock=clock), clock
+        self.drafter, self.policy, self._clock = _Chains(self.kind()), CostModel(self.most, clock=clock), clock
         target: Any = SimpleNamespace(banned_token_ids=frozenset[int]())
         self.drafter.bind(target, Coupled())
         self.policy.bind(self.drafter, lambda rows: statistics.median(self._plain))
@@ -147,7 +148,7 @@ class Proposer:
         for one in self._texts:
             length = len(one.drafted)
             record = Round(
-                self.drafter.name,
+                self.drafter.inner.name,
                 num_drafted=length,
                 num_accepted=min(one.accepted, length),
                 num_emitted=one.accepted + 1,
@@ -185,13 +186,13 @@ class Proposer:
 class Lookup(Proposer):
     """`paceline.PromptLookup` in vLLM."""
 
-    make = prompt_lookup.PromptLookup
+    kind = prompt_lookup.PromptLookup
 
 
 class Suffix(Proposer):
     """`paceline.Suffix` in vLLM, of whose trees the likeliest path is drafted."""
 
-    make = suffix.Suffix
+    kind = suffix.Suffix
 
 
 def best_path(draft: Draft, row: int) -> list[int]:

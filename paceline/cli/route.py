@@ -65,11 +65,8 @@ def route(
             allowed_hosts=LOCAL_NAMES if host in LOCAL else (),
             request_timeout_s=request_timeout,
         )
-        servers = [
-            Upstream.open(url, os.environ.get(f"PACELINE_{role}_API_KEY"))
-            for role, url in (("SMALL", small), ("LARGE", large))
-        ]
-        router = Router(*servers, made, settings)
+        asked = Upstream.open(small, os.environ.get("PACELINE_SMALL_API_KEY"))
+        router = Router(asked, Upstream.open(large, os.environ.get("PACELINE_LARGE_API_KEY")), made, settings)
     for role, measured, server in (("small", made.small, router.small), ("large", made.large, router.large)):
         if Path(measured.name).name != Path(server.model).name:
             screen.say(

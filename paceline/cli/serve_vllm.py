@@ -44,6 +44,7 @@ MISSING = {
     "max_body_mb": "set a limit in the proxy before it",
     "max_image_mb": "set a limit in the proxy before it",
     "request_timeout": "set a limit in the proxy before it",
+    "return_provenance": "vLLM does not say where tokens came from",
     "log_format": "see VLLM_LOGGING_CONFIG_PATH",
     "threads": "on a CPU, set OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND=nobind",
     "device": "vLLM's build decides; choose GPUs with CUDA_VISIBLE_DEVICES",

@@ -195,9 +195,9 @@ class Router:
             "max_disagreement": choice.max_disagreement,
         }
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout: float) -> None:
         """Wait until nothing is being answered, for so many seconds at most."""
-        end_at = asyncio.get_running_loop().time() + timeout_s
+        end_at = asyncio.get_running_loop().time() + timeout
         while self._running and asyncio.get_running_loop().time() < end_at:
             await asyncio.sleep(0.02)
 

@@ -52,7 +52,7 @@ def set_up_logs(form: LogFormat) -> None:
 class Drainable(Protocol):
     """What answers, and can finish: an `AsyncLLM`, or a router."""
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout: float) -> None:
         """Take nothing more, and wait for what is being answered, for so many seconds at most."""
         ...
 

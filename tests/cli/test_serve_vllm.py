@@ -13,7 +13,9 @@ from tests.config.test_engine_flags import flags
 
 
 def command(model: str, *options: str) -> list[str]:
-    return answer("serve", model, "--engine", "vllm", "--print", *options)["command"]
+    result = paceline("serve", model, "--json", "--engine", "vllm", "--print", *options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["command"]
 
 
 def after(words: list[str], option: str) -> str:

@@ -22,10 +22,10 @@ from ..cascade.cascade import Reason, decide
 from ..core.request import TokenLogprob
 from ..schema import brief
 from . import protocol
-from .errors import ApiError, handle_errors
+from .errors import ApiError, body_of, handle_errors
 from .gate import Gate
 from .metrics import Metrics, Watch
-from .streams import EventStream, connected, event
+from .streams import DONE, EventStream, connected, event
 from .upstream import Upstream
 
 logger = logging.getLogger("paceline.server")
@@ -112,7 +112,9 @@ class Router:
         self.metrics.models[verdict.decided_by] += 1
         headers = {DECIDED_BY: verdict.decided_by}
         if body.stream:
-            stream = EventStream(self._events(sent, body, verdict, watch), end_at, log)
+            stream = EventStream(
+                self._events(sent, body, verdict, watch), end_at, log, lambda error: event(body_of(error)), DONE
+            )
             stream.headers.update(headers)
             return stream
         watch.end(())
@@ -221,7 +223,7 @@ class RouteMetrics(Metrics):
             *self._one("route_audits_total", "counter", "Chats drawn for an audit.", alarm.seen),
             *self._one("route_audits_differed_total", "counter", "Audited answers that differ.", alarm.differed),
             *self._one("route_alarm", "gauge", "Whether the audits refuted the promise.", int(alarm.raised)),
-            *self._histogram("e2e_request_latency_seconds", "Until the end of a request.", self.whole),
+            *self._histogram("e2e_request_latency_seconds"),
         ]
         return "\n".join(lines) + "\n"
 

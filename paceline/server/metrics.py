@@ -71,7 +71,7 @@ class Metrics:
                 "spec_decode_num_accepted_tokens_per_pos_total",
                 "Drafted tokens accepted at each place of a draft.",
                 "position",
-                dict(enumerate(stats.accepted_by_position)),
+                dict(enumerate(stats.accepted_by_position or (0,))),
             ),
             *self._many("request_success_total", "Choices by why they ended.", "finished_reason", self.finished),
             *(line for name in self.histograms for line in self._histogram(name)),

@@ -199,12 +199,16 @@ def test_a_crash_of_the_thread_fails_every_request(monkeypatch):
 def test_an_interrupt_ends_the_process():
     """Ctrl-C while an answer comes: the process ends by itself, in the middle of the answer."""
     script = """
-        import asyncio, os, signal
+        import asyncio, os, signal, time
         from paceline import AsyncLLM, SamplingParams
         from tests.async_llm.common import tiny_llm
 
+        llm = tiny_llm()
+        step = llm.decoder.step
+        llm.decoder.step = lambda seqs: (time.sleep(0.02), step(seqs))[1]  # not at its end when the first output comes
+
         async def main():
-            engine = AsyncLLM(tiny_llm())
+            engine = AsyncLLM(llm)
             async for output in engine.generate("abc", SamplingParams(max_tokens=None, ignore_eos=True)):
                 os.kill(os.getpid(), signal.SIGINT)
 

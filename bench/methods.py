@@ -1,11 +1,16 @@
 """All drafting methods on all kinds of prompts, in one table.
 
     python bench/methods.py MODEL --data DIR --out FOLDER -d lookup -d suffix -d head:NAME [--suite spec_bench ...]
-        [--temperature 0 1] [--budget cost_model equal] [--num-prompts 24] [--max-tokens 128] [--nodes 7] [--no-memory]
+        [--temperature 0 1] [--budget cost_model equal] [--num-prompts 24] [--max-tokens 128] [--nodes 7] [--runs 1]
+        [--no-memory]
 
-Every piece (budget, temperature, suite) is a benchmark run of all drafters in turns, kept in FOLDER as `paceline bench`
-keeps it; `paceline show` reads it. A piece that is complete is not run again, so a run that was stopped goes on where
-it was. DIR holds a folder for each suite. A drafter that cannot be used is refused before anything is measured.
+Every piece (budget, temperature, suite, run) is a benchmark run of all drafters in turns, kept in FOLDER as `paceline
+bench` keeps it; `paceline show` reads it. A piece that is complete is not run again, so a run that was stopped goes on
+where it was. DIR holds a folder for each suite. A drafter that cannot be used is refused before anything is measured.
+
+With several `--runs`, each with new engines that have learnt nothing, an answer counts with its fastest run, on every
+side. That takes out most of the noise of a machine that does other work. The drafter `none` is plain decoding once
+more: how far its row is from 1 is the noise that is left.
 
 budget "cost_model": the default policy decides how much to draft. "equal": every round, chains of `--nodes` tokens, and
 trees of as many nodes, five deep.
@@ -24,7 +29,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,16 +117,26 @@ def within(config, budget, nodes):
     return replace(config, policy="fixed", num_speculative_tokens=depth, num_draft_nodes=nodes)
 
 
-def read_piece(folder):
-    """(category, prompt) -> side -> tokens, seconds, passes, drafting seconds; and the differences of each side."""
+def read_piece(runs):
+    """(category, prompt) -> side -> tokens, seconds, passes, drafting seconds; and the differences of each side.
+
+    runs: the folders of the same piece. Each answer counts with its fastest run.
+    """
+    answers, verdicts = {}, defaultdict(Counter)
+    for folder in runs:
+        for line in map(json.loads, (folder / "answers.jsonl").open(encoding="utf-8")):
+            rounds = [one for one in line["rounds"] if not one["with_prompt"]]
+            drafting = sum(one["draft_s"] for one in line["rounds"])
+            found = line["num_tokens"], line["seconds"], len(rounds), drafting
+            key = line["category"], line["index"], line["turn"], line["side"]
+            answers[key] = min(answers.get(key, found), found, key=lambda one: one[1])
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        for one in summary["runs"]:
+            verdicts[one["drafter"]].update(one["verdicts"])
     cells = defaultdict(lambda: defaultdict(lambda: np.zeros(4)))
-    for line in map(json.loads, (folder / "answers.jsonl").open(encoding="utf-8")):
-        rounds = [one for one in line["rounds"] if not one["with_prompt"]]
-        drafting = sum(one["draft_s"] for one in line["rounds"])
-        cell = cells[line["category"], line["index"]][line["side"]]
-        cell += (line["num_tokens"], line["seconds"], len(rounds), drafting)
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return cells, {one["drafter"]: one["verdicts"] for one in summary["runs"]}
+    for (category, index, _, side), found in answers.items():
+        cells[category, index][side] += found
+    return cells, verdicts
 
 
 def speedup(cells, side, rng):
@@ -133,15 +148,14 @@ def speedup(cells, side, rng):
     return ratio, *np.percentile(spread, [2.5, 97.5])
 
 
-def rows_of(folders, drafters, memory, seed):
-    """The rows of a table: numbers of each drafter, overall and by category."""
-    cells, verdicts = {}, defaultdict(lambda: defaultdict(int))
-    for folder in folders:
-        found, counts = read_piece(folder)
-        cells |= {(category, folder.name, index): sides for (category, index), sides in found.items()}
+def rows_of(suites, drafters, memory, seed):
+    """The rows of a table: numbers of each drafter, overall and by category. suites: name -> folders of its runs."""
+    cells, verdicts = {}, defaultdict(Counter)
+    for suite, runs in suites.items():
+        found, counts = read_piece(runs)
+        cells |= {(category, suite, index): sides for (category, index), sides in found.items()}
         for side, mine in counts.items():
-            for verdict, count in mine.items():
-                verdicts[side][verdict] += count
+            verdicts[side].update(mine)
     names = dict.fromkeys(key[0] for key in cells)
     rows, rng = [], np.random.default_rng(seed)
     for side in drafters:
@@ -243,6 +257,7 @@ def main():
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--nodes", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=int, default=1, help="of every piece; an answer counts with its fastest run")
     parser.add_argument("--no-memory", action="store_true", help="do not measure memory, which loads the model often")
     args = parser.parse_args()
     if len(set(args.drafter)) < len(args.drafter):
@@ -255,15 +270,18 @@ def main():
     except PacelineError as error:
         parser.error(str(error))
     pieces = {
-        (budget, heat): {suite: args.out / f"{budget}-t{heat:g}-{suite}" for suite in args.suite}
+        (budget, heat): {
+            suite: [args.out / f"{budget}-t{heat:g}-{suite}-{run}" for run in range(1, args.runs + 1)]
+            for suite in args.suite
+        }
         for budget in args.budget
         for heat in args.temperature
     }
     args.out.mkdir(parents=True, exist_ok=True)
     memory = memory_of(args)
     with Progress(transient=True) as progress:
-        for (budget, heat), folders in pieces.items():
-            for suite, folder in folders.items():
+        for (budget, heat), suites in pieces.items():
+            for suite, folder in ((suite, folder) for suite, runs in suites.items() for folder in runs):
                 if is_complete(folder, args.drafter):
                     continue
                 shutil.rmtree(folder, ignore_errors=True)
@@ -275,13 +293,13 @@ def main():
                 run_piece(args, folder, suite, heat, budget, report)
                 progress.remove_task(task)
     tables, wrong = {}, False
-    for (budget, heat), folders in pieces.items():
-        rows = rows_of(folders.values(), args.drafter, memory, args.seed)
+    for (budget, heat), suites in pieces.items():
+        rows = rows_of(suites, args.drafter, memory, args.seed)
         wrong |= any(row["verdicts"].get("bug") for row in rows)
         how = "the cost model decides" if budget == "cost_model" else f"{args.nodes} nodes every round"
         tables[f"temperature {heat:g}, {how}"] = [row for row in rows if not row["verdicts"].get("bug")]
-        if heat == 0 and budget == "cost_model" and "spec_bench" in folders:
-            spec_bench_answers(folders["spec_bench"], args.out / "spec_bench")
+        if heat == 0 and budget == "cost_model" and "spec_bench" in suites:
+            spec_bench_answers(suites["spec_bench"][0], args.out / "spec_bench")
     text = "\n".join(markdown(title, rows) for title, rows in tables.items())
     (args.out / "table.md").write_text(text, encoding="utf-8")
     (args.out / "table.json").write_text(json.dumps(tables, indent=1), encoding="utf-8")

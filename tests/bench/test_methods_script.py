@@ -34,7 +34,7 @@ def data(tmp_path) -> Path:
 def run(script, monkeypatch, model, data, *drafters: str) -> Path:
     out = data.parent / "out"
     options = ["--data", str(data), "--out", str(out), "--suite", "humaneval", "--temperature", "0"]
-    options += ["--budget", "equal", "--num-prompts", "2", "--max-tokens", "12"]
+    options += ["--budget", "equal", "--num-prompts", "2", "--max-tokens", "12", "--runs", "2"]
     for drafter in drafters:
         options += ["-d", drafter]
     monkeypatch.setattr("sys.argv", ["methods.py", model, *options])
@@ -45,7 +45,7 @@ def run(script, monkeypatch, model, data, *drafters: str) -> Path:
 def test_the_table(script, monkeypatch, model, data, capfd):
     corpus = data.parent / "corpus"
     write_index(corpus, [[5, 9, 11, 12, 13]], hash_vocabulary(load_tokenizer(model)), lambda *_: None)
-    drafters = "lookup", "suffix", f"suffix:{corpus}"
+    drafters = "none", "lookup", "suffix", f"suffix:{corpus}"
     out = run(script, monkeypatch, model, data, *drafters)
     told = capfd.readouterr()
     assert (out / "table.md").read_text() in told.out
@@ -53,7 +53,20 @@ def test_the_table(script, monkeypatch, model, data, capfd):
     head, _, *rows = [line.split(" | ") for line in told.out.splitlines() if line.startswith("|")]
     assert head[-4:] == ["95% interval", "drafting", "memory", "identical |"]
     assert [row[0].removeprefix("| ") for row in rows] == [*drafters]
-    assert [row[-2:] for row in rows] == [["12 MB", "2 of 2 |"]] * 3
+    assert [row[-2:] for row in rows] == [["12 MB", "4 of 4 |"]] * 4
+
+
+def test_an_answer_counts_with_its_fastest_run(script, tmp_path):
+    for run, seconds in enumerate(([3.0, 1.0], [2.0, 4.0])):
+        (tmp_path / str(run)).mkdir()
+        line = {"category": "maths", "index": 0, "side": "lookup", "num_tokens": 8, "rounds": []}
+        lines = [json.dumps(line | {"turn": turn, "seconds": one}) for turn, one in enumerate(seconds)]
+        (tmp_path / str(run) / "answers.jsonl").write_text("\n".join(lines))
+        summary = {"runs": [{"drafter": "lookup", "verdicts": {"identical": 2}}]}
+        (tmp_path / str(run) / "summary.json").write_text(json.dumps(summary))
+    cells, verdicts = script.read_piece([tmp_path / "0", tmp_path / "1"])
+    assert list(cells["maths", 0]["lookup"]) == [16, 3.0, 0, 0]
+    assert verdicts["lookup"] == {"identical": 4}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("--lookup", action="store_true", help="draft by n-grams (ngram_simple)")
     options = parser.parse_args()
     params = xllamacpp.CommonParams()
-    params.model.path, params.hostname, params.port = options.file, "127.0.0.1", options.port
+    params.model.path, params.hostnames, params.port = options.file, ["127.0.0.1"], options.port
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.n_parallel, params.n_ctx = options.clients, options.clients * options.context
     params.verbosity = 1  # errors only

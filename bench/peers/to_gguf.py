@@ -1,5 +1,5 @@
 """A bf16 GGUF file of the weights that a quantised GGUF file holds: what llama.cpp runs beside us, same weights, same
-precision.
+precision. OpenVINO reads no bf16: --half stores the same values in float16.
 
     python -m bench.peers.to_gguf IN.gguf OUT.gguf
 """
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, GGUFWriter, ReaderTensor
 
 _OF_THE_FILE = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version", "split.")
-_MOSTLY_BF16 = 32  # llama.cpp's LLAMA_FTYPE_MOSTLY_BF16
+_MOSTLY = {"BF16": 32, "F16": 1}  # llama.cpp's LLAMA_FTYPE_MOSTLY_...
 
 
-def to_gguf(source: Path, target: Path, tied: bool = False) -> None:
+def to_gguf(source: Path, target: Path, tied: bool = False, half: bool = False) -> None:
     """Write the tensors of `source` to `target`, rounded to bf16, and its metadata as they are.
 
     Vectors are stored in float32, as llama.cpp wants them, but hold the rounded values: those of a bf16 folder.
 
     tied: the output matrix becomes the token embedding too, as in a Hugging Face folder with tied embeddings.
+    half: matrices are stored in float16, after they were rounded to bf16. Its range is smaller: values that it does not
+    hold exactly are refused.
     Any architecture, one tensor in memory at a time. Raises ConfigError.
     """
     from gguf import GGUFReader, GGUFWriter
@@ -34,24 +36,24 @@ def to_gguf(source: Path, target: Path, tied: bool = False) -> None:
         raise ConfigError("the output would overwrite the input", got=str(target), fix="choose another output")
     reader = GGUFReader(source)
     writer = GGUFWriter(None, reader.fields["general.architecture"].contents())
-    _copy_metadata(reader, writer)
+    _copy_metadata(reader, writer, "F16" if half else "BF16")
     tensors = _tied(reader.tensors) if tied else [(tensor.name, tensor) for tensor in reader.tensors]
     part = target.with_name(target.name + ".part")
     try:
-        _write(writer, tensors, part)
+        _write(writer, tensors, part, half)
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _copy_metadata(reader: "GGUFReader", writer: "GGUFWriter") -> None:
+def _copy_metadata(reader: "GGUFReader", writer: "GGUFWriter", stored: str) -> None:
     from gguf import GGUFValueType
 
     for key, field in reader.fields.items():
         if not key.startswith(_OF_THE_FILE):
             kind, *inner = field.types
             writer.add_key_value(key, field.contents(), kind, inner[0] if inner else None)
-    writer.add_key_value("general.file_type", _MOSTLY_BF16, GGUFValueType.UINT32)
+    writer.add_key_value("general.file_type", _MOSTLY[stored], GGUFValueType.UINT32)
 
 
 def _tied(tensors: "list[ReaderTensor]") -> "list[tuple[str, ReaderTensor]]":
@@ -63,11 +65,12 @@ def _tied(tensors: "list[ReaderTensor]") -> "list[tuple[str, ReaderTensor]]":
     return list(by_name.items())
 
 
-def _write(writer: "GGUFWriter", tensors: "list[tuple[str, ReaderTensor]]", path: Path) -> None:
+def _write(writer: "GGUFWriter", tensors: "list[tuple[str, ReaderTensor]]", path: Path, half: bool) -> None:
     import numpy as np
     from gguf import GGMLQuantizationType, dequantize, quantize
 
-    kinds = {True: GGMLQuantizationType.BF16, False: GGMLQuantizationType.F32}
+    bf16, f16 = GGMLQuantizationType.BF16, GGMLQuantizationType.F16
+    kinds = {True: f16 if half else bf16, False: GGMLQuantizationType.F32}
     for name, tensor in tensors:
         shape = tensor.shape[::-1].tolist()  # GGUF lists the fastest axis first
         matrix = len(shape) > 1
@@ -76,14 +79,26 @@ def _write(writer: "GGUFWriter", tensors: "list[tuple[str, ReaderTensor]]", path
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for _, tensor in tensors:
+    for name, tensor in tensors:
         try:
             values: Any = dequantize(tensor.data, tensor.tensor_type).astype(np.float32, copy=False)
         except NotImplementedError as error:
             what = f"the number format of {tensor.name} cannot be read"
             raise ConfigError(what, got=tensor.tensor_type.name) from error
-        rounded = quantize(values, kinds[True])
-        writer.write_tensor_data(rounded if len(tensor.shape) > 1 else dequantize(rounded, kinds[True]))
+        rounded = quantize(values, bf16)
+        exact = dequantize(rounded, bf16)
+        if len(tensor.shape) == 1:
+            writer.write_tensor_data(exact)
+        elif not half:
+            writer.write_tensor_data(rounded)
+        else:
+            with np.errstate(over="ignore"):
+                stored = exact.astype(np.float16)
+            if not np.array_equal(stored, exact):
+                raise ConfigError(
+                    f"float16 does not hold {name}", got=f"{np.abs(exact).max()} at most", fix="no --half"
+                )
+            writer.write_tensor_data(stored)
     writer.close()
 
 
@@ -93,10 +108,11 @@ def main(
     tied: Annotated[
         bool, typer.Option("--tied", help="Use the output matrix as token embedding too, as a tied HF folder does.")
     ] = False,
+    half: Annotated[bool, typer.Option("--half", help="Store the rounded values in float16, for OpenVINO.")] = False,
 ) -> None:
     """Write a bf16 GGUF file of the weights that a quantised one holds."""
     try:
-        to_gguf(source, target, tied)
+        to_gguf(source, target, tied, half)
     except (PacelineError, OSError, ValueError, IndexError) as error:  # the last two: a file cut short
         raise SystemExit(f"Error: {error}") from error
     typer.echo(f"{target}: {target.stat().st_size:,} bytes")

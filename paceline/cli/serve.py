@@ -69,6 +69,7 @@ class ServerOptions:
     max_waiting: Annotated[
         int, Opt("Requests that may wait for a slot; more are refused with 429.", _LIMITS, min=0)
     ] = 256
+    max_connections: Annotated[int, Opt("Open connections; more are refused with 503.", _LIMITS, min=1)] = 512
     max_body_mb: Annotated[int, Opt("Size of a request.", _LIMITS, min=1)] = 32
     max_image_mb: Annotated[int, Opt("Size of an image.", _LIMITS, min=1)] = 20
     request_timeout: Annotated[float, Opt("Seconds for an answer, its wait included.", _LIMITS, min=0.001)] = 600.0
@@ -185,7 +186,8 @@ def serve(
         )
 
     try:
-        Server(make_app(served, llm, settings), served, server.drain_timeout, announce).run_at(taken)
+        app, most = make_app(served, llm, settings), server.max_connections
+        Server(app, served, server.drain_timeout, announce, most).run_at(taken)
     finally:
         if tracer is not None:
             tracer.close()

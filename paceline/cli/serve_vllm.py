@@ -42,6 +42,7 @@ MISSING = {
     "allowed_hosts": "check names in the proxy before it",
     "prefix_cache_bytes": "vLLM keeps texts in its KV cache; -- --no-enable-prefix-caching turns that off",
     "max_waiting": "vLLM has no limit of its own; set one in the proxy before it",
+    "max_connections": "set a limit in the proxy before it",
     "max_body_mb": "set a limit in the proxy before it",
     "max_image_mb": "set a limit in the proxy before it",
     "request_timeout": "set a limit in the proxy before it",

@@ -1,4 +1,4 @@
-"""Connections of clients that send or read too slowly: they are closed, so that none is held for ever."""
+"""Connections: how many there may be, and how slowly a client may send and read, so that none is held for ever."""
 
 import asyncio
 from typing import Any
@@ -10,19 +10,30 @@ HEAD_S = 30.0
 """Seconds until the head of a request must be there."""
 STALL_S = 60.0
 """Seconds that a client may read nothing while an answer waits for it."""
+REFUSED = 64
+"""Connections beyond the limit that are told so; more are closed without a word."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's HTTP/1.1 with these two limits. h11 bounds the size of a head; `Gate` bounds bodies and their time."""
+    """uvicorn's HTTP/1.1 with these limits. h11 bounds the size of a head; `Gate` bounds bodies and their time.
 
-    def __init__(self, *given: Any, **options: Any):
+    max_connections: open at once. `Gate` answers requests of further ones with status 503.
+    """
+
+    def __init__(self, *given: Any, max_connections: int, **options: Any):
         super().__init__(*given, **options)
+        self.max_connections = max_connections
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there, and should say what it wants."""
         super().connection_made(transport)
+        extra = len(self.connections) - self.max_connections
+        if extra > REFUSED:
+            transport.abort()
+            return
+        self.app_state = {**self.app_state, "is_refused": extra > 0}
         self._head_timer = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:

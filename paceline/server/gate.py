@@ -1,4 +1,4 @@
-"""What every request passes before its endpoint: an id and a log line, its Host, the API key, the limit of its body."""
+"""What every request passes before its endpoint: an id and a log line, its Host, the API key, the limits of bodies."""
 
 import asyncio
 import hmac
@@ -18,6 +18,8 @@ logger = logging.getLogger("paceline.server")
 _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
 _PROBES = ("/health", "/ready")
 _QUIET_PATHS = (*_PROBES, "/metrics")
+HELD_BODIES = 8
+"""Largest bodies that fit into what all requests in progress may hold together."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 """Of this machine, in a Host header."""
 
@@ -26,7 +28,8 @@ class Gate:
     """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add what they know.
 
     api_keys: one of which must be sent to every path that answers with the model; empty: none is asked for.
-    max_body_bytes: of a body. body_timeout_s: until it is there as a whole.
+    max_body_bytes: of a body; those of all requests in progress may have `HELD_BODIES` times as many together.
+    body_timeout_s: until a body is there as a whole.
     allowed_hosts: names by which the server may be called, in lower case, without a port; empty: any.
     """
 
@@ -39,6 +42,7 @@ class Gate:
         allowed_hosts: Sequence[str] = (),
     ):
         self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
+        self.held_bytes = 0
         self.allowed_hosts = frozenset(allowed_hosts)
         self.keys = [key.encode() for key in api_keys]
 
@@ -49,18 +53,23 @@ class Gate:
             return
         begin, status = time.perf_counter(), CLIENT_GONE
         log: dict[str, Any] = {"request_id": f"req_{secrets.token_hex(12)}"}
-        scope["log"] = log
+        scope["log"], scope["held_bytes"] = log, 0
+        is_refused = scope.get("state", {}).get("is_refused", False)
 
         async def put(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 added = [(b"x-request-id", log["request_id"].encode())]
+                added += [(b"connection", b"close")] if is_refused else []
                 message = {**message, "headers": [*message.get("headers", []), *added]}
             await send(message)
 
         try:
             try:
+                if is_refused and scope["path"] not in _PROBES:
+                    what = "This server has as many connections as it takes."
+                    raise ApiError(503, what, "too_many_connections", retry_after_s=1)
                 self._check_host(scope)
                 self._check_key(scope)
                 await self.app(scope, await self._with_body(scope, receive), put)
@@ -70,6 +79,7 @@ class Gate:
             status = 500  # answered further out
             raise
         finally:
+            self.held_bytes -= scope["held_bytes"]
             if scope["path"] not in _QUIET_PATHS:
                 seconds = round(time.perf_counter() - begin, 4)
                 line = {"method": scope["method"], "path": scope["path"], "status": status, "seconds": seconds}
@@ -97,7 +107,7 @@ class Gate:
 
     async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
         """The same messages, of which the body is read already."""
-        pieces, size, is_whole = list[bytes](), 0, False
+        pieces, is_whole = list[bytes](), False
         length = dict(scope["headers"]).get(b"content-length", b"0")
         too_large = ApiError(413, f"The body is larger than {self.max_body_bytes} bytes.", "request_too_large")
         if length.isdigit() and int(length) > self.max_body_bytes:
@@ -108,9 +118,13 @@ class Gate:
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 pieces.append(message.get("body", b""))
-                size += len(pieces[-1])
-                if size > self.max_body_bytes:
+                scope["held_bytes"] += len(pieces[-1])
+                self.held_bytes += len(pieces[-1])
+                if scope["held_bytes"] > self.max_body_bytes:
                     raise too_large
+                if self.held_bytes > HELD_BODIES * self.max_body_bytes:
+                    what = "The requests in progress are as large as this server takes together."
+                    raise ApiError(429, what, "rate_limit_exceeded", retry_after_s=1)
                 is_whole = not message.get("more_body", False)
         body: list[Message] = [{"type": "http.request", "body": b"".join(pieces), "more_body": False}]
 

@@ -6,8 +6,9 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from ..errors import ConfigError
 from .connections import Connection
 
 LogFormat = Literal["text", "json"]
+MAX_CONNECTIONS = 512
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -65,13 +67,21 @@ class Server(uvicorn.Server):
     """Serves until SIGTERM or Ctrl-C; what is being answered then is finished within `drain_s` seconds.
 
     A second signal ends that. announce: called with the URL once the server listens.
+    max_connections: open at once; further ones get status 503.
     """
 
-    def __init__(self, app: FastAPI, engine: Drainable, drain_s: float, announce: Callable[[str], None]):
+    def __init__(
+        self,
+        app: FastAPI,
+        engine: Drainable,
+        drain_s: float,
+        announce: Callable[[str], None],
+        max_connections: int = MAX_CONNECTIONS,
+    ):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http=cast(Any, partial(Connection, max_connections=max_connections)),
                 ws="none",
                 log_config=None,
                 access_log=False,

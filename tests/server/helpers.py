@@ -55,7 +55,7 @@ async def server(llm=None, headers=None, max_waiting=256, **settings):
 
 
 @contextmanager
-def listening(llm=None, **settings):
+def listening(llm=None, max_connections=512, **settings):
     """A server on a socket, in a thread of its own; yields its URL, the engine and the service."""
     engine, announced, urls = AsyncLLM(llm or tiny_llm()), threading.Event(), []
     app = make_app(engine, engine.llm, Settings(model="tiny", **settings))
@@ -64,7 +64,7 @@ def listening(llm=None, **settings):
         urls.append(url)
         announced.set()
 
-    running = Server(app, engine, 5.0, announce)
+    running = Server(app, engine, 5.0, announce, max_connections)
     thread = threading.Thread(target=running.run_at, args=(bind("127.0.0.1", 0),))
     thread.start()
     assert announced.wait(30)

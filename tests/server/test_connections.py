@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from paceline.cli.serve import ServerOptions
-from paceline.server import connections
+from paceline.server import connections, gate
 from paceline.server.gate import LOCAL_NAMES
 from tests.server.helpers import ASK, listening, server
 from tests.server.test_ends import wait_until
@@ -130,3 +130,40 @@ def test_a_length_that_lies(length):
         assert status == (b"413" if length in (None, "99999999999") else b"400")
         assert httpx.post(url + CHAT, json=ASK, timeout=30).status_code == 200
         assert not engine.num_running
+
+
+def test_more_connections_than_the_server_takes(monkeypatch):
+    monkeypatch.setattr(connections, "REFUSED", 1)
+    with listening(max_connections=2) as (url, _, _), connect(url) as first, connect(url), connect(url) as third:
+        third.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert drained(third).startswith(b"HTTP/1.1 200"), "probes are answered"
+        with connect(url) as third:
+            third.sendall(request(ASK))
+            told = drained(third)
+            assert told.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1" in told
+            assert b'"code":"too_many_connections"' in told
+        with connect(url), connect(url) as fourth:
+            assert drained(fourth) in (b"", b"reset"), "closed unheard"
+        first.sendall(request(ASK))
+        assert first.recv(15) == b"HTTP/1.1 200 OK", "those that were there go on"
+    with listening(max_connections=1) as (url, _, _):
+        for _ in range(3):
+            assert httpx.get(url + "/v1/models").status_code == 200, "closed connections do not count"
+
+
+def test_bodies_that_are_too_large_together(monkeypatch):
+    monkeypatch.setattr(gate, "HELD_BODIES", 2)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n"
+    with listening(max_body_bytes=1000) as (url, _, _), connect(url) as first, connect(url) as second:
+        for raw in (first, second):
+            raw.sendall(head.encode() + b" " * 890)
+        wait_until(lambda: status_of(url) == 429)
+        first.close()
+        wait_until(lambda: status_of(url) == 200)
+
+
+def status_of(url) -> int:
+    """Of a request with a body of more than 220 bytes."""
+    body = {**ASK, "user": "u" * 200}
+    return httpx.post(url + CHAT, json=body, timeout=30).status_code

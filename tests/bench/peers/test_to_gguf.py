@@ -72,6 +72,27 @@ def test_tied(source, tmp_path):
     assert not np.array_equal(new["token_embd.weight"], as_bf16(old["token_embd.weight"])), "not the coarser copy"
 
 
+def test_half(source, tmp_path):
+    to_gguf(source, tmp_path / "out.gguf", half=True)
+    after = GGUFReader(tmp_path / "out.gguf")
+    assert {tensor.tensor_type.name for tensor in after.tensors if tensor.name.endswith("weight")} == {"F16"}
+    assert after.fields["general.file_type"].contents() == 1
+    for name, old in values(source).items():
+        np.testing.assert_array_equal(values(tmp_path / "out.gguf")[name], as_bf16(old), err_msg=name)
+
+
+def test_half_refuses_what_float16_does_not_hold(tmp_path):
+    writer = GGUFWriter(tmp_path / "in.gguf", "qwen2")
+    writer.add_tensor("token_embd.weight", np.full((2, 32), 1e6, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match="float16 does not hold"):
+        to_gguf(tmp_path / "in.gguf", tmp_path / "out.gguf", half=True)
+    assert not (tmp_path / "out.gguf").exists()
+
+
 def test_refusals(source, tmp_path):
     with pytest.raises(ConfigError, match="overwrite"):
         to_gguf(source, source)

@@ -73,14 +73,12 @@ class Choose(Drafter):
         self.info = self._info()
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """One entry a member; those that the request does not want have nothing to propose."""
         return [
             replace(member.draft_options(seq)[0], source=label) if _may(label, seq) else DraftOptions(label, hint=-1)
             for member, label in zip(self.members, self.labels, strict=True)
         ]
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """Those of the members, by their labels."""
         found: dict[str, tuple[float, float]] = {}
         for member, label in zip(self.members, self.labels, strict=True):
             found.update((label, costs) for costs in member.seconds().values())
@@ -109,7 +107,6 @@ class Choose(Drafter):
             member.observe(seqs, draft, logits, walks)
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots everywhere."""
         for member in self.members:
             member.release(slots)
 
@@ -123,29 +120,23 @@ class ChooseSpec(DrafterSpec):
 
     @property
     def name(self) -> str:
-        """The names of the members."""
         return "+".join(member.name for member in self.drafters)
 
     @property
     def parts(self) -> tuple[DrafterSpec, ...]:
-        """The members."""
         return self.drafters
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Those of the members."""
         return tuple(model for member in self.drafters for model in member.models)
 
     def tree_nodes(self, depth: int) -> int | None:
-        """The most of any member."""
         return max((nodes for one in self.drafters if (nodes := one.tree_nodes(depth)) is not None), default=None)
 
     def as_dict(self) -> dict[str, object]:
-        """The members with their methods."""
         return {"drafters": [{"method": member.method, **member.as_dict()} for member in self.drafters]}
 
     def build(self) -> Choose:
-        """The drafter."""
         return Choose([member.build() for member in self.drafters])
 
 

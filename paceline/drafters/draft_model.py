@@ -24,7 +24,7 @@ from ..runner import LoadedModel, ModelRunner, load_model, with_weights
 from ..sampling import DraftSampler
 from ..schema import checked, checked_call
 from ..zoo import resolve
-from .chain import draft_chains
+from .chain import Chains
 from .draft_vision import DraftPrompt, VisionMode, vision_of_draft
 from .registry import DrafterSpec, vllm_flag
 from .vocabularies import Translation, VocabularyMode, translation
@@ -66,7 +66,6 @@ class DraftModel(Drafter):
         self._vocabulary: VocabularyMode = vocabulary
         self._prompts: dict[int, DraftPrompt] = {}  # by slot
         self._weights: Weights | None = weights
-        self._runner: ModelRunner | None = None
         self.translation: Translation | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
@@ -85,16 +84,10 @@ class DraftModel(Drafter):
             loaded, _ = with_weights(loaded, self._weights)
         self._seeing = vision_of_draft(self._vision, target, loaded)
         loaded = self._seeing.loaded
-        self._runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
-        self.sampler = DraftSampler(verifier.exact, target.banned_token_ids | self._runner.banned_token_ids)
-        self.vocab_size = target.vocab_size
+        self.runner = ModelRunner(loaded, target.num_slots, min(target.max_length, loaded.context))
+        sampler = DraftSampler(verifier.exact, target.banned_token_ids | self.runner.banned_token_ids)
+        self.chains = Chains(self.runner, sampler, target.vocab_size, self.name)
         self._prompts.clear()
-
-    @property
-    def runner(self) -> ModelRunner:
-        """The draft's own runner, once bound."""
-        assert self._runner is not None, "bind() comes first"
-        return self._runner
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A pass of the draft over one token, and its time to read a token of the prompt."""
@@ -113,8 +106,9 @@ class DraftModel(Drafter):
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Catch up with what was emitted, then draft; rows that outgrew the draft's own context propose nothing."""
         limits, uncached_tokens = self.catch_up(seqs, budgets)
-        drafts = draft_chains if self.translation is None else self.translation.draft
-        return drafts(self.runner, self.sampler, seqs, limits, uncached_tokens, self.vocab_size, self.name)
+        if self.translation is None:
+            return self.chains.draft(seqs, limits, uncached_tokens)
+        return self.translation.draft(self.chains, seqs, limits, uncached_tokens)
 
     def catch_up(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> tuple[list[DraftBudget], list[list[int]]]:
         """Read what was emitted; returns budgets cut to the draft's context, and the few tokens left for its next pass.
@@ -145,7 +139,6 @@ class DraftModel(Drafter):
                 self.runner.cache.truncate(seq.slot, min(cached, same, len(text) - 1))
 
     def release(self, slots: Seq[int]) -> None:
-        """Empty these slots."""
         for slot in slots:
             self.runner.cache.lengths[slot] = 0
             self._prompts.pop(slot, None)
@@ -159,7 +152,7 @@ class DraftModel(Drafter):
         text, most = self._prompts[seq.slot].text(seq.token_ids), self.runner.vocab_size
         if self.translation is not None:
             return self.translation.read(seq.slot, text)
-        return text if most >= self.vocab_size else [token if token < most else 0 for token in text]
+        return text if most >= self.chains.vocab_size else [token if token < most else 0 for token in text]
 
     def _read(self, slot: int, text: list[int], most: int) -> int:
         """Prefill where many tokens are not cached, `most` at once, a prompt with images whole; returns how many."""
@@ -190,14 +183,12 @@ class DraftModelSpec(DrafterSpec):
 
     @property
     def name(self) -> str:
-        """As on the command line."""
         weights = f"@{self.weights}" if self.weights else ""
         rest = {"vision": self.vision, "vocabulary": self.vocabulary}
         return f"model:{self.model}{weights}" + "".join(f",{key}={value}" for key, value in rest.items() if value)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The one model."""
         return (self.model,)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:

@@ -64,7 +64,6 @@ class TextOnly(DraftVision):
     """Placeholders are dropped from the prompt, save its last token."""
 
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
-        """The text between the images."""
         *before, last = seq.prompt_ids
         kept = [token for token in before if token not in self.target.banned_token_ids]
         return self.text_only([*kept, last], len(seq.prompt_ids))
@@ -90,7 +89,6 @@ class OwnTower(DraftVision):
         )
 
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
-        """The target's text, with what the draft's processor writes for each image."""
         if seq.vision is None or not seq.vision.images:
             return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         ids, images, end = list[int](), list[PromptImage](), 0
@@ -163,7 +161,6 @@ class SharedTower(DraftVision):
         super().__init__(target, replace(loaded, vision=half, image_reference=None))
 
     def read(self, seq: Sequence, draft: ModelRunner) -> DraftPrompt:
-        """The target's prompt; its features are put where the draft looks for them."""
         if seq.vision is None or not seq.vision.images:
             return self.text_only(seq.prompt_ids, len(seq.prompt_ids))
         if self._projected:

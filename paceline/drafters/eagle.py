@@ -66,7 +66,6 @@ class Eagle(Drafter):
         self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]
         self.source = self.name
         self.info = DrafterInfo(branches=self.top_k, reads_states=True)
-        self._pass: EaglePass | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Load and copy the head. Raises `ConfigError` for another method's, `IncompatibleModels` for other sizes."""
@@ -82,16 +81,10 @@ class Eagle(Drafter):
             )
         embeddings = loaded.embeddings
         rows = embeddings if head.config.own_lm_head else loaded.output_rows()
-        self._pass = EaglePass(head, embeddings, rows, target.num_slots)
-        self._target, self._ranking = target, TokenRanking.of(self._pass.draft_ids, target, verifier)
+        self.layer = EaglePass(head, embeddings, rows, target.num_slots)
+        self._target, self._ranking = target, TokenRanking.of(self.layer.draft_ids, target, verifier)
         self.source = "eagle3" if head.config.version == 3 else "eagle"
         target.watch_states(head.config.states)
-
-    @property
-    def layer(self) -> EaglePass:
-        """The head as it drafts, once bound."""
-        assert self._pass is not None, "bind() comes first"
-        return self._pass
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Uncached pairs beyond the usual few; the hint is -1 for a text of one token, which has no pair."""
@@ -126,9 +119,7 @@ class Eagle(Drafter):
         return draft_of(seqs, [tree.finish() for tree in trees], self.source)
 
     def release(self, slots: Seq[int]) -> None:
-        """Empty these slots."""
-        if self._pass is not None:
-            self._pass.cache.release(slots)
+        self.layer.cache.release(slots)
 
     def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
         depth = None if len(seq.token_ids) > 1 else 0
@@ -195,7 +186,6 @@ class EagleSpec(HeadSpec):
             raise ConfigError(f'a "{self.tree}" tree does not take "top_k"', fix=fix)
 
     def tree_nodes(self, depth: int) -> int | None:
-        """Those of EAGLE's trees."""
         return None if self.tree == "chain" else max(TREE_NODES, depth)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:

@@ -31,7 +31,6 @@ class JumpForward(Drafter):
         return (DraftOptions(self.name, hint=0 if count else -1, ready=count),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """A chain per row, empty where nothing is forced."""
         rows = [
             [seq.token_ids[-1], *(_forced(seq)[: budget.depth] if budget.depth else ())]
             for seq, budget in zip(seqs, budgets, strict=True)

@@ -148,7 +148,6 @@ class Lookahead(Drafter):
             state.ends = []
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots; a shared pool stays."""
         for slot in slots:
             self._states.pop(slot, None)
 
@@ -214,5 +213,4 @@ class LookaheadSpec(DrafterSpec):
     tokens = 4
 
     def tree_nodes(self, depth: int) -> int:
-        """All guesses in full."""
         return max(depth, self.guesses * min(depth, self.ngram - 1))

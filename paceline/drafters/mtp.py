@@ -27,7 +27,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..heads import MtpHead
 from ..schema import checked, checked_call
-from .draft_layer import DraftCache, LayerParts, LayerPass, make_layer
+from .draft_layer import DraftCache, LayerParts, LayerPass, NativeLayer, TorchLayer, make_layer
 from .fitting import fitted, median_seconds, row_dtype
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
@@ -53,39 +53,20 @@ class Mtp(Drafter):
     @checked_call
     def __init__(self, head: str | PathLike[str] | MtpHead):
         self._given = head
-        self._head: MtpHead | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Fit the modules to the target, have it keep its last states, and make room for keys and values."""
-        self._head, self._target = fitted(self._given, MtpHead, target), target
-        self._ranking = TokenRanking.of(self._head.draft_ids, target, verifier)
-        self._dtype, config = row_dtype(target), self._head.config
+        self.head, self._target = fitted(self._given, MtpHead, target), target
+        self._ranking = TokenRanking.of(self.head.draft_ids, target, verifier)
+        self._dtype, config, loaded = row_dtype(target), self.head.config, target.loaded
         sizes = config.num_key_value_heads, config.head_dim
-        loaded = target.loaded
         self._cache = DraftCache(target.num_slots, *sizes, loaded.dtype, loaded.device, config.num_modules)
-        head = self._head  # its projections, norms and output rows stay in Python
-        modules = [head.module(step) for step in range(config.num_modules)]
-        self._layers = [
-            make_layer(
-                LayerParts(
-                    one.self_attn,
-                    one.mlp,
-                    head.output,
-                    config.rope_theta,
-                    one.post_attention_layernorm,
-                    one.input_layernorm,
-                    one.norm,
-                )
-            )
-            for one in modules
-        ]
-        target.watch_states([target.loaded.num_layers])
-
-    @property
-    def head(self) -> MtpHead:
-        """The modules, once bound."""
-        assert self._head is not None, "bind() comes first"
-        return self._head
+        self._layers = list[NativeLayer | TorchLayer]()
+        for step in range(config.num_modules):  # their projections, norms and output rows stay in Python
+            one = self.head.module(step)
+            norms = one.post_attention_layernorm, one.input_layernorm, one.norm
+            parts = LayerParts(one.self_attn, one.mlp, self.head.output, config.rope_theta, *norms)
+            self._layers.append(make_layer(parts))
+        target.watch_states([loaded.num_layers])
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Uncached rows beyond those of an ordinary step; the hint is -1 where the target has no state yet."""
@@ -110,7 +91,6 @@ class Mtp(Drafter):
         return {self.name: (median_seconds(step), median_seconds(read) / many)}
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots."""
         self._cache.release(slots)
 
     @torch.inference_mode()

@@ -15,7 +15,7 @@ window in the draft model's passes. Drafts are verified as a point mass, by the 
 sampled answers are those of plain decoding, also in batches.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,6 @@ from ..errors import IncompatibleModels
 from ..hf.fingerprint import hash_vocabulary
 from ..sampling.scores import argmax
 from ..schema import checked, checked_call
-from .chain import fit
 from .draft_model import DraftModel, DraftModelSpec
 from .ngram_pool import NgramPool, PoolSize, add_branches, children_of
 from .registry import DrafterSpec
@@ -79,8 +78,8 @@ class Ouroboros(Drafter):
         """
         self.draft.bind(target, verifier)
         translation = self.draft.translation
-        self._common = None if translation is None else translation.common
-        if translation is not None and self._common is None:
+        common = None if translation is None else translation.common
+        if translation is not None and common is None:
             raise IncompatibleModels(
                 "the draft model of Ouroboros has another tokenizer than the target and drafts by strings",
                 got=self.draft.runner.loaded.name,
@@ -89,11 +88,12 @@ class Ouroboros(Drafter):
             )
         # The draft model reads phrases, so they are of tokens that it has.
         runner, vocab_size = self.draft.runner, target.vocab_size
+        self._chains = replace(self.draft.chains, common=common)
         banned_token_ids = target.banned_token_ids | runner.banned_token_ids
-        if self._common is None:
+        if common is None:
             vocab_size = min(vocab_size, runner.vocab_size)
         else:
-            banned_token_ids |= frozenset(range(vocab_size)).difference(self._common.draft_ids)
+            banned_token_ids |= frozenset(range(vocab_size)).difference(common.draft_ids)
         self.pool = NgramPool(self.ngram, self.phrases, self.pool_size, banned_token_ids, vocab_size)
         tokenizer = target.loaded.tokenizer
         self._vocabulary = f"{target.vocab_size} tokens" if tokenizer is None else hash_vocabulary(tokenizer)
@@ -106,7 +106,6 @@ class Ouroboros(Drafter):
         self.pool.save(path, self._vocabulary)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Those of the draft model, for a tree."""
         return [replace(look, source=self.name, branches=self.phrases) for look in self.draft.draft_options(seq)]
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
@@ -120,7 +119,7 @@ class Ouroboros(Drafter):
         chained = [replace(budget, depth=budget.depth - self._suffix(budget)) for budget in budgets]
         limits, uncached_tokens = self.draft.catch_up(seqs, chained)
         tokens, parents = list[list[int]](), list[list[int]]()
-        for seq, budget, drafted in zip(seqs, budgets, self._chains(seqs, limits, uncached_tokens), strict=True):
+        for seq, budget, drafted in zip(seqs, budgets, self._drafted(seqs, limits, uncached_tokens), strict=True):
             ids = [seq.token_ids[-1], *drafted]
             ups = list(range(-1, len(drafted)))
             if drafted and not seq.would_end(drafted[-1], len(drafted)):
@@ -140,7 +139,6 @@ class Ouroboros(Drafter):
         self.draft.observe(seqs, draft, logits, walks)
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots; the phrases stay."""
         self.draft.release(slots)
         for slot in slots:
             self._num_read.pop(slot, None)
@@ -148,14 +146,16 @@ class Ouroboros(Drafter):
     def _suffix(self, budget: DraftBudget) -> int:
         return min(self.ngram - 1, budget.depth // 3)
 
-    def _chains(self, seqs: Seq[Sequence], limits: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]) -> list[list[int]]:
-        """What `chain.draft_chains` drafts, in fewer passes: each of them walks down the phrases that it confirms.
+    def _drafted(
+        self, seqs: Seq[Sequence], limits: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]
+    ) -> list[list[int]]:
+        """What `Chains.draft` drafts, in fewer passes: each of them walks down the phrases that it confirms.
 
         All drafted tokens but the last are cached at the end.
         """
-        runner, common, drafted = self.draft.runner, self._common, [list[int]() for _ in seqs]
+        chains, drafted = self._chains, [list[int]() for _ in seqs]
+        runner, theirs = chains.runner, chains.own_id
         feed = [list(ids) for ids in uncached_tokens]  # in the draft model's tokens
-        theirs: Callable[[int], int] = int if common is None else common.draft_ids.__getitem__
         active = [b for b, budget in enumerate(limits) if budget.depth > 0 and feed[b]]
         while active:
             rows, trees = list[tuple[list[int], list[int]]](), list[tuple[list[int], list[int]]]()
@@ -175,9 +175,8 @@ class Ouroboros(Drafter):
                 stem, node, children = len(feed[b]) - 1, 0, children_of(*rows[i])
                 path = list(range(1, stem + 1))
                 while True:
-                    given, size = logits[i, stem + node].unsqueeze(0), self.draft.vocab_size
-                    given = fit(given, size) if common is None else common.spread(given, size)
-                    chosen, _ = self.draft.sampler.sample(given, [seqs[b]], len(drafted[b]))
+                    given = chains.logits(logits[i, stem + node].unsqueeze(0))
+                    chosen, _ = chains.sampler.sample(given, [seqs[b]], len(drafted[b]))
                     token = int(chosen)
                     drafted[b].append(token)
                     count = len(drafted[b])
@@ -228,7 +227,6 @@ class OuroborosSpec(DraftModelSpec):
 
     @property
     def name(self) -> str:
-        """As on the command line."""
         return f"{self.method}:{super().name}"
 
     def tree_nodes(self, depth: int) -> int:
@@ -236,11 +234,9 @@ class OuroborosSpec(DraftModelSpec):
         return depth + (self.phrases - 1) * min(self.ngram - 1, depth // 3)
 
     def build(self) -> Ouroboros:
-        """The drafter."""
         options = {key: value for key, value in self.as_dict().items() if value is not None}
         own = {key: options.pop(key, None) for key in ("ngram", "phrases", "pool_size", "pool_file")}
         return Ouroboros(DraftModel(**options), **own)  # type: ignore[arg-type]
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """Nowhere."""
         return DrafterSpec.elsewhere(self, tokens)

@@ -27,7 +27,7 @@ from ..heads import BlockwiseHead, MedusaHead
 from ..heads.parallel import ParallelHeads
 from ..schema import checked, checked_call
 from .fitting import fitted, median_seconds, row_dtype
-from .registry import TREE_NODES, HeadSpec
+from .registry import HeadSpec
 from .top_tokens import TokenRanking
 from .trees import DynamicTree, draft_of
 
@@ -43,20 +43,12 @@ class HeadsDrafter(Drafter, ABC):
     def __init__(self, head: str | PathLike[str] | ParallelHeads, top_k: int):
         self._given, self.top_k = head, top_k
         self.info = DrafterInfo(branches=top_k, reads_states=True)
-        self._heads: ParallelHeads | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Fit the heads to the target and have it keep its last states."""
-        self._heads, self._target = fitted(self._given, self.kind, target), target
-        self._ranking = TokenRanking.of(self._heads.draft_ids, target, verifier)
+        self.heads, self._target = fitted(self._given, self.kind, target), target
+        self._ranking = TokenRanking.of(self.heads.draft_ids, target, verifier)
         self._dtype = row_dtype(target)
         target.watch_states([target.loaded.num_layers])
-
-    @property
-    def heads(self) -> ParallelHeads:
-        """The heads, once bound."""
-        assert self._heads is not None, "bind() comes first"
-        return self._heads
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
         """Nothing is ever left to read; the hint is -1 where the target has no state yet."""
@@ -132,10 +124,7 @@ class MedusaSpec(HeadSpec):
     drafter = Medusa
     tokens = 4
     exported = ("vLLM",)
-
-    def tree_nodes(self, depth: int) -> int:
-        """As of other trees."""
-        return max(TREE_NODES, depth)
+    draws_tree = True
 
 
 @checked

@@ -18,11 +18,9 @@ class Plain(Drafter):
     name: ClassVar[str] = "none"
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        """Never anything."""
         return (DraftOptions(self.name, hint=-1),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """A tree of roots."""
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
 
 

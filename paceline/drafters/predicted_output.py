@@ -17,8 +17,9 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..sampling.scores import before_banned
 from ..schema import checked
-from .prompt_lookup import LONGEST_HINT, up_to_end
+from .prompt_lookup import LONGEST_HINT
 from .registry import DrafterSpec
+from .trees import up_to_end
 
 LONGEST = 32
 """Tokens of the answer that are compared with a place of the prediction."""

@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..sampling.scores import before_banned
 from ..schema import checked, checked_call
 from .registry import DrafterSpec, vllm_flag
+from .trees import up_to_end
 
 LONGEST_HINT = 8
 """Matches of different length count as different up to this length: longer ones are not more reliable."""
@@ -66,7 +67,6 @@ class PromptLookup(Drafter):
         self._banned_token_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Ask which tokens cannot be drafted."""
         self._banned_token_ids = target.banned_token_ids
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
@@ -75,7 +75,6 @@ class PromptLookup(Drafter):
         return (DraftOptions(self.name, hint=found[1] if found else -1),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """A chain per row; rows without a match propose nothing."""
         rows, hints = list[list[int]](), list[int]()
         for seq, budget in zip(seqs, budgets, strict=True):
             found = self._match(seq) if budget.depth else None
@@ -86,7 +85,6 @@ class PromptLookup(Drafter):
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget the indexes of these slots."""
         for slot in slots:
             self._indexes.pop(slot, None)
 
@@ -129,12 +127,6 @@ def _continuation(tokens: list[int], end: int, depth: int) -> list[int]:
     return drafted
 
 
-def up_to_end(seq: Sequence, tokens: list[int]) -> list[int]:
-    """The tokens up to one that ends the answer, as of an earlier turn: what comes behind it could not be emitted."""
-    ends = (place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place))
-    return tokens[: next(ends, len(tokens))]
-
-
 _Length = Annotated[int, Field(ge=1, le=32)]
 
 
@@ -158,7 +150,6 @@ class LookupSpec(DrafterSpec):
             )
 
     def build(self) -> PromptLookup:
-        """The drafter."""
         return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:

@@ -112,6 +112,7 @@ class DrafterSpec:
     drafter: the class that `build` makes with the options that are not None.
     tokens: how many tokens the policy "fixed" drafts by default.
     needs: the content of required keys, for messages.
+    draws_tree: whether it drafts trees of `TREE_NODES` nodes.
     """
 
     method: ClassVar[str]
@@ -119,6 +120,7 @@ class DrafterSpec:
     drafter: ClassVar[Any]
     tokens: ClassVar[int] = 5
     needs: ClassVar[Mapping[str, str]] = {}
+    draws_tree: ClassVar[bool] = False
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> Self:
@@ -145,7 +147,7 @@ class DrafterSpec:
 
     def tree_nodes(self, depth: int) -> int | None:
         """Nodes of a tree so deep, the root not counted, where nothing else says how many; None: it drafts chains."""
-        return None
+        return max(TREE_NODES, depth) if self.draws_tree else None
 
     def as_dict(self) -> dict[str, object]:
         """The keys, for JSON."""
@@ -174,7 +176,6 @@ class HeadSpec(DrafterSpec):
 
     @property
     def name(self) -> str:
-        """As on the command line."""
         return f"head:{self.model}"
 
     def build(self) -> "Drafter":

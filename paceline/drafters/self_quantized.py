@@ -30,7 +30,7 @@ from ..runner.adapters import put_int4
 from ..sampling import DraftSampler
 from ..schema import checked, checked_call
 from ..zoo.packaged import head_folder
-from .chain import draft_chains
+from .chain import Chains
 from .draft_model import llama_cpp_draft
 from .registry import DrafterSpec
 
@@ -59,28 +59,22 @@ class SelfQuantized(Drafter):
         self.group_size, self.bits, self.weights = group_size, bits, weights
         self.lm_head: LmHead = lm_head
         self.report: QuantReport | None = None
-        self._runner: ModelRunner | None = None
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         """Quantise a copy of the target's linear layers; everything else is shared with it."""
-        self._runner = target.sharing_cache(lambda model: self._quantize(model, target.loaded))
-        self._sampler = DraftSampler(verifier.exact, target.banned_token_ids)
-        self._vocab_size = target.vocab_size
+        self._runner: ModelRunner = target.sharing_cache(lambda model: self._quantize(model, target.loaded))
+        sampler = DraftSampler(verifier.exact, target.banned_token_ids)
+        self._chains = Chains(self._runner, sampler, target.vocab_size, self.name)
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A pass of the draft over one token; it has nothing to read."""
-        assert self._runner is not None, "bind() comes first"
         token = self._runner.pass_seconds(1)
         return {self.name: (token, token)}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Draft past the committed length and roll back, leaving only rows that verification overwrites."""
-        assert self._runner is not None, "bind() comes first"
-        uncached_tokens = [[seq.token_ids[-1]] for seq in seqs]
         with self._runner.tentative([seq.slot for seq in seqs]):
-            return draft_chains(
-                self._runner, self._sampler, seqs, budgets, uncached_tokens, self._vocab_size, self.name
-            )
+            return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
 
     def _quantize(self, model: PreTrainedModel, target: ModelFacts) -> None:
         if self.weights is None:
@@ -128,16 +122,13 @@ class SelfInt4Spec(DrafterSpec):
 
     @property
     def name(self) -> str:
-        """As on the command line, where it has such a name."""
         return f"self-int{self.bits}" if self.model is None else f"self-int4:{self.model}"
 
     def as_dict(self) -> dict[str, object]:
-        """Without what trained weights say themselves."""
         given = super().as_dict()
         return given if self.model is None else {key: given[key] for key in ("model", "lm_head")}
 
     def build(self) -> SelfQuantized:
-        """The drafter. Raises `ConfigError` for a folder that is not there."""
         folder = None if self.model is None else str(head_folder(self.model))
         return SelfQuantized(self.group_size or 32, self.lm_head, self.bits or 4, folder)
 

@@ -142,7 +142,6 @@ class Space(Drafter):
                 self._predicted[seq.slot] = _Predicted(seq, len(seq.token_ids), found[:sound].clone())
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget what was predicted for these slots."""
         for slot in slots:
             self._predicted.pop(slot, None)
 

@@ -16,7 +16,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..schema import checked, checked_call
 from .corpus_index import CorpusIndex
-from .registry import TREE_NODES, DrafterSpec, vllm_flag
+from .registry import DrafterSpec, vllm_flag
 from .suffix_automaton import NO_CONTEXT, TOP_K, Context, Continuations, SuffixAutomaton
 from .trees import DraftTree, DynamicTree, draft_of
 
@@ -76,13 +76,11 @@ class Suffix(Drafter):
         return (DraftOptions(self.name, hint=self._read(seq).hint, branches=TOP_K),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """A tree per row; rows without a match propose nothing."""
         texts = [self._read(seq) for seq in seqs]
         trees = [self._tree(*row) for row in zip(seqs, texts, budgets, strict=True)]
         return replace(draft_of(seqs, trees, self.name), hints=tuple(text.hint for text in texts))
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget the texts of these slots."""
         for slot in slots:
             self._texts.pop(slot, None)
 
@@ -132,15 +130,11 @@ class SuffixSpec(DrafterSpec):
     method = "suffix"
     drafter = Suffix
     tokens = 8  # counting costs nothing, so a long guess is worth it
+    draws_tree = True
 
     @property
     def name(self) -> str:
-        """With the corpus, as on the command line."""
         return "suffix" if self.corpus is None else f"suffix:{self.corpus}"
-
-    def tree_nodes(self, depth: int) -> int:
-        """As of other trees."""
-        return max(TREE_NODES, depth)
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """In vLLM "suffix", which drafts a chain."""

@@ -19,7 +19,7 @@ from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..kernels.library import largest, library
 from ..schema import checked, checked_call
-from .registry import TREE_NODES, DrafterSpec
+from .registry import DrafterSpec
 from .trees import DraftTree, DynamicTree, draft_of
 
 SUCCESSORS = 8
@@ -47,7 +47,6 @@ class TokenRecycling(Drafter):
         self._banned_token_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Start with an empty matrix; ask which tokens cannot be drafted."""
         self._successors = torch.full((target.vocab_size, SUCCESSORS), -1, dtype=torch.int32)
         self._banned_token_ids = target.banned_token_ids
 
@@ -145,10 +144,7 @@ class RecyclingSpec(DrafterSpec):
     label = "recycling"
     drafter = TokenRecycling
     tokens = _DEPTH
-
-    def tree_nodes(self, depth: int) -> int:
-        """As of other trees."""
-        return max(TREE_NODES, depth)
+    draws_tree = True
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """No other engine has it."""

@@ -149,7 +149,6 @@ class StaticTree(DynamicTree):
         self._paths: list[tuple[int, ...]] = []
 
     def takes(self, parent: int, rank: int, score: float) -> bool:
-        """Whether the table has this path."""
         path = (*(self._paths[parent] if parent >= 0 else ()), rank)
         if path in self._table:
             self._paths.append(path)
@@ -157,7 +156,6 @@ class StaticTree(DynamicTree):
         return False
 
     def next_frontier(self) -> list[int]:
-        """Those that have children in the table."""
         return [node for node in super().next_frontier() if (*self._paths[node], 0) in self._table]
 
 
@@ -177,6 +175,12 @@ def draft_of(seqs: Sequence[TextSequence], rows: Sequence[DraftTree], source: st
     tokens = [[seq.token_ids[-1], *row.tokens] for seq, row in zip(seqs, rows, strict=True)]
     tree = TokenTree.from_lists(tokens, [[-1, *row.parents] for row in rows])
     return Draft(tree, source=source, confidence=padded_confidences([row.confidences for row in rows], tree.num_nodes))
+
+
+def up_to_end(seq: TextSequence, tokens: list[int]) -> list[int]:
+    """A chain up to the first token that would end the answer: what comes behind it could not be emitted."""
+    ends = (place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place))
+    return tokens[: next(ends, len(tokens))]
 
 
 def padded_confidences(rows: Sequence[Sequence[float]], num_nodes: int) -> Tensor:

@@ -19,7 +19,7 @@ import codecs
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
@@ -28,12 +28,11 @@ from ..core.interfaces import DraftBudget, ModelFacts
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
 from ..errors import IncompatibleModels
-from ..runner import ModelRunner
 from ..sampling import DraftSampler
 from ..sampling.scores import before_banned
-from .chain import CommonTokens, draft_chains
+from .chain import Chains, CommonTokens
 from .spelling import Spelling
-from .trees import padded_confidences
+from .trees import padded_confidences, up_to_end
 
 VocabularyMode: TypeAlias = Literal["auto", "intersection", "strings"]
 
@@ -101,34 +100,27 @@ class Translation:
         self._texts.pop(slot, None)
 
     def draft(
-        self,
-        runner: ModelRunner,
-        sampler: DraftSampler,
-        seqs: Seq[Sequence],
-        budgets: Seq[DraftBudget],
-        uncached_tokens: Seq[Seq[int]],
-        vocab_size: int,
-        source: str,
+        self, chains: Chains, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]
     ) -> Draft:
-        """As `draft_chains`; `uncached_tokens` are tokens of the draft, all others, and `vocab_size`, the target's.
+        """As `Chains.draft`; `uncached_tokens` are tokens of the draft, all others the target's.
 
         By strings the draft drafts its own likeliest tokens, and `should_continue` of a budget gets their confidences.
         """
         if (common := self.common_for([seq.token_ids for seq in seqs])) is not None:
-            made = draft_chains(runner, sampler, seqs, budgets, uncached_tokens, vocab_size, source, common)
+            made = replace(chains, common=common).draft(seqs, budgets, uncached_tokens)
             self.has_read(seqs, [[common.draft_ids[token] for token in row] for row in _drafted(made)])
             return made
-        rows, greedy = [self._as_read(seq) for seq in seqs], DraftSampler(True)
-        made = draft_chains(runner, greedy, rows, budgets, uncached_tokens, self._draft_vocab_size, source)
+        own = replace(chains, sampler=DraftSampler(True), vocab_size=self._draft_vocab_size)
+        made = own.draft([self._as_read(seq) for seq in seqs], budgets, uncached_tokens)
         self.has_read(seqs, drafted := _drafted(made))
         each = zip(seqs, drafted, budgets, strict=True)
-        cut = [self._cut(seq, row, one.depth, sampler) for seq, row, one in each]
+        cut = [self._cut(seq, row, one.depth, chains.sampler.banned_token_ids) for seq, row, one in each]
         tree = TokenTree.chain([[seq.token_ids[-1], *row] for seq, row in zip(seqs, cut, strict=True)])
         if made.confidence is None:
-            return Draft(tree, source=source)
+            return Draft(tree, source=chains.source)
         parts = zip(cut, drafted, made.confidence[:, 1:].tolist(), strict=True)
         confidence = padded_confidences([self._confidences(*part) for part in parts], tree.num_nodes)
-        return Draft(tree, source=source, confidence=confidence)
+        return Draft(tree, source=chains.source, confidence=confidence)
 
     def common_for(self, texts: Iterable[Seq[int]]) -> CommonTokens | None:
         """The common tokens where these texts, of the target's tokens, are drafted by intersection; None: by strings.
@@ -156,7 +148,7 @@ class Translation:
         ends = frozenset() if self._ends[1] is None or seq.params.ignore_eos else frozenset([self._ends[1]])
         return Sequence(self._whole(self._texts[seq.slot]), SamplingParams(), 0, ends, 1 << 62, slot=seq.slot)
 
-    def _cut(self, seq: Sequence, drafted: list[int], depth: int, sampler: DraftSampler) -> list[int]:
+    def _cut(self, seq: Sequence, drafted: list[int], depth: int, banned: frozenset[int]) -> list[int]:
         """The target's tokens of what was drafted, up to one that would end the answer."""
         ends = bool(drafted) and drafted[-1] == self._ends[1]
         spelled = self._theirs.join(drafted[:-1] if ends else drafted)
@@ -165,9 +157,7 @@ class Translation:
         tokens = self._ours.encode(data.encode(errors="surrogateescape"), self._ours.join(seq.token_ids[-_LOOK_BACK:]))
         if ends and self._ends[0] is not None:
             tokens.append(self._ends[0])
-        tokens = before_banned(tokens[:depth], sampler.banned_token_ids)
-        over = next((place for place, token in enumerate(tokens, start=1) if seq.would_end(token, place)), len(tokens))
-        return tokens[:over]
+        return up_to_end(seq, before_banned(tokens[:depth], banned))
 
     def _confidences(self, tokens: list[int], drafted: list[int], given: list[float]) -> list[float]:
         """The confidence in each of the target's tokens: the product over the drafted tokens that begin in it.

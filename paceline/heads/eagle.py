@@ -93,7 +93,6 @@ class EagleHead(DraftHead):
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
 
     def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
-        """Embeddings [B, N, E], in the dtype of `like`."""
         return (
             self.embed_tokens(token_ids).to(like.dtype)
             if self.config.own_embeddings

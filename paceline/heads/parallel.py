@@ -107,11 +107,9 @@ class MedusaHead(ParallelHeads):
             self.lm_heads = nn.ModuleList(nn.Linear(size, c.draft_vocab_size, False) for _ in heads)
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
-        """Raw logits of one head over the draft vocabulary. [..., E] -> [..., Vd]."""
         return self.lm_heads[head](hidden) if self.config.own_lm_head else super().logits(hidden, head)
 
     def forward(self, states: Tensor, num_heads: int | None = None) -> Tensor:
-        """Raw logits of the first `num_heads` heads, None: of all. [B, E] -> [B, K, Vd]."""
         if not self.config.own_lm_head:
             return super().forward(states, num_heads)
         heads = range(self.num_heads if num_heads is None else num_heads)

@@ -81,7 +81,6 @@ class CostModel(DraftPolicy):
         self._drafter: Drafter | None = None
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
-        """Start from the profile, or from nothing."""
         self._drafter, self._pass_seconds = drafter, pass_seconds
         self.estimates = Estimates(self.max_depth, self._given)
         self.ledger, self._probing = Ledger(), Probing()
@@ -108,7 +107,6 @@ class CostModel(DraftPolicy):
             self.estimates.learn_seconds(self._drafter.seconds())
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """Plan one round for all rows."""
         self._seen, self._measuring, self._round = [], 0.0, self._round + 1
         self._plan = [_Row()] * len(seqs)
         plain, rows = [DraftBudget(0, 0)] * len(seqs), self._options(seqs)
@@ -143,7 +141,6 @@ class CostModel(DraftPolicy):
             self._learn(self._seen)
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these requests; what they taught about drafters and lengths stays."""
         self._restarted.difference_update(slots)
         for slot in slots:
             self.estimates.release(slot)

@@ -36,11 +36,9 @@ class Fixed(DraftPolicy):
         self._drafter: Drafter | None = None
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
-        """Remember the drafter, to ask it which member can draft."""
         self._drafter = drafter
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """The fixed budget for everyone."""
         if self._depth == 0:
             return [DraftBudget(0, 0)] * len(seqs)
         return [DraftBudget(self._depth, self._nodes, first_ready(self._drafter, seq)) for seq in seqs]
@@ -82,11 +80,9 @@ class Dynamic(DraftPolicy):
         self._drafter: Drafter | None = None
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
-        """Remember the drafter, to ask it which member can draft."""
         self._drafter, self._accepted = drafter, {}
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        """A window for each row."""
         return [self._budget(seq) for seq in seqs]
 
     def _budget(self, seq: Sequence) -> DraftBudget:
@@ -107,6 +103,5 @@ class Dynamic(DraftPolicy):
         self._accepted[seq.slot] = min(accepted + NEWEST_WEIGHT * (target - accepted), float(self.max_tokens))
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots."""
         for slot in slots:
             self._accepted.pop(slot, None)

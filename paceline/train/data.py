@@ -242,7 +242,6 @@ class AnswerTask(Task[Batch]):
         return [(self._answers, batch) for batch in self._steps(devices)[step][0]]
 
     def is_epoch_end(self, step: int, devices: int) -> bool:
-        """After the last batch of an epoch."""
         return self._steps(devices)[step - 1][1]
 
     def _steps(self, devices: int) -> list[tuple[list[list[int]], bool]]:
@@ -257,16 +256,13 @@ class AnswerTask(Task[Batch]):
         return self._cut[devices]
 
     def load(self, item: tuple[Answers, list[int]]) -> Batch:
-        """The answers side by side, with their states."""
         answers, indices = item
         return answers.batch(indices, self._recipe.states, self._config.max_tokens)
 
     def weight(self, batch: Batch) -> int:
-        """Answer tokens."""
         return batch.num_tokens
 
     def loss(self, batch: Batch) -> Losses:
-        """The recipe's, on the module's device."""
         if not batch.states and self._recipe.states:
             assert self._states_of is not None
             batch = self._states_of(batch, self._recipe.states)

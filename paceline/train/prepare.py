@@ -171,16 +171,13 @@ class _Recorder(Drafter):
         self.states: dict[int, dict[int, Tensor]] = {}
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Watch the layers."""
         self._target = target
         target.watch_states(self.layers)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Nothing."""
         return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]))
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
-        """Copy the states of finished answers, keyed by the sequence's identity."""
         for seq in seqs:
             if seq.is_finished and self.layers:
                 read = self._target.read_states

@@ -37,7 +37,6 @@ class Ratio(Verifier):
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
-        """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
         return [
             descend(tree, partial(_decide, draft, distribution, row, tree.tokens, seeds[row], positions[row]))
             for row, tree in enumerate(Branches.read(draft.tree))

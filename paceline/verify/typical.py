@@ -56,7 +56,6 @@ class Typical(Verifier):
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
-        """Walk each tree from its root. `positions[b]` is the absolute position of the token after the root."""
         rows = Branches.read(draft.tree)
         walks = list[Walk]()
         for row, branches in enumerate(rows):

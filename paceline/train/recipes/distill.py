@@ -110,7 +110,6 @@ class DistillRecipe(Recipe):
 
     @classmethod
     def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
-        """The draft against the target: sizes, tokenizer, images."""
         shape = validate(DistillShape, config.head, "head")
         validate(DistillLoss, config.train.loss, "train.loss")
         if target.vision is None and shape.vision != "auto":
@@ -127,7 +126,6 @@ class DistillRecipe(Recipe):
 
     @classmethod
     def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        """The draft model to begin from, or some of the target's layers."""
         shape = validate(DistillShape, config.head, "head")
         how = validate(DistillLoss, config.train.loss, "train.loss")
         plain, target_whole = plain_models(resolve(config.model), target.device)
@@ -152,7 +150,6 @@ class DistillRecipe(Recipe):
         return cls(plain, draft, how, f"{shape} {how} from {begin}", reader, whole, processor)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
-        """The draft, with its tower where it has one."""
         return self._draft if self._whole is None else self._whole, target
 
     def loss(self, batch: Batch) -> Losses:

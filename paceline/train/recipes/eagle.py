@@ -75,7 +75,6 @@ class EagleRecipe(HeadRecipe):
 
     @classmethod
     def configure(cls, method: str, shape: EagleShape, target: LoadedModel) -> EagleConfig:
-        """The head's configuration. Raises `ConfigError`."""
         layers = target.num_layers
         if method == "eagle" and shape.states:
             got = f"head.states={list(shape.states)}"
@@ -93,7 +92,6 @@ class EagleRecipe(HeadRecipe):
 
     @classmethod
     def check_loss(cls, config: EagleConfig, settings: EagleLoss) -> None:
-        """Some term must be left to learn."""
         chosen = settings.complete(config.version)
         if not chosen.regress and not chosen.ce_weight:
             raise ConfigError("train.loss.regress and train.loss.ce_weight are 0", expected="one above 0")

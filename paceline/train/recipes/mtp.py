@@ -58,19 +58,16 @@ class MtpRecipe(HeadRecipe):
 
     @classmethod
     def configure(cls, method: str, shape: MtpShape, target: LoadedModel) -> MtpConfig:
-        """The modules' configuration."""
         sizes = head_sizes(target, shape.draft_vocab_size)
         return MtpConfig(**sizes, **layer_sizes(target, shape), num_modules=shape.num_modules)
 
     @classmethod
     def check_loss(cls, config: MtpConfig, settings: MtpLoss) -> None:
-        """Every module needs a step."""
         if settings.steps is not None and settings.steps < config.num_modules:
             expected = f"at least head.num_modules, {config.num_modules}"
             raise ConfigError("train.loss.steps is too small", got=settings.steps, expected=expected)
 
     def loss(self, batch: Batch) -> Losses:
-        """Mean of the steps' losses, weighted."""
         head, hidden, decay = self.head, batch.states[self._last], self.settings.decay
         steps = self.settings.steps or head.config.num_modules
         labels = self.labels(batch)

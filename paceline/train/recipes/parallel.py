@@ -71,7 +71,6 @@ class ParallelRecipe(HeadRecipe):
 
     @classmethod
     def configure(cls, method: str, shape: Any, target: LoadedModel) -> MedusaConfig | BlockwiseConfig:
-        """The heads' configuration."""
         sizes = head_sizes(target, shape.draft_vocab_size) | {"num_heads": shape.num_heads}
         if method == "medusa":
             return MedusaConfig(**sizes, num_layers=shape.num_layers, own_lm_head=shape.own_lm_head)
@@ -84,7 +83,6 @@ class ParallelRecipe(HeadRecipe):
         return usual if self.settings.decay is None else self.settings.decay
 
     def loss(self, batch: Batch) -> Losses:
-        """Mean of the heads' losses, weighted."""
         head, states, decay = self.head, batch.states[self._last], self.decay
         labels = self.labels(batch)
         trained = range(head.num_heads)

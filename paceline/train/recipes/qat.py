@@ -106,7 +106,6 @@ class QatRecipe(Recipe):
 
     @classmethod
     def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
-        """The format against the target's layers."""
         need("torchao", "QAT")
         shape = validate(QatShape, config.head, "head")
         validate(QatLoss, config.train.loss, "train.loss")
@@ -116,7 +115,6 @@ class QatRecipe(Recipe):
 
     @classmethod
     def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        """The target's own layers, rounded."""
         shape, how = validate(QatShape, config.head, "head"), validate(QatLoss, config.train.loss, "train.loss")
         plain, _ = plain_models(resolve(config.model), target.device)
         reader = None if target.vision is None else BatchReader(target)
@@ -124,7 +122,6 @@ class QatRecipe(Recipe):
         return cls(plain, student, fakes, how, f"{shape} {how}", reader)
 
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
-        """The rounded draft."""
         return cast("Fakes", self.module).packed(), target
 
     def loss(self, batch: Batch) -> Losses:

@@ -193,7 +193,6 @@ class SpaceRecipe(Recipe):
 
     @classmethod
     def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
-        """The shape against the target and the start, the output rows where they are needed, and the memory."""
         shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
         start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
         transition = shape.transition_rank if start is None else start.config.transition_rank
@@ -211,7 +210,6 @@ class SpaceRecipe(Recipe):
 
     @classmethod
     def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        """A fresh adapter over the target in float32, or the one to continue from."""
         shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
         gated = shape.mode == "gated"
         start = None if config.start is None else started("space", config.start, SpaceAdapter, target)

@@ -56,7 +56,6 @@ class Chains:
         return torch.nn.functional.pad(own, (0, missing), value=float("-inf"))
 
     def own_id(self, token: int) -> int:
-        """The runner's id of a token of the target."""
         return token if self.common is None else self.common.draft_ids[token]
 
     def draft(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget], uncached_tokens: Seq[Seq[int]]) -> Draft:

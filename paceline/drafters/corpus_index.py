@@ -108,12 +108,9 @@ class CorpusIndex:
         return sum(found.values()), sorted(found.items(), key=lambda one: -one[1])[:TOP_K]
 
     def step(self, context: Context, token: int) -> Context:
-        """The occurrences that go on like this."""
         return Context(context.state[self._tokens[context.state] == token] + 1, context.length + 1)
 
     def _places(self, wanted: bytes, at_most: int) -> NDArray[np.int64]:
-        """Where these tokens begin."""
-
         def beginning(place: int) -> bytes:
             return self._beginning(place, len(wanted))
 

@@ -92,7 +92,6 @@ class DraftCache:
                 tensors[:] = [nn.functional.pad(held, (0, 0, 0, more)) for held in tensors]
 
     def release(self, slots: Sequence[int]) -> None:
-        """Forget these slots."""
         for slot in slots:
             self.lengths[slot] = 0
 

@@ -113,7 +113,6 @@ class Ouroboros(Drafter):
         return {self.name: self.draft.seconds()[self.draft.name]}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """The draft model's chain, then phrases behind it."""
         for seq in seqs:
             self._num_read[seq.slot] = self.pool.read(seq.token_ids, self._num_read.get(seq.slot, 0))
         chained = [replace(budget, depth=budget.depth - self._suffix(budget)) for budget in budgets]

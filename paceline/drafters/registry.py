@@ -150,11 +150,9 @@ class DrafterSpec:
         return max(TREE_NODES, depth) if self.draws_tree else None
 
     def as_dict(self) -> dict[str, object]:
-        """The keys, for JSON."""
         return {key: getattr(self, key) for key in keys_of(type(self))}
 
     def build(self) -> "Drafter":
-        """The drafter."""
         return self.drafter(**{key: value for key, value in self.as_dict().items() if value is not None})
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:

@@ -48,7 +48,6 @@ class Spelling:
         self._of_byte = [self.index.get((False, bytes([byte])), unknown) for byte in range(256)]
 
     def join(self, ids: Iterable[int]) -> bytes:
-        """The bytes of some tokens."""
         return b"".join(self.pieces[index] if index < len(self.pieces) else b"" for index in ids)
 
     def encode(self, data: bytes, before: bytes = b"") -> list[int]:

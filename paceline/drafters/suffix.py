@@ -34,7 +34,6 @@ class _Text:
 
     @property
     def hint(self) -> int:
-        """See `Suffix.draft_options`."""
         length = min(self.context.length, LONGEST_HINT)
         return (length if self.source is self.automaton else LONGEST_HINT + length) if length else -1
 

@@ -63,7 +63,6 @@ class SuffixAutomaton:
         return len(self._edges)
 
     def append(self, token: int) -> None:
-        """Take the next token of the text."""
         self.num_tokens += 1
         new = self._add_state({}, self.num_tokens, 0, 0, 0)
         at = self._whole
@@ -81,11 +80,9 @@ class SuffixAutomaton:
             at = self._links[at]
 
     def context(self) -> Context:
-        """Of the whole text."""
         return self._with_edges(self._end, self.num_tokens)
 
     def step(self, context: Context, token: int) -> Context:
-        """The context after one more token, one of `following`; the text stays as it is."""
         return self._with_edges(self._edges[context.state][token], context.length + 1)
 
     def following(self, context: Context) -> tuple[int, list[tuple[int, int]]]:

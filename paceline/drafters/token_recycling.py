@@ -147,5 +147,4 @@ class RecyclingSpec(DrafterSpec):
     draws_tree = True
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        """No other engine has it."""
         return {engine: ("", "has no token recycling") for engine in ("vLLM", "SGLang", "llama.cpp")}

@@ -123,7 +123,6 @@ class DynamicTree:
         return path[::-1]
 
     def finish(self) -> DraftTree:
-        """The finished tree."""
         kept = self.kept()
         place = {node: index + 1 for index, node in enumerate(kept)} | {-1: 0}
         return DraftTree(

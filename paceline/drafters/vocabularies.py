@@ -96,7 +96,6 @@ class Translation:
         return self._texts[slot].num_same
 
     def release(self, slot: int) -> None:
-        """Forget the text of this slot."""
         self._texts.pop(slot, None)
 
     def draft(

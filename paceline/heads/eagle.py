@@ -45,7 +45,6 @@ class EagleConfig(LayerConfig):
 
     @property
     def method(self) -> str:
-        """The name of the method."""
         return "eagle3" if self.version == 3 else "eagle"
 
 

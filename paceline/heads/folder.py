@@ -77,7 +77,6 @@ class HeadTarget:
 
     @classmethod
     def of(cls, target: ModelFacts) -> "HeadTarget":
-        """The facts of a loaded model."""
         return cls(target.name, target.fingerprint, *(getattr(target, size) for size in _SIZES))
 
 

@@ -68,7 +68,6 @@ class Int4Draft(nn.Module):
         self._held(layer, linear, "params").copy_(params.view(torch.int16))
 
     def packable(self, layer: int, linear: str) -> tuple[Tensor, Tensor]:
-        """The codes and params that `put` was given."""
         first = 8 - (1 << self.config.bits - 1)
         codes = from_planes(self._held(layer, linear, "planes")) + first
         return codes, self._held(layer, linear, "params").view(torch.bfloat16)

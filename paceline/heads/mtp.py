@@ -56,11 +56,9 @@ class MtpModule(nn.Module):
         self.norm = nn.RMSNorm(size, c.rms_norm_eps)
 
     def begin(self, embeddings: Tensor, hidden: Tensor) -> Tensor:
-        """The input of the decoder layer. [B, N, E] each."""
         return self.eh_proj(torch.cat([self.enorm(embeddings), self.hnorm(hidden)], -1))
 
     def forward(self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """[B, N, E] -> [B, N, E]."""
         x = self.begin(embeddings, hidden)
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
@@ -88,7 +86,6 @@ class MtpHead(DraftHead):
         return self.module(step)(embeddings, hidden, cos, sin, attend)
 
     def module(self, step: int) -> MtpModule:
-        """The module that `module_of` numbers."""
         return cast("MtpModule", self.layers[self.module_of(step)])
 
     def logits(self, hidden: Tensor, step: int) -> Tensor:

@@ -124,7 +124,6 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., E] -> [..., E]."""
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -153,7 +152,6 @@ class Output(nn.Module):
         self.rows = torch.empty(0)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., E] -> [..., Vd]."""
         return nn.functional.linear(hidden, self.rows)
 
 

@@ -66,7 +66,6 @@ class Factors(nn.Module):
         nn.init.kaiming_uniform_(self.a, a=5**0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[R, inputs] -> [R, outputs]."""
         return nn.functional.linear(nn.functional.linear(x, self.a), self.b)
 
 
@@ -98,7 +97,6 @@ class SpaceAdapter(nn.Module):
 
     @property
     def num_masks(self) -> int:
-        """k, the most mask tokens below a node."""
         return self.config.num_masks
 
     def embed(self, which: Tensor) -> Tensor:

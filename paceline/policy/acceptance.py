@@ -103,7 +103,6 @@ class Acceptance:
         return counts.tries[0] if counts is not None and counts.tries else 0.0
 
     def release(self, slot: int) -> None:
-        """Forget the request in this slot."""
         self._requests.pop(slot, None)
 
 

@@ -68,7 +68,6 @@ class Option(DraftOptions):
 
     @property
     def depth(self) -> int:
-        """The longest draft."""
         return len(self.gains) - 1
 
     @property
@@ -153,7 +152,6 @@ class _Team:
         self.credit, self.plain = max(o.credit for o in self.drafting), turn.seconds(0)
 
     def best(self) -> Choice:
-        """The depth with the highest rate."""
         batch, drafting = len(self.options), self.drafting
         reading = [(o, o.reading / o.horizon) for o in drafting]
         share = DRAFTING_SHARE if self.restarts else 1.0

@@ -33,7 +33,6 @@ class PathOdds:
         self._ratios = None
 
     def add(self, product: float, hit: bool) -> None:
-        """Count one path."""
         bucket = bisect_right(EDGES, product)
         self.hits[bucket] += hit
         self.expected[bucket] += product

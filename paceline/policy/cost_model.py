@@ -135,7 +135,6 @@ class CostModel(DraftPolicy):
         return [self._budget(row, choice) for row in self._plan]
 
     def observe(self, seq: Sequence, record: Round) -> None:
-        """Collect the rows of a round, then learn from it."""
         self._seen.append((seq, record))
         if len(self._seen) == record.batch == len(self._plan) and self.estimates.curve is not None:
             self._learn(self._seen)

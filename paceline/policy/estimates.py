@@ -145,7 +145,6 @@ class Estimates:
             self.confidence.setdefault(record.source, Confidence()).observe(record, passed)
 
     def release(self, slot: int) -> None:
-        """Forget the request in this slot; what it taught stays."""
         self.acceptance.release(slot)
         self.lengths.release(slot)
 

@@ -29,7 +29,6 @@ class Ledger:
         self._loans: dict[tuple[int, str], tuple[float, float]] = {}  # passes still owed, passes repaid per token
 
     def available(self, slot: int, source: str) -> float:
-        """Passes that a round of this drafter for this request may lose."""
         own = self._sources.setdefault(source, INITIAL)
         return min(self.credit, own, self._requests.get(slot, REQUEST_INITIAL))
 

@@ -121,7 +121,6 @@ class Lengths:
         self._found: dict[int, tuple[object, Ends]] = {}  # by slot, with what it was looked up for
 
     def add(self, seq: Sequence) -> None:
-        """Learn from an answer that ended."""
         tokens = seq.num_output * (CUT if seq.finish_reason == "length" else 1)
         self._seen.append(_Answer(_prompt_end(seq), seq.output_ids[:1], tokens))
         self._added += 1
@@ -142,7 +141,6 @@ class Lengths:
         return ends
 
     def release(self, slot: int) -> None:
-        """Forget the request in this slot; what its answer taught stays."""
         self._found.pop(slot, None)
 
     def _look_up(self, seq: Sequence) -> Ends:

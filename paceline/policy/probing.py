@@ -53,7 +53,6 @@ class Probing:
             back_off.wait = min(LONGEST, max(WAIT, back_off.wait * 2))
 
     def release(self, slot: int) -> None:
-        """Forget the request in this slot."""
         self._known.pop(slot, None)
 
 

@@ -61,7 +61,6 @@ class Profile:
     version: Literal[2] = VERSION
 
     def to_dict(self) -> dict[str, object]:
-        """For `json.dump`."""
         made = asdict(self)
         made["pass_seconds"] = {str(rows): seconds for rows, seconds in self.pass_seconds.items()}
         return made

@@ -59,13 +59,11 @@ class PassCurve:
             self._table += [at_low + (at_high - at_low) * (n - low) / (high - low) for n in range(low + 1, high + 1)]
 
     def seconds(self, rows: int) -> float:
-        """T(rows)."""
         beyond = rows - len(self._table) + 1
         return self._table[rows] if beyond <= 0 else self._table[-1] + beyond * self._slope
 
     @property
     def seconds_per_row(self) -> float:
-        """What one more row adds on average."""
         return self._slope
 
 
@@ -102,7 +100,6 @@ class RoundSeconds:
         return self._known[nodes]
 
     def use(self, curve: PassCurve) -> None:
-        """Take a curve with more points."""
         self.curve = curve
         self._known.clear()
 
@@ -125,7 +122,6 @@ class RoundSeconds:
         return was_slow and self._was_slow
 
     def observe(self, nodes: int, seconds: float) -> None:
-        """Learn from a round that took this long."""
         ratio, to_plain = seconds / self.seconds(nodes), seconds / self.seconds(0)
         self._known.clear()
         if nodes == 0:
@@ -151,5 +147,4 @@ class DraftSeconds:
         self.token, self.uncached_tokens = token, uncached_tokens
 
     def of(self, depth: int, uncached_tokens: int) -> float:
-        """Seconds of one draft."""
         return depth * self.token.value + uncached_tokens * self.uncached_tokens.value

@@ -9,30 +9,26 @@ answer across, and the smaller of two limits takes a part of the larger.
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..errors import ConfigError
 from ..runner import LoadedModel
-from ..schema import validate
-from ..system.files import read_json
 from .config import TrainConfig
 from .loop import Task
 from .prepare import Answer, read_answers
 from .recipe import Batch, Losses, Recipe
-from .run_folder import understood
+from .run_folder import read_if_there
 
-StatesOf: TypeAlias = Callable[[Batch, Sequence[int]], Batch]
-"""Puts the target's states of the given layers into a batch that has none."""
 DATA = "data.json"
 _SORTED = 256
 """Answers sorted by length together: the larger, the less padding, and the less mixed a batch is."""
@@ -43,12 +39,7 @@ def read_begun(folder: Path) -> dict[str, int] | None:
 
     Raises `ConfigError` for a damaged data.json.
     """
-    path = folder / DATA
-    if not path.exists():
-        return None
-    what = f"the record {str(path)!r}"
-    with understood(what, f"remove {str(folder)!r} to train from the beginning"):
-        return validate(dict[str, int], read_json(path, "the record"), what)
+    return read_if_there(dict[str, int], folder / DATA, f"remove {str(folder)!r} to train from the beginning")
 
 
 @final
@@ -161,11 +152,8 @@ class Answers:
 
 def _side_by_side(answers: Sequence[Answer], layer: int, width: int) -> Tensor:
     """Stored states of one layer, zero where an answer has none. [B, T, E]."""
-    rows = [_stored(one, layer)[:width] for one in answers]
-    padded = rows[0].new_zeros(len(rows), width, rows[0].shape[-1])
-    for row, states in enumerate(rows):
-        padded[row, : len(states)] = states
-    return padded
+    padded = nn.utils.rnn.pad_sequence([_stored(one, layer)[:width] for one in answers], batch_first=True)
+    return nn.functional.pad(padded, (0, 0, 0, width - padded.shape[1]))
 
 
 def _stored(answer: Answer, layer: int) -> Tensor:
@@ -197,7 +185,7 @@ class AnswerTask(Task[Batch]):
     """
 
     def __init__(
-        self, recipe: Recipe, answers: Answers, config: TrainConfig, states_of: StatesOf | None = None,
+        self, recipe: Recipe, answers: Answers, config: TrainConfig, states_of: "OnlineStates | None" = None,
         held_out: Answers | None = None,
     ):  # fmt: skip
         if held_out is None:
@@ -282,21 +270,16 @@ class OnlineStates:
     @torch.no_grad()
     def __call__(self, batch: Batch, layers: Sequence[int]) -> Batch:
         """The batch with these states, zero at and after each answer's last token, as stored ones are."""
-        rows, width = batch.token_ids.shape
-        shape = rows, width, self._target.hidden_size
-        states = {n: torch.zeros(shape, dtype=self._target.dtype, device=self._target.device) for n in layers}
+        target, (rows, width) = self._target, batch.token_ids.shape
+        shape = rows, width, target.hidden_size
+        states = {n: torch.zeros(shape, dtype=target.dtype, device=target.device) for n in layers}
         last = (batch.is_answer * torch.arange(width)).amax(1).tolist()  # column of each answer's last token
         for row, end in enumerate(last):
-            for layer, read in self._read(batch.token_ids[row, None, :end], layers).items():
-                states[layer][row, :end] = read[0]
+            cache = SlotCache(1, end)
+            starts = cache.begin([cache.allocate()], end, whole=target.attends_trees)
+            layout = PassLayout(starts, end, None, False, 1, end, [0], device=target.device)
+            read = {layer: torch.empty(0) for layer in layers}
+            target.prefill(batch.token_ids[row, None, :end].to(target.device), layout, cache, read)
+            for layer, found in read.items():
+                states[layer][row, :end] = found[0]
         return replace(batch, states=states)
-
-    def _read(self, token_ids: torch.Tensor, layers: Sequence[int]) -> dict[int, torch.Tensor]:
-        """States [1, T, E] of one text [1, T]."""
-        target, length = self._target, token_ids.shape[1]
-        cache = SlotCache(1, length)
-        starts = cache.begin([cache.allocate()], length, whole=target.attends_trees)
-        layout = PassLayout(starts, length, None, False, 1, length, [0], device=target.device)
-        states = {layer: torch.empty(0) for layer in layers}
-        target.prefill(token_ids.to(target.device), layout, cache, states)
-        return states

@@ -83,7 +83,6 @@ class Window:
         self._sums: dict[str, Tensor] = {name: torch.tensor(pair) for name, pair in (sums or {}).items()}  # [2, ...]
 
     def add(self, losses: Losses, weight: float) -> None:
-        """Count one batch."""
         values = {"loss": losses.total.detach(), "agreement": losses.agreement}
         for name, value in (values | {f"part {name}": value for name, value in losses.parts.items()}).items():
             value = value.float()
@@ -111,7 +110,6 @@ class Window:
 
     @property
     def weight(self) -> float:
-        """The weight of all batches."""
         return float(self._sums["loss"][1]) if self._sums else 0.0
 
 
@@ -135,7 +133,6 @@ class Log:
             self._board = need_tensorboard().SummaryWriter(str(folder / "tensorboard"), purge_step=step)
 
     def write(self, event: Stepped | Evaluated | Finished) -> None:
-        """One line."""
         kind = next(name for name, of in _LOGGED.items() if isinstance(event, of))
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": kind, **asdict(event)}) + "\n")

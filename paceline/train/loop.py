@@ -118,7 +118,6 @@ class _Run:
         self.window = Window()
 
     def events(self) -> Iterator[TrainEvent]:
-        """The whole run."""
         config, steps = self.config, self.steps
         self._broadcast_weights()
         torch.manual_seed(config.seed + self.rank)
@@ -148,7 +147,6 @@ class _Run:
         yield event
 
     def _load(self, step: int) -> list[Any]:
-        """The micro-batches of a step that belong to this device."""
         return [self.task.load(item) for item in self.task.items(step, self.devices)[self.rank :: self.devices]]
 
     def _loss(self, batch: Any) -> Losses:
@@ -186,7 +184,6 @@ class _Run:
         self.tokens += round(total)
 
     def _evaluates(self) -> bool:
-        """Whether the held-out data are due after this step."""
         every = self.config.evaluate_every
         due = self.step % every == 0 if every else self.task.is_epoch_end(self.step, self.devices)
         return bool(len(self.task.held_out)) and (due or self.step == self.steps)
@@ -210,7 +207,6 @@ class _Run:
     # Staying the same run
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a run to continue."""
         c, shares = self.config, [share for _, share in self.groups]
         settings = {"lr": c.lr, "warmup": c.warmup, "clip": c.clip, "weight_decay": c.weight_decay, "seed": c.seed}
         shapes = [tuple(parameter.shape) for parameter in self.parameters]
@@ -262,7 +258,6 @@ class _Run:
                 parameter.data.copy_(broadcast(parameter.data))  # type: ignore[arg-type]
 
     def _gather(self, value: Any) -> list[Any]:
-        """The values of all devices."""
         if self.devices == 1:
             return [value]
         from accelerate.utils import gather_object
@@ -270,7 +265,6 @@ class _Run:
         return gather_object([value])
 
     def _sum(self, value: float) -> float:
-        """Over all devices."""
         if self.devices == 1:
             return value
         return float(self.accelerator.reduce(torch.tensor(float(value), device=self.device), "sum"))  # type: ignore[arg-type]

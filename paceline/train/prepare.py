@@ -46,10 +46,10 @@ from ..hf.prompts import Chat, read_prompt
 from ..policy import Fixed
 from ..runner import ModelRunner
 from ..schema import Many, checked, validate
-from ..system.files import parse_json, read_bytes, read_json, replacing, write_text
+from ..system.files import parse_json, read_bytes, replacing, write_text
 from ..verify import Coupled
 from .config import PrepareSection
-from .run_folder import check_same, understood
+from .run_folder import check_same, read_if_there, understood
 
 _RECORD = "prepare.json"
 _MAX_BYTES = 1 << 40  # of answers: millions of them
@@ -236,12 +236,8 @@ def read_answers(folder: Path) -> list[Answer]:
 
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The settings and the model of a folder; None where there is no record. Raises `ConfigError` for a damaged one."""
-    path = folder / _RECORD
-    if not path.exists():
-        return None
-    what = f"the record {str(path)!r}"
-    with understood(what, "remove it if the answers beside it were made with the same settings, else the whole folder"):
-        return validate(dict[str, Any], read_json(path, "the record"), what)
+    fix = "remove it if the answers beside it were made with the same settings, else the whole folder"
+    return read_if_there(dict[str, Any], folder / _RECORD, fix)
 
 
 def prepare(

@@ -8,15 +8,17 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import ConfigError, PacelineError
-from ..schema import brief
-from ..system.files import claimed
+from ..schema import brief, validate
+from ..system.files import claimed, read_json
+
+_T = TypeVar("_T")
 
 
 def need(name: str, what: str, fix: str = "pip install 'paceline[train]'") -> ModuleType:
@@ -76,6 +78,15 @@ def check_same(what: str, then: Mapping[str, Any], now: Mapping[str, Any], fix: 
     if changed:
         was, wanted = (", ".join(f"{key}: {brief(values.get(key))}" for key in changed) for values in (then, asked))
         raise ConfigError(f"{what} was made with other settings", got=wanted, expected=was, fix=fix)
+
+
+def read_if_there(kind: type[_T], path: Path, fix: str) -> _T | None:
+    """The record in a JSON file; None where there is none. Raises `ConfigError` for a damaged one."""
+    if not path.exists():
+        return None
+    what = f"the record {str(path)!r}"
+    with understood(what, fix):
+        return validate(kind, read_json(path, "the record"), what)
 
 
 def hash_tensors(tensors: Mapping[str, Tensor]) -> str:

@@ -83,7 +83,6 @@ class Stages:
 
     @property
     def target(self) -> LoadedModel:
-        """The target itself."""
         return self.llm.loaded
 
     def run(self, stage: str, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:

@@ -29,7 +29,6 @@ class Branches(NamedTuple):
     children: list[list[int]]
 
     def child(self, node: int, token: int) -> int | None:
-        """The first child of a node that holds this token."""
         for child in self.children[node]:
             if self.tokens[child] == token:
                 return child
@@ -37,7 +36,6 @@ class Branches(NamedTuple):
 
     @staticmethod
     def read(tree: TokenTree) -> "list[Branches]":
-        """Every row's branches."""
         return [_branches(*row) for row in zip(*tree.lists, strict=True)]
 
 

@@ -46,7 +46,6 @@ class Manifest:
     provenance: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def matches(self, model: ZooEntry) -> bool:
-        """Whether pulling `model` today would make this very folder."""
         return (self.format, self.name, self.source_sha256) == (FORMAT, model.name, model.sha256)
 
 

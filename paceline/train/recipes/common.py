@@ -163,7 +163,6 @@ class HeadRecipe(Recipe):
         self.states = tuple(sorted({*module.config.states, last}))
 
     def labels(self, batch: Batch) -> Labels:
-        """The labels of a batch."""
         return Labels(batch, batch.states[self._last], self._rows, self._index, self._loss)
 
     @classmethod

@@ -97,7 +97,6 @@ class BatchReader:
         return sorted(self._target.banned_token_ids | own)
 
     def target(self, batch: Batch) -> ModelInput:
-        """The batch as the target reads it."""
         seqs = self._sequences(batch)
         texts = [ids[:n].tolist() for ids, n in zip(batch.token_ids, _ends(batch), strict=True)]
         return ModelInput(

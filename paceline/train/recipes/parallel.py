@@ -78,7 +78,6 @@ class ParallelRecipe(HeadRecipe):
 
     @property
     def decay(self) -> float:
-        """Head i weighs decay^i."""
         usual = 0.8 if isinstance(self.head, MedusaHead) else 1.0
         return usual if self.settings.decay is None else self.settings.decay
 

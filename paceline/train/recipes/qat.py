@@ -81,7 +81,6 @@ class Fakes(nn.Module):
         )
 
     def packed(self) -> Int4Draft:
-        """Their codes and grids."""
         draft = Int4Draft(self.config)
         for index, of in enumerate(self._made):
             for name, fake in of.items():

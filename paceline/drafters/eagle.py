@@ -11,12 +11,7 @@ EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 25
     level 2                                  (h_a, aa)  (h_a, ab)  (h_b, ba)      position T
 
 Rows of the tree are forgotten at the end of the round: the target's states of what it accepted take their place.
-
-Confidence. The target emits argmax(log p + T g) with T its temperature and g the noise of the position, which an exact
-verifier shares with its drafters. Let log p differ from the head's logits by noise of its own, Gumbel of scale 1: then
-a token is the target's with probability softmax(logits + T g), at T = 0 the head's own. Children are the most probable
-tokens by this, and it scores paths. Where no noise is shared it is softmax(logits / max(T, 1)): a colder target is more
-certain of its token, but the head does not know better which one that is (see `top_tokens`).
+Children are the most probable tokens, and paths are scored, by the confidence of `top_tokens`.
 """
 
 from collections.abc import Mapping

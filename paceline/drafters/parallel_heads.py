@@ -101,9 +101,6 @@ class Medusa(HeadsDrafter):
 class Blockwise(HeadsDrafter):
     """A chain of the top token of each head: blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115).
 
-    The paper's *predict* is `propose`; its *verify* and *accept* are the loop's pass and the verifier, and that pass
-    gives the state from which the next block is predicted.
-
     head: a folder that `paceline train` wrote, a packaged name, or a module.
     """
 

@@ -1,21 +1,14 @@
 """The drafters by method, and the options of each: its keys in JSON, its name on the command line.
 
-A drafter is one file: a `Drafter`, and beside it the options that it can be given as words, a `DrafterSpec`:
-
-    class Repeat(Drafter):
-        name = "repeat"
-
-        def propose(self, seqs, budgets):                       # the last token again and again
-            rows = [[seq.token_ids[-1]] * (1 + budget.depth) for seq, budget in zip(seqs, budgets)]
-            return Draft(TokenTree.chain(rows), source=self.name)
+A drafter is one file: a `Drafter` (CONTRIBUTING.md has an example), and beside it the options that it can be given as
+words, a `DrafterSpec`:
 
     @checked                                                    # of paceline.schema: a frozen dataclass that validates
     class RepeatSpec(DrafterSpec):
         method = "repeat"
         drafter = Repeat
 
-In Python `LLM(model, drafter=Repeat())` is all it takes. One line makes it known by name, here in `REGISTRY` or, in a
-package of your own, as an entry point:
+One line makes it known by name, here in `REGISTRY` or, in a package of your own, as an entry point:
 
     [project.entry-points."paceline.drafters"]
     repeat = "my_package.repeat:RepeatSpec"

@@ -16,13 +16,10 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..schema import checked, checked_call
 from .corpus_index import CorpusIndex
+from .prompt_lookup import LONGEST_HINT
 from .registry import DrafterSpec, vllm_flag
 from .suffix_automaton import NO_CONTEXT, TOP_K, Context, Continuations, SuffixAutomaton
 from .trees import DraftTree, DynamicTree, draft_of
-
-LONGEST_HINT = 8
-"""Matches of different length count as different up to this length: longer ones are not more reliable."""
-
 
 @dataclass
 class _Text:

@@ -3,8 +3,11 @@
 The target emits argmax(log p + T g), with T its temperature and g the noise of the position (rule R7), which an exact
 verifier shares with its drafters. So a sampled row ranks its tokens by logits + T g, less what its truncation forbids:
 q close to p then drafts the target's very choice, as at T = 0. The tokens remain a function of text and seed, the
-draft's law is a point mass. The confidence in a token is softmax(logits + T g), as in `drafters.eagle`. If noise is not
-shared, it is softmax(logits / max(T, 1)).
+draft's law is a point mass.
+
+The confidence in a token is softmax(logits + T g): the probability that it is the target's, if log p differs from the
+logits by noise of its own, Gumbel of scale 1. If noise is not shared, it is softmax(logits / max(T, 1)): a colder target
+is more certain of its token, but the head does not know better which one that is.
 """
 
 from collections.abc import Sequence as Seq

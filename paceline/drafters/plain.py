@@ -1,7 +1,7 @@
 """No drafts: every round is one plain decoding step, in the same loop and with the same kernels."""
 
 from collections.abc import Sequence as Seq
-from typing import ClassVar, final
+from typing import ClassVar
 
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftOptions
@@ -11,7 +11,6 @@ from ..schema import checked
 from .registry import DrafterSpec
 
 
-@final
 class Plain(Drafter):
     """Proposes nothing: the baseline that every speed-up is measured against."""
 

@@ -58,10 +58,7 @@ class PromptLookup(Drafter):
         min_ngram: Annotated[int, Field(ge=1)] = 1,
         match: Literal["recent", "first"] = "recent",
     ):
-        if min_ngram > max_ngram:
-            raise ConfigError(
-                "the n-gram range is empty", got=f"min {min_ngram}, max {max_ngram}", expected="1 <= min <= max"
-            )
+        _check_range(min_ngram, max_ngram)
         self.max_ngram, self.min_ngram, self.match = max_ngram, min_ngram, match
         self._indexes: dict[int, _Index] = {}
         self._banned_token_ids: frozenset[int] = frozenset()
@@ -127,6 +124,11 @@ def _continuation(tokens: list[int], end: int, depth: int) -> list[int]:
     return drafted
 
 
+def _check_range(least: int, most: int) -> None:
+    if least > most:
+        raise ConfigError("the n-gram range is empty", got=f"min {least}, max {most}", expected="1 <= min <= max")
+
+
 _Length = Annotated[int, Field(ge=1, le=32)]
 
 
@@ -142,12 +144,7 @@ class LookupSpec(DrafterSpec):
     tokens = 8  # copying costs nothing, so a long guess is worth it
 
     def __post_init__(self) -> None:
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ConfigError(
-                "prompt_lookup_min is above prompt_lookup_max",
-                got=f"{self.prompt_lookup_min} and {self.prompt_lookup_max}",
-                expected="min <= max",
-            )
+        _check_range(self.prompt_lookup_min, self.prompt_lookup_max)
 
     def build(self) -> PromptLookup:
         return PromptLookup(self.prompt_lookup_max, self.prompt_lookup_min, self.match)

@@ -21,6 +21,7 @@ from .registry import DrafterSpec, vllm_flag
 from .suffix_automaton import NO_CONTEXT, TOP_K, Context, Continuations, SuffixAutomaton
 from .trees import DraftTree, DynamicTree, draft_of
 
+
 @dataclass
 class _Text:
     """What is known of one sequence. source, context: where the most of its last tokens occur, and these."""

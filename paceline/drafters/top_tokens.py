@@ -6,8 +6,8 @@ q close to p then drafts the target's very choice, as at T = 0. The tokens remai
 draft's law is a point mass.
 
 The confidence in a token is softmax(logits + T g): the probability that it is the target's, if log p differs from the
-logits by noise of its own, Gumbel of scale 1. If noise is not shared, it is softmax(logits / max(T, 1)): a colder target
-is more certain of its token, but the head does not know better which one that is.
+logits by noise of its own, Gumbel of scale 1. If noise is not shared, it is softmax(logits / max(T, 1)): a colder
+target is more certain of its token, but the head does not know better which one that is.
 """
 
 from collections.abc import Sequence as Seq

@@ -79,17 +79,6 @@ def _layer_name(layer: str) -> Callable[[str], str]:
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
-def read_eagle(published: Published, target: TargetFacts | None) -> EagleHead:
-    """An EAGLE-1 or -2 head; it reads the last state alone."""
-    states = (need_target(published, target, "it reads the target's last state").num_layers,)
-    return _read(published, target, 1, states)
-
-
-def read_eagle3(published: Published, target: TargetFacts | None, engine: str | None = None) -> EagleHead:
-    """An EAGLE-3 head. engine: whose way to count layers applies where config.json could mean another's, too."""
-    return _read(published, target, 3, _states(published, target, engine))
-
-
 def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json of the speculators layout, which nests that of the draft layer, as a plain EAGLE-3 config.
 
@@ -110,6 +99,7 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _states(published: Published, target: TargetFacts | None, engine: str | None) -> tuple[int, ...]:
+    """Those that an EAGLE-3 head reads."""
     config = published.config
     nested = config.get("eagle_config") or {}
     if nested.get("use_aux_hidden_state", True) is not True:
@@ -139,9 +129,17 @@ def _default_states(target: TargetFacts) -> list[int]:
     return [2, target.num_layers // 2, target.num_layers - 3]
 
 
-def _read(
-    published: Published, target: TargetFacts | None, version: Literal[1, 3], states: tuple[int, ...]
+def read_eagle(
+    published: Published, target: TargetFacts | None, version: Literal[1, 3], engine: str | None = None
 ) -> EagleHead:
+    """A head of EAGLE-1 (or -2), which reads the last state alone, or EAGLE-3.
+
+    engine: whose way to count layers applies where config.json could mean another's, too.
+    """
+    if version == 1:
+        states = (need_target(published, target, "it reads the target's last state").num_layers,)
+    else:
+        states = _states(published, target, engine)
     published.tensors = {_our_name(name): tensor for name, tensor in published.tensors.items()}
     _refuse_features(published)
     given = {field.name: published.config[field.name] for field in fields(_Sizes) if field.name in published.config}

@@ -24,7 +24,7 @@ from ..hf.checkpoint import refused
 from ..system.files import check_new, new_folder
 from ..zoo import name_elsewhere, remark_elsewhere
 from .eagle import EagleHead
-from .eagle_layouts import eagle_layout, flattened, read_eagle, read_eagle3
+from .eagle_layouts import eagle_layout, flattened, read_eagle
 from .medusa_layouts import NAMES, medusa_layout, read_medusa
 from .parallel import MedusaHead
 from .parts import attend_causally, draft_index
@@ -74,13 +74,13 @@ def _read(published: Published, target: TargetFacts | None, engine: str | None) 
     config, names = published.config, published.tensors
     if "speculators_model_type" in config:
         published.config = flattened(config)
-        return read_eagle3(published, target, engine)
+        return read_eagle(published, target, 3, engine)
     if config.get("model_type") == "medusa" or any(NAMES.match(name) for name in names):
         return read_medusa(published, target)
     if any(name.endswith(".hidden_norm.weight") for name in names):
-        return read_eagle3(published, target, engine)
+        return read_eagle(published, target, 3, engine)
     if "fc.weight" in names:
-        return read_eagle(published, target)
+        return read_eagle(published, target, 1)
     raise ConfigError(
         f"the head at {str(published.folder)!r} has a layout that is not known",
         got="tensors " + ", ".join(sorted(names)[:8]),

@@ -32,12 +32,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core.draft import Draft
-from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, TargetView, Verifier
+from ..core.interfaces import DrafterInfo, TargetView, Verifier
 from ..core.outputs import Walk
 from ..core.request import SamplingParams, Sequence
-from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
 from ..decoding import SpeculativeDecoder, generate
+from ..drafters.plain import Plain
 from ..errors import CacheFull, ConfigError
 from ..eval.prompts import PromptLine, read_lines
 from ..hf.chats import has_images
@@ -160,7 +160,7 @@ def ordered(prompts: Seq[PromptLine], config: PrepareSection) -> list[PromptLine
 
 
 @final
-class _Recorder(Drafter):
+class _Recorder(Plain):
     """Proposes nothing; copies the states of every finished answer before its slot is given back."""
 
     name: ClassVar[str] = "recorder"
@@ -173,9 +173,6 @@ class _Recorder(Drafter):
     def bind(self, target: TargetView, verifier: Verifier) -> None:
         self._target = target
         target.watch_states(self.layers)
-
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]))
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         for seq in seqs:

@@ -36,15 +36,14 @@ class Branches(NamedTuple):
 
     @staticmethod
     def read(tree: TokenTree) -> "list[Branches]":
-        return [_branches(*row) for row in zip(*tree.lists, strict=True)]
-
-
-def _branches(tokens: list[int], parents: list[int], probes: list[bool]) -> Branches:
-    children: list[list[int]] = [[] for _ in tokens]
-    for node in range(1, len(tokens)):
-        if not probes[node]:
-            children[parents[node]].append(node)
-    return Branches(tokens, children)
+        rows = list[Branches]()
+        for tokens, parents, probes in zip(*tree.lists, strict=True):
+            children: list[list[int]] = [[] for _ in tokens]
+            for node in range(1, len(tokens)):
+                if not probes[node]:
+                    children[parents[node]].append(node)
+            rows.append(Branches(tokens, children))
+        return rows
 
 
 Decide = Callable[[int, int, list[int]], tuple[int | None, int]]

@@ -26,7 +26,7 @@ from .screen import Screen, mark, table_of
 if TYPE_CHECKING:
     from ..eval.check import CheckReport, Comparison
     from ..eval.trials import Difference, Trial, TrialCheck
-    from ..heads import HeadInfo
+    from ..heads.folder import HeadInfo
     from ..llm import LLM
 
 
@@ -177,7 +177,7 @@ def check_draft(
     with screen.spinner("starting"):  # importing torch takes seconds
         from ..eval.prompts import read_prompts
         from ..eval.trials import check_trial, trials_of
-        from ..heads import read_record, trained_info
+        from ..heads.folder import read_record, trained_info
         from ..system.provenance import hash_prompts, provenance
 
     info = trained_info(head)

@@ -125,7 +125,7 @@ def export(
     Example:  paceline export heads/mine mine-vllm --to vllm --model smollm2-135m
     """
     with screen.spinner("starting"):
-        from ..heads import export_head
+        from ..heads.exchange import export_head
         from ..runner import load_model
         from ..system.files import check_new
         from ..zoo import resolve

@@ -27,7 +27,7 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
-from ..heads import EagleHead
+from ..heads.eagle import EagleHead
 from ..schema import checked, checked_call
 from .draft_layer import Level
 from .eagle_pass import FEW, EaglePass

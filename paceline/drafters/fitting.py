@@ -12,8 +12,10 @@ from torch import nn
 
 from ..core.interfaces import ModelFacts, TargetView
 from ..errors import ConfigError, IncompatibleModels
-from ..heads import MtpHead, SpaceAdapter, load_head
+from ..heads.folder import load_head
+from ..heads.mtp import MtpHead
 from ..heads.parallel import ParallelHeads
+from ..heads.space import SpaceAdapter
 from .draft_layer import native_form, runs_natively
 
 _H = TypeVar("_H", bound=nn.Module)
@@ -61,13 +63,10 @@ def row_dtype(target: TargetView) -> torch.dtype:
 
 
 def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView) -> SpaceAdapter:
-    """SPACE's adapter, which the target can attach. Raises `ConfigError` for one without masks, and as `read_head`."""
+    """SPACE's adapter, which the target can attach. Errors: as `read_head`."""
     loaded = target.loaded
     shape = {"hidden_size": loaded.hidden_size, "num_layers": loaded.num_layers, "vocab_size": loaded.vocab_size}
-    made = read_head(adapter, SpaceAdapter, loaded, **shape)
-    if made.num_masks < 1:
-        raise ConfigError("the SPACE adapter has no mask tokens", got=made.num_masks, expected="at least one")
-    return made
+    return read_head(adapter, SpaceAdapter, loaded, **shape)
 
 
 def median_seconds(once: Callable[[], object]) -> float:

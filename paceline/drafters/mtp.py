@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
-from ..heads import MtpHead
+from ..heads.mtp import MtpHead
 from ..schema import checked, checked_call
 from .draft_layer import DraftCache, LayerParts, LayerPass, NativeLayer, TorchLayer, make_layer
 from .fitting import fitted, median_seconds, row_dtype

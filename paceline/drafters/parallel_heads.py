@@ -23,8 +23,7 @@ from pydantic import Field
 from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
-from ..heads import BlockwiseHead, MedusaHead
-from ..heads.parallel import ParallelHeads
+from ..heads.parallel import BlockwiseHead, MedusaHead, ParallelHeads
 from ..schema import checked, checked_call
 from .fitting import fitted, median_seconds, row_dtype
 from .registry import HeadSpec

@@ -22,7 +22,7 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, ModelFacts, TargetView, Verifier
 from ..core.request import Sequence
 from ..errors import ConfigError
-from ..heads import load_head
+from ..heads.folder import load_head
 from ..heads.int4_draft import Int4Draft
 from ..quant import LmHead, QuantReport, quantize_head, quantize_linears
 from ..runner import ModelRunner

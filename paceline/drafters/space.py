@@ -33,7 +33,7 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
-from ..heads import SpaceAdapter
+from ..heads.space import SpaceAdapter
 from ..schema import checked, checked_call
 from .fitting import fitted_adapter, median_seconds
 from .registry import HeadSpec

@@ -27,17 +27,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..schema import checked, validate
 from .eagle import EagleConfig, EagleHead
 from .parts import Vocabulary, Width
-from .published import (
-    Layout,
-    Published,
-    TargetFacts,
-    is_copy,
-    need_target,
-    refuse,
-    stored_weights,
-    target_rows,
-    vllm_command,
-)  # fmt: skip
+from .published import Layout, Published, TargetFacts, is_copy, refuse, stored_weights, target_rows, vllm_command
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 HOT_TOKENS = "hot_tokens.pt"
@@ -108,7 +98,7 @@ def _states(published: Published, target: TargetFacts | None, engine: str | None
     outer = [] if engine == "sglang" else config.get("paceline_states") or config.get(IDS) or []
     ids: list[int] = outer or inner
     if not ids:
-        ids = _default_states(need_target(published, target, "config.json does not say which states it reads"))
+        ids = _default_states(published.need(target, "config.json does not say which states it reads"))
     elif not (outer or engine) and target and nested[IDS] == _default_states(target):
         raise ConfigError(
             f"which states the head at {str(published.folder)!r} reads is not clear",
@@ -137,7 +127,7 @@ def read_eagle(
     engine: whose way to count layers applies where config.json could mean another's, too.
     """
     if version == 1:
-        states = (need_target(published, target, "it reads the target's last state").num_layers,)
+        states = (published.need(target, "it reads the target's last state").num_layers,)
     else:
         states = _states(published, target, engine)
     published.tensors = {_our_name(name): tensor for name, tensor in published.tensors.items()}

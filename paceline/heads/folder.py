@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import checked, validate
-from ..system.files import exists, new_folder, read_json, write_text
+from ..system.files import exists, new_folder, read_object, write_text
 from ..system.provenance import sha256_of
 from ..zoo import remark_elsewhere
 from ..zoo.packaged import head_folder
@@ -247,7 +247,4 @@ def _read_object(path: Path) -> dict[str, object]:
             got=f"no {path.name}",
             expected=f"a folder with {CONFIG}, {WEIGHTS}, {CARD} and {RECORD}, or a name that `paceline models` lists",
         )
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} is not a JSON object", got=type(value).__name__)
-    return cast("dict[str, object]", value)
+    return read_object(path)

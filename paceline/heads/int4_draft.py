@@ -3,13 +3,12 @@
 Everything else of the draft (embeddings, norms, output head, KV cache) is the target's.
 """
 
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..quant.int4 import BITS, GROUP_SIZES
 from ..schema import checked
 from .parts import Count, Linears, Shapes
 
@@ -21,19 +20,14 @@ class Int4DraftConfig:
     linears: which linear layers of a decoder layer, as transformers names them; shapes: (outputs, inputs) of each.
     """
 
-    bits: int
-    group_size: int
+    bits: Literal[2, 3, 4]
+    group_size: Literal[32, 64, 128, 256]
     num_layers: Count
     linears: Linears
     shapes: Shapes
     method: ClassVar[str] = "self_int4"
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS or self.group_size not in GROUP_SIZES:
-            raise ConfigError(
-                "this self-draft has no kernel", got=f"{self.bits} bits in groups of {self.group_size}",
-                expected=f"bits of {BITS}, groups of {GROUP_SIZES}",
-            )  # fmt: skip
         wrong = [shape for shape in self.shapes if shape[1] % self.group_size]
         if len(self.linears) != len(self.shapes) or not self.linears or wrong:
             raise ConfigError(

@@ -15,17 +15,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..schema import validate
 from .parallel import MedusaConfig, MedusaHead
 from .parts import Vocabulary
-from .published import (
-    Layout,
-    Published,
-    TargetFacts,
-    is_copy,
-    need_target,
-    refuse,
-    stored_weights,
-    target_rows,
-    vllm_command,
-)  # fmt: skip
+from .published import Layout, Published, TargetFacts, is_copy, refuse, stored_weights, target_rows, vllm_command
 
 NAMES = re.compile(r"(medusa_heads\.|medusa_head\.)?\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.")
 """Of tensors that only Medusa heads have."""
@@ -36,7 +26,7 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 
 def read_medusa(published: Published, target: TargetFacts | None) -> MedusaHead:
     """Heads over the target's last state. Their number is that of the file: published configs are often wrong."""
-    target = need_target(published, target, "it reads the target's last state")
+    target = published.need(target, "it reads the target's last state")
     published.tensors = {_new_name(name): tensor for name, tensor in published.tensors.items()}
     tensors = published.tensors
     blocks = [match for name in tensors if (match := _BLOCK.fullmatch(name))]

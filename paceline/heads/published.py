@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..core.interfaces import ModelFacts
 from ..errors import ConfigError, NotExportable
 from ..hf.checkpoint import one_line, weight_files
-from ..system.files import exists, read_json
+from ..system.files import exists, read_object
 from .parts import filled
 
 WEIGHT_FILES = ("model.safetensors", "medusa_lm_head.safetensors", "pytorch_model.bin", "medusa_lm_head.pt")
@@ -67,6 +67,13 @@ class Published:
     config: Mapping[str, Any]
     tensors: dict[str, Tensor]
 
+    def need(self, target: TargetFacts | None, why: str) -> TargetFacts:
+        """The target. Raises `ConfigError` where it is not known."""
+        if target is None:
+            what = f"the head at {str(self.folder)!r} cannot be read without its target"
+            raise ConfigError(what, got=why, fix="name the target")
+        return target
+
     def build(self, kind: Callable[..., _M], config: object, draft_ids: Tensor) -> _M:
         """Our module of this configuration from all tensors, in the narrowest dtype that holds them.
 
@@ -78,15 +85,6 @@ class Published:
         module = filled(kind, config, {**state, "draft_ids": draft_ids[order]}, self.folder)
         # Files mix halves with output rows in float32.
         return module.to(reduce(torch.promote_types, {one.dtype for one in module.parameters()}))
-
-
-def need_target(published: Published, target: TargetFacts | None, why: str) -> TargetFacts:
-    """The target. Raises `ConfigError` where it is not known."""
-    if target is None:
-        raise ConfigError(
-            f"the head at {str(published.folder)!r} cannot be read without its target", got=why, fix="name the target"
-        )
-    return target
 
 
 def is_copy(table: Tensor, target: Tensor | None) -> bool:
@@ -103,13 +101,11 @@ def open_published(folder: Path) -> Published:
             f"no head at {str(folder)!r}", got="no config.json",
             expected="a folder with config.json and the head's weights",
         )  # fmt: skip
-    config = read_json(folder / "config.json")
-    if not isinstance(config, dict):
-        raise ConfigError(f"config.json of {str(folder)!r} is not an object", got=type(config).__name__)
+    config = read_object(folder / "config.json")
     for name in WEIGHT_FILES:
         if files := weight_files(folder, name):
             tensors = {key: value for file in files for key, value in read_tensors(file).items()}
-            return Published(folder, config, tensors)  # pyright: ignore[reportUnknownArgumentType]
+            return Published(folder, config, tensors)
     raise ConfigError(
         f"no weights at {str(folder)!r}", got=", ".join(sorted(path.name for path in folder.iterdir())),
         expected="one of " + ", ".join(WEIGHT_FILES),

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import DraftError, IncompatibleModels
-from ..heads import SpaceAdapter
 from ..heads.int4_draft import Int4Draft
-from ..heads.space import Factors
+from ..heads.space import Factors, SpaceAdapter
 from ..quant import Fp8Linear, Int4Linear, Int8Linear, PackedLinear
 from ..quant.packed import Shelf, device_of
 

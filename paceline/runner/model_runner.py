@@ -18,7 +18,7 @@ from ..attention.states import States, StateStore
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
-from ..heads import SpaceAdapter
+from ..heads.space import SpaceAdapter
 from ..hf.prompts import check_length
 from ..hf.vision import Features, Vision, share_tower
 from .adapters import attach_adapter, share_copy

@@ -89,6 +89,14 @@ def read_json(path: Path | str, what: str = "the file") -> Any:
     return parse_json(read_text(path, what), f"{what} {str(path)!r}")
 
 
+def read_object(path: Path | str) -> dict[str, Any]:
+    """The object in a JSON file. Raises `ConfigError`."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{str(path)!r} is not a JSON object", got=type(value).__name__)
+    return value
+
+
 def read_kind(path: Path | str, kind: str, version: int, fix: str) -> dict[str, Any]:
     """The object in a JSON file whose "kind" and "version" are these. Raises `ConfigError`, with `fix`."""
     given = read_json(path)

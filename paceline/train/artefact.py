@@ -13,8 +13,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from ..errors import ConfigError
 from ..eval.trials import Trial
-from ..heads import HeadTarget, read_record, save_head
-from ..heads.folder import DRAFT_MODEL, WEIGHTS, write_record
+from ..heads.folder import DRAFT_MODEL, WEIGHTS, HeadTarget, read_record, save_head, write_record
 from ..runner import LoadedModel
 from ..system.files import new_folder
 from ..system.provenance import provenance, sha256_of

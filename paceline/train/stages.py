@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, final
 
 from ..errors import ConfigError, IncompatibleModels
 from ..eval.trials import Progress, Trial, trials_of
-from ..heads import read_record, trained_info
+from ..heads.folder import read_record, trained_info
 from ..hf.chats import has_images
 from ..llm import LLM
 from ..runner import LoadedModel, load_model

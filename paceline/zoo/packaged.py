@@ -14,11 +14,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..schema import meant
-from ..system.files import exists, read_json
+from ..system.files import exists, read_object
 
 if TYPE_CHECKING:
     from .registry import ZooEntry
@@ -128,7 +128,7 @@ def head_folder(name_or_path: str | Path) -> Path:
 def head_method(name_or_path: str | Path) -> str:
     """The method in its config.json, whatever it is. Raises `ConfigError` as `head_folder` does."""
     folder = head_folder(name_or_path)
-    config = _json(folder / _CONFIG)
+    config = read_object(folder / _CONFIG)
     method = config.get("method") if "paceline_head" in config else _published_method(config)
     if not isinstance(method, str):
         raise ConfigError(f"{folder / _CONFIG} names no method", got=repr(method), expected="for example eagle3")
@@ -154,7 +154,7 @@ def _published_method(config: dict[str, Any]) -> str:
 
 
 def _read_head(folder: Path) -> PackagedHead:
-    config, record = _json(folder / _CONFIG), _json(folder / _RECORD)
+    config, record = read_object(folder / _CONFIG), read_object(folder / _RECORD)
     try:
         rows = record.get("acceptance") or []
         return PackagedHead(
@@ -173,10 +173,3 @@ def _read_head(folder: Path) -> PackagedHead:
         raise ConfigError(
             f"the packaged head {folder.name!r} is damaged", got=repr(error), fix="install the models again"
         ) from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} is not a JSON object", got=type(value).__name__)
-    return cast("dict[str, Any]", value)

@@ -14,8 +14,9 @@ from paceline.core.interfaces import Drafter, DraftPolicy, Verifier
 from paceline.core.outputs import Walk
 from paceline.core.request import SamplingParams, Sequence
 from paceline.decoding import SpeculativeDecoder
-from paceline.heads import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead, MtpConfig, MtpHead
 from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.mtp import MtpConfig, MtpHead
+from paceline.heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from paceline.policy import Fixed
 from paceline.runner import LoadedModel, ModelRunner
 from tests.helpers import NO_EOS, reading_apart

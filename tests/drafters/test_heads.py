@@ -12,7 +12,7 @@ from paceline.drafters.mtp import Mtp
 from paceline.drafters.parallel_heads import Blockwise, Medusa
 from paceline.drafters.top_tokens import TokenRanking
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import MedusaConfig, MedusaHead
+from paceline.heads.parallel import MedusaConfig, MedusaHead
 from paceline.runner import ModelRunner
 from paceline.sampling.warpers import warp
 from paceline.verify import Coupled, Typical

@@ -13,7 +13,7 @@ from paceline.core.interfaces import DraftBudget
 from paceline.drafters.parallel_heads import Medusa
 from paceline.errors import ConfigError
 from paceline.eval.trials import run_trial
-from paceline.heads import save_head
+from paceline.heads.folder import save_head
 from paceline.zoo import packaged
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.heads.common import edit, even_tempered_target, fresh_medusa, saved

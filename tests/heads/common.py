@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from paceline.heads import Head, save_head
 from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.folder import Head, save_head
 from paceline.heads.int4_draft import Int4Draft, Int4DraftConfig
 from paceline.heads.mtp import MtpConfig, MtpHead
 from paceline.heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead

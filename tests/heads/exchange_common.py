@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.heads import EagleConfig, EagleHead, save_head
+from paceline.heads.eagle import EagleConfig, EagleHead
+from paceline.heads.folder import save_head
 from paceline.heads.parallel import MedusaConfig, MedusaHead
 from paceline.runner import LoadedModel, wrap_model
 from tests.tiny import tiny_model

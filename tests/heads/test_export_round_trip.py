@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError, IncompatibleModels, NotExportable
-from paceline.heads import exchange, export_head, load_head, read_published
-from paceline.heads.exchange import check_written
+from paceline.heads import exchange
+from paceline.heads.exchange import check_written, export_head, read_published
+from paceline.heads.folder import load_head
 from paceline.heads.published import TargetFacts
 from paceline.zoo import ZooModel, registry
 

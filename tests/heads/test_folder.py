@@ -8,7 +8,8 @@ import yaml
 from safetensors.torch import load_file
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import METHODS, folder, head_info, load_head, method_of, read_record, save_head
+from paceline.heads import folder
+from paceline.heads.folder import METHODS, head_info, load_head, method_of, read_record, save_head
 from paceline.runner import wrap_model
 from paceline.system.provenance import sha256_of
 from tests.heads.common import IDS, new_head, saved

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.errors import PacelineError
-from paceline.heads import load_head
+from paceline.heads.folder import load_head
 
 from .exchange_common import DRAFT, STATES, eagle, folder_of, medusa, plain_config, published, target
 

@@ -5,7 +5,8 @@ import torch
 
 from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import load_head, read_published
+from paceline.heads.exchange import read_published
+from paceline.heads.folder import load_head
 
 from .exchange_common import (
     DRAFT,

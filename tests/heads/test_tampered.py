@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import load_head
+from paceline.heads.folder import load_head
 from tests.heads.common import edit, saved
 from tests.helpers import loaded
 

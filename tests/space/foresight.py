@@ -11,7 +11,7 @@ from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
-from paceline.heads import SpaceAdapter, SpaceConfig
+from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import LoadedModel, ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, all_free, loaded, oracle, sequence

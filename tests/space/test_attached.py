@@ -14,7 +14,7 @@ from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.decoding.contract import check_contract
 from paceline.errors import ConfigError, DraftError, IncompatibleModels
-from paceline.heads import SpaceAdapter
+from paceline.heads.space import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, native, wrap_model
 from paceline.runner.adapters import AdaptedLinear, share_copy
 from paceline.runner.load import with_weights

@@ -12,7 +12,7 @@ from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Medusa, Space
 from paceline.drafters.eagle import Eagle
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import MedusaConfig, MedusaHead
+from paceline.heads.parallel import MedusaConfig, MedusaHead
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, make_runner, wrap_model
 from paceline.verify import Coupled

@@ -6,7 +6,9 @@ import torch
 from paceline import Plain, Ratio, SamplingParams
 from paceline.drafters import Medusa, Space, space
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import MedusaConfig, MedusaHead, SpaceAdapter, SpaceConfig, save_head
+from paceline.heads.folder import save_head
+from paceline.heads.parallel import MedusaConfig, MedusaHead
+from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, loaded, memoryless, sequence

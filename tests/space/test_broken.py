@@ -9,7 +9,7 @@ from paceline import SamplingParams
 from paceline.core.tree import TokenTree
 from paceline.drafters import Space
 from paceline.errors import DraftError, NumericsError
-from paceline.heads import SpaceAdapter
+from paceline.heads.space import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, adapters, make_runner
 from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, sequence
 from tests.space.common import adapter

@@ -8,7 +8,7 @@ from paceline import Choose, PromptLookup, SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Space, space
-from paceline.heads import SpaceAdapter
+from paceline.heads.space import SpaceAdapter
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, loaded, prompt, sequence

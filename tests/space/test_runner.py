@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from paceline.attention.masks import PassLayout
 from paceline.core.tree import TokenTree
 from paceline.errors import IncompatibleModels
-from paceline.heads import SpaceAdapter
+from paceline.heads.space import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, adapters, wrap_model
 from paceline.runner.native import NativeDecoder
 from tests.attention.common import NoWindow, TreePlusOne, with_layout

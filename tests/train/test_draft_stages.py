@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from paceline import LLM, SelfQuantized
 from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import head_info, load_head, read_record
+from paceline.heads.folder import head_info, load_head, read_record
 from paceline.train.config import TrainConfig, read_config
 from paceline.train.data import Answers, AnswerTask
 from paceline.train.log import Saved, Started

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.heads import EagleConfig, EagleHead
+from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.train.losses import LOSSES, cross_entropy, kl, lk, tv
 from paceline.train.recipe import Batch
 from paceline.train.recipes import common

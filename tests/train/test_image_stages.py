@@ -9,7 +9,7 @@ from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.eagle import Eagle
 from paceline.errors import ConfigError
-from paceline.heads import read_record
+from paceline.heads.folder import read_record
 from paceline.runner import load_model
 from paceline.train.config import read_config
 from paceline.train.data import Answers

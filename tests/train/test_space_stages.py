@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.heads import head_info, load_head
+from paceline.heads.folder import head_info, load_head
 from paceline.heads.space import SpaceConfig
 from paceline.runner import load_model
 from paceline.train.config import TrainConfig, read_config

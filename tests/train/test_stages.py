@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.heads import head_info, read_record
+from paceline.heads.folder import head_info, read_record
 from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.log import Started

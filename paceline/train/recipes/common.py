@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...errors import ConfigError
-from ...heads import load_head, method_of
+from ...heads.folder import load_head, method_of
 from ...heads.parts import attend_causally, draft_index, frequent_ids
 from ...runner import LoadedModel
 from ...schema import validate

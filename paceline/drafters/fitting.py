@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from ..core.interfaces import ModelFacts, TargetView
-from ..errors import ConfigError, IncompatibleModels
+from ..errors import ConfigError
 from ..heads.folder import load_head
 from ..heads.mtp import MtpHead
 from ..heads.parallel import ParallelHeads
+from ..heads.parts import check_sizes
 from ..heads.space import SpaceAdapter
 from .draft_layer import native_form, runs_natively
 
@@ -30,14 +31,9 @@ def read_head(head: str | PathLike[str] | nn.Module, kind: type[_H], target: Mod
     made = head if isinstance(head, nn.Module) else load_head(head, target)
     if not isinstance(made, kind):
         raise ConfigError("the head is for another method", got=type(made).__name__, expected=kind.__name__)
-    found = {name: getattr(made.config, name) for name in sizes}
-    if wrong := [name for name in sizes if found[name] != sizes[name]]:
-        raise IncompatibleModels(
-            f"this {kind.__name__} does not fit {target.name}: it was made for another target",
-            got=", ".join(f"{name.replace('_', ' ')} {found[name]}" for name in wrong),
-            expected=", ".join(f"{name.replace('_', ' ')} {sizes[name]}" for name in wrong),
-            fix="train a head for this target, or load the target it was trained for",
-        )
+    what = f"this {kind.__name__} does not fit {target.name}: it was made for another target"
+    fix = "train a head for this target, or load the target it was trained for"
+    check_sizes(what, {name: getattr(made.config, name) for name in sizes}, sizes, fix)
     return made
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..core.interfaces import ModelFacts
-from ..errors import ConfigError, IncompatibleModels, NotExportable
+from ..errors import ConfigError, NotExportable
 from ..hf.checkpoint import refused
 from ..system.files import check_new, new_folder
 from ..zoo import name_elsewhere, remark_elsewhere
@@ -27,7 +27,7 @@ from .eagle import EagleHead
 from .eagle_layouts import eagle_layout, flattened, read_eagle
 from .medusa_layouts import NAMES, medusa_layout, read_medusa
 from .parallel import MedusaHead
-from .parts import attend_causally, draft_index
+from .parts import attend_causally, check_sizes, draft_index
 from .published import Layout, Published, TargetFacts, facts_of, open_published
 
 if TYPE_CHECKING:
@@ -59,14 +59,10 @@ def read_for(folder: Path, target: TargetFacts | None, engine: str | None = None
     config: Any = module.config
     if target is not None:
         hidden = getattr(config, "target_hidden_size", config.hidden_size)
-        got, expected = (hidden, config.vocab_size), (target.hidden_size, target.vocab_size)
-        if got != expected:
-            raise IncompatibleModels(
-                f"the head at {str(folder)!r} is for another target",
-                got=f"hidden size {got[0]}, vocabulary {got[1]}",
-                expected=f"hidden size {expected[0]}, vocabulary {expected[1]}",
-                fix="name the target that the head was trained for",
-            )
+        theirs = {"hidden_size": hidden, "vocab_size": config.vocab_size}
+        ours = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+        fix = "name the target that the head was trained for"
+        check_sizes(f"the head at {str(folder)!r} is for another target", theirs, ours, fix)
     return module
 
 

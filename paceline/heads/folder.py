@@ -30,7 +30,7 @@ from .exchange import read_published
 from .int4_draft import Int4Draft
 from .mtp import MtpHead
 from .parallel import BlockwiseHead, MedusaHead
-from .parts import Count, Vocabulary, Width, filled
+from .parts import Count, Vocabulary, Width, check_sizes, filled
 from .published import read_tensors
 from .space import SpaceAdapter
 
@@ -193,15 +193,9 @@ def _folder_of(folder: str | os.PathLike[str]) -> Path:
 
 
 def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) -> None:
-    theirs = {size: getattr(info.target, size) for size in _SIZES}
-    ours: dict[str, int] = {size: getattr(target, size) for size in _SIZES}
-    if theirs != ours:
-        raise IncompatibleModels(
-            f"the head {info.folder.name!r} does not fit {target.name}",
-            got=_listed(ours),
-            expected=f"{_listed(theirs)}, as in {info.target.name}, for which it was trained",
-            fix=f"load {info.target.name}, or train a head for {target.name} with `paceline train`",
-        )
+    theirs, ours = ({size: getattr(of, size) for size in _SIZES} for of in (info.target, target))
+    fix = f"load {info.target.name}, or train a head for {target.name} with `paceline train`"
+    check_sizes(f"the head {info.folder.name!r} does not fit {target.name}", theirs, ours, fix)
     if info.target.fingerprint != target.fingerprint and not allow_other_target:
         remark = remark_elsewhere(info.target.name)
         raise IncompatibleModels(
@@ -212,10 +206,6 @@ def _check_target(info: HeadInfo, target: ModelFacts, allow_other_target: bool) 
             fix=f"load {info.target.name}, train a head for {target.name} with `paceline train`, or allow another "
             "target (allow_other_target): the answers stay exact, but fewer drafts are accepted",
         )
-
-
-def _listed(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
 def _stored(name: str, tensor: Tensor) -> Tensor:

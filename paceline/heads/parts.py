@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, IncompatibleModels
 from ..schema import Many, checked
 
 _M = TypeVar("_M", bound=nn.Module)
@@ -178,6 +178,14 @@ class DraftHead(nn.Module):
     def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
         """The target's embeddings [B, N, E], in the dtype of `like`."""
         return nn.functional.embedding(token_ids, self._embeddings).to(like.dtype)
+
+
+def check_sizes(what: str, head: Mapping[str, object], target: Mapping[str, object], fix: str) -> None:
+    """Raise `IncompatibleModels` where sizes of a head, by name, are not those of the target."""
+    wrong = [name for name in head if head[name] != target[name]]
+    if wrong:
+        got, expected = (", ".join(f"{name.replace('_', ' ')} {of[name]}" for name in wrong) for of in (head, target))
+        raise IncompatibleModels(what, got=got, expected=expected, fix=fix)
 
 
 def filled(make: Callable[[Any], _M], config: object, tensors: Mapping[str, Tensor], folder: Path) -> _M:

@@ -149,7 +149,7 @@ def test_no_folder(tmp_path):
 
 def test_sizes_of_the_target_are_checked_before_the_fingerprint(head):
     edit(head / "config.json", lambda c: c["target"].update(num_layers=30))
-    _refused(head, "does not fit llama", "num_layers 2", "num_layers 30", kind=IncompatibleModels)
+    _refused(head, "does not fit llama", "num layers 2", "num layers 30", kind=IncompatibleModels)
     assert json.loads((head / "config.json").read_text())["target"]["num_layers"] == 30
 
 

@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
@@ -228,15 +227,17 @@ class _Run:
         with replacing(path) as part:
             torch.save(state, part)
         killed = self.folder.glob(".checkpoint-*.part")  # half-written
-        for old in [*_all(self.folder)[:-KEPT], *killed]:
+        for old in [*_all(self.folder)[:-2], *killed]:
             old.unlink()
         return path
 
     def _resume(self) -> bool:
-        state = newest_checkpoint(self.folder)
-        if state is None:
+        """Continue from the last checkpoint, where there is one. Raises `ConfigError` for one that cannot be read."""
+        found = _all(self.folder)
+        if not found:
             return False
-        with readable_checkpoint(self.folder):
+        with understood(f"the checkpoint {str(found[-1])!r}", "delete it, and the run continues from the one before"):
+            state = torch.load(found[-1], map_location="cpu", weights_only=True)
             fix = "choose another folder, or delete this one to begin again"
             check_same(f"the run in {str(self.folder)!r}", state["identity"], self._identity(), fix)
             with torch.no_grad():
@@ -258,8 +259,6 @@ class _Run:
                 parameter.data.copy_(broadcast(parameter.data))  # type: ignore[arg-type]
 
     def _gather(self, value: Any) -> list[Any]:
-        if self.devices == 1:
-            return [value]
         from accelerate.utils import gather_object
 
         return gather_object([value])
@@ -281,27 +280,6 @@ def _ahead(steps: Iterable[int], load: Callable[[int], list[Any]]) -> Iterator[l
             waiting = coming
         if waiting is not None:
             yield waiting.result()
-
-
-# Checkpoints
-
-KEPT = 2
-
-
-def newest_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The last whole checkpoint; None where there is none. Raises `ConfigError` for one that cannot be read."""
-    found = _all(folder)
-    if not found:
-        return None
-    with readable_checkpoint(folder):
-        return torch.load(found[-1], map_location="cpu", weights_only=True)
-
-
-def readable_checkpoint(folder: Path) -> AbstractContextManager[None]:
-    """While reading the last checkpoint: `ConfigError` where it does not hold what was expected."""
-    return understood(
-        f"the checkpoint {str(_all(folder)[-1])!r}", "delete it, and the run continues from the one before"
-    )
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:

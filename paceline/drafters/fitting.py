@@ -46,8 +46,7 @@ def fitted(head: str | PathLike[str] | nn.Module, kind: type[_F], target: Target
     shape = {"hidden_size": loaded.hidden_size, "vocab_size": loaded.vocab_size, "states": (loaded.num_layers,)}
     made = copy.deepcopy(read_head(head, kind, loaded, **shape))
     made = made.to(loaded.device, loaded.dtype).eval().requires_grad_(False)
-    owns = getattr(made.config, "own_lm_head", False)
-    made.attach(loaded.embeddings, loaded.embeddings if owns else loaded.output_rows())
+    made.attach(loaded.embeddings, loaded.embeddings if made.owns_rows else loaded.output_rows())
     if runs_natively(loaded.embeddings):
         native_form(made)
     return made

@@ -92,11 +92,9 @@ class EagleHead(DraftHead):
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
 
     def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
-        return (
-            self.embed_tokens(token_ids).to(like.dtype)
-            if self.config.own_embeddings
-            else super().embed(token_ids, like)
-        )
+        if self.config.own_embeddings:
+            return self.embed_tokens(token_ids).to(like.dtype)
+        return super().embed(token_ids, like)
 
     def begin(self, states: Tensor) -> Tensor:
         """The input of the first step, from the target's states: [B, N, len(states) E] -> [B, N, E]."""

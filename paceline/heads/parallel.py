@@ -70,9 +70,11 @@ class ParallelHeads(DraftHead):
 
     def forward(self, states: Tensor, num_heads: int | None = None) -> Tensor:
         """Raw logits of the first `num_heads` heads, None: of all. [B, E] -> [B, K, Vd]."""
-        count = self.num_heads if num_heads is None else num_heads
-        hidden = torch.stack([self.hidden(states, head) for head in range(count)], 1)
-        return self.logits(hidden, 0)  # one product: the output rows, most of the work, are read once
+        heads = range(self.num_heads if num_heads is None else num_heads)
+        if self.owns_rows:
+            return torch.stack([self.logits(self.hidden(states, head), head) for head in heads], 1)
+        hidden = torch.stack([self.hidden(states, head) for head in heads], 1)
+        return self.output(hidden)  # one product: the output rows, most of the work, are read once
 
 
 class _ResidualBlocks(nn.Module):
@@ -108,12 +110,6 @@ class MedusaHead(ParallelHeads):
 
     def logits(self, hidden: Tensor, head: int) -> Tensor:
         return self.lm_heads[head](hidden) if self.config.own_lm_head else super().logits(hidden, head)
-
-    def forward(self, states: Tensor, num_heads: int | None = None) -> Tensor:
-        if not self.config.own_lm_head:
-            return super().forward(states, num_heads)
-        heads = range(self.num_heads if num_heads is None else num_heads)
-        return torch.stack([self.logits(self.hidden(states, head), head) for head in heads], 1)
 
 
 class _HiddenLayer(nn.Module):

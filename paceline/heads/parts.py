@@ -165,12 +165,12 @@ class DraftHead(nn.Module):
         super().__init__()
         self.register_buffer("draft_ids", torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids)
         self._embeddings, self.output = torch.empty(0), Output()
-        self._owns_rows = getattr(config, "own_lm_head", False)
+        self.owns_rows = getattr(config, "own_lm_head", False)
 
     def attach(self, embeddings: Tensor, lm_head: Tensor) -> Self:
         """Use the target's embeddings [V, E] and, where it has none of its own, its output rows [V, E]."""
         self._embeddings = embeddings.detach()
-        if not self._owns_rows:
+        if not self.owns_rows:
             rows = lm_head.detach()  # without a copy where the draft vocabulary is whole
             self.output.rows = rows if len(self.draft_ids) == len(rows) else rows[self.draft_ids.to(rows.device)]
         return self

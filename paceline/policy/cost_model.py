@@ -42,6 +42,7 @@ class _Row:
     """What one row is to draft this round.
 
     replaces: of a probe, the expected speed of what the row would have drafted otherwise, over plain decoding.
+    passed: products of the best paths after which drafting continued.
     """
 
     option: Option | None = None
@@ -49,9 +50,7 @@ class _Row:
     nodes: int = 0
     is_probe: bool = False
     replaces: float = 1.0
-    passed: list[float] = field(
-        default_factory=list[float]
-    )  # products of the best paths after which drafting continued
+    passed: list[float] = field(default_factory=list[float])
 
     def levels(self, record: Round) -> int:
         """Of the draft, those included of which nothing was left."""
@@ -78,7 +77,6 @@ class CostModel(DraftPolicy):
         max_nodes: Annotated[int, Field(ge=1, le=TREE_SIZES[-1])] = TREE_SIZES[-1],
     ):
         self.max_depth, self.max_nodes, self._given, self._clock = max_depth, max_nodes, profile or Profile(), clock
-        self._drafter: Drafter | None = None
 
     def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
         self._drafter, self._pass_seconds = drafter, pass_seconds
@@ -96,7 +94,6 @@ class CostModel(DraftPolicy):
         room: the most rows that fit.
         probes: whether drafts have probes, which make passes as wide as trees do.
         """
-        assert self._drafter is not None, "bind() comes first"
         is_first, info = self.estimates.curve is None, self._drafter.info
         if is_first:
             self.estimates.measure(self._pass_seconds, (1 + self.max_depth, 4, 8, 2), room, self._clock)
@@ -154,27 +151,19 @@ class CostModel(DraftPolicy):
 
     def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
         """What each drafter could do for each row; before the first of them the target is measured."""
-        assert self._drafter is not None, "bind() comes first"
-        info, limits = (
-            self._drafter.info,
-            [min(self.max_depth, seq.remaining - 1, seq.params.most_drafted) for seq in seqs],
-        )
-        offered = [
-            self._drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)
-        ]
+        drafter = self._drafter
+        limits = [min(self.max_depth, seq.remaining - 1, seq.params.most_drafted) for seq in seqs]
+        offered = [drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]
         ready = [
             [
-                (drafter_index, offer)
-                for drafter_index, offer in enumerate(row)
-                if offer.hint >= 0 and (not seq.is_unread or info.member(drafter_index).drafts_during_prefill)
+                (index, offer)
+                for index, offer in enumerate(row)
+                if offer.hint >= 0 and (not seq.is_unread or drafter.info.member(index).drafts_during_prefill)
             ]
             for seq, row in zip(seqs, offered, strict=True)
         ]
         states = [
-            [
-                (drafter_index, offer.hint, offer.uncached_tokens > FEW_TOKENS, offer.ready > 0)
-                for drafter_index, offer in row
-            ]
+            [(index, offer.hint, offer.uncached_tokens > FEW_TOKENS, offer.ready > 0) for index, offer in row]
             for row in ready
         ]
         offers = [[seq.slot for seq in seqs], states]

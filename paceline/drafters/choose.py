@@ -50,8 +50,7 @@ class Choose(Drafter):
         count = Counter(member.name for member in members)
         # What is learnt of a drafter is filed by its name, so that no two may share one.
         self.labels = tuple(
-            member.name if count[member.name] == 1 else f"{member.name}-{drafter_index}"
-            for drafter_index, member in enumerate(members)
+            member.name if count[member.name] == 1 else f"{member.name}-{index}" for index, member in enumerate(members)
         )
 
     def _info(self) -> DrafterInfo:
@@ -96,8 +95,8 @@ class Choose(Drafter):
             if rows:
                 made = member.propose([seqs[row] for row in rows], [budgets[row] for row in rows])
                 made = replace(made, source=label, sources=None)
-                for index, row in enumerate(rows):
-                    parts[row] = made, index
+                for place, row in enumerate(rows):
+                    parts[row] = made, place
         empty = Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.name)
         return _merged([part or (empty, row) for row, part in enumerate(parts)])
 

@@ -151,14 +151,10 @@ class LookupSpec(DrafterSpec):
 
     def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
         """In vLLM "ngram", in SGLang NGRAM, which counts the root, in llama.cpp "ngram-simple"."""
-        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        most = self.prompt_lookup_max
+        lengths = {"prompt_lookup_max": most, "prompt_lookup_min": self.prompt_lookup_min}
         return {
-            "vLLM": (
-                vllm_flag(
-                    method="ngram", num_speculative_tokens=tokens, prompt_lookup_max=most, prompt_lookup_min=least
-                ),
-                "",
-            ),
+            "vLLM": (vllm_flag(method="ngram", num_speculative_tokens=tokens, **lengths), ""),
             "SGLang": (
                 f"--speculative-algorithm NGRAM --speculative-num-draft-tokens {tokens + 1} "
                 "--speculative-ngram-max-bfs-breadth 1",

@@ -47,7 +47,7 @@ def first_ready(drafter: Drafter | None, seq: Sequence) -> int:
     """The first member of a combined drafter with something to propose; 0 where none has."""
     if drafter is None:
         return 0
-    return next((drafter_index for drafter_index, offer in enumerate(drafter.draft_options(seq)) if offer.hint >= 0), 0)
+    return next((index for index, offer in enumerate(drafter.draft_options(seq)) if offer.hint >= 0), 0)
 
 
 @final

@@ -1,14 +1,11 @@
 """The zoo: models that Paceline can fetch by name, checked by hash, as plain Hugging Face folders; trained heads."""
 
-from .cache import Installed, Manifest, installed, models_dir, pull, resolve, verify
-from .registry import DEFAULT_MODEL, ZOO, Progress, ZooEntry, ZooModel, name_elsewhere, remark_elsewhere
+from .cache import installed, models_dir, pull, resolve, verify
+from .registry import DEFAULT_MODEL, ZOO, ZooEntry, ZooModel, name_elsewhere, remark_elsewhere
 
 __all__ = [
     "DEFAULT_MODEL",
     "ZOO",
-    "Installed",
-    "Manifest",
-    "Progress",
     "ZooEntry",
     "ZooModel",
     "installed",

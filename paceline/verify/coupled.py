@@ -34,7 +34,7 @@ def choose_token(
     places = [
         (row, node, position) for row, found in enumerate(to_list(positions)) for node, position in enumerate(found)
     ]
-    tokens = _choices(distribution, distribution.is_greedy, to_list(seeds), places)
+    tokens = _choices(distribution, to_list(seeds), places)
     for row, node, position in places:
         if tokens[row, node] < 0:
             raise distribution.error(row, node, position)
@@ -42,10 +42,7 @@ def choose_token(
 
 
 def _choices(
-    distribution: TargetDistribution,
-    is_greedy: Sequence[bool],
-    seeds: Sequence[int],
-    places: list[tuple[int, int, int]],
+    distribution: TargetDistribution, seeds: Sequence[int], places: list[tuple[int, int, int]]
 ) -> dict[tuple[int, int], int]:
     """The target's token after each (row, node), whose position comes third; -1 where the scores give no distribution.
 
@@ -53,7 +50,7 @@ def _choices(
     """
     chosen = {(row, node): -1 for row, node, _ in places}
     for greedy in (True, False):
-        group = [place for place in places if is_greedy[place[0]] == greedy]
+        group = [place for place in places if distribution.is_greedy[place[0]] == greedy]
         if not group:
             continue
         rows, nodes, positions = ([place[i] for place in group] for i in range(3))
@@ -111,12 +108,8 @@ class Coupled(Verifier):
         paths: list[list[int]] = [[] for _ in trees]
         while len(walks) < len(trees):
             at = {row: path[-1] if path else 0 for row, path in enumerate(paths) if row not in walks}
-            tokens = _choices(
-                distribution,
-                distribution.is_greedy,
-                seeds,
-                [(row, at[row], positions[row] + len(paths[row])) for row in at],
-            )
+            places = [(row, node, positions[row] + len(paths[row])) for row, node in at.items()]
+            tokens = _choices(distribution, seeds, places)
             for row, node in at.items():
                 child = trees[row].child(node, token := tokens[row, node])
                 if child is None:

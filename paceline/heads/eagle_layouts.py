@@ -33,7 +33,14 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 HOT_TOKENS = "hot_tokens.pt"
 SPECULATORS_VERSION = "0.9.0"
 _CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's
-_UNSUPPORTED = "norm_before_fc fc_norm norm_output parallel_drafting quantization_config attn_output_gate".split()
+_UNSUPPORTED = [
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "parallel_drafting",
+    "quantization_config",
+    "attn_output_gate",
+]
 
 
 @checked

@@ -227,7 +227,7 @@ def test_a_self_draft_that_fails_rolls_back():
     drafter = SelfQuantized(lm_head="shared")
     for decoder, seq in steps(drafter, REPEATING, rounds=1):
         length = decoder.runner.cache.lengths[seq.slot]
-        drafter._sampler = None
+        drafter._chains = None
         with pytest.raises(DraftError, match="AttributeError"):
             decoder.step([seq])
         assert decoder.runner.cache.lengths[seq.slot] == length == seq.num_cached

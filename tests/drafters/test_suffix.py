@@ -127,7 +127,7 @@ class EndsWithText(SuffixAutomaton):
     """Has no shorter context where the text ends."""
 
     def context(self) -> Context:
-        return Context(self._whole, min(self.num_tokens, LONGEST))
+        return Context(self._whole, min(self.num_tokens, self.longest))
 
 
 @pytest.mark.parametrize("mutant", [NeverSplits, ForgetsCounts, KeepsLong, EndsWithText])

@@ -121,11 +121,11 @@ def test_auto_goes_by_the_share_of_the_texts_in_the_intersection():
 def test_what_the_draft_writes_is_cut_into_tokens_that_may_be_drafted():
     target, draft = reader("byte level"), reader("sentencepiece")
     made = Translation("strings", target, draft, ours := Spelling(target), theirs := Spelling(draft))
-    sampler = vocabularies.DraftSampler(True, frozenset({ours.index[True, b"<image>"]}))
+    banned = frozenset({ours.index[True, b"<image>"]})
     eos, seq = draft.tokenizer.eos_token_id, sequence(target, ours.encode(b"the qui"), SamplingParams())
 
     def cut(text: bytes, *more: int) -> bytes:
-        return ours.join(made._cut(seq, [*theirs.encode(text), *more], 9, sampler))
+        return ours.join(made._cut(seq, [*theirs.encode(text), *more], 9, banned))
 
     assert cut(b"ck fox") == b"ck fox"
     assert cut(b"ck fox<image> over") == b"ck fox"  # no draft may hold an image

@@ -72,7 +72,11 @@ class TokenRanking:
             with one_thread(logits):
                 scores = logits.float() if unchanged and native else self.scores(logits, seqs, offset)
                 count = min(count, scores.shape[1])
-                found = Best(*largest(scores, count)) if native else _best_torch(scores, count)
+                if native:
+                    found = Best(*largest(scores, count))
+                else:
+                    best = scores.topk(count, dim=-1)
+                    found = Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
         return self.draft_ids[found.columns[:, :count]].tolist(), found.logps[:, :count].tolist()
 
     def grow_marginal(self, trees: Seq[DynamicTree], seqs: Seq[Sequence], logits: Seq[Tensor] | Tensor) -> None:
@@ -116,12 +120,6 @@ class TokenRanking:
     def _ranks_by_logits(self, seq: Sequence) -> bool:
         """Whether `scores` leaves the logits of this row unchanged, but for those that are not finite."""
         return seq.params.temperature == 0 or (not self.uses_noise and seq.params.temperature <= 1)
-
-
-def _best_torch(scores: Tensor, count: int) -> Best:
-    """For scores without NaN."""
-    best = scores.topk(count, dim=-1)
-    return Best(best.indices, best.values - scores.logsumexp(-1, keepdim=True))
 
 
 def _noise(draft_ids: Tensor, seqs: Seq[Sequence], offset: int) -> Tensor:

@@ -120,12 +120,13 @@ class DraftSize:
         """Count a round that had a budget of `depth` and took `levels` drafting steps."""
         for column in (self.rounds, self.nodes, self.levels):
             column[:] = [value * self._fade for value in column] + [0.0] * (depth - len(column))
-        depths = depths_of(record)
         for i in range(depth):
             self.rounds[i] += 1
             self.levels[i] += i < levels
-        for at in depths[1:]:
-            self.nodes[min(at, depth) - 1] += 1
+        depths = [0]
+        for parent in record.parents[1:]:
+            depths.append(depths[parent] + 1)
+            self.nodes[min(depths[-1], depth) - 1] += 1
         self._totals = None
 
     def totals(self, depth: int) -> tuple[list[float], list[float]]:
@@ -141,11 +142,3 @@ class DraftSize:
                 levels.append(levels[-1] + share)
             self._totals = nodes, levels
         return self._totals
-
-
-def depths_of(record: Round) -> list[int]:
-    """Edges between the root and each node."""
-    depths = [0]
-    for parent in record.parents[1:]:
-        depths.append(depths[parent] + 1)
-    return depths

@@ -53,18 +53,15 @@ class PassCurve:
         seconds = [max(least, 1e-9) for least in accumulate((points[n] for n in reversed(rows)), min)][::-1]
         self.points = dict(zip(rows, seconds, strict=True))
         steps = list(zip(rows, rows[1:], seconds, seconds[1:], strict=False))
-        self._slope = (seconds[-1] - seconds[0]) / max(1, rows[-1] - rows[0])  # beyond the last point
+        # What one more row adds on average, and beyond the last point.
+        self.seconds_per_row = (seconds[-1] - seconds[0]) / max(1, rows[-1] - rows[0])
         self._table = [seconds[0]] * (rows[0] + 1)
         for low, high, at_low, at_high in steps:
             self._table += [at_low + (at_high - at_low) * (n - low) / (high - low) for n in range(low + 1, high + 1)]
 
     def seconds(self, rows: int) -> float:
         beyond = rows - len(self._table) + 1
-        return self._table[rows] if beyond <= 0 else self._table[-1] + beyond * self._slope
-
-    @property
-    def seconds_per_row(self) -> float:
-        return self._slope
+        return self._table[rows] if beyond <= 0 else self._table[-1] + beyond * self.seconds_per_row
 
 
 @final

@@ -248,7 +248,7 @@ class AnswerTask(Task[Batch]):
         return answers.batch(indices, self._recipe.states, self._config.max_tokens)
 
     def weight(self, batch: Batch) -> int:
-        return batch.num_tokens
+        return int(batch.is_answer.sum())
 
     def loss(self, batch: Batch) -> Losses:
         if not batch.states and self._recipe.states:

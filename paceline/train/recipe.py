@@ -34,11 +34,6 @@ class Batch:
     is_answer: Bool[Tensor, "B T"]
     chats: tuple[ImageChat | None, ...] = ()
 
-    @property
-    def num_tokens(self) -> int:
-        """Answer tokens, each of which is supervised."""
-        return int(self.is_answer.sum())
-
 
 @dataclass(frozen=True)
 class Losses:

@@ -98,7 +98,9 @@ class BatchReader:
 
     def target(self, batch: Batch) -> ModelInput:
         seqs = self._sequences(batch)
-        texts = [ids[:n].tolist() for ids, n in zip(batch.token_ids, _ends(batch), strict=True)]
+        columns = torch.arange(1, batch.token_ids.shape[1] + 1, device=batch.is_answer.device)
+        ends = (batch.is_answer * columns).amax(1)  # one past each answer's last token
+        texts = [ids[:end].tolist() for ids, end in zip(batch.token_ids, ends.tolist(), strict=True)]
         return ModelInput(
             batch.token_ids, batch.is_answer, _rows(self._target, texts, [seq.vision for seq in seqs], batch.token_ids)
         )
@@ -133,12 +135,6 @@ class BatchReader:
                     self._seen.put(key, vision)
             found.append(Sequence(ids, SamplingParams(), 0, frozenset(), 1 << 30, vision=vision))
         return found
-
-
-def _ends(batch: Batch) -> list[int]:
-    """One past each answer's last token."""
-    columns = torch.arange(1, batch.token_ids.shape[1] + 1, device=batch.is_answer.device)
-    return (batch.is_answer * columns).amax(1).tolist()
 
 
 def _rows(runner: ModelRunner, texts: Seq[list[int]], prompts: Seq[VisionPrompt | None], ids: Tensor) -> ImageRows:

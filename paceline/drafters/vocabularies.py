@@ -17,7 +17,7 @@ The target verifies whatever comes of it, so that nothing here can change an ans
 
 import codecs
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -147,7 +147,7 @@ class Translation:
         ends = frozenset() if self._ends[1] is None or seq.params.ignore_eos else frozenset([self._ends[1]])
         return Sequence(self._whole(self._texts[seq.slot]), SamplingParams(), 0, ends, 1 << 62, slot=seq.slot)
 
-    def _cut(self, seq: Sequence, drafted: list[int], depth: int, banned: frozenset[int]) -> list[int]:
+    def _cut(self, seq: Sequence, drafted: list[int], depth: int, banned: Collection[int]) -> list[int]:
         """The target's tokens of what was drafted, up to one that would end the answer."""
         ends = bool(drafted) and drafted[-1] == self._ends[1]
         spelled = self._theirs.join(drafted[:-1] if ends else drafted)

@@ -139,7 +139,7 @@ def published_head(name_or_path: str | Path) -> Path | None:
     """The folder of a head in another project's layout, as exports are; None for ours, or where there is none."""
     try:
         folder = head_folder(name_or_path)
-        return None if "paceline_head" in _json(folder / _CONFIG) else folder
+        return None if "paceline_head" in read_object(folder / _CONFIG) else folder
     except ConfigError:
         return None
 

@@ -74,7 +74,7 @@ def test_cut(folders):
     indices = list(range(len(answers)))
     batch = answers.batch(indices, LAYERS, 12)
     assert batch.token_ids.shape[1] == 12
-    assert batch.num_tokens == sum(min(one.length, 12) - len(one.prompt_ids) for one in answers.all)
+    assert batch.is_answer.sum() == sum(min(one.length, 12) - len(one.prompt_ids) for one in answers.all)
     assert batch.states[1].shape[:2] == batch.token_ids.shape
 
 

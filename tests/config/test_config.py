@@ -115,7 +115,7 @@ def nested(depth: int) -> dict[str, object]:
         ({"method": ["ngram"]}, ["method has a wrong value"]),
         ({"method": "draft_model"}, ['needs "model"']),
         ({"method": "ngram", "model": "x"}, ["does not take 'model'", "prompt_lookup_max"]),
-        ({"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}, ["above prompt_lookup_max"]),
+        ({"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3}, ["n-gram range", "min 3, max 2"]),
         ({"method": "lookahead", "window": 0}, ["window has a wrong value"]),
         ({"method": "ouroboros"}, ['needs "model"']),
         ("ouroboros:", ["names no model"]),

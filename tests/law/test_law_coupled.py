@@ -1,6 +1,7 @@
 """Identity: the loop with `Coupled` gives plain decoding's tokens, whatever is drafted, at every temperature."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,8 +143,8 @@ def test_ratio_is_greedy_in_the_limit() -> None:
 def shifted(call):
     """Noise off by one position: in verification, not in plain decoding."""
 
-    def wrong(law, is_greedy, seeds, places):
-        return call(law, is_greedy, seeds, [(row, node, position + 1) for row, node, position in places])
+    def wrong(law, seeds, places):
+        return call(law, seeds, [(row, node, position + 1) for row, node, position in places])
 
     return wrong
 
@@ -151,8 +152,8 @@ def shifted(call):
 def rowless(call):
     """Every row takes the first row's noise."""
 
-    def wrong(law, is_greedy, seeds, places):
-        return call(law, is_greedy, seeds[:1] * len(seeds), places)
+    def wrong(law, seeds, places):
+        return call(law, seeds[:1] * len(seeds), places)
 
     return wrong
 
@@ -161,9 +162,9 @@ def depthless(call):
     """The noise of the round's first position at every depth."""
     starts: dict[int, int] = {}
 
-    def wrong(law, is_greedy, seeds, places):
+    def wrong(law, seeds, places):
         held = [(row, node, starts.setdefault(seeds[row], position)) for row, node, position in places]
-        return call(law, is_greedy, seeds, held)
+        return call(law, seeds, held)
 
     return wrong
 
@@ -171,8 +172,8 @@ def depthless(call):
 def greedy_only(call):
     """Greedy verification while the user asked to sample."""
 
-    def wrong(law, is_greedy, seeds, places):
-        return call(law, [True] * len(is_greedy), seeds, places)
+    def wrong(law, seeds, places):
+        return call(replace(law, is_greedy=[True] * len(seeds)), seeds, places)
 
     return wrong
 
@@ -180,8 +181,8 @@ def greedy_only(call):
 def other_stream(call):
     """Noise drawn afresh, by another purpose."""
 
-    def wrong(law, is_greedy, seeds, places):
-        return call(law, is_greedy, [seed ^ 1 for seed in seeds], places)
+    def wrong(law, seeds, places):
+        return call(law, [seed ^ 1 for seed in seeds], places)
 
     return wrong
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy
 from ..core.outputs import Round
 from ..core.request import Sequence
+from ..errors import ConfigError
 from ..schema import checked_call
 
 FIRST_ACCEPTED = 4.0  # tokens that `Dynamic` assumes a new answer accepts
@@ -54,7 +55,7 @@ def first_ready(drafter: Drafter | None, seq: Sequence) -> int:
 class Dynamic(DraftPolicy):
     """Draft one token more than was accepted lately; stop after a token with which the whole draft becomes unlikely.
 
-    max_tokens: the largest window.
+    max_tokens, min_tokens: the bounds of the window.
     min_chance: the smallest probability of the whole chain, as the product of the drafter's confidences. The token that
         falls below it is kept, so that the stop does not depend on a token that is missing from its own draft. Drafters
         without confidences are bounded by the window alone.
@@ -65,10 +66,19 @@ class Dynamic(DraftPolicy):
     def __init__(
         self,
         max_tokens: Annotated[int, Field(ge=1)] = 16,
+        min_tokens: Annotated[int, Field(ge=1)] = 1,
         min_chance: Annotated[float, Field(ge=0, le=1)] = 0.3,  # 0: never stop early
         num_nodes: Annotated[int, Field(ge=1)] | None = None,
     ):
-        self.max_tokens, self.min_chance, self.num_nodes = max_tokens, min_chance, num_nodes
+        if min_tokens > max_tokens:
+            got = f"min {min_tokens}, max {max_tokens}"
+            raise ConfigError("the window is empty", got=got, expected="1 <= min <= max")
+        self.num_nodes, self.max_tokens, self.min_tokens, self.min_chance = (
+            num_nodes,
+            max_tokens,
+            min_tokens,
+            min_chance,
+        )
         self._accepted: dict[int, float] = {}  # by slot, the moving average of accepted tokens
         self._drafter: Drafter | None = None
 
@@ -79,11 +89,12 @@ class Dynamic(DraftPolicy):
         return [self._budget(seq) for seq in seqs]
 
     def _budget(self, seq: Sequence) -> DraftBudget:
-        depth = min(round(self._accepted.get(seq.slot, FIRST_ACCEPTED)) + 1, self.max_tokens)
+        depth = round(self._accepted.get(seq.slot, FIRST_ACCEPTED)) + 1
+        depth = max(self.min_tokens, min(depth, self.max_tokens))
         return DraftBudget(depth, max(depth, self.num_nodes or 0), first_ready(self._drafter, seq), self._is_likely)
 
     def _is_likely(self, confidences: Seq[float]) -> bool:
-        return math.prod(confidences) >= self.min_chance
+        return len(confidences) < self.min_tokens or math.prod(confidences) >= self.min_chance
 
     def observe(self, seq: Sequence, record: Round) -> None:
         """Move the average of accepted tokens; a draft that was accepted whole could have been longer."""

@@ -73,12 +73,8 @@ class Dynamic(DraftPolicy):
         if min_tokens > max_tokens:
             got = f"min {min_tokens}, max {max_tokens}"
             raise ConfigError("the window is empty", got=got, expected="1 <= min <= max")
-        self.num_nodes, self.max_tokens, self.min_tokens, self.min_chance = (
-            num_nodes,
-            max_tokens,
-            min_tokens,
-            min_chance,
-        )
+        self.num_nodes = num_nodes
+        self.max_tokens, self.min_tokens, self.min_chance = max_tokens, min_tokens, min_chance
         self._accepted: dict[int, float] = {}  # by slot, the moving average of accepted tokens
         self._drafter: Drafter | None = None
 

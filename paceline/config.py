@@ -130,7 +130,10 @@ def parse(
     Raises `ConfigError` that lists what is known.
     """
     if isinstance(what, str):
-        given = _from_json(what) if what.lstrip()[:1] in ("{", "[", '"') else from_short_name(what)
+        is_json = what.lstrip()[:1] in ("{", "[", '"')
+        given = parse_json(what, "the speculative config") if is_json else from_short_name(what)
+        if not isinstance(given, dict):
+            raise ConfigError("the speculative config is not a JSON object", got=type(given).__name__)
     elif isinstance(what, Mapping | None):
         given = {str(key): value for key, value in (what or {}).items()}
     else:
@@ -152,18 +155,6 @@ def parse(
         )
     nodes = _num_nodes(common.num_draft_nodes, drafter, chosen, most)
     return SpecConfig(chosen, most, common.rejection_sample_method, nodes, drafter)
-
-
-def _from_json(text: str) -> dict[str, object]:
-    """A configuration written as JSON."""
-    try:
-        value = parse_json(text, "the speculative config")
-    except ConfigError as error:
-        example = """for example {"method": "ngram", "num_speculative_tokens": 8}"""
-        raise ConfigError(error.what, got=error.got, expected=example) from error
-    if not isinstance(value, dict):
-        raise ConfigError("the speculative config is not a JSON object", got=type(value).__name__)
-    return cast("dict[str, object]", value)
 
 
 def _kind(given: dict[str, object]) -> type[DrafterSpec]:

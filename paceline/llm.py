@@ -9,8 +9,7 @@ import itertools
 import secrets
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from random import Random
@@ -196,11 +195,11 @@ class LLM:
     @checked_names
     def generate(
         self,
-        prompts: Prompt | Seq[Prompt],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one prompt or many; results are in the order of the prompts.
 
@@ -234,8 +233,8 @@ class LLM:
     @checked_names
     def chat(
         self,
-        messages: Chat | Seq[Chat],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        messages: Chat | Sequence[Chat],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
         chat_template: str | None = None,

@@ -141,7 +141,9 @@ def open_request(
     tokenizer, bad_word_ids = loaded.tokenizer, _bad_word_ids(loaded, params)
     if params.stop and tokenizer is None:
         raise ConfigError("stop strings need a tokenizer", fix="use stop_token_ids, or pass tokenizer=...")
-    prediction = _prediction(params, loaded)
+    prediction = params.prediction
+    if isinstance(prediction, str):
+        prediction = tokenizer_of(loaded).encode(prediction, add_special_tokens=False) if prediction else ()
     form, facts = params.structured_outputs, (loaded.vocab_size, loaded.eos_ids, params.ignore_eos)
     timings = Timings()
     seqs, detokenizers = list[Sequence](), list[Detokenizer | None]()
@@ -161,7 +163,7 @@ def open_request(
                 detokenizer if params.stop else None,
                 vision,
                 None if form is None else make_grammar(form, tokenizer_of(loaded), *facts),
-                prediction,
+                tuple(prediction),
                 timings=timings,
             )
         )
@@ -269,14 +271,6 @@ def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
         bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if bad is not None:
             raise ConfigError(f"{name} names no token", got=bad, expected=f"0 to {vocab_size - 1}")
-
-
-def _prediction(params: SamplingParams, loaded: LoadedModel) -> tuple[int, ...]:
-    """Its tokens."""
-    given = params.prediction
-    if isinstance(given, str):
-        given = tokenizer_of(loaded).encode(given, add_special_tokens=False) if given else ()
-    return tuple(given)
 
 
 def _bad_word_ids(loaded: LoadedModel, params: SamplingParams) -> tuple[tuple[int, ...], ...]:

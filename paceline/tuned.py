@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -10,12 +9,13 @@ from .config import SpecConfig, parse
 from .errors import ConfigError
 from .policy import Profile
 from .runner import LoadedModel
-from .system.files import is_kind, read_kind, to_json, write_text
+from .schema import validate
+from .system.files import read_kind, to_json, write_text
 
 VERSION = 1
 _KIND = "paceline-tune"
-is_tuned = is_kind(_KIND)
-"""Whether the beginning of a file says that `paceline tune` wrote it."""
+SIGN = f'{{\n "kind": "{_KIND}"'
+"""The beginning of such a file."""
 _AGAIN = "run `paceline tune` again"
 
 
@@ -57,22 +57,13 @@ def save_tuned(path: Path | str, tuned: Tuned) -> None:
 def load_tuned(path: Path | str) -> Tuned:
     """Read such a file. Raises `ConfigError` for anything else, another version, or a config that is not understood."""
     given = read_kind(path, _KIND, VERSION, _AGAIN)
-    config, profile, origin, words = (given.get(key) for key in ("config", "profile", "provenance", "words"))
-    if not isinstance(config, dict) or not isinstance(profile, dict) or not isinstance(words, list):
-        raise ConfigError(
-            f"{str(path)!r} is incomplete",
-            got="keys " + ", ".join(given),
-            expected="config, profile, words",
-            fix=_AGAIN,
-        )
-    known = ("kind", "version", "config", "profile", "provenance", "words")
-    return Tuned(
-        parse(cast("dict[str, object]", config)),
-        Profile.from_dict(cast("dict[str, object]", profile)),
-        cast("dict[str, object]", origin) if isinstance(origin, dict) else {},
-        [str(one) for one in cast("list[object]", words)],
-        {key: value for key, value in given.items() if key not in known},
+    del given["kind"], given["version"]
+    config, profile, origin = (
+        validate(dict[str, object], given.pop(key, None), f"{key} in {str(path)!r}")
+        for key in ("config", "profile", "provenance")
     )
+    words = validate(list[str], given.pop("words", None), f"words in {str(path)!r}")
+    return Tuned(parse(config), Profile.from_dict(profile), origin, words, given)
 
 
 def default_file(model: str) -> Path:

@@ -122,14 +122,16 @@ def scenes(
     from paceline.system.files import check_out, write_text
 
     from .questions import scene_suite
+    from .scene import render
 
     check_out(out / "prompts.jsonl")
     lines = []
     (out / "images").mkdir(parents=True, exist_ok=True)
-    for one in scene_suite(per_kind):
-        one.image.save(out / "images" / f"{one.id}.png")  # type: ignore[union-attr]
-        line = {"id": one.id, "category": one.category, "turns": one.turns, "image": f"images/{one.id}.png"}
-        lines.append(json.dumps({**line, "answer": one.right}))
+    for number, (scene, one) in enumerate(scene_suite(per_kind)):
+        image = f"images/scene-{number}.png"
+        render(scene).save(out / image)
+        line = {"id": f"scene-{number}", "category": one.kind, "turns": [one.text], "image": image}
+        lines.append(json.dumps({**line, "answer": one.answer}))
     write_text(out / "prompts.jsonl", "\n".join(lines) + "\n")
 
 

@@ -18,11 +18,11 @@ from paceline_zoo.vlm import PackagedVlm, language_weights
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
-from paceline.eval.suites import EasyVqa
 from paceline.train.losses import LOSSES, compared
 from paceline.train.recipe import Losses
 
 from .config import VlmConfig
+from .easy_vqa import EasyVqa
 from .model import add_lora, evenly_spaced, make_model, make_processor
 from .sft import IGNORED, Batch, ChatTask, ImageChats, hash_easy, step_chats
 

@@ -8,9 +8,9 @@ from typing import Any
 from PIL import Image
 
 from paceline import LLM, SamplingParams
-from paceline.eval.suites import load_easy_vqa
 
 from .config import EvalSection
+from .easy_vqa import load_easy_vqa
 from .questions import KINDS, ask
 from .scene import HELD_OUT, make_scene, render
 

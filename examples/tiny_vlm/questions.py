@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias, get_args
 
-from paceline.eval.suites import Question as SuiteQuestion
-
-from .scene import COLOURS, HELD_OUT, SHAPES, WORDS, Bars, Scene, Sign, Thing, make_scene, render
+from .scene import COLOURS, HELD_OUT, SHAPES, WORDS, Bars, Scene, Sign, Thing, make_scene
 
 Kind: TypeAlias = Literal["yes/no", "choice", "short", "caption", "steps"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -210,16 +208,7 @@ _FORMS: Mapping[str, tuple[Callable[..., tuple[str, str]], ...]] = {
 """Functions of a scene's content and of chance, in the order of `KINDS`."""
 
 
-def scene_suite(per_kind: int = 60, first: int = 0) -> list[SuiteQuestion]:
-    """Questions of every kind about held-out scenes, one for each scene, the kinds taking turns; for benchmarks.
-
-    first: how many scenes of each kind to leave out at the beginning, for a sample that shares none with another.
-    """
-    made: list[SuiteQuestion] = []
-    for number in range(first * len(KINDS), (first + per_kind) * len(KINDS)):
-        kind, scene = KINDS[number % len(KINDS)], make_scene(HELD_OUT + number)
-        question = ask(scene, kind, HELD_OUT + number)
-        made.append(
-            SuiteQuestion(f"scene-{number}", kind, (question.text,), image=render(scene), right=question.answer)
-        )
-    return made
+def scene_suite(per_kind: int = 60) -> list[tuple[Scene, Question]]:
+    """Questions of every kind about held-out scenes, one for each scene, the kinds taking turns; for benchmarks."""
+    scenes = [make_scene(HELD_OUT + number) for number in range(per_kind * len(KINDS))]
+    return [(scene, ask(scene, KINDS[n % len(KINDS)], HELD_OUT + n)) for n, scene in enumerate(scenes)]

@@ -21,12 +21,12 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
-from paceline.eval.suites import EasyVqa
 from paceline.train.loop import Task
 from paceline.train.recipe import Losses
 from paceline.train.run_folder import hash_tensors, understood
 
 from .config import DistillSection, SftSection, VlmConfig
+from .easy_vqa import EasyVqa
 from .model import GRID, add_lora, make_model, make_processor, vision_parts
 from .pretrain import pixels_of
 from .questions import KINDS, Kind, ask

@@ -25,7 +25,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, SiglipVisionModel
 
 from paceline.errors import ConfigError
-from paceline.eval.suites import EasyVqa, load_easy_vqa
 from paceline.hf.load import chosen_device
 from paceline.system.files import read_json, write_bytes, write_text
 from paceline.system.provenance import sha256_of
@@ -37,6 +36,7 @@ from paceline.train.stages import Done
 from paceline.zoo import ZOO, resolve
 
 from .config import VlmConfig
+from .easy_vqa import EasyVqa, load_easy_vqa
 from .model import LINEARS, image_token, kept_layers
 from .package import Trained, merge_once, package_vlm, write_record
 from .sft import hash_easy

@@ -23,13 +23,13 @@ from ..hf.fingerprint import fingerprint
 from ..llm import LLM
 from ..quant import Fp8Linear, Int4Linear, Int8Linear
 from ..schema import Many, checked, checked_call, validate
-from ..system.files import is_kind, read_kind, to_json, write_text
+from ..system.files import read_kind, to_json, write_text
 from .bound import Point, Share, last_that_holds, prompts_needed, upper_bound
 
 VERSION = 2
 _KIND = "paceline-cascade"
-is_calibration = is_kind(_KIND)
-"""Whether the beginning of a file says that `paceline calibrate` wrote it."""
+SIGN = f'{{\n "kind": "{_KIND}"'
+"""The beginning of such a file."""
 _AGAIN = "run `paceline calibrate` again"
 _SAMPLE = 256  # scales of a rounded layer that are hashed
 _Count = Annotated[int, Field(ge=0)]
@@ -179,7 +179,7 @@ class Calibration:
             if (point := last_that_holds(points, self.count, limit, each)) is not None
         ]
         if not found:
-            raise self._too_small(limit, level, each)
+            raise too_small(self.count, min(points[0].differ for points in self.curves.values()), limit, level, each)
         covered, signal, point = max(found, key=lambda one: one[0])
         alone = (point.differ / covered if covered else 0.0, upper_bound(point.differ, covered, level))
         shares = covered / self.count, point.differ / self.count
@@ -222,19 +222,21 @@ class Calibration:
         """Write the file, whole or not at all. Raises `ConfigError` where it promises nothing, OSError as files do."""
         write_text(path, to_json(self.as_dict(), indent=1) + "\n")
 
-    def _too_small(self, limit: float, confidence: float, each: float) -> ConfigError:
-        best = min(points[0].differ for points in self.curves.values())
-        need = prompts_needed(best, limit, each)
-        where = f"{best} of {self.count} prompts differ even at the strictest threshold"
-        fix = f"calibrate on at least {need - self.count} more prompts"
-        if best:
-            fix += ", which helps only if hardly any of them differs; or allow a larger max_disagreement"
-        return ConfigError(
-            f"{self.count} prompts cannot promise a disagreement of at most {limit:g} with confidence {confidence:g}",
-            got=where if best else f"{self.count} prompts",
-            expected=f"at least {need} prompts" + (f" with no more than these {best}" if best else ""),
-            fix=fix,
-        )
+
+def too_small(count: int, differ: int, limit: float, confidence: float, each: float) -> ConfigError:
+    """The error for a sample that cannot promise a bound.
+
+    differ: prompts that differ at the strictest threshold. each: the confidence of the test of one signal.
+    """
+    need = prompts_needed(differ, limit, each)
+    seen = f", of which {differ} differ even at the strictest threshold" if differ else ""
+    helps = ", which helps only if hardly any of them differs" if differ else ""
+    return ConfigError(
+        f"{count} prompts cannot promise a disagreement of at most {limit:g} with confidence {confidence:g}",
+        got=f"{count} prompts{seen}",
+        expected=f"at least {need} prompts" + (f" with no more than these {differ}" if differ else ""),
+        fix=f"calibrate on at least {need - count} more prompts{helps}, or allow a larger max_disagreement",
+    )
 
 
 def sampling_options(params: SamplingParams) -> dict[str, object]:

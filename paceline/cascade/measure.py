@@ -7,8 +7,7 @@ Every prompt is written to a journal at once, so that an interrupted run continu
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -26,13 +25,13 @@ from ..policy import Fixed
 from ..schema import checked, checked_call, validate
 from ..system.files import parse_json, write_text
 from ..system.provenance import hash_prompts, provenance
+from ..zoo.registry import Progress, silent
 from .bound import Point, Share, prompts_needed, upper_bound
-from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options
+from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options, too_small
 from .cascade import ask_small, has_ended
 from .predicted import check_exact, confirms, cut_to, predicting, with_predictions
 
 SHORT_LIMIT = 16
-Progress = Callable[[str, int, int], None]
 
 
 @checked
@@ -53,16 +52,16 @@ class Observed:
 def calibrate(
     small: LLM,
     large: LLM,
-    prompts: Seq[Prompt],
+    prompts: Sequence[Prompt],
     *,
     max_disagreement: float = 0.01,
     confidence: float = 0.95,
     short_limit: int = SHORT_LIMIT,
-    signals: Seq[Signal] = (Signal.MIN_PROB,),
+    signals: Sequence[Signal] = (Signal.MIN_PROB,),
     params: SamplingParams | None = None,
     prompts_info: Mapping[str, object] | None = None,
     out: Path | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = silent,
 ) -> Calibration:
     """Measure both models on prompts, which must be drawn as the later ones will be, each of them once.
 
@@ -132,17 +131,12 @@ def check_sample(
     count: int, max_disagreement: Share, confidence: Share, num_signals: Annotated[int, Field(ge=1)] = 1
 ) -> None:
     """Raises `ConfigError` where even a sample without any disagreement would be too small to promise this."""
-    need = prompts_needed(0, max_disagreement, 1 - (1 - confidence) / num_signals)
-    if count < need:
-        raise ConfigError(
-            f"too few prompts to promise a disagreement of at most {max_disagreement:g} with confidence {confidence:g}",
-            got=f"{count} prompts",
-            expected=f"at least {need}, and more if any answer differs",
-            fix=f"add {need - count} prompts or more, or allow a larger max_disagreement",
-        )
+    each = 1 - (1 - confidence) / num_signals
+    if count < prompts_needed(0, max_disagreement, each):
+        raise too_small(count, 0, max_disagreement, confidence, each)
 
 
-def curve_of(observed: Seq[Observed], signal: Signal, thresholds: Seq[float]) -> tuple[Point, ...]:
+def curve_of(observed: Sequence[Observed], signal: Signal, thresholds: Sequence[float]) -> tuple[Point, ...]:
     """The counts at each threshold, given in falling order."""
     ended = [(one.confidences[signal], bool(one.agrees)) for one in observed if one.confidences is not None]
     return tuple(
@@ -213,7 +207,7 @@ def _read_row(line: bytes, where: str) -> Observed:
         ) from error
 
 
-def hash_contents(prompts: Seq[Prompt]) -> str:
+def hash_contents(prompts: Sequence[Prompt]) -> str:
     """Hash prompts and the pixels of their images, in hexadecimal. Raises `ConfigError` for an unreadable image."""
     parts = list[str]()
     for prompt in prompts:

@@ -1,5 +1,6 @@
 """`paceline calibrate`: when a small model may answer in place of a large one."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import typer
 from ..errors import ConfigError
 from .options import (
     MODEL,
+    PROMPT_FILE,
     PROMPTS,
     LoadOptions,
     ModelOptions,
@@ -32,14 +34,7 @@ def calibrate(
     small: Annotated[str, typer.Argument(metavar="SMALL", help="The model that answers alone where it is confident.")],
     large: Annotated[str, typer.Argument(metavar="LARGE", help="The model whose answers count; same tokenizer.")],
     prompts: Annotated[
-        Path,
-        Opt(
-            "JSON lines with question, turns (the first) or chat, or prompt (text to continue), and image or images: "
-            "a random sample of the prompts to come.",
-            PROMPTS,
-            "-p",
-            "FILE",
-        ),
+        Path, Opt(f"A random sample of the prompts to come, with their images. {PROMPT_FILE}", PROMPTS, "-p", "FILE")
     ],
     loading: LoadOptions,
     screen: Screen,
@@ -50,11 +45,7 @@ def calibrate(
     short_limit: Annotated[int, Opt("Tokens within which a small answer must end.", _PROMISE, min=1)] = 16,
     signal: Annotated[
         list[str] | None,
-        Opt(
-            "min_prob, mean_prob or margin; repeat it to choose the best, each then tested more strictly. "
-            "Default: min_prob.",
-            _PROMISE,
-        ),
+        Opt("min_prob (default), mean_prob or margin; of several the best, each tested more strictly.", _PROMISE),
     ] = None,
     num_prompts: Annotated[int | None, Opt("Only the first of them.", PROMPTS, min=1)] = None,
     temperature: Annotated[float, Opt("0: greedy.", PROMPTS, "-t")] = 0.0,
@@ -74,11 +65,10 @@ def calibrate(
     Example:  paceline calibrate small-model large-model --prompts mine.jsonl --max-disagreement 0.01
     """
     with screen.spinner("starting"):
-        from ..cascade.calibration import Signal, is_calibration
+        from ..cascade.calibration import SIGN, Signal
         from ..cascade.measure import calibrate as measure
         from ..cascade.measure import check_sample, draw
         from ..core.request import SamplingParams
-        from ..eval.plots import drawn_by, has_matplotlib
         from ..eval.prompts import read_prompts
         from ..system.files import check_out, claimed
 
@@ -87,12 +77,12 @@ def calibrate(
     check_sample(len(texts), max_disagreement, confidence, len(signals))
     if out.suffix != ".json":
         raise ConfigError("a calibration is a .json file", got=str(out), fix="give another --out")
-    check_out(out, is_calibration)
-    plot = out.with_suffix(".svg") if has_matplotlib() else None
+    check_out(out, SIGN)
+    plot = out.with_suffix(".svg") if find_spec("matplotlib") else None
     if plot is None:
         screen.say("[yellow]No plot:[/yellow] that needs matplotlib, pip install 'paceline\\[plots]'")
     else:
-        check_out(plot, drawn_by("paceline calibrate"))
+        check_out(plot, "paceline calibrate")
     repeats = len(texts) - len({repr(prompt) for prompt in texts})
     if repeats:
         screen.say(

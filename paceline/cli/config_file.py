@@ -7,21 +7,19 @@ from typing import Any
 import typer
 
 from ..errors import ConfigError
+from ..system.files import read_text
 
 
 def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Make the values of a file the defaults of the command's options. Raises `ConfigError`, and OSError.
+    """Make the values of a file the defaults of the command's options. Raises `ConfigError`.
 
     A name has - or _, a repeatable option a list or one value, and an object stands for its JSON.
     """
     if path is None:
         return None
-    import yaml
+    from ..system.yaml_values import parse_yaml
 
-    try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML", got=" ".join(str(error).split())) from error
+    read = parse_yaml(read_text(path, "the config file"), str(path))
     given = {} if read is None else read
     if not isinstance(given, dict):
         raise ConfigError(f"{path} has no options", got=type(given).__name__, expected="lines such as port: 8000")

@@ -51,7 +51,7 @@ def demo(
 
     params = answers.params()
     if svg is not None:
-        check_out(svg, lambda head: _SVG_ID in head)
+        check_out(svg, _SVG_ID)
     if speculation.is_default:
         chosen, llm = _open_with_head(model, chosen, speculation, loading, screen)
     else:
@@ -76,7 +76,16 @@ def demo(
             **chosen.as_json(model),
             **asdict(total),
             "num_identical": sum(pair.identical for pair in pairs),
-            "prompts": [_pair_as_json(pair) for pair in pairs],
+            "prompts": [
+                {
+                    "prompt": pair.name,
+                    **asdict(speeds([pair])),
+                    "plain_tokens": len(pair.plain.token_ids),
+                    "speculative_tokens": len(pair.speculative.token_ids),
+                    "text": pair.speculative.text,
+                }
+                for pair in pairs
+            ],
             **vars(answers),
             "numerics": llm.numerics,
             "lossless": llm.verifier.lossless,
@@ -175,15 +184,3 @@ def _sentence(llm: "LLM", drafter: str, pairs: "list[Pair]", total: "Speeds") ->
         f"With the [bold]{escape(drafter)}[/bold] drafter {escape(llm.loaded.name)} {pace}{same} token-identical to "
         f"Paceline's own plain decoding ({promise})."
     )
-
-
-def _pair_as_json(pair: "Pair") -> dict[str, object]:
-    from ..eval.demo import speeds
-
-    return {
-        "prompt": pair.name,
-        **asdict(speeds([pair])),
-        "plain_tokens": len(pair.plain.token_ids),
-        "speculative_tokens": len(pair.speculative.token_ids),
-        "text": pair.speculative.text,
-    }

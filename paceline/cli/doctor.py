@@ -24,8 +24,7 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="A folder, a hub id, or a name that `paceline models` lists. Default: smollm2-135m if it is here, "
-            "else only the machine.",
+            help="A folder, a hub id, or a name of `paceline models`. Default: smollm2-135m if it is here.",
             show_default=False,
         ),
     ] = None,

@@ -161,15 +161,10 @@ class SpeculationOptions:
     ] = None
     policy: Annotated[
         Policy | None,
-        Opt(
-            "How many tokens to draft. cost_model: as many as pay by measured costs (default without -k); dynamic: by "
-            "a simpler rule; fixed: always -k.",
-            SPECULATION,
-        ),
+        Opt("cost_model: as many tokens as pay (default without -k); dynamic: a simpler rule; fixed: -k.", SPECULATION),
     ] = None
     profile: Annotated[
-        Path | None,
-        Opt("A file of `paceline tune`: measurements to start from, and a default drafter.", SPECULATION, None, "FILE"),
+        Path | None, Opt("A file of `paceline tune`: its drafter and measurements.", SPECULATION, metavar="FILE")
     ] = None
     allow_lossy: Annotated[bool, Opt("Permit verification that changes the answers (typical).", SPECULATION)] = False
 
@@ -223,19 +218,11 @@ class LoadOptions:
     threads: Annotated[int | None, Opt("CPU threads.", MODEL, min=1)] = None
     numerics: Annotated[
         Literal["fast", "invariant"] | None,
-        Opt(
-            "invariant: bit-identical to plain decoding; fast: identical up to rounding ties. Default: invariant where "
-            "this device and dtype allow it; native passes always are.",
-            MODEL,
-        ),
+        Opt("invariant: bit-identical to plain decoding, the default where possible; fast: up to rounding.", MODEL),
     ] = None
     dtype: Annotated[
         str | None,
-        Opt(
-            "bfloat16, float16, float32 or float64; default: the checkpoint's, or float32 on a CPU without "
-            "instructions for its 16-bit type.",
-            MODEL,
-        ),
+        Opt("bfloat16, float16, float32 or float64; default: the checkpoint's, or float32 if the CPU lacks it.", MODEL),
     ] = None
     max_model_len: Annotated[int | None, Opt("Maximum tokens of prompt and answer together.", MODEL, min=1)] = None
     revision: Annotated[str | None, Opt("Branch, tag or commit of a hub id.", MODEL)] = None

@@ -28,10 +28,7 @@ class ServerOptions:
     config: Annotated[
         Path | None,
         Opt(
-            "YAML file with the names of options, MODEL as model; what the command line gives wins.",
-            _SERVER,
-            metavar="FILE",
-            callback=read_config,
+            "YAML file of options, MODEL as model; the command line wins.", _SERVER, None, "FILE", callback=read_config
         ),
     ] = None
     host: Annotated[str, Opt("Address to listen at; 0.0.0.0: all of this machine.", _SERVER)] = "127.0.0.1"
@@ -54,9 +51,7 @@ class ServerOptions:
     allowed_hosts: Annotated[
         list[str] | None,
         Opt(
-            "Name by which clients call it; repeatable, * for any. At a local --host only local names.",
-            _SAFETY,
-            metavar="HOST",
+            "Name by which clients call it; repeatable, * for any. Default: local if --host is.", _SAFETY, None, "HOST"
         ),
     ] = None
     allow_origin: Annotated[
@@ -82,11 +77,7 @@ class ServerOptions:
     ] = "paceline"
     otlp_traces_endpoint: Annotated[
         str | None,
-        Opt(
-            "OpenTelemetry collector for a span of each request: http://localhost:4318/v1/traces.",
-            _OUTPUT,
-            metavar="URL",
-        ),
+        Opt("OpenTelemetry collector, a span a request: http://localhost:4318/v1/traces.", _OUTPUT, metavar="URL"),
     ] = None
     log_format: Annotated[Literal["text", "json"], Opt("Form of the lines on stderr.", _OUTPUT)] = "text"
 

@@ -92,11 +92,11 @@ def show(
 
 
 def _write_page(opened: "SavedResults", out: Path | None, screen: Screen) -> Path:
-    from ..eval.page import chosen, is_page, page
+    from ..eval.page import SIGN, chosen, page
     from ..system.files import check_out, write_text
 
     file = out or opened.path / "answers.html"
-    check_out(file, is_page)
+    check_out(file, SIGN)
     with screen.spinner("writing the page"):
         text = page(opened)
         write_text(file, text)

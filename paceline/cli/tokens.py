@@ -27,14 +27,9 @@ class Painter:
 
     def paint(self, chunk: "StreamChunk | Completion") -> Text:
         """The text that this chunk, or a whole answer, completes."""
-        text, style = Text(), STYLES["plain"]
-        for token, origin in zip(chunk.token_ids, chunk.origins, strict=True):
-            self._text.feed(token)
-            style = STYLES[origin.value]
-            text.append(self._text.take(), style)
-        if chunk.finish_reason is not None:
-            text.append(self._text.finish(), style)
-        return text
+        pieces = self._text.pieces(chunk.token_ids, chunk.finish_reason is not None)
+        styles = (STYLES[origin.value] for origin in chunk.origins)
+        return Text.assemble(*zip(pieces, styles, strict=True))
 
 
 def legend(origins: Iterable[str]) -> Text:

@@ -41,12 +41,7 @@ def tune(
     prompts: Annotated[str | None, Opt(f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE")] = None,
     drafter: Annotated[
         list[str] | None,
-        Opt(
-            f"{DRAFTER_NAMES}; repeat it. Default: all that need no model, and the packaged heads for this one.",
-            SPECULATION,
-            "-d",
-            "DRAFTER",
-        ),
+        Opt(f"{DRAFTER_NAMES}; repeat it. Default: all without a model, and its heads.", SPECULATION, "-d", "DRAFTER"),
     ] = None,
     num_prompts: Annotated[int, Opt("At most this many, evenly from each category.", PROMPTS, min=1)] = 24,
     out: Annotated[str | None, Opt("Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE")] = None,
@@ -63,14 +58,14 @@ def tune(
         from ..eval.suites import BUILT_IN, hash_questions, read_suite
         from ..eval.tune import candidates_of, measure, tuned_of
         from ..system.files import check_out, claimed
-        from ..tuned import default_file, is_tuned, save_tuned
+        from ..tuned import SIGN, default_file, save_tuned
         from ..zoo.packaged import heads_for
 
     configs = candidates_of(drafter)
     answers.params()
     questions = read_suite(prompts or BUILT_IN)
     path = Path(out) if out is not None else default_file(model)
-    check_out(path, is_tuned)
+    check_out(path, SIGN)
     with claimed(path):
         try:
             plain = open_engine(model, screen, loading)

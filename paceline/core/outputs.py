@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import NumericsError
+from .figures import Round as Round
 
 
 @dataclass(frozen=True)
@@ -77,46 +78,6 @@ class Origin(Enum):
     RECOVERED = "recovered"  # the target's correction of a rejected proposal
     BONUS = "bonus"  # the target's extra token after everything proposed was accepted
     PLAIN = "plain"  # nothing was proposed: an ordinary decoding step
-
-
-@dataclass(frozen=True)
-class Round:
-    """One turn of the loop for one sequence: what was drafted and accepted, and the seconds it took.
-
-    token_ids, parents: the tree, root first, probes and padding left out; `parents[0]` is -1.
-    path: the accepted nodes, root excluded.
-    confidences: the drafter's own probability of each drafted node (root excluded), empty where it gives none.
-    hint: the drafter's own class of the situation, see `DraftOptions.hint`.
-    num_rows: the rows of the target's pass for this sequence, root, probes and padding included; 0 if unknown.
-    with_prompt: the target verified it in the pass that read the end of the prompt, whose seconds count as prefill.
-    draft_s, verify_s, rest_s: the seconds of the whole batch's turn, of which this sequence was one of `batch`.
-    """
-
-    source: str
-    num_drafted: int  # length of the longest drafted path (0: a plain step)
-    num_accepted: int
-    num_emitted: int  # tokens appended: accepted + 1, fewer where the sequence ended inside the draft
-    token_ids: tuple[int, ...] = ()
-    parents: tuple[int, ...] = (-1,)
-    path: tuple[int, ...] = ()
-    confidences: tuple[float, ...] = ()
-    hint: int = 0
-    batch: int = 1
-    num_rows: int = field(default=0, compare=False)
-    with_prompt: bool = field(default=False, compare=False)
-    draft_s: float = field(default=0.0, compare=False)
-    verify_s: float = field(default=0.0, compare=False)
-    rest_s: float = field(default=0.0, compare=False)
-
-    @property
-    def num_nodes(self) -> int:
-        """Candidates verified."""
-        return len(self.parents) - 1
-
-    @property
-    def seconds(self) -> float:
-        """The whole turn."""
-        return self.draft_s + self.verify_s + self.rest_s
 
 
 @dataclass

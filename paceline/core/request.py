@@ -109,7 +109,10 @@ class SamplingParams:
         if self.n > 1 and self.temperature == 0:
             fix = "sample with a temperature above 0, or leave n at 1"
             raise ConfigError("SamplingParams.n asks for several greedy answers, which are all the same", fix=fix)
-        self._check_extra_args()
+        for name, (fits, expected) in _DRAFTING.items():
+            if name in (self.extra_args or {}) and not fits(value := (self.extra_args or {})[name]):
+                what = f'SamplingParams.extra_args["{name}"] has a wrong value'
+                raise ConfigError(what, got=brief(value), expected=expected)
         if self.stop and not self.detokenize:
             fix = "use stop_token_ids, or leave detokenize=True"
             raise ConfigError("SamplingParams.stop needs the text, and detokenize=False leaves it out", fix=fix)
@@ -118,13 +121,6 @@ class SamplingParams:
     def most_tokens(self) -> int:
         """`max_tokens` as a number; very large where it is None."""
         return sys.maxsize if self.max_tokens is None else self.max_tokens
-
-    def _check_extra_args(self) -> None:
-        given = self.extra_args or {}
-        for name, (fits, expected) in _DRAFTING.items():
-            if name in given and not fits(value := given[name]):
-                what = f'SamplingParams.extra_args["{name}"] has a wrong value'
-                raise ConfigError(what, got=brief(value), expected=expected)
 
     @property
     def most_drafted(self) -> int:

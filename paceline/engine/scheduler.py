@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from ..core.request import Sequence
@@ -25,7 +25,7 @@ from ..requests import Request, read_prompt_logprobs
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class EngineStats:
     """What an engine has done so far, and its free slots now.
 
@@ -160,19 +160,12 @@ class Scheduler:
                 chunks = chain(read_prompt_logprobs(self.decoder.runner, request), chunks)
             self._reading.append(Answer(request, index, chunks))
 
-    @property
-    def _keeps_prefixes(self) -> bool:
-        return self.decoder.runner.prefixes.max_bytes > 0
-
     def _start(self, answer: Answer) -> None:
         self._running.append(answer)
-        seq, stats = answer.seq, self.stats
-        self.stats = replace(
-            stats,
-            prompt_tokens=stats.prompt_tokens + len(seq.prompt_ids),
-            prefix_cache_queries=stats.prefix_cache_queries + len(seq.prompt_ids) * self._keeps_prefixes,
-            prefix_cache_hits=stats.prefix_cache_hits + seq.num_cached_tokens,
-        )
+        count, keeps_prefixes = len(answer.seq.prompt_ids), self.decoder.runner.prefixes.max_bytes > 0
+        self.stats.prompt_tokens += count
+        self.stats.prefix_cache_queries += count if keeps_prefixes else 0
+        self.stats.prefix_cache_hits += answer.seq.num_cached_tokens
 
     def _round(self) -> None:
         answers = list(self._running)
@@ -182,10 +175,10 @@ class Scheduler:
         except Exception as error:
             if len(answers) > 1:
                 _log.warning("a round of %d answers raised; they run alone", len(answers), exc_info=True)
-                self.stats = replace(self.stats, retried=self.stats.retried + 1)
+                self.stats.retried += 1
             for answer in answers:
                 self._step_alone(answer, error, is_tried=len(answers) == 1)
-        self.stats = replace(self.stats, rounds=self.stats.rounds + 1)
+        self.stats.rounds += 1
         for answer, begin in zip(answers, seen, strict=True):
             seq = answer.seq
             self._count(seq, begin)
@@ -229,12 +222,8 @@ class Scheduler:
             places += [0] * (one.num_drafted - len(places))
             for place in range(one.num_accepted):
                 places[place] += 1
-            stats = replace(
-                stats,
-                generated_tokens=stats.generated_tokens + one.num_emitted,
-                drafts=stats.drafts + (one.num_nodes > 0),
-                draft_tokens=stats.draft_tokens + one.num_nodes,
-                accepted_tokens=stats.accepted_tokens + one.num_accepted,
-                accepted_by_position=tuple(places),
-            )
-        self.stats = stats
+            stats.accepted_by_position = tuple(places)
+            stats.generated_tokens += one.num_emitted
+            stats.drafts += one.num_nodes > 0
+            stats.draft_tokens += one.num_nodes
+            stats.accepted_tokens += one.num_accepted

@@ -1,7 +1,6 @@
 """The same prompts decoded plainly and with speculation, by the same loaded weights, streamed as they are decoded."""
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -56,7 +55,7 @@ class Begin:
 Event: TypeAlias = Begin | StreamChunk | Pair
 
 
-def demo(llm: LLM, examples: Seq[Example], params: SamplingParams) -> Iterator[Event]:
+def demo(llm: LLM, examples: Sequence[Example], params: SamplingParams) -> Iterator[Event]:
     """Decode each example plainly, then with speculation, telling everything as it happens.
 
     Yields a `Begin` and the chunks of each answer, and a `Pair` after both. The two take turns prompt by prompt, so
@@ -82,7 +81,7 @@ def demo(llm: LLM, examples: Seq[Example], params: SamplingParams) -> Iterator[E
         yield Pair(example.name, *runs)
 
 
-def speeds(pairs: Seq[Pair]) -> Speeds:
+def speeds(pairs: Sequence[Pair]) -> Speeds:
     """Both sides counted alike: tokens after the prefill over seconds of decoding."""
     answers = [pair.speculative for pair in pairs]
     plain = _speed(sum(pair.plain.num_decoded for pair in pairs), sum(pair.plain_s for pair in pairs))

@@ -30,6 +30,8 @@ _VERDICTS = {
 }
 _BLANKS = re.compile(r"\r|\n|\t|  +|^ +$")
 _MARKS = {"\n": '<i class="nl"></i>\n', "\t": '<i class="tab"></i>\t', "\r": '<i class="cr"></i>'}
+SIGN = '<meta name="generator" content="paceline show">'
+"""At the beginning of every page."""
 _TALL = 3.0  # bars above so many medians are cut, or one slow round would flatten the others
 
 
@@ -64,11 +66,6 @@ def page(results: SavedResults) -> str:
     )
 
 
-def is_page(head: str) -> bool:
-    """For `files.check_out`: whether `paceline show` wrote a page."""
-    return '<meta name="generator" content="paceline show">' in head
-
-
 def figures(results: SavedResults) -> list[dict[str, str]]:
     """The numbers of the header: a row for each drafter and each peer, "" where there is no number."""
     plain = {"plain tok/s": _number(results.plain_tokens_per_s, 1)}
@@ -100,7 +97,7 @@ def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
 
     cut: how many bars are taller than `top`.
     """
-    times = [tuple(1e3 * x for x in one.seconds) for one in rounds]
+    times = [_milliseconds(one) for one in rounds]
     sums = sorted(sum(one) for one in times)
     top = min(sums[-1], _TALL * sums[len(sums) // 2]) or 1.0
     most = max(one.num_emitted for one in rounds) or 1
@@ -133,11 +130,16 @@ def _data(answer: SavedAnswer) -> dict[str, object]:
                 "parents": one.parents,
                 "path": one.path,
                 "confidences": [round(x, 4) for x in one.confidences],
-                "ms": [round(1e3 * x, 3) for x in one.seconds],
+                "ms": [round(x, 3) for x in _milliseconds(one)],
             }
             for one in answer.rounds
         ],
     }
+
+
+def _milliseconds(one: SavedRound) -> list[float]:
+    """Of drafting, of verifying, and the rest."""
+    return [1e3 * one.draft_s, 1e3 * one.verify_s, 1e3 * one.rest_s]
 
 
 def _part(name: str) -> str:
@@ -164,7 +166,7 @@ def _number(value: float | None, digits: int, unit: str = "") -> str:
     return "" if value is None else f"{value:.{digits}f}{unit}"
 
 
-def _paths(rows: Sequence[tuple[float, ...]], names: tuple[str, ...], top: float) -> dict[str, str]:
+def _paths(rows: Sequence[Sequence[float]], names: tuple[str, ...], top: float) -> dict[str, str]:
     """A path for each part: rows of rectangles, stacked; x in rounds, y in hundredths of `top`, downwards."""
     paths = dict[str, str]()
     for part, name in enumerate(names):

@@ -6,7 +6,6 @@
 import io
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -56,16 +55,6 @@ def load_matplotlib():
     except ImportError:
         raise ConfigError("plots need matplotlib", fix="pip install 'paceline[plots]'") from None
     return matplotlib
-
-
-def has_matplotlib() -> bool:
-    """Whether plots can be drawn."""
-    return find_spec("matplotlib") is not None
-
-
-def drawn_by(command: str) -> Callable[[str], bool]:
-    """For `files.check_out`: whether a plot is of this command."""
-    return lambda head: command in head
 
 
 def save_figure(figure: "Figure", path: Path, command: str) -> None:
@@ -214,7 +203,7 @@ def draw(
                 continue
             figures |= {Path(folder) / f"{name}.{suffix}": figure for suffix in formats}
         for path in figures:
-            check_out(path, drawn_by(_COMMAND))
+            check_out(path, _COMMAND)
         for path, figure in figures.items():
             save_figure(figure, path, _COMMAND)
     if not figures:

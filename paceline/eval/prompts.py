@@ -14,8 +14,7 @@ In a file that is no JSON every line is text to go on from.
 import gzip
 import io
 import json
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -147,7 +146,7 @@ def _chat(value: object, key: str, folder: Path, where: str) -> tuple[Mapping[st
         raise ConfigError(
             f"{key!r} is no chat ({where})", got=repr(value)[:80], expected="a list of objects with role and content"
         )
-    messages: Seq[Mapping[str, Any]] = value  # type: ignore[assignment]
+    messages: Sequence[Mapping[str, Any]] = value  # type: ignore[assignment]
     return tuple({**one, "content": _content(one["content"], folder, where)} for one in messages)
 
 

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from ..core.figures import MIN_TIMED
+from ..core.figures import MIN_TIMED, Round
 from ..errors import ConfigError, PacelineError
 from ..system.files import claimed, read_json, read_text, to_json, write_text
 
@@ -147,13 +148,7 @@ def token_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) 
     """
     from ..sampling import Detokenizer
 
-    text, found = Detokenizer(tokenizer, skip_special_tokens=False), list[str]()
-    for token in token_ids:
-        text.feed(token)
-        found.append(text.take())
-    if found:
-        found[-1] += text.finish()
-    return found
+    return Detokenizer(tokenizer, skip_special_tokens=False).pieces(token_ids, is_end=True)
 
 
 def tree_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int], parents: Sequence[int]) -> list[str]:
@@ -203,50 +198,30 @@ class _Saved(BaseModel):
         return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
-class _Tokens(_Saved):
-    """Tokens and their texts, if these were written down."""
+@dataclass(frozen=True)
+class SavedRound(Round):
+    """A round, and the texts of the nodes of its tree, if these were written down."""
 
-    token_ids: tuple[int, ...]
     pieces: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(not -1 <= parent < child for child, parent in enumerate(self.parents)):
+            raise ValueError("a tree whose parent does not come before its child")
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The text of each token; ids in brackets where there are none."""
-        known = len(self.pieces) == len(self.token_ids)
-        return self.pieces if known else tuple(f"[{token}]" for token in self.token_ids)
+        """The text of each node."""
+        return _texts(self.token_ids, self.pieces)
 
 
-class SavedRound(_Tokens):
-    """One round as it was written down, see `paceline.Round`; its tokens are the nodes of its tree."""
+class SavedAnswer(_Saved):
+    """One answer of one side. pieces: the texts of its tokens, if these were written down.
 
-    token_ids: tuple[int, ...] = ()
-    source: str = ""
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_emitted: int = 0
-    with_prompt: bool = False
-    parents: tuple[int, ...] = (-1,)
-    path: tuple[int, ...] = ()
-    confidences: tuple[float, ...] = ()
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    rest_s: float = 0.0
+    num_tokens: those after the prefill; seconds: of decoding them. turn, repeat: from 0.
+    """
 
-    @model_validator(mode="after")
-    def _is_a_tree(self) -> "SavedRound":
-        if any(not -1 <= parent < child for child, parent in enumerate(self.parents)):
-            raise ValueError("a tree whose parent does not come before its child")
-        return self
-
-    @property
-    def seconds(self) -> tuple[float, float, float]:
-        """Of drafting, of verifying, and the rest."""
-        return self.draft_s, self.verify_s, self.rest_s
-
-
-class SavedAnswer(_Tokens):
-    """One answer of one side. num_tokens: those after the prefill; seconds: of decoding them. turn, repeat: from 0."""
-
+    token_ids: tuple[int, ...]
+    pieces: tuple[str, ...] = ()
     id: str = ""
     category: str = ""
     side: str = PLAIN
@@ -269,6 +244,11 @@ class SavedAnswer(_Tokens):
         return self
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each token."""
+        return _texts(self.token_ids, self.pieces)
+
+    @property
     def is_plain(self) -> bool:
         """Decoded without speculation."""
         return self.side == PLAIN
@@ -277,6 +257,11 @@ class SavedAnswer(_Tokens):
     def tokens_per_s(self) -> float:
         """Tokens over seconds of decoding; 0 where no time was taken, or the answer is too short to say."""
         return self.num_tokens / self.seconds if self.seconds > 0 and self.num_tokens >= MIN_TIMED else 0.0
+
+
+def _texts(token_ids: tuple[int, ...], pieces: tuple[str, ...]) -> tuple[str, ...]:
+    """The pieces; ids in brackets where there are none."""
+    return pieces if len(pieces) == len(token_ids) else tuple(f"[{token}]" for token in token_ids)
 
 
 class SavedSpeedup(_Saved):

@@ -8,8 +8,7 @@ with it; `bench/peers` adds other systems as sides.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -126,7 +125,7 @@ class Side(ABC):
         self.name = name
 
     @abstractmethod
-    def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
         """Answer a batch; `max_tokens` overrules that of the options."""
 
     def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
@@ -141,7 +140,7 @@ class EngineSide(Side):
         super().__init__(name)
         self.llm = llm
 
-    def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
         """Decode the asks side by side, as many as the engine has slots."""
         results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options, max_tokens) for ask in asks])
         timings = self.llm.decoder.timings  # of the whole batch
@@ -202,9 +201,9 @@ class BenchRun:
     """
 
     plain: EngineSide
-    others: Seq[Side]
+    others: Sequence[Side]
     options: BenchOptions
-    keep: Callable[[Seq[Answer]], None] = lambda answers: None
+    keep: Callable[[Sequence[Answer]], None] = lambda answers: None
     answers: list[Answer] = field(default_factory=list[Answer])
     failed: dict[str, str] = field(default_factory=dict[str, str])
     too_long: int = 0
@@ -216,7 +215,7 @@ class BenchRun:
         """The sides that still answer, plain first."""
         return [self.plain, *(side for side in self.others if side.name not in self.failed)]
 
-    def measure(self, questions: Seq[Question], progress: Progress = silent) -> None:
+    def measure(self, questions: Sequence[Question], progress: Progress = silent) -> None:
         """Let all sides answer; what was measured stays here also where this raises."""
         size, repeats, device = self.options.batch, self.options.repeat, self.plain.llm.loaded.device
         groups = [questions[i : i + size] for i in range(0, len(questions), size)]
@@ -239,7 +238,7 @@ class BenchRun:
 
     # Helpers
 
-    def _turns(self, group: Seq[Question], first: int, repeat: int, is_flipped: bool) -> Iterator[None]:
+    def _turns(self, group: Sequence[Question], first: int, repeat: int, is_flipped: bool) -> Iterator[None]:
         """Play the conversations of a group, a turn of all sides at a time; yields after each turn."""
         said: list[list[str] | None] = [[] for _ in group]  # None: the conversation has outgrown the context
         for turn in range(max(len(question.turns) for question in group)):
@@ -268,7 +267,7 @@ class BenchRun:
                     self.keep(judged)
             yield
 
-    def _answers(self, side: Side, asks: Seq[Ask], max_tokens: int | None = None) -> list[Answer]:
+    def _answers(self, side: Side, asks: Sequence[Ask], max_tokens: int | None = None) -> list[Answer]:
         """What a side answers; a peer that fails is noted, asked no more, and answers nothing."""
         try:
             return side.answer(asks, self.options, max_tokens)
@@ -278,7 +277,7 @@ class BenchRun:
             self.failed[side.name] = str(error)
             return []
 
-    def _ask_of(self, question: Question, index: int, repeat: int, turn: int, answers: Seq[str]) -> Ask | None:
+    def _ask_of(self, question: Question, index: int, repeat: int, turn: int, answers: Sequence[str]) -> Ask | None:
         """A turn as every side gets it, None where it does not fit the context."""
         ids = _encode(self.plain.llm, question, answers)
         if ids is None:
@@ -289,13 +288,13 @@ class BenchRun:
         return Ask(index, repeat, turn, question.id, question.category, question.topic, text, messages, ids, seed)
 
 
-def fitting(llm: LLM, questions: Seq[Question]) -> tuple[list[Question], int]:
+def fitting(llm: LLM, questions: Sequence[Question]) -> tuple[list[Question], int]:
     """The questions whose first turn fits the context, and how many do not."""
     kept = [question for question in questions if _encode(llm, question, []) is not None]
     return kept, len(questions) - len(kept)
 
 
-def flips(groups: Seq[Seq[Question]], repeat: int = 0) -> list[bool]:
+def flips(groups: Sequence[Sequence[Question]], repeat: int = 0) -> list[bool]:
     """For each group whether the sides go in reverse order: every other time for each category, and each repeat."""
     seen: dict[tuple[str, ...], int] = {}
     for_each = []
@@ -311,7 +310,7 @@ def _is_bare(llm: LLM, question: Question) -> bool:
     return question.image is None and (question.chat is None or not has_chat_template(llm.loaded))
 
 
-def _encode(llm: LLM, question: Question, answers: Seq[str]) -> list[int] | None:
+def _encode(llm: LLM, question: Question, answers: Sequence[str]) -> list[int] | None:
     messages = question.messages(answers)
     try:
         if _is_bare(llm, question):

@@ -8,18 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image
-
 from ..errors import ConfigError
-from ..hf.images import ImageSource
 from ..schema import meant
 from ..system.files import write_bytes
-from ..system.provenance import hash_prompts
+from ..system.provenance import hash_prompts, sha256_of
 from ..system.web import fetch
 from ..zoo.cache import models_dir
 from .prompts import EXAMPLES, PromptLine, is_address, read_lines
 
-BUILT_IN, EASY_VQA = "built-in", "easy_vqa"
+BUILT_IN = "built-in"
 _MAX_BYTES, _SECONDS = 1 << 26, 120.0  # of a download
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 _RAW = "https://raw.githubusercontent.com"
@@ -66,7 +63,6 @@ SUITES: dict[str, Suite] = {
         f"{_RAW}/google-research/google-research/master/mbpp/mbpp.jsonl",
     ),
     "mmspec": Suite(("test.jsonl",), "test.jsonl and images of the MMSpec benchmark (arXiv 2603.14989)"),
-    EASY_VQA: Suite(("test/questions.json",), "easy-VQA (vzhou842/easy-VQA), unpacked"),
 }
 
 
@@ -77,7 +73,7 @@ class Question:
     chat: messages before and including the first question; None where `turns[0]` is bare text to continue.
     turns: what the user says, one after the other, each after the model's answer to the one before.
     category: what the report groups by; topic: the finer name, where the suite has one.
-    image: comes before the text of the first turn. right: the answer, where it is known.
+    image: a file; it comes before the text of the first turn.
     """
 
     id: str
@@ -85,8 +81,7 @@ class Question:
     turns: tuple[str, ...]
     chat: tuple[tuple[str, str], ...] | None = ()
     topic: str = ""
-    image: ImageSource | None = None
-    right: str | None = None
+    image: str | None = None
 
     def messages(self, answers: Seq[str]) -> list[dict[str, object]]:
         """The conversation up to the turn that follows these answers, as role and content."""
@@ -109,15 +104,6 @@ def read_suite(suite: str, data: str | Path | None = None, download: bool = Fals
     if suite == BUILT_IN:
         return [Question(example.name, example.name, (example.prompt,)) for example in EXAMPLES]
     path = _find(suite, data, download)
-    if suite == EASY_VQA:
-        return [
-            Question(
-                f"{one.path.stem}-{n}", "yes/no" if right in ("yes", "no") else "short", (text,),
-                image=str(one.path), right=right,
-            )
-            for one in load_easy_vqa(path.parent.parent, "test")
-            for n, (text, right) in enumerate(one.questions)
-        ]  # fmt: skip
     name = path.name.split(".")[0] if suite not in SUITES else suite
     return [_question(line, name) for line in read_lines(path)]
 
@@ -147,47 +133,11 @@ def choose(questions: Seq[Question], count: int | None = None) -> list[Question]
 
 def hash_questions(questions: Seq[Question]) -> str:
     """SHA-256 over the prompts, images included, and their order."""
-
-    def image_hash(image: ImageSource | None) -> list[str]:
-        """Of the file, or of the pixels; empty without an image, so that prompts of text keep their hashes."""
-        if image is None:
-            return []
-        if isinstance(image, Image.Image):
-            content = image.tobytes()
-        else:
-            content = bytes(image) if isinstance(image, bytes) else Path(image).read_bytes()
-        return [hashlib.sha256(content).hexdigest()]
-
-    rows = [[one.id, one.chat, one.turns, *image_hash(one.image)] for one in questions]
+    rows = list[list[object]]()
+    for one in questions:
+        image = [] if one.image is None else [sha256_of(one.image)]
+        rows.append([one.id, one.chat, one.turns, *image])
     return hash_prompts([json.dumps(row, ensure_ascii=False) for row in rows])
-
-
-class EasyVqa(NamedTuple):
-    """One image of easy-VQA (64 x 64, one shape), and its questions, as sentences, with their one-word answers."""
-
-    path: Path
-    questions: tuple[tuple[str, str], ...]
-
-    def image(self) -> Image.Image:
-        """The image, RGB."""
-        with Image.open(self.path) as image:
-            return image.convert("RGB")
-
-
-def load_easy_vqa(folder: Path, split: str = "train") -> list[EasyVqa]:
-    """Images of a split ("train" or "test") of the unpacked archive, in order.
-
-    Raises `ConfigError` for another folder.
-    """
-    file = folder / split / "questions.json"
-    if not file.is_file():
-        raise ConfigError(
-            f"no easy-VQA at {str(folder)!r}", expected=f"a folder with {split}/questions.json and {split}/images"
-        )
-    asked: dict[int, list[tuple[str, str]]] = defaultdict(list)
-    for question, answer, image in json.loads(file.read_text(encoding="utf-8")):
-        asked[image].append((question[0].upper() + question[1:], answer))
-    return [EasyVqa(folder / split / "images" / f"{i}.png", tuple(found)) for i, found in sorted(asked.items())]
 
 
 def _find(suite: str, data: str | Path | None, download: bool) -> Path:

@@ -6,15 +6,16 @@ independent of each other.
 """
 
 import hashlib
+import resource
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..config import SpecConfig
@@ -34,7 +35,7 @@ FEW = 5
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 
 
-def summarise(run: BenchRun, drafters: Seq[str], missing_peers: Mapping[str, str]) -> dict[str, object]:
+def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str, str]) -> dict[str, object]:
     """Everything measured; the first drafter's numbers stand at the top, all drafters' in `runs`.
 
     missing_peers: those that could not be started, with the reason.
@@ -58,7 +59,7 @@ def summarise(run: BenchRun, drafters: Seq[str], missing_peers: Mapping[str, str
     }
 
 
-def speculative_summary(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]:
+def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict[str, object]:
     """One drafter against plain decoding: overall, by category, by position, by source."""
     categories = dict.fromkeys(one.ask.category for one in answers)
     mine = [one for one in answers if one.side == side]
@@ -86,7 +87,7 @@ def speculative_summary(answers: Seq[Answer], side: str, seed: int) -> dict[str,
     }
 
 
-def plain_summary(answers: Seq[Answer], weight_bytes: int, bandwidths: Seq[float]) -> dict[str, object]:
+def plain_summary(answers: Sequence[Answer], weight_bytes: int, bandwidths: Sequence[float]) -> dict[str, object]:
     """Plain decoding against the machine. floor_s: the least seconds of a pass, in which the weights are read once."""
     mine = [one for one in answers if one.side == PLAIN]
     split = _split(mine)
@@ -106,7 +107,7 @@ def plain_summary(answers: Seq[Answer], weight_bytes: int, bandwidths: Seq[float
     }
 
 
-def peer_summary(answers: Seq[Answer], side: str, speculative: Seq[str], seed: int) -> dict[str, object]:
+def peer_summary(answers: Sequence[Answer], side: str, speculative: Sequence[str], seed: int) -> dict[str, object]:
     """One mode of a peer, against ours; each ratio is the peer's speed over ours."""
     mine = [one for one in answers if one.side == side]
     peer, _, mode = side.partition(":")
@@ -126,21 +127,15 @@ def peer_summary(answers: Seq[Answer], side: str, speculative: Seq[str], seed: i
 
 def peak_memory() -> dict[str, int | None]:
     """Most bytes this process has held, in memory and on the GPU."""
-    import torch
-
-    try:
-        import resource
-    except ImportError:  # Windows
-        return {"peak_memory_bytes": None, "peak_gpu_memory_bytes": None}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
     return {"peak_memory_bytes": peak, "peak_gpu_memory_bytes": gpu}
 
 
 def about_run(
-    llms: Seq[LLM],
-    configs: Seq[SpecConfig],
-    questions: Seq[Question],
+    llms: Sequence[LLM],
+    configs: Sequence[SpecConfig],
+    questions: Sequence[Question],
     available: int,
     left_out: int,
     peers: Mapping[str, Mapping[str, str]],
@@ -169,7 +164,7 @@ def about_run(
     }
 
 
-def draft_fingerprints(llms: Seq[LLM], configs: Seq[SpecConfig]) -> dict[str, str]:
+def draft_fingerprints(llms: Sequence[LLM], configs: Sequence[SpecConfig]) -> dict[str, str]:
     """Which checkpoint each draft model, head and trained weights is, by the name of its drafter: names are reused."""
     found: dict[str, str] = {}
     for llm, config in zip(llms, configs, strict=True):
@@ -198,7 +193,7 @@ class Cost(NamedTuple):
     seconds: float
 
 
-def speedup(base: Seq[Cost], other: Seq[Cost], seed: int = 0) -> dict[str, float | None]:
+def speedup(base: Sequence[Cost], other: Sequence[Cost], seed: int = 0) -> dict[str, float | None]:
     """How much faster `other` is than `base`, prompt i of the one with prompt i of the other; all None without prompts.
 
     speedup: ratio of pooled speeds, sum of tokens over sum of seconds, in which a long answer counts for more.
@@ -221,7 +216,7 @@ def speedup(base: Seq[Cost], other: Seq[Cost], seed: int = 0) -> dict[str, float
     return found
 
 
-def acceptance_by_position(rounds: Seq[tuple[int, int]]) -> dict[str, list[Any]]:
+def acceptance_by_position(rounds: Sequence[tuple[int, int]]) -> dict[str, list[Any]]:
     """Acceptance of the 1st, 2nd, ... drafted token, from (length of the longest drafted path, tokens accepted).
 
     rounds_by_position: those that drafted at least i tokens in a row. acceptance_by_position: share of them that
@@ -246,7 +241,7 @@ def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return (sums[:, 2] / seconds[:, 1]) / np.maximum(sums[:, 0] / seconds[:, 0], least)
 
 
-def _comparison(answers: Seq[Answer], side: str, seed: int) -> dict[str, object]:
+def _comparison(answers: Sequence[Answer], side: str, seed: int) -> dict[str, object]:
     """The numbers of a category, or of the whole."""
     plain = [one for one in answers if one.side == PLAIN]
     mine = [one for one in answers if one.side == side]
@@ -282,7 +277,7 @@ def _speed(answers: Iterable[Answer], with_prefill: bool = False) -> float | Non
 
 
 def _versus(
-    answers: Seq[Answer], base: str, other: str, seed: int, with_prefill: bool = False
+    answers: Sequence[Answer], base: str, other: str, seed: int, with_prefill: bool = False
 ) -> dict[str, float | None]:
     """Compare two sides over the turns that both have answered."""
     turns = [{(a.ask.index, a.ask.turn, a.ask.repeat): a for a in answers if a.side == side} for side in (base, other)]
@@ -292,7 +287,7 @@ def _versus(
     return speedup([costs[0][i] for i in timed], [costs[1][i] for i in timed], seed)
 
 
-def _sources(answers: Seq[Answer]) -> dict[str, dict[str, float]]:
+def _sources(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
     """For each drafter: rounds that it drafted in, candidates verified, and drafted tokens that are in the answers."""
     rounds, drafted = Counter[str](), Counter[str]()
     for r in (r for answer in answers for r in answer.rounds if r.num_drafted):
@@ -307,7 +302,7 @@ def _sources(answers: Seq[Answer]) -> dict[str, dict[str, float]]:
     }
 
 
-def _split(answers: Seq[Answer]) -> dict[str, float]:
+def _split(answers: Sequence[Answer]) -> dict[str, float]:
     """Milliseconds of a pass of the model and what they went to; `rest` is all that is neither draft nor verify."""
     passes = sum(1 / r.batch for one in answers for r in one.rounds)
     if not passes:

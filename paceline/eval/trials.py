@@ -22,8 +22,7 @@ source   built_in   the prompts of `paceline.eval.prompts`, which every installa
 
 import copy
 import math
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
@@ -35,7 +34,6 @@ from ..core.interfaces import DraftBudget
 from ..core.request import SamplingParams
 from ..errors import ConfigError
 from ..llm import LLM, Prompt
-from ..outputs import Completion
 from ..policy import Fixed
 from ..schema import Many, checked, validate
 from ..system.provenance import hash_prompts
@@ -117,16 +115,9 @@ class AcceptanceCounts:
         return made
 
 
-def counts_of(answer: Completion) -> AnswerCounts:
-    """Count the rounds of an answer, after the prompt was read."""
-    kept = [record.num_accepted for record in answer.decoding]
-    accepted = tuple(sum(n > position for n in kept) for position in range(max(kept, default=0)))
-    return AnswerCounts(answer.num_decoded, len(kept), accepted)
-
-
 def measure_acceptance(
     llm: LLM,
-    prompts: Seq[Prompt],
+    prompts: Sequence[Prompt],
     params: SamplingParams,
     budget: DraftBudget,
     progress: Progress = silent,
@@ -147,8 +138,10 @@ def measure_acceptance(
     engine.decoder = decoder
     answers: list[AnswerCounts] = []
     for index, prompt in enumerate(prompts):  # one by one: neighbours in a batch may change the numerics of a row
-        result = engine.generate([prompt], replace(params, seed=params.seed + index))[0]
-        answers.append(counts_of(result.outputs[0]))
+        answer = engine.generate([prompt], replace(params, seed=params.seed + index))[0].outputs[0]
+        kept = [record.num_accepted for record in answer.decoding]
+        accepted = tuple(sum(n > position for n in kept) for position in range(max(kept, default=0)))
+        answers.append(AnswerCounts(answer.num_decoded, len(kept), accepted))
         progress("measuring acceptance", len(answers), len(prompts))
     return AcceptanceCounts(tuple(answers))
 
@@ -258,7 +251,7 @@ class Trial:
             given["num_draft_nodes"] = self.budget.nodes
         return parse(given)
 
-    def texts(self, given: Seq[str] | None = None) -> list[str]:
+    def texts(self, given: Sequence[str] | None = None) -> list[str]:
         """The very prompts it was made with. given: those of a file. Raises `ConfigError` where they are others."""
         made = self.prompts
         if given is None and not self.can_run:
@@ -282,7 +275,7 @@ def run_trial(
     *,
     name: str = "built-in prompts",
     source: Source = "built_in",
-    texts: Seq[str] | None = None,
+    texts: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> Trial:
     """Measure the drafter of `llm` and describe how, for training.json.
@@ -323,7 +316,7 @@ def check_trial(
     llm: LLM,
     trial: Trial,
     num_prompts: int | None = None,
-    texts: Seq[str] | None = None,
+    texts: Sequence[str] | None = None,
     tolerance: float = 0.05,
     progress: Progress = silent,
 ) -> TrialCheck:

@@ -87,6 +87,16 @@ class Detokenizer:
         """The rest of the text; the answer is over."""
         return self._hand_out(len(self.text))
 
+    def pieces(self, token_ids: Sequence[int], is_end: bool) -> list[str]:
+        """Take these tokens; the text that became certain with each, and at the end of the answer all of the rest."""
+        found = list[str]()
+        for token in token_ids:
+            self.feed(token)
+            found.append(self.take())
+        if found and is_end:
+            found[-1] += self.finish()
+        return found
+
     def _hand_out(self, end: int) -> str:
         begin, self._taken = self._taken, max(self._taken, end)
         return self.text[begin : self._taken]

@@ -6,7 +6,7 @@ tree    t3 ── a ── b       token     t3 a  b  c  d
 """
 
 from collections.abc import Sequence as Seq
-from typing import final
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def target_distribution(
     if all(_is_raw(seq) for seq in seqs):
         return TargetDistribution(logits, is_greedy)
     errors = dict[tuple[int, int], Exception]()
-    return TargetDistribution(logits, is_greedy, _Processing(seqs, tree, errors), errors)
+    return TargetDistribution(logits, is_greedy, partial(_process, seqs, tree, errors), errors)
 
 
 def _is_raw(seq: Sequence) -> bool:
@@ -45,45 +45,43 @@ def _is_raw(seq: Sequence) -> bool:
     return seq.params.temperature == 0 and not is_edited(seq)
 
 
-@final
-class _Processing:
-    """Processors and warpers of some nodes, each on the path that leads to it."""
+def _process(
+    batch: Seq[Sequence],
+    tree: TokenTree,
+    errors: dict[tuple[int, int], Exception],
+    logits: Tensor,  # [K, V]
+    rows: list[int],
+    nodes: list[int],
+) -> Tensor:  # [K, V]
+    """Processors and warpers of some nodes, each on the path that leads to it.
 
-    def __init__(self, seqs: Seq[Sequence], tree: TokenTree, errors: dict[tuple[int, int], Exception]):
-        self.seqs, self.tree, self.errors = seqs, tree, errors
-
-    def __call__(self, logits: Tensor, rows: list[int], nodes: list[int]) -> Tensor:  # [K, V] -> [K, V]
-        """logits: a private copy. Rows without a distribution come back without a finite maximum."""
-        seqs = [self.seqs[row] for row in rows]
-        raw = [_is_raw(seq) for seq in seqs]
-        if all(raw):
-            return logits
-        scores = logits.float()
-        finite = scores.amax(-1).isfinite().tolist()  # a maximum is NaN as soon as one entry is
-        for k, (row, node, seq) in enumerate(zip(rows, nodes, seqs, strict=True)):
-            if raw[k]:
-                continue
-            try:
-                path = self._path(row, node)
-                position = len(seq.token_ids) + len(path)
-                if not finite[k]:
-                    raise _not_finite(row, node, position, logits[k])
-                if is_edited(seq):
-                    scores[k] = _processed(scores[k : k + 1], seq, path)
-                    _check_allowed(scores[k], row, node, position)
-            except Exception as error:  # a user's processor may raise anything; the answer may end before it counts
-                self.errors[row, node] = error
-                scores[k] = torch.nan
-        warped = [k for k, seq in enumerate(seqs) if is_warped(seq.params) and (rows[k], nodes[k]) not in self.errors]
-        scores = on_rows(warp, scores, [seq.params for seq in seqs], warped)
-        if any(raw):  # float64 logits stay what they are alone
-            scores = torch.where(torch.tensor(raw, device=scores.device).unsqueeze(1), logits, scores)
-        return scores
-
-    def _path(self, row: int, node: int) -> list[int]:
-        """The drafted tokens from below the root down to the node."""
-        tokens = self.tree.lists.token_ids[row]
-        return [tokens[on_path] for on_path in self.tree.path_to(row, node)]
+    logits: a private copy. Rows without a distribution come back without a finite maximum.
+    """
+    seqs = [batch[row] for row in rows]
+    raw = [_is_raw(seq) for seq in seqs]
+    if all(raw):
+        return logits
+    scores = logits.float()
+    finite = scores.amax(-1).isfinite().tolist()  # a maximum is NaN as soon as one entry is
+    for k, (row, node, seq) in enumerate(zip(rows, nodes, seqs, strict=True)):
+        if raw[k]:
+            continue
+        try:
+            path = [tree.lists.token_ids[row][on_path] for on_path in tree.path_to(row, node)]
+            position = len(seq.token_ids) + len(path)
+            if not finite[k]:
+                raise _not_finite(row, node, position, logits[k])
+            if is_edited(seq):
+                scores[k] = _processed(scores[k : k + 1], seq, path)
+                _check_allowed(scores[k], row, node, position)
+        except Exception as error:  # a user's processor may raise anything; the answer may end before it counts
+            errors[row, node] = error
+            scores[k] = torch.nan
+    warped = [k for k, seq in enumerate(seqs) if is_warped(seq.params) and (rows[k], nodes[k]) not in errors]
+    scores = on_rows(warp, scores, [seq.params for seq in seqs], warped)
+    if any(raw):  # float64 logits stay what they are alone
+        scores = torch.where(torch.tensor(raw, device=scores.device).unsqueeze(1), logits, scores)
+    return scores
 
 
 def _processed(scores: Tensor, seq: Sequence, path: list[int]) -> Tensor:  # [1, V] -> [V]

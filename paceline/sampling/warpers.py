@@ -13,8 +13,7 @@ No bit of a row depends on the other rows: every reduction runs within a row, an
 integers, which no order of summation can change.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -26,7 +25,7 @@ from ..core.request import SamplingParams
 _WINDOWS = (128, 1024, 8192)  # most nuclei fit the first; a full sort costs 50 times as much
 _MASS_BITS = 56  # fixed point: a row's mass, at most 1, summed exactly in int64
 _MIN_TEMPERATURE = 1e-20  # keeps scores / temperature finite in float32; such a distribution is an argmax anyway
-_Change: TypeAlias = Callable[[Tensor, Seq[SamplingParams]], Tensor]
+_Change: TypeAlias = Callable[[Tensor, Sequence[SamplingParams]], Tensor]
 _ALIGN = 32  # a row's softmax may be summed in another order when rows start at odd addresses
 
 
@@ -42,7 +41,7 @@ def is_truncated(params: SamplingParams) -> bool:
 
 def warp(
     scores: Tensor,  # [R, V]
-    params: Seq[SamplingParams],  # R
+    params: Sequence[SamplingParams],  # R
 ) -> Tensor:  # [R, V]
     """Scores over temperature, then truncated to -inf outside top_k, top_p and min_p, in this order.
 
@@ -56,7 +55,7 @@ def warp(
     return on_rows(_truncate, scores, params, [row for row, p in enumerate(params) if is_truncated(p)])
 
 
-def on_rows(change: _Change, scores: Tensor, params: Seq[SamplingParams], rows: list[int]) -> Tensor:
+def on_rows(change: _Change, scores: Tensor, params: Sequence[SamplingParams], rows: list[int]) -> Tensor:
     """What `change`, such as `warp`, makes of these rows of the scores [R, V]; the others as they are."""
     if len(rows) in (0, len(scores)):
         return change(scores, params) if rows else scores
@@ -64,7 +63,7 @@ def on_rows(change: _Change, scores: Tensor, params: Seq[SamplingParams], rows: 
     return scores.index_copy(0, index, change(scores[index], [params[row] for row in rows]))
 
 
-def _truncate(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:
+def _truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Scores with -inf outside each row's kept set; every row is truncated somehow."""
     vocab = scores.shape[1]
     limits = torch.tensor([[p.top_k or vocab, p.top_p, p.min_p] for p in params], dtype=torch.float64).to(scores.device)

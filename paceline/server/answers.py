@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from .. import __version__
 from ..core.figures import tokens_per_pass
 from ..core.outputs import Origin, Round
@@ -61,13 +59,12 @@ class Choice:
     def _provenance(self, part: Completion) -> list[dict[str, object]]:
         if self.pieces is None:
             return []
-        found = list[dict[str, object]]()
-        for token, origin, source in zip(part.token_ids, part.origins, part.sources, strict=True):
-            self.pieces.feed(token)
-            found.append({"id": token, "text": self.pieces.take(), "origin": origin.value, "source": source})
-        if found and part.finish_reason is not None:
-            found[-1]["text"] = f"{found[-1]['text']}{self.pieces.finish()}"
-        return found
+        texts = self.pieces.pieces(part.token_ids, part.finish_reason is not None)
+        rows = zip(part.token_ids, texts, part.origins, part.sources, strict=True)
+        return [
+            {"id": token, "text": text, "origin": origin.value, "source": source}
+            for token, text, origin, source in rows
+        ]
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,12 @@ class ChatForm:
         """Those of its tokens, where asked for."""
         if not given:
             return None
-        return {"content": [{**_token(one, one.token_id), "top_logprobs": _top(one)} for one in given]}
+        return {
+            "content": [
+                {**_token(one, one.token_id), "top_logprobs": [_token(one, token) for token in one.top]}
+                for one in given
+            ]
+        }
 
 
 class CompletionForm:
@@ -209,21 +211,12 @@ def head_of(answer_id: str, kind: str, model: str) -> dict[str, Any]:
     return {"id": answer_id, "object": kind, "created": created, "model": model, "system_fingerprint": _FINGERPRINT}
 
 
-def new_choice(index: int, tools: ToolReader | None, tokenizer: PreTrainedTokenizerBase | None) -> Choice:
-    """An empty choice. tokenizer: for the text of each token, where provenance is asked for."""
-    return Choice(index, tools, None if tokenizer is None else Detokenizer(tokenizer))
-
-
 _FINGERPRINT = f"paceline-{__version__}"
 
 
 def _token(one: TokenLogprob, token: int) -> dict[str, Any]:
     text = one.texts.get(token, "")
     return {"token": text, "logprob": _finite(one[token].logprob), "bytes": list(text.encode())}
-
-
-def _top(one: TokenLogprob) -> list[dict[str, Any]]:
-    return [_token(one, token) for token in one.top]
 
 
 def _finite(logprob: float) -> float:

@@ -45,7 +45,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
         body: protocol.ChatRequest, request: Request, form: ChatForm, kind: type[Answering]
     ) -> Response:
         service.check(body)
-        service.check_texts(body.texts)
+        service.check_texts(["".join(protocol.texts_of(body.messages))])
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
         most = {"max_tokens": body.max_completion_tokens}
@@ -65,7 +65,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/v1/completions")
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
         service.check(body)
-        service.check_texts(body.texts)
+        service.check_texts(body.prompts)
         params = body.params({**service.defaults, "max_tokens": 16}, body.logprobs)
         if body.best_of not in (None, params.n):
             raise unsupported("best_of")

@@ -56,11 +56,8 @@ def _read(message: Message, rules: ImageRules) -> Mapping[str, object]:
             {"type": "image", "image": _open(part, rules)} if isinstance(part, Image) else part.model_dump()
             for part in message.content
         ]
-    for call in message.tool_calls or ():
-        calls = read.setdefault("called", [])
-        calls.append({**call.model_dump(), "function": _function(call)})  # type: ignore[attr-defined]
-    if "called" in read:
-        read["tool_calls"] = read.pop("called")
+    if message.tool_calls:
+        read["tool_calls"] = [{**call.model_dump(), "function": _function(call)} for call in message.tool_calls]
         read.setdefault("content", "")
     return read
 

@@ -6,6 +6,7 @@ cannot change an answer.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
@@ -208,19 +209,18 @@ class Request(Sampling):
         defaults: for what the request does not say. num_logprobs: of the likeliest tokens at each place, None for no
         log-probabilities. form: structured outputs that a choice of tools asks for.
         """
-        given = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        shared = {one.name for one in fields(SamplingParams)} & {*type(self).model_fields} - {"logprobs"}
+        given = {name: value for name in shared if (value := getattr(self, name)) is not None}
         wanted = [one for one in (self.structured_outputs, self._response_form(), form) if one is not None]
         if len(wanted) > 1:
             what = "structured_outputs, response_format and tool_choice each ask for a form of the answer"
             raise ConfigError(what, fix="give one of them")
-        given |= {"structured_outputs": wanted[0]} if wanted else {}
+        given["structured_outputs"] = wanted[0] if wanted else None
         drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
             drafts["prediction"] = self.prediction.text
         given |= {"extra_args": drafts} if drafts else {}
-        return SamplingParams(
-            **{**defaults, **given}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA
-        )  # fmt: skip
+        return SamplingParams(**{**defaults, **given}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA)
 
     def _response_form(self) -> dict[str, Any] | None:
         if self.response_format is None or self.response_format.type == "text":
@@ -230,14 +230,6 @@ class Request(Sampling):
         if self.response_format.json_schema is None:
             raise ConfigError("response_format has no json_schema", expected='{"name": ..., "schema": {...}}')
         return {"json": json.dumps(self.response_format.json_schema.schema_)}
-
-
-_SAMPLING = (
-    "temperature", "top_p", "n", "seed", "stop", "max_tokens", "presence_penalty", "frequency_penalty", "logit_bias",
-    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids",
-    "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "no_repeat_ngram_size",
-)  # fmt: skip
-"""Fields that `SamplingParams` has by the same name."""
 
 
 class ChatRequest(Request):
@@ -264,11 +256,6 @@ class ChatRequest(Request):
     verbosity: Literal["medium"] | None = None
 
     @property
-    def texts(self) -> list[str]:
-        """All that its messages say, as one."""
-        return ["".join(texts_of(self.messages))]
-
-    @property
     def num_logprobs(self) -> int | None:
         """See `Request.params`. Raises `ConfigError` for top_logprobs without logprobs."""
         if self.top_logprobs is not None and not self.logprobs:
@@ -285,11 +272,6 @@ class CompletionRequest(Request):
     # known, and refused where they ask for something
     suffix: None = None
     best_of: int | None = None
-
-    @property
-    def texts(self) -> list[str | list[int]]:
-        """Its prompts."""
-        return self.prompts
 
     @property
     def prompts(self) -> list[str | list[int]]:

@@ -154,8 +154,8 @@ class ResponsesRequest(Sampling):
 
     def as_chat(self) -> ChatRequest:
         """The same request to /v1/chat/completions."""
-        said = [Message(role="user", content=self.input)] if isinstance(self.input, str) else []
-        said += [] if isinstance(self.input, str) else [one.as_chat() for one in self.input]
+        given = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        said = [one.as_chat() for one in given]
         if self.instructions is not None:
             said.insert(0, Message(role="system", content=self.instructions))
         wanted = None if self.text is None or self.text.format is None else self.text.format.as_chat()

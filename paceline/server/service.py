@@ -19,9 +19,10 @@ from ..errors import ConfigError, PacelineError
 from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import RequestOutput
+from ..sampling import Detokenizer
 from ..schema import brief
 from . import protocol
-from .answers import ChatForm, Choice, CompletionForm, Delta, choice_of, figures_of, head_of, new_choice, usage_of
+from .answers import ChatForm, Choice, CompletionForm, Delta, choice_of, figures_of, head_of, usage_of
 from .chats import ImageRules
 from .errors import ApiError, body_of, unsupported
 from .metrics import Metrics, Watch
@@ -124,13 +125,13 @@ class Service:
         log = request.scope["log"]
         answer_id = f"{form.id_prefix}{log['request_id'].removeprefix('req_')}"
         is_painted = self.settings.return_provenance if body.return_provenance is None else body.return_provenance
-        painted = self.llm.tokenizer if is_painted else None
-        if len(prompts) * params.n > protocol.MAX_CHOICES:
-            what = (
-                f"Too many choices: {len(prompts)} prompts with n={params.n}. Expected: at most {protocol.MAX_CHOICES}."
-            )
+        if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
+            what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
             raise ApiError(400, what, "invalid_value", "n")
-        choices = [new_choice(index, make_reader(), painted) for index in range(len(prompts) * params.n)]
+        choices = [
+            Choice(index, make_reader(), Detokenizer(self.llm.tokenizer) if is_painted else None)
+            for index in range(count)
+        ]
         head = head_of(answer_id, form.whole, body.model)
         kind = kind or Answering
         run = kind(self, form, choices, params, Watch(self.metrics), log, head, request.headers.raw)

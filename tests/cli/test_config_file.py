@@ -7,7 +7,7 @@ from tests.cli.helpers import paceline, refusal
 
 WRONG = {
     "an unknown name": ("portx: 3", "portx"),
-    "no YAML": ("a: [", "no YAML"),
+    "no YAML": ("a: [", "not YAML"),
     "no options": ("- 3", "no options"),
     "two values": ("port: [3, 4]", "more than once"),
 }

@@ -9,7 +9,7 @@ import torch
 from paceline.config import SpecConfig, parse
 from paceline.errors import ConfigError
 from paceline.policy import Profile
-from paceline.tuned import Tuned, check_profile, default_file, load_tuned, made_for, save_tuned
+from paceline.tuned import SIGN, Tuned, check_profile, default_file, load_tuned, made_for, save_tuned
 from tests.helpers import loaded
 
 PROFILE = Profile(
@@ -31,6 +31,7 @@ def test_round_trip(tmp_path, name):
     made = tuned(parse(name, policy=None if name == "none" else "cost_model"))
     save_tuned(tmp_path / "t.json", made)
     assert load_tuned(tmp_path / "t.json") == made
+    assert (tmp_path / "t.json").read_text().startswith(SIGN)
     assert [one.name for one in tmp_path.iterdir()] == ["t.json"]
 
 
@@ -46,7 +47,7 @@ def test_what_is_no_such_file(tmp_path):
         ("[]", "is not a file of the kind paceline-tune"),
         (json.dumps({**whole, "kind": "other"}), "is not a file of the kind paceline-tune"),
         (json.dumps({**whole, "version": 99}), "another version"),
-        (json.dumps({**whole, "config": 3}), "incomplete"),
+        (json.dumps({**whole, "config": 3}), "config in .* has a wrong value"),
         (json.dumps({**whole, "config": {"method": "magic"}}), "method has a wrong value"),
         (json.dumps({**whole, "profile": {**PROFILE.to_dict(), "pass_seconds": {"1": -1}}}), "pass_seconds"),
         *(

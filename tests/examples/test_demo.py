@@ -83,5 +83,5 @@ def test_scenes_become_a_suite(tmp_path):
     assert CliRunner().invoke(app, ["scenes", str(tmp_path / "made"), "--per-kind", "1"]).exit_code == 0
     read = read_suite(str(tmp_path / "made" / "prompts.jsonl"))
     assert [one.category for one in read] == list(KINDS)
-    assert [one.turns for one in read] == [one.turns for one in scene_suite(1)]
+    assert [one.turns for one in read] == [(one.text,) for _, one in scene_suite(1)]
     assert all(one.image for one in read)

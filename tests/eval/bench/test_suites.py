@@ -4,10 +4,8 @@ import gzip
 import hashlib
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from paceline.errors import ConfigError
 from paceline.eval import suites
@@ -165,15 +163,3 @@ def test_hash_tells_prompts_and_their_order_apart():
     hashes = {hash_questions(some) for some in (QUESTIONS, QUESTIONS[::-1], QUESTIONS[1:], [])}
     assert len(hashes) == 4
     assert hash_questions(QUESTIONS) == hash_questions(list(QUESTIONS))
-
-
-def test_easy_vqa_gives_a_question_with_its_image_and_answer(tmp_path):
-    (tmp_path / "test" / "images").mkdir(parents=True)
-    rows = [["is there a circle?", "yes", 0], ["what color is it?", "red", 1]]
-    (tmp_path / "test" / "questions.json").write_text(json.dumps(rows))
-    for i in range(2):
-        Image.new("RGB", (8, 8)).save(tmp_path / "test" / "images" / f"{i}.png")
-    yes_no, short = read_suite("easy_vqa", tmp_path)
-    assert (yes_no.category, yes_no.turns, yes_no.right) == ("yes/no", ("Is there a circle?",), "yes")
-    assert (short.category, short.right) == ("short", "red")
-    assert Path(str(short.image)).name == "1.png"

@@ -3,6 +3,9 @@
 By what is called, and the name that it was given: what to write instead.
 """
 
+_ONE_DEVICE = "leave it out: a model runs on one device"
+_CACHE = "max_num_seqs times max_model_len tokens are what the cache holds"
+_GRAMMARS = "leave it out: llguidance reads all grammars"
 INSTEAD: dict[str, dict[str, str]] = {
     "SamplingParams": {
         # vLLM
@@ -42,7 +45,7 @@ INSTEAD: dict[str, dict[str, str]] = {
     "StructuredOutputsParams": {
         "structural_tag": "write it as a grammar",
         "disable_fallback": "leave it out: what llguidance cannot read is an error",
-        "backend": "leave it out: llguidance reads all grammars",
+        "backend": _GRAMMARS,
     },
     "LLM": {
         # vLLM
@@ -51,12 +54,9 @@ INSTEAD: dict[str, dict[str, str]] = {
         "download_dir": "cache_dir",
         "max_batch_size": "max_num_seqs",
         "max_num_batched_tokens": "leave it out: prompts are read in chunks of 512 tokens",
-        "tensor_parallel_size": "leave it out: a model runs on one device",
-        "pipeline_parallel_size": "leave it out: a model runs on one device",
-        "data_parallel_size": "leave it out: a model runs on one device",
+        **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), _ONE_DEVICE),
         "distributed_executor_backend": "leave it out: a model runs in this process",
-        "gpu_memory_utilization": "max_num_seqs times max_model_len tokens are what the cache holds",
-        "kv_cache_memory_bytes": "max_num_seqs times max_model_len tokens are what the cache holds",
+        **dict.fromkeys(("gpu_memory_utilization", "kv_cache_memory_bytes"), _CACHE),
         "swap_space": "leave it out: nothing is swapped",
         "cpu_offload_gb": "leave it out: a model lies on one device whole",
         "enforce_eager": "leave it out: CUDA graphs are used where they fit",
@@ -66,8 +66,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "kv_cache_dtype": "leave it out: the cache has the dtype of the model",
         "load_format": "leave it out: weights are read from safetensors",
         "skip_tokenizer_init": "leave it out: a model without a tokenizer takes token ids",
-        "tokenizer_mode": "pass the tokenizer itself, tokenizer=...",
-        "tokenizer_revision": "pass the tokenizer itself, tokenizer=...",
+        **dict.fromkeys(("tokenizer_mode", "tokenizer_revision"), "pass the tokenizer itself, tokenizer=..."),
         "config_format": "leave it out: config.json is read",
         "hf_overrides": "change the config, load the model by transformers, and pass that as model",
         "override_generation_config": "SamplingParams, as sampling_params of each call",
@@ -75,12 +74,10 @@ INSTEAD: dict[str, dict[str, str]] = {
         "limit_mm_per_prompt": "leave it out: max_model_len is the limit",
         "mm_processor_kwargs": "set them on the processor, and pass it as processor",
         "allowed_local_media_path": "leave it out: files are read where the chat names them",
-        "structured_outputs_config": "leave it out: llguidance reads all grammars",
-        "guided_decoding_backend": "leave it out: llguidance reads all grammars",
+        **dict.fromkeys(("structured_outputs_config", "guided_decoding_backend"), _GRAMMARS),
         "logits_processors": "SamplingParams(logits_processors=[...]), as sampling_params of each call",
         "disable_log_stats": "leave it out: each result has its metrics",
-        "runner": "leave it out: every model generates",
-        "task": "leave it out: every model generates",
+        **dict.fromkeys(("runner", "task"), "leave it out: every model generates"),
         "speculative_model": 'speculative_config={"model": ...}',
         "num_speculative_tokens": 'speculative_config={"num_speculative_tokens": ...}',
         # transformers
@@ -98,7 +95,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "prompt_lookup_num_tokens": 'drafter="lookup"',
     },
     "speculative_config": {
-        "draft_tensor_parallel_size": "leave it out: a model runs on one device",
+        "draft_tensor_parallel_size": _ONE_DEVICE,
         "revision": "fetch that revision, and give its folder as model",
         "max_model_len": "leave it out: a draft that has less context stops drafting there",
         "disable_padded_drafter_batch": "leave it out: it is about CUDA kernels of vLLM",

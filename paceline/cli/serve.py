@@ -148,7 +148,6 @@ def serve(
     from ..async_llm import AsyncLLM
     from ..hf.images import ImageLimits
     from ..server.app import make_app
-    from ..server.chats import ImageRules
     from ..server.gate import LOCAL_NAMES
     from ..server.service import Settings
 
@@ -158,7 +157,7 @@ def serve(
         api_keys=keys,
         allowed_hosts=server.host_names(LOCAL_NAMES),
         allow_origins=server.allow_origin or (),
-        images=ImageRules(ImageLimits(max_bytes=server.max_image_mb << 20, timeout_s=10.0, hosts=image_hosts)),
+        images=ImageLimits(max_bytes=server.max_image_mb << 20, timeout_s=10.0, hosts=image_hosts),
         max_body_bytes=server.max_body_mb << 20,
         request_timeout_s=server.request_timeout,
         metric_prefix=server.metric_prefix,

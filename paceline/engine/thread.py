@@ -107,8 +107,6 @@ class EngineThread:
         self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
         self._scheduler = Scheduler(llm.decoder, lambda: self.is_alive)
         self._of = dict[Request, Ticket]()  # those that the scheduler knows
-        self._finished = self._aborted = self._failed = 0
-        self._seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -144,14 +142,7 @@ class EngineThread:
 
     def stats(self) -> EngineStats:
         """What has been done so far."""
-        return replace(
-            self._scheduler.stats,
-            finished=self._finished,
-            aborted=self._aborted,
-            failed=self._failed,
-            free_slots=self.llm.runner.cache.num_free,
-            seconds=self._seconds,
-        )
+        return replace(self._scheduler.stats, free_slots=self.llm.runner.cache.num_free)
 
     def _run(self) -> None:
         reason = EngineStopped("the engine was shut down")
@@ -160,7 +151,7 @@ class EngineThread:
                 with self.llm.runner.turn():
                     begin = time.perf_counter()
                     turn = self._scheduler.turn()
-                    self._seconds += time.perf_counter() - begin
+                    self._scheduler.stats.seconds += time.perf_counter() - begin
                 self._tell(turn)
         except BaseException as error:
             _log.exception("the engine broke")
@@ -171,7 +162,7 @@ class EngineThread:
             for ticket in list(self.tickets.values()):
                 if ticket.request is not None:
                     self._scheduler.remove(ticket.request)
-                self._failed += 1
+                self._scheduler.stats.failed += 1
                 self._post([(ticket, reason)], [ticket])
 
     def _read_inbox(self) -> bool:
@@ -198,7 +189,7 @@ class EngineThread:
             return
         with self.llm.runner.turn():
             self._scheduler.remove(request)
-        self._aborted += 1
+        self._scheduler.stats.aborted += 1
         left = [index for index, seq in enumerate(request.seqs) if not seq.is_finished]
         for index in left:
             request.seqs[index].finish_reason = "abort"
@@ -222,10 +213,10 @@ class EngineThread:
             if output is not None:
                 posts.append((ticket, output))
             if request.is_finished:
-                self._finished += 1
+                self._scheduler.stats.finished += 1
                 ended.append(ticket)
         for request, error in turn.failed.items():
-            self._failed += 1
+            self._scheduler.stats.failed += 1
             posts.append((self._of[request], error))
             ended.append(self._of[request])
         self._post(posts, ended)

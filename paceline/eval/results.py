@@ -102,13 +102,8 @@ def claim(out: Path | None, model: str, drafters: Sequence[str]) -> Iterator[Res
     folder = out if out is not None else _unused(model, drafters)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"the folder {str(folder)!r} cannot be written", got=error.strerror, fix="give another --out"
-        ) from error
-    try:
         with claimed(folder):
+            folder.mkdir(exist_ok=True)
             for name in (SUMMARY, ANSWERS, PEER_ANSWERS):
                 if (folder / name).exists():
                     raise _taken(folder, name)

@@ -77,13 +77,6 @@ def quantize_int4(weight: Tensor, group_size: int, bits: int = 4) -> tuple[Tenso
     return codes_on(weight, scale, zero, bits), params_of(scale, zero)
 
 
-def dequantize_int4(codes: Tensor, params: Tensor, group_size: int) -> Tensor:
-    """The float32 weights [out, in] that the codes stand for: the oracle of the packed kernels."""
-    scale, zero = params.float().unbind(-1)
-    scale, zero = (t.t().repeat_interleave(group_size, dim=1) for t in (scale, zero))
-    return (codes.float() - 8) * scale + zero
-
-
 def _pack(codes: Tensor) -> Tensor:
     """Codes int32 [out, in] in the layout of the device's kernel, whose first dimension goes over blocks of rows."""
     if codes.device.type == "cuda":

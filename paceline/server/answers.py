@@ -3,12 +3,10 @@
 Both ways read the same deltas, so the pieces of a stream joined are the whole answer.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import __version__
 from ..core.figures import tokens_per_pass
 from ..core.outputs import Origin, Round
 from ..core.request import TokenLogprob
@@ -203,15 +201,6 @@ def figures_of(choices: Sequence[Choice], first_s: float | None, seconds: float)
         "time_to_first_token_s": first_s,
         "seconds": seconds,
     }
-
-
-def head_of(answer_id: str, kind: str, model: str) -> dict[str, Any]:
-    """What every answer and every piece of it begins with."""
-    created = int(time.time())
-    return {"id": answer_id, "object": kind, "created": created, "model": model, "system_fingerprint": _FINGERPRINT}
-
-
-_FINGERPRINT = f"paceline-{__version__}"
 
 
 def _token(one: TokenLogprob, token: int) -> dict[str, Any]:

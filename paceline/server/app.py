@@ -13,11 +13,12 @@ from starlette.middleware.cors import CORSMiddleware
 
 from ..async_llm import AsyncLLM
 from ..errors import ConfigError
+from ..hf.images import ImageLimits
 from ..hf.prompts import TemplatedChat
 from ..llm import LLM
 from . import protocol
 from .answers import ChatForm, CompletionForm
-from .chats import ImageRules, chat_prompt, read_messages
+from .chats import chat_prompt, read_messages
 from .errors import ApiError, handle_errors, unsupported
 from .gate import Gate
 from .responses import ResponseAnswering, ResponseForm, ResponsesRequest
@@ -122,7 +123,7 @@ def _model_entry(service: Service) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": service.begin, "owned_by": "paceline", "max_model_len": length}
 
 
-def _tokens(llm: LLM, body: protocol.TokenizeRequest, images: ImageRules) -> list[int]:
+def _tokens(llm: LLM, body: protocol.TokenizeRequest, images: ImageLimits) -> list[int]:
     """Of a text or a chat. Raises `ConfigError`, and `CacheFull` where it fills the context."""
     if (body.prompt is None) == (body.messages is None):
         raise ConfigError("tokenize takes a text or a chat", expected="either prompt or messages")

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError
@@ -11,16 +10,12 @@ from ..hf.prompts import TemplatedChat
 from .protocol import ChatRequest, Image, Message
 from .tools import spell_out, template_tools
 
-
-@dataclass(frozen=True)
-class ImageRules:
-    """Which images clients may send. max_count: in one request. limits: of each; data URIs are always taken."""
-
-    limits: ImageLimits = field(default_factory=lambda: ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=()))
-    max_count: int = 16
+LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())
+"""Of an image that a client sends; data URIs are always taken."""
+_MOST_IMAGES = 16  # in one request
 
 
-def chat_prompt(body: ChatRequest, rules: ImageRules, template: str = "tools") -> TemplatedChat:
+def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools") -> TemplatedChat:
     """What the engine takes. It opens images and may fetch them: not for the event loop. Raises `ConfigError`.
 
     template: the model's; where it does not read tools, they are spelled out in the chat.
@@ -31,7 +26,7 @@ def chat_prompt(body: ChatRequest, rules: ImageRules, template: str = "tools") -
     options["add_generation_prompt"] = body.add_generation_prompt
     if body.continue_final_message:
         options["continue_final_message"] = True
-    messages, tools = read_messages(body.messages, rules), [] if body.tool_choice == "none" else body.tools or []
+    messages, tools = read_messages(body.messages, limits), [] if body.tool_choice == "none" else body.tools or []
     if "tools" not in template:
         messages = spell_out(messages, tools)
     elif tools:
@@ -39,21 +34,21 @@ def chat_prompt(body: ChatRequest, rules: ImageRules, template: str = "tools") -
     return TemplatedChat(messages, options)
 
 
-def read_messages(messages: Sequence[Message], rules: ImageRules) -> list[Mapping[str, object]]:
+def read_messages(messages: Sequence[Message], limits: ImageLimits) -> list[Mapping[str, object]]:
     """The messages as the library takes them, with opened images. Raises `ConfigError`."""
     parts = [part for one in messages if isinstance(one.content, list) for part in one.content]
-    if (count := sum(isinstance(part, Image) for part in parts)) > rules.max_count:
-        raise ConfigError("there are too many images", got=count, expected=f"at most {rules.max_count}")
-    return [_read(message, rules) for message in messages]
+    if (count := sum(isinstance(part, Image) for part in parts)) > _MOST_IMAGES:
+        raise ConfigError("there are too many images", got=count, expected=f"at most {_MOST_IMAGES}")
+    return [_read(message, limits) for message in messages]
 
 
-def _read(message: Message, rules: ImageRules) -> Mapping[str, object]:
+def _read(message: Message, limits: ImageLimits) -> Mapping[str, object]:
     read: dict[str, object] = message.model_dump(exclude_none=True)
     if message.role == "developer":  # the newer name, which templates do not know
         read["role"] = "system"
     if isinstance(message.content, list):
         read["content"] = [
-            {"type": "image", "image": _open(part, rules)} if isinstance(part, Image) else part.model_dump()
+            {"type": "image", "image": _open(part, limits)} if isinstance(part, Image) else part.model_dump()
             for part in message.content
         ]
     if message.tool_calls:
@@ -70,9 +65,9 @@ def _function(call: Any) -> dict[str, object]:
         raise ConfigError("the arguments of a tool call are no JSON", got=call.function.name) from None
 
 
-def _open(part: Image, rules: ImageRules) -> object:
+def _open(part: Image, limits: ImageLimits) -> object:
     """Never a file of this machine, which the library would open by its path."""
     url = part.image_url.url
     if not url.lower().startswith(("data:", "http://", "https://")):
         raise ConfigError("an image_url is no URL", expected="a data: URI such as data:image/png;base64,...")
-    return open_image(url, rules.limits)
+    return open_image(url, limits)

@@ -10,20 +10,22 @@ from typing import Any, ClassVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from .. import __version__
 from ..async_llm import AsyncLLM
 from ..core.figures import tokens_per_pass
 from ..core.outputs import Timings
 from ..core.request import SamplingParams
 from ..drafters import PredictedOutput
 from ..errors import ConfigError, PacelineError
+from ..hf.images import ImageLimits
 from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import RequestOutput
 from ..sampling import Detokenizer
 from ..schema import brief
 from . import protocol
-from .answers import ChatForm, Choice, CompletionForm, Delta, choice_of, figures_of, head_of, usage_of
-from .chats import ImageRules
+from .answers import ChatForm, Choice, CompletionForm, Delta, choice_of, figures_of, usage_of
+from .chats import LIMITS
 from .errors import ApiError, body_of, unsupported
 from .metrics import Metrics, Watch
 from .streams import DONE, EventStream, connected, event, merged
@@ -49,7 +51,7 @@ class Settings:
     api_keys: Sequence[str] = ()
     allowed_hosts: Sequence[str] = ()
     allow_origins: Sequence[str] = ()
-    images: ImageRules = field(default_factory=ImageRules)
+    images: ImageLimits = LIMITS
     max_body_bytes: int = 32 << 20
     request_timeout_s: float = 600.0
     metric_prefix: str = "paceline"
@@ -132,7 +134,8 @@ class Service:
             Choice(index, make_reader(), Detokenizer(self.llm.tokenizer) if is_painted else None)
             for index in range(count)
         ]
-        head = head_of(answer_id, form.whole, body.model)
+        head = {"id": answer_id, "object": form.whole, "created": int(time.time()), "model": body.model}
+        head["system_fingerprint"] = f"paceline-{__version__}"
         kind = kind or Answering
         run = kind(self, form, choices, params, Watch(self.metrics), log, head, request.headers.raw)
         sources = [self.engine.generate(one, params, f"{answer_id}-{place}") for place, one in enumerate(prompts)]

@@ -8,10 +8,11 @@ from paceline.core.tree import TokenTree
 from paceline.drafters import Eagle, Medusa, Mtp
 from paceline.quant import Fp8Linear, Int4Linear
 from paceline.quant.fp8 import dequantize_fp8, quantize_fp8
-from paceline.quant.int4 import dequantize_int4, quantize_int4
+from paceline.quant.int4 import quantize_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
 from tests.drafters.heads import medusa, mtp, random_head
+from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
 
 pytestmark = [

@@ -9,8 +9,8 @@ from paceline.heads.int4_draft import from_planes, to_planes
 from paceline.quant import Int4Linear
 from paceline.quant import fake as fake_file
 from paceline.quant.fake import FakeInt4Linear, torchao_modules
-from paceline.quant.int4 import dequantize_int4, fitted_grid, grid_of, quantize_int4
-from tests.quant.helpers import round_to_bits
+from paceline.quant.int4 import fitted_grid, grid_of, quantize_int4
+from tests.quant.helpers import dequantize_int4, round_to_bits
 
 
 def linear(inputs: int = 128, outputs: int = 48, bias: bool = False) -> nn.Linear:

@@ -8,10 +8,11 @@ from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.kernels.packing import pack_codes
 from paceline.quant import Int4Linear, quantize_linears
-from paceline.quant.int4 import dequantize_int4, quantize_int4
+from paceline.quant.int4 import quantize_int4
 from paceline.runner.adapters import share_copy
 from paceline.runner.torch_decoder import is_fused
 from tests.helpers import REPEATING
+from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from paceline.hf.images import ImageLimits
-from paceline.server.chats import ImageRules, read_messages
+from paceline.server.chats import LIMITS, read_messages
 from paceline.server.errors import as_api_error
 from paceline.server.gate import Gate
 from paceline.server.protocol import ChatRequest
@@ -276,9 +276,9 @@ def test_a_file_of_the_server_is_no_image():
         assert post({**ASK, "messages": [{"role": "user", "content": [part]}]})[0] == 400
 
 
-def read(url, count=1, **rules):
+def read(url, count=1, limits=LIMITS):
     body = ChatRequest.model_validate({**ASK, **image(url, count)})
-    return read_messages(body.messages, ImageRules(**rules))
+    return read_messages(body.messages, limits)
 
 
 def test_images_are_opened_before_the_engine_sees_them():

@@ -40,7 +40,9 @@ def test_calibrate(models, prompts, tmp_path):
 
 
 def test_refusals_come_before_loading(models, prompts, tmp_path):
-    assert "add 283 prompts" in refusal("calibrate", *models, "--prompts", prompts, "-o", str(tmp_path / "c.json"))
+    assert "at least 283 more prompts" in refusal(
+        "calibrate", *models, "--prompts", prompts, "-o", str(tmp_path / "c.json")
+    )
     most = ("--prompts", prompts, "--max-disagreement", "0.2")
     assert "unknown signal" in refusal("calibrate", *models, *most, "--signal", "guess", code=2)
     assert "is a .json file" in refusal("calibrate", *models, *most, "--out", str(tmp_path / "c.txt"))

@@ -29,6 +29,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -163,27 +164,29 @@ def chats_of(questions: Sequence[Any], count: int, begin: int) -> list[list[dict
 
 @contextmanager
 def started(name: str, command: str) -> Iterator[Served]:
-    """A server that runs while the block does. Raises SystemExit where it does not answer in time."""
+    """A server that runs while the block does. Raises SystemExit with its last words where it does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = shlex.split(command.replace("{port}", str(port)))
     server, end = Served(name, f"http://127.0.0.1:{port}"), time.monotonic() + START_S
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not server.model:
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"{name} did not start; see: {shlex.join(words)}")
-            try:
-                server.read_model()
-            except (httpx.HTTPError, ValueError, LookupError):
-                time.sleep(0.5)
-        yield server
-    finally:
-        process.terminate()
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(words, stdout=said, stderr=said)
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            while not server.model:
+                if process.poll() is not None or time.monotonic() > end:
+                    said.seek(0)
+                    raise SystemExit(f"{said.read()[-2000:]}\n{name} did not start: {shlex.join(words)}")
+                try:
+                    server.read_model()
+                except (httpx.HTTPError, ValueError, LookupError):
+                    time.sleep(0.5)
+            yield server
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def show(rows: Sequence[dict[str, Any]], same: dict[str, float]) -> None:

@@ -5,12 +5,17 @@
 
 Starts `paceline serve` and asks whole answers, streams, forms, tools and images, several at a time, from a list of
 seeded requests whose answers alone are known. Some clients go in the middle, some read slowly, some send nonsense
-(bench/nonsense.py). The last line is JSON: counts by kind and status, memory of the server, and `faults`, what must
-not have happened. Exit code 1 where there is one.
+(bench/nonsense.py). The last line is JSON: counts by kind and status, and `faults`, what must not have happened. Exit
+code 1 where there is one.
+
+`memory_mb`, at the beginning and after each quarter of the time: `rss` of the server; `kv`, its KV cache, which grows
+to the longest text; `prefixes`, its prefix cache, which grows to its size; `free`, what malloc holds and nobody uses.
+`rss` without these should stop growing.
 """
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
 import random
@@ -27,6 +32,8 @@ from typing import Any
 import httpx
 import psutil
 from nonsense import BODIES, raw_bytes, red_square
+
+from paceline import LLM
 
 SLOTS, WAITING, WORKERS = 4, 4, 10
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -178,7 +185,7 @@ def said_by(choices: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return found
 
 
-async def soak(url: str, options: argparse.Namespace, server: psutil.Process, inspect: Any) -> dict[str, Any]:
+async def soak(url: str, options: argparse.Namespace, inspect: Any) -> dict[str, Any]:
     """Ask alone, then all at once, then look what is left."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
@@ -188,10 +195,10 @@ async def soak(url: str, options: argparse.Namespace, server: psutil.Process, in
         seen.alone = [await seen.ask(which) for which in range(len(seen.pool))]
         seen.faults += [f"alone: {one}: {seen.pool[at]}" for at, one in enumerate(seen.alone) if isinstance(one, int)]
         await seen.run(min(30.0, options.minutes * 15), options.seed)  # what is allocated once
-        memory = [server.memory_info().rss]
+        memory = [inspect()["memory_mb"]]
         for part in range(4):
             await seen.run(options.minutes * 15, options.seed + 1000 * (part + 1))
-            memory.append(server.memory_info().rss)
+            memory.append(inspect()["memory_mb"])
         for _ in range(100):
             after = inspect()
             if after["running"] == after["waiting"] == 0 and after["tasks"] <= idle["tasks"]:
@@ -204,7 +211,34 @@ async def soak(url: str, options: argparse.Namespace, server: psutil.Process, in
         again = [await seen.ask(which) for which in range(len(seen.pool))]
         seen.faults += ["answers alone are others afterwards"] if again != seen.alone else []
     return {"minutes": options.minutes, "counts": dict(sorted(seen.counts.items())), "faults": seen.faults,
-            "server": after, "rss_mb": [round(one / 1e6, 1) for one in memory]}  # fmt: skip
+            "server": after, "memory_mb": memory}  # fmt: skip
+
+
+def memory_of(llm: LLM) -> dict[str, int]:
+    """Resident memory of this process in MB, and those parts of it that grow to a limit."""
+    cache = llm.runner.cache
+    held = {
+        "rss": psutil.Process().memory_info().rss,
+        "kv": sum(t.nbytes for t in (*cache.keys, *cache.values)),
+        "prefixes": llm.runner.prefixes.num_bytes,
+        "free": _free_of_malloc(),
+    }
+    return {name: round(size / 1e6) for name, size in held.items()}
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`; the ninth number is the free bytes of all arenas."""
+
+    _fields_ = [(f"field{place}", ctypes.c_size_t) for place in range(10)]
+
+
+def _free_of_malloc() -> int:
+    """Bytes that malloc holds and nobody uses; 0 without glibc."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is None:
+        return 0
+    function.restype = _MallInfo
+    return function().field8
 
 
 def child(arguments: list[str]) -> None:
@@ -221,7 +255,7 @@ def child(arguments: list[str]) -> None:
             if engine is not None:
                 told = {"running": engine.num_running, "waiting": engine.num_waiting, "tasks": len(tasks),
                         "free_slots": engine.stats().free_slots, "threads": threading.active_count(),
-                        "fds": psutil.Process().num_fds()}  # fmt: skip
+                        "fds": psutil.Process().num_fds(), "memory_mb": memory_of(engine.llm)}  # fmt: skip
                 print(json.dumps(told), flush=True)
 
     threading.Thread(target=tell, daemon=True).start()
@@ -242,6 +276,7 @@ def main() -> None:
         return
     options = parser.parse_args()
     limits = ["--max-num-seqs", str(SLOTS), "--max-waiting", str(WAITING), "--max-body-mb", "8"]
+    limits += ["--max-model-len", "2048"]  # nonsense may ask for answers as long as that
     command = [sys.executable, __file__, "--child", options.model, "--port", "0", "--json", "--log-format", "json"]
     with options.log.open("w") as log:
         made = subprocess.Popen(
@@ -251,14 +286,14 @@ def main() -> None:
     assert made.stdout is not None
     stdin, stdout = made.stdin, made.stdout
 
-    def inspect() -> dict[str, int]:
+    def inspect() -> dict[str, Any]:
         stdin.write("\n")
         stdin.flush()
         return json.loads(stdout.readline())
 
     try:
         url = json.loads(stdout.readline())["url"]
-        result = asyncio.run(soak(url, options, psutil.Process(made.pid), inspect))
+        result = asyncio.run(soak(url, options, inspect))
         made.send_signal(signal.SIGTERM)
         result["exit_code"] = made.wait(60)
     finally:

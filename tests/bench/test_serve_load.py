@@ -65,5 +65,6 @@ def test_percentiles_are_observed_values(script):
 
 
 def test_a_server_that_does_not_start_ends_the_run(script):
-    with pytest.raises(SystemExit, match="did not start"), script.started("x", f"{sys.executable} -c pass"):
+    command = f"{sys.executable} -c 'raise ValueError(7)'"
+    with pytest.raises(SystemExit, match=r"(?s)ValueError: 7\n.*x did not start"), script.started("x", command):
         pass

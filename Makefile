@@ -21,7 +21,7 @@ test: $(READY)
 	@$(BIN)/python -m pytest $(ARGS)
 
 slow: $(READY)
-	@$(BIN)/python -m pytest -m "slow or net" $(ARGS)
+	@$(BIN)/python -m pytest -m "more or slow or net" $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check paceline tests bench examples

@@ -1,5 +1,6 @@
 """One thread for each process, so that timings and bits do not depend on who else uses the machine."""
 
+import gc
 import os
 
 import jaxtyping
@@ -10,6 +11,25 @@ import torch
 def pytest_configure() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # of commands that tests run
     torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items) -> None:
+    """`diagonal`: value i of the longest parameter goes with value i, modulo their number, of the others."""
+    for item in items:
+        if item.get_closest_marker("diagonal"):
+            axes = [mark.args[:2] for mark in item.iter_markers("parametrize")]
+            names = [axis if isinstance(axis, str) else axis[0] for axis, _ in axes]
+            places = [(len(values), item.callspec.indices[name]) for name, (_, values) in zip(names, axes, strict=True)]
+            place = max(places)[1]
+            if any(place % length != index for length, index in places):
+                item.add_marker("more")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

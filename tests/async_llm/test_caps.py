@@ -16,6 +16,7 @@ def capped(most: object, **options) -> SamplingParams:
     )
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("policy", [lambda: Fixed(5), CostModel], ids=["fixed", "cost model"])
 @pytest.mark.parametrize("name", ["lookup recent", "draft model, same weights", "lookahead", "space", "recycling"])
 def test_caps_hold_side_by_side(name, policy):

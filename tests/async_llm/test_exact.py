@@ -33,6 +33,7 @@ def mistakes(llm: LLM, seed: int, count: int = 14, prompts=TEXTS) -> list[int]:
     return asyncio.run(main())
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("chunk", [None, 16])
 def test_random_schedules(name, chunk):

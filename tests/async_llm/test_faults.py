@@ -82,6 +82,7 @@ def plant(monkeypatch, llm, stage: str) -> None:
 STAGES = ["policy", "draft", "pass", "verify", "stop strings", "detokenise", "observe"]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("make", [PromptLookup, lambda: DraftModel(small_draft())], ids=["lookup", "draft model"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fault_ends_its_own_request_alone(stage, make, monkeypatch):

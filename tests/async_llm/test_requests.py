@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
@@ -118,7 +119,8 @@ def test_a_reader_that_leaves_frees_its_slot(way):
                 await outputs.aclose()
             elif way == "cancel":
                 task = asyncio.create_task(answer(engine, TEXTS[0], LONG))
-                await asyncio.sleep(0.05)
+                while not engine.num_running:
+                    await asyncio.sleep(0.001)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -234,13 +236,17 @@ def test_drain_and_shutdown():
     llm = tiny_llm()
     want = facts(llm.generate(TEXTS[0], SHORT)[0])
 
+    step = llm.decoder.step
+    llm.decoder.step = lambda seqs: (time.sleep(0.01), step(seqs))[1]  # a long answer is not at its end too soon
+
     async def main():
         engine = AsyncLLM(llm)
         short = asyncio.create_task(answer(engine, TEXTS[0], SHORT))
         long = asyncio.create_task(answer(engine, TEXTS[0], replace(LONG, max_tokens=None)))
         await asyncio.sleep(0)
-        await asyncio.sleep(0.01)
-        drained = asyncio.create_task(engine.drain(0.2))
+        while engine.num_waiting:
+            await asyncio.sleep(0.001)
+        drained = asyncio.create_task(engine.drain(1.0))
         await asyncio.sleep(0)
         with pytest.raises(EngineStopped):
             await answer(engine, TEXTS[0], SHORT)
@@ -255,7 +261,8 @@ def test_drain_and_shutdown():
 
         other = AsyncLLM(llm)
         task = asyncio.create_task(answer(other, TEXTS[0], LONG))
-        await asyncio.sleep(0.05)
+        while not other.num_running:
+            await asyncio.sleep(0.001)
         other.shutdown()
         with pytest.raises(EngineStopped, match="shut down"):
             await task

@@ -133,6 +133,7 @@ def test_errors_leave_slots_free_and_the_next_answer_right():
             assert [a.token_ids for a in again] == [r.token_ids for r in right]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("drafter", ["draft model", "self int4"])
 @pytest.mark.parametrize("call", [1, 2, 5, 9])
 def test_an_error_inside_a_pass(drafter, call, monkeypatch):

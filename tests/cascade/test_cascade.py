@@ -35,6 +35,7 @@ def test_all_kinds_and_only_small_answers_differ():
     assert corrected, "a test without a correction shows nothing"
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("drafter", [None, PromptLookup()])
 def test_answers_of_the_large_model_are_its_own(temperature, drafter):

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 BARE = """
 import sys
 EXTRAS = {"accelerate", "fastapi", "llguidance", "matplotlib", "peft", "tensorboard", "torchao", "uvicorn"}
@@ -51,6 +53,7 @@ assert not EXTRAS & {name.partition(".")[0] for name in sys.modules}
 """
 
 
+@pytest.mark.more
 def test_commands_without_the_extras(model, tmp_path):
     """In one process of its own, since this one has imported them."""
     done = subprocess.run(

@@ -1,11 +1,10 @@
-"""The command line as a process: Ctrl-C, a closed pipe, and how soon it answers."""
+"""The command line as a process: Ctrl-C, a closed pipe, and what it does not load."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -45,15 +44,14 @@ def test_a_closed_pipe_is_silent():
     assert errors == b""
 
 
-def test_help_answers_at_once():
-    begin = time.perf_counter()
-    process = start("--help")
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert b"speculative" in out
-    assert time.perf_counter() - begin < 5  # half a second on an idle machine
-    loaded = "import sys, paceline.cli; print('torch' in sys.modules, 'transformers' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", loaded]).split() == [b"False", b"False"]
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys; from paceline.cli import main\ntry: main(['--help'])\nexcept SystemExit as done: print(done.code)"
+    )
+    code += "\nprint({'torch', 'transformers'} & set(sys.modules))"
+    out = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert "speculative" in out
+    assert out.splitlines()[-2:] == ["0", "set()"]
 
 
 INTERRUPTED = """

@@ -1,13 +1,13 @@
 """A drafted answer that ends within the first draft costs one pass of the target, and nothing else changes."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from paceline import LLM, Choose, Coupled, DraftModel, Fixed, Plain, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, first_pass, generate
+from paceline.decoding import SpeculativeDecoder, first_pass, generate, loop
 from paceline.errors import NumericsError
 from paceline.policy import CostModel
 from paceline.policy.choice import Choice
@@ -117,6 +117,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_answers_are_those_of_the_slow_decoder(drafter, temperature):
@@ -138,16 +139,21 @@ def test_architectures(name):
 
 
 def test_its_seconds_are_those_of_the_prefill(monkeypatch):
-    real, on = ModelRunner.forward, ModelRunner(loaded(), 1)
+    """By a clock that stands still but for passes: 30 s one that reads, 1 s another."""
+    real, on, now = ModelRunner.forward, ModelRunner(loaded(), 1), [0.0]
 
-    def slow(self, slots, tree, text=()):
-        time.sleep(0.3 if text else 0.0)
+    def timed(self, slots, tree, text=()):
+        now[0] += 30.0 if text else 1.0
         return real(self, slots, tree, text)
 
-    monkeypatch.setattr(ModelRunner, "forward", slow)
-    (seq,), decoder = answers(on, DraftModel(twin(loaded())), [REPEATING], depth=3)
-    assert decoder.timings.prefill >= 0.3 > decoder.timings.verify
-    assert seq.rounds[0].verify_s < 0.3
+    monkeypatch.setattr(ModelRunner, "forward", timed)
+    for module in (loop, first_pass):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    params = SamplingParams(max_tokens=8)
+    (seq,), decoder = answers(on, DraftModel(twin(loaded())), [REPEATING], params, depth=3)
+    assert [record.with_prompt for record in seq.rounds] == [True, False]
+    assert (decoder.timings.prefill, decoder.timings.verify) == (30.0, 1.0)
+    assert [record.verify_s for record in seq.rounds] == [0.0, 1.0]
 
 
 def test_policies_do_not_take_them_for_a_pass(monkeypatch):

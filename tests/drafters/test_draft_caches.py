@@ -46,6 +46,7 @@ def is_in_step(drafter: DraftModel, ids: list[int], draft=None, **options) -> bo
     return True
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("verifier", [Coupled, Ratio])
 @pytest.mark.parametrize("length", [1, 4, 9, 60])
 def test_draft_cache_is_in_step(length, verifier):

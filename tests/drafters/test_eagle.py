@@ -78,6 +78,7 @@ def is_right(drafter: Eagle, head, lengths=(9, 2), temperature=0.0, budget=WIDE,
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
 
+@pytest.mark.diagonal
 @DTYPES
 @pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
 @pytest.mark.parametrize("version", [1, 3])
@@ -94,6 +95,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("version", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.float64)])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_form_of_head(options, version, dtype):

@@ -183,6 +183,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.usefixtures("checked_types")
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("name", DRAFTERS)

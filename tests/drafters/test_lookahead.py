@@ -108,6 +108,7 @@ def is_as_in_the_paper(size: tuple[int, int, int], params: SamplingParams = GREE
     return True
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_it_drafts_what_the_paper_drafts(size, temperature):

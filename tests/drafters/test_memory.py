@@ -64,6 +64,7 @@ def held_by(drafter: Drafter, texts: list[list[int]], released: bool = False) ->
     return size
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", OF_TEXTS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_stay_within_the_bound(name, text):

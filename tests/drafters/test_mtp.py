@@ -108,6 +108,7 @@ class ForgetsToRelease(Mtp):
     def release(self, slots): ...
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("modules", "dtype"), [(1, torch.float64), (2, torch.float64), (2, torch.float32)])
 @pytest.mark.parametrize("mutant", [KeepsTooMuch, ReadsTheStateBefore, TokenOfTheState])
 def test_mutants_are_caught(mutant, modules, dtype):

@@ -95,6 +95,7 @@ def slow(name: str, which: int, temperature: float) -> list[int]:
     return autoregressive(target(name), seq).output_ids
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_answers_are_the_target_s(draft, temperature):

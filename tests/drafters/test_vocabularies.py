@@ -148,6 +148,7 @@ def decode(target, drafter, params, verifier=None, depth=5):
     return seqs
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("mode", ["auto", "intersection", "strings"])
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_answers_stay(ours, theirs, mode):
@@ -211,6 +212,7 @@ TOGETHER = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("together", TOGETHER)
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_answers_stay_beside_other_drafters(ours, theirs, together):

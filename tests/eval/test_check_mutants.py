@@ -62,6 +62,7 @@ HARD = pytest.mark.parametrize("kind", [NATIVE, FAST], ids=["native", "fast"])
 """Transformers' layers in fast numerics: in invariant ones every difference is a bug, as in native passes."""
 
 
+@pytest.mark.diagonal
 @EVERY
 @pytest.mark.parametrize("make", [engine, tree_engine])
 def test_without_a_fault_it_passes(make, kind):
@@ -73,6 +74,7 @@ def test_without_a_fault_it_passes(make, kind):
     assert all(one.measured is not None for one in report.comparisons)
 
 
+@pytest.mark.diagonal
 @HARD
 @pytest.mark.parametrize("mutant", faults.MUTANTS)
 def test_a_fault_is_a_bug(mutant, kind, monkeypatch):
@@ -89,6 +91,7 @@ def test_a_fault_is_a_bug(mutant, kind, monkeypatch):
         assert any(one.position is None and one.verdict.value == "bug" for one in report.comparisons)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("mutant", [faults.hides_a_column_from_drafts, faults.rounds_accepted_keys_to_8_bits])
 @pytest.mark.parametrize("kind", [NATIVE, INVARIANT], ids=["native", "invariant"])
 def test_in_16_bits_a_fault_is_no_tie_where_bits_count(mutant, kind, monkeypatch):

@@ -46,6 +46,7 @@ def _zero_bias(head):
     return head
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("engine", REFUSED)
 @pytest.mark.parametrize("name", HEADS)
 def test_every_head_for_every_engine(name, engine, tmp_path):

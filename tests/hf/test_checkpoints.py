@@ -52,6 +52,7 @@ def test_a_model_that_the_caller_loaded_stays_as_it_is():
     assert all(p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("asked", [None, "auto"])
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("has_16_bits", [True, False])

@@ -159,6 +159,7 @@ def quantised(name: str, weights: str, dtype: torch.dtype) -> ModelRunner:
     return runner
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("weights", ["int8", "int4", "draft"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "phi3", "starcoder2"])
 def test_a_row_of_a_pass_has_the_same_bits_in_every_pass(isa, name, weights):
@@ -186,6 +187,7 @@ def test_a_row_of_a_pass_has_the_same_bits_in_every_pass(isa, name, weights):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("weights", ["int8", "int4", "draft"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "starcoder2"])
 def test_a_pass_says_what_transformers_says_with_these_layers(isa, name, weights):

@@ -35,6 +35,7 @@ def random_tree(count: int, rng: random.Random) -> TokenTree:
     return TokenTree.from_lists([[rng.randrange(3, 97) for _ in range(count)]], [parents])
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NATIVE)
 def test_logits_are_those_of_transformers(name, dtype):
@@ -52,6 +53,7 @@ def test_logits_are_those_of_transformers(name, dtype):
     assert error < {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.15}[dtype]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NATIVE)
 def test_a_row_has_the_same_bits_in_every_pass(name, dtype, isa):

@@ -110,6 +110,7 @@ def speculate(verifier, propose, shape, temperatures: list[float]) -> tuple[list
 PLAIN = [plain(seed, temperature) for temperature in TEMPERATURES for seed in SEEDS]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_tokens_of_plain_decoding(name: str, shape: tuple[int, ...]) -> None:

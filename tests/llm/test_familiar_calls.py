@@ -237,6 +237,7 @@ def test_tokenizers_given_apart(folder, tmp_path):
         LLM(folder, revision="main")
 
 
+@pytest.mark.more
 def test_loggers_of_others_are_left_alone():
     """A process of its own: importing the library twice would register its attention twice. A command silences them."""
     code = """

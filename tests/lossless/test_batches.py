@@ -62,6 +62,7 @@ def answers(drafter: Drafter, order: list[int], slots: int) -> dict[int, Sequenc
     return dict(zip(order, seqs, strict=True))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("slots", [1, 3, 8])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_rows_equal_their_own_slow_decoding(drafter, slots):

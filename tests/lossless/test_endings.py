@@ -39,6 +39,7 @@ def decode(ids, params, eos_ids=NO_EOS, script=(None,), max_length=None, name="l
     return seq
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("ignore_eos", [False, True])
 @pytest.mark.parametrize("as_stop_id", [False, True])
 @pytest.mark.parametrize("offset", range(DEPTH + 2))
@@ -84,6 +85,7 @@ def test_min_tokens_masks_the_end_while_it_holds(min_tokens):
         assert not set(seq.output_ids[: min_tokens - 1]) & ends
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "mistral"])
 @pytest.mark.parametrize("room", [1, 2, 3, DEPTH, DEPTH + 1, 9])
 def test_end_of_the_context(name, room):

@@ -34,6 +34,7 @@ def assert_identical(
     return seqs
 
 
+@pytest.mark.diagonal
 @pytest.mark.usefixtures("checked_types")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -90,6 +91,7 @@ def test_every_option_in_one_batch(drafter):
     assert_identical(loaded(), drafter, params, eos_ids=frozenset({END, 30, 31}))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_option_alone(options, temperature):
@@ -97,6 +99,7 @@ def test_every_option_alone(options, temperature):
     assert_identical(loaded(), "right among wrong", [params])
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("depth", [0, 1, 3, 8])
 @pytest.mark.parametrize("drafter", ["lookup recent", "draft model", "self int4", "random trees", "right among wrong"])
 def test_every_window(drafter, depth):
@@ -106,13 +109,12 @@ def test_every_window(drafter, depth):
         assert all(r.num_nodes == 0 and r.num_emitted == 1 for seq in seqs for r in seq.rounds)
 
 
+@pytest.mark.diagonal
+@pytest.mark.parametrize("drafter", ["right among wrong", "random trees"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_architecture(name):
+def test_every_architecture(name, drafter):
     """Past the sliding windows of eight, by trees that have to be gathered and by random ones."""
-    target = loaded(name)
-    params = [SamplingParams(temperature=t, max_tokens=9) for t in (0.0, 1.0)]
-    for drafter in ("right among wrong", "random trees"):
-        assert_identical(target, drafter, params)
+    assert_identical(loaded(name), drafter, [SamplingParams(temperature=t, max_tokens=9) for t in (0.0, 1.0)])
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "opt", "qwen3", "gemma2"])

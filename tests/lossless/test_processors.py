@@ -55,6 +55,7 @@ def plain_and_grammar(temperature: float, trouble: str) -> tuple[Sequence, Gramm
     return plain, grammar, SamplingParams(temperature, max_tokens=20, logits_processors=(grammar,))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_trouble_behind_a_rejected_draft_is_nobodys(drafter, temperature):

@@ -83,6 +83,7 @@ def assert_identical(drafter, params, slots=4, invariant=False, arms=1, eos=NO_E
     return made
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("slots", "invariant"), [(1, False), (1, True), (4, True)])
 @pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
 @pytest.mark.parametrize("version", [1, 3])
@@ -164,6 +165,7 @@ def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verif
     return sum(counts) / len(counts)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("tree", ["dynamic", "chain"])
 def test_a_head_that_knows_is_accepted_whole(tree, temperature):

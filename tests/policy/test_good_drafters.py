@@ -34,12 +34,12 @@ def mean(policy, members, seeds=range(3), **options) -> float:
     ("chance", "token", "reads", "batch", "best"),  # the best of the depths 1 to 16, looked for once
     [
         (0.9, 0.33, True, 1, 5),
-        (0.8, 0.1, True, 1, 5),
-        (0.6, 0.1, True, 1, 3),
+        pytest.param(0.8, 0.1, True, 1, 5, marks=pytest.mark.more),
+        pytest.param(0.6, 0.1, True, 1, 3, marks=pytest.mark.more),
         (0.95, 0.005, False, 1, 16),
-        (0.5, 0.0, False, 1, 3),
+        pytest.param(0.5, 0.0, False, 1, 3, marks=pytest.mark.more),
         (0.8, 0.1, True, 4, 3),
-        (0.5, 0.0, False, 4, 1),
+        pytest.param(0.5, 0.0, False, 4, 1, marks=pytest.mark.more),
     ],
 )
 def test_near_the_best_fixed_depth(chance, token, reads, batch, best):

@@ -200,8 +200,8 @@ CASES = [((2,), 0.3, 0.98), ((2,), 0.6, 0.98), ((3,), 0.4, 0.97), ((40,), 0.8, 1
 
 @pytest.mark.parametrize(("kinds", "chance", "least"), CASES)
 def test_short_answers_are_left_alone(kinds, chance, least):
-    speeds = sorted(short_answers(kinds, chance, seed) for seed in range(5))
-    assert speeds[2] >= least, speeds
+    speeds = sorted(short_answers(kinds, chance, seed) for seed in range(3))
+    assert speeds[1] >= least, speeds
 
 
 MIXED = (2, 24, 53)

@@ -10,7 +10,7 @@ from paceline.policy.ledger import Ledger
 from tests.policy.growing import Foreseen
 from tests.policy.simulator import Machine, Member, cpu, simulate
 
-SEEDS = range(3)
+SEEDS = range(2)
 LEAST = 0.97
 PLAIN = cpu(1)
 
@@ -36,6 +36,7 @@ def speeds(member, **options) -> list[float]:
     return [simulate(lambda clock: CostModel(clock=clock), [member()], seed=seed, **options).speed for seed in SEEDS]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize(("prompt", "batch"), [(1, 1), (30, 4), (1000, 1)])
 @pytest.mark.parametrize("member", WRONG)
 def test_wrong_drafters(member, prompt, batch):
@@ -55,6 +56,7 @@ def flat(n: int) -> float:
     return 0.010
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("curve", [steep, flat])
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_other_machines(curve, noise):

@@ -86,15 +86,15 @@ def test_planning_trees_is_cheap():
             self.inner.bind(drafter, pass_seconds)
 
         def budgets(self, seqs):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             made = self.inner.budgets(seqs)
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.thread_time() - begin)
             return made
 
         def observe(self, seq, record):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             self.inner.observe(seq, record)
-            seconds[-1] += time.perf_counter() - begin
+            seconds[-1] += time.thread_time() - begin
 
     simulate(Timed, [Member("m", lambda r, p, i: 0.0, 0.0005, tree=Branching())], machine=Machine(stairs(flat, 8)))
     print(f"{1e6 * median(seconds):.0f} microseconds")

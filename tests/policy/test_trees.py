@@ -57,6 +57,7 @@ WRONG = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("level", [0.01, 1.0])
 @pytest.mark.parametrize("tree", WRONG)

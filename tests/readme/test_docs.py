@@ -89,6 +89,7 @@ def test_code_of_the_first_pages_passes_mypy(tmp_path):
     assert found == mutants
 
 
+@pytest.mark.more
 def test_code_of_the_first_pages_type_checks(tmp_path):
     """As a user with a strict type checker sees it: public names have types, and calls fit them."""
     write_code(tmp_path)

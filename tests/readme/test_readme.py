@@ -51,6 +51,7 @@ def shortened(command: str) -> str:
     return " ".join([command, *(options for start, options in SHORTER.items() if command.startswith(start))])
 
 
+@pytest.mark.more
 def test_make_demo():
     """As a user would, with this environment's programs first in the path."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

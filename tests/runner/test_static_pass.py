@@ -116,6 +116,7 @@ def test_the_oldest_bucket_goes(monkeypatch):
     assert len(pair.static.static) == 2
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized, RandomTrees, None])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_answers(drafter, temperature):

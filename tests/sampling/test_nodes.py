@@ -28,6 +28,7 @@ def random_tree(generator: torch.Generator, roots: list[int], nodes: int, low: i
     return TokenTree.from_lists(tokens.tolist(), parents.tolist(), probes=probe.tolist())
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("warps", WARPS, ids=str)
 @pytest.mark.parametrize("history", HISTORY, ids=str)
 def test_every_node_of_a_branching_tree(history: str, warps: str) -> None:

@@ -31,6 +31,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("kind", OTHERS)
 def test_choose(kind, order):
@@ -138,6 +139,7 @@ def test_a_target_of_another_size_is_refused_and_changes_nothing():
 # Rows of a pass
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("given", [None, 64, 12, 1])
 @pytest.mark.parametrize("depth", [1, 3, 9])
 def test_no_more_rows_than_asked_for(given, depth):

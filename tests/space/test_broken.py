@@ -69,6 +69,7 @@ def same_answers(name: str, invariant: bool, slots: int, given: SpaceAdapter) ->
     return [result(seq) for seq in seqs] == answers(name)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{'invariant' if c[1] else 'fast'}-{c[3]}")
 def test_answers_stay(case, value):

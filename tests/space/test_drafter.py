@@ -87,6 +87,7 @@ def test_a_tree_of_candidates():
         assert group.start == 5 + 2 * node
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("max_tokens", range(1, 9))
 @pytest.mark.parametrize("limit", [None, 18])
 def test_no_mask_foresees_what_cannot_be_drafted(max_tokens, limit):
@@ -186,6 +187,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("given", [None, "overfitted"])
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_wrong_groups_are_noticed(mutant, given, monkeypatch):

@@ -75,6 +75,7 @@ def same_bits(runner: ModelRunner, lengths: list[int], tree: TokenTree) -> bool:
             runner.cache.release(slot)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("length", [3, 40, 59, 61, 63, 64, 127])
 def test_chains_before_masks(kind, length):
@@ -82,6 +83,7 @@ def test_chains_before_masks(kind, length):
     assert same_bits(attached(*kind), [length], hung_chain([[5]], [K]))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("length", [3, 60, 62, 127])
 def test_branching_trees_before_masks(kind, length):
@@ -131,6 +133,7 @@ PARAMS = [
 ]
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("params", PARAMS, ids=lambda p: f"{p.temperature}-{p.repetition_penalty}")
 def test_answers_in_the_loop(params, branches):

@@ -62,6 +62,7 @@ def assert_identical(given, top_k, requests, policy=None, slots=3, invariant=Fal
     return seqs
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_adapters(kind, invariant):

@@ -145,6 +145,7 @@ def test_learning_them_for_the_candidates_is_caught(monkeypatch):
     assert not knows_the_seconds()
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("branches", [1, 4])
 @pytest.mark.parametrize("curve", [nearly_free, dear], ids=["gpu", "dear"])

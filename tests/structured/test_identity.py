@@ -48,6 +48,7 @@ def test_plain_answers_are_the_oracles(form, temperature):
     assert seq.finish_reason == "length" or is_whole(pattern, text_of(seq))
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter(drafter, temperature):

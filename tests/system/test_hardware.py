@@ -121,6 +121,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "5"}])
 @pytest.mark.parametrize("use", [COMMAND, "from paceline import PacelineError"], ids=["command", "library"])
 def test_the_waiting_is_set_before_torch_is_loaded(given, use):

@@ -75,6 +75,7 @@ def is_right(recipe, probs_of, depth: int, soft: bool, shift: int = 2) -> bool:
     return same and got.agreement.tolist() == pytest.approx(agreement)
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("make", [medusa, blockwise])
 def test_losses_of_parallel_heads(make, soft):

@@ -66,6 +66,7 @@ def by_hand(made: QatRecipe, name="llama", phase: int = 0) -> tuple[list[torch.T
     return said, taught, depths
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("name", ["llama", "qwen2-sliding"])
 @pytest.mark.parametrize("context", ["target", "own"])
 @torch.no_grad()

@@ -52,6 +52,7 @@ def test_answers_are_those_of_plain_transformers(name):
     assert ids_of(llm("fast").generate(CHATS[name], GREEDY)[0]) == expected
 
 
+@pytest.mark.diagonal
 @pytest.mark.parametrize("drafter", [PromptLookup, SelfQuantized, TokenRecycling])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_change_nothing(drafter, temperature):

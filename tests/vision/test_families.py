@@ -33,6 +33,7 @@ def test_speculation_changes_nothing(name):
             assert min(one.outputs[0].num_accepted for one in results) >= 2  # 5, less the first and a placeholder
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", NAMES)
 def test_sampling_with_a_seed_is_that_of_plain_decoding(name):
     llm = engine(name)

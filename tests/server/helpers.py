@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 
@@ -38,6 +39,13 @@ def choosing_llm() -> LLM:
     """The same model with several drafters, which always draft."""
     members = [PredictedOutput(), PromptLookup(), TokenRecycling()]
     return LLM(tiny_llm().loaded, drafter=Choose(members), policy=Fixed(6), max_num_seqs=2)
+
+
+def slowed(monkeypatch) -> None:
+    """Rounds of the tiny model take 10 ms: readers keep up, and long answers are not at their end too soon."""
+    decoder = tiny_llm().decoder
+    step = decoder.step
+    monkeypatch.setattr(decoder, "step", lambda seqs: (time.sleep(0.01), step(seqs))[1])
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -76,10 +77,11 @@ def request(body: dict) -> bytes:
 def test_a_head_that_does_not_come(sent, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
     with listening() as (url, _, _), connect(url) as raw:
-        for byte in sent:
-            raw.sendall(bytes([byte]))
-            time.sleep(0.01)
-        assert raw.recv(100) == b"", "closed"
+        with suppress(ConnectionError):  # it may be closed before all is sent
+            for byte in sent:
+                raw.sendall(bytes([byte]))
+                time.sleep(0.02)
+        assert drained(raw) in (b"", b"reset"), "closed"
 
 
 def test_a_head_that_never_ends():

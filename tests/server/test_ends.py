@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from tests.server.helpers import ASK, listening, server
+from tests.server.helpers import ASK, listening, server, slowed
 
 CHAT = "/v1/chat/completions"
 LONG = {**ASK, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
@@ -54,7 +54,9 @@ def test_a_client_that_goes_while_it_waits():
     assert asyncio.run(ask()) == [200, 200]
 
 
-def test_an_answer_that_takes_too_long():
+def test_an_answer_that_takes_too_long(monkeypatch):
+    slowed(monkeypatch)
+
     async def ask():
         async with server(request_timeout_s=0.2) as client:
             answer = await client.post(CHAT, json=LONG)

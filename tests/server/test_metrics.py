@@ -8,7 +8,7 @@ import pytest
 
 from paceline.engine.scheduler import EngineStats
 from paceline.server.metrics import Histogram, Metrics
-from tests.server.helpers import ASK, server, tiny_llm
+from tests.server.helpers import ASK, server, slowed, tiny_llm
 
 LINE = re.compile(r'([a-z0-9_:]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)*)\} ([0-9.e+-]+)')
 
@@ -42,7 +42,8 @@ def after(*bodies, **settings):
     return asyncio.run(ask())
 
 
-def test_they_count_what_was_answered():
+def test_they_count_what_was_answered(monkeypatch):
+    slowed(monkeypatch)
     text, usage = after(ASK, {**ASK, "n": 2}, {**ASK, "temperature": -1}, {**ASK, "wat": 1})
     values = read(text)
     num_tokens = sum(one["completion_tokens"] for one in usage if one)

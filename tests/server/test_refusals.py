@@ -14,7 +14,7 @@ from paceline.server.chats import LIMITS, read_messages
 from paceline.server.errors import as_api_error
 from paceline.server.gate import Gate
 from paceline.server.protocol import ChatRequest
-from tests.server.helpers import ASK, events, server
+from tests.server.helpers import ASK, events, server, slowed
 
 CHAT = "/v1/chat/completions"
 
@@ -225,9 +225,11 @@ def test_what_nobody_expected_is_logged_as_an_error(caplog):
     assert [record.fields["status"] for record in caplog.records] == [500]
 
 
-def test_an_error_behind_the_first_piece_is_an_event():
+def test_an_error_behind_the_first_piece_is_an_event(monkeypatch):
+    slowed(monkeypatch)
+
     async def ask():
-        async with server(request_timeout_s=0.5) as client:
+        async with server(request_timeout_s=1.0) as client:
             long = {**ASK, "max_tokens": 2000, "ignore_eos": True, "stream": True, "temperature": 0}
             return await client.post(CHAT, json=long)
 

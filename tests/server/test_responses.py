@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from paceline import SamplingParams
-from tests.server.helpers import ASK, listening, server, tiny_llm
+from tests.server.helpers import ASK, listening, server, slowed, tiny_llm
 
 ASKED = {"model": "tiny", "temperature": 0.8, "max_output_tokens": 20, "extra_body": {"seed": 4}}
 
@@ -162,11 +162,12 @@ def test_store_false_and_what_has_no_effect(client):
     assert answer.metadata == {"a": "b"}
 
 
-def test_an_error_behind_the_first_event_is_an_event():
+def test_an_error_behind_the_first_event_is_an_event(monkeypatch):
+    slowed(monkeypatch)
     long = {"model": "tiny", "input": "ab", "stream": True, "temperature": 0, "ignore_eos": True}
 
     async def ask():
-        async with server(request_timeout_s=0.5) as one:
+        async with server(request_timeout_s=1.0) as one:
             return await one.post("/v1/responses", json=long)
 
     lines = [line for line in asyncio.run(ask()).text.split("\n") if line.startswith("data: ")]

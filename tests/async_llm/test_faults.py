@@ -197,6 +197,7 @@ def test_a_crash_of_the_thread_fails_every_request(monkeypatch):
     assert facts(llm.generate(TEXTS[0], PARAMS[0])[0]) == want
 
 
+@pytest.mark.more
 def test_an_interrupt_ends_the_process():
     """Ctrl-C while an answer comes: the process ends by itself, in the middle of the answer."""
     script = """

@@ -66,7 +66,14 @@ def test_make_demo():
     assert "torchao" not in done.stdout, "other libraries warn on the screen"
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("paceline ")])
+def is_more(command: str) -> bool:
+    return not command.startswith("paceline generate")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(c, marks=pytest.mark.more if is_more(c) else ()) for c in COMMANDS if c.startswith("paceline ")],
+)
 def test_readme_command(command, scratch):
     """In this process, which has imported torch already."""
     done = paceline(*shlex.split(shortened(command.replace("/tmp/", f"{scratch}/")))[1:])

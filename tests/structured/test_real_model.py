@@ -30,6 +30,7 @@ def llm() -> LLM:
     return LLM(folder, drafter="jump-forward+lookup", policy=Fixed(5), max_num_seqs=4)
 
 
+@pytest.mark.more
 def test_every_answer_is_json_of_its_schema(llm):
     form = {"json": SCHEMA, "disable_any_whitespace": True, "disable_additional_properties": True}
     prompts = [[{"role": "user", "content": text}] for text in ASKED]

@@ -3,47 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .registry import REGISTRY, DrafterSpec
+from .registry import REGISTRY as REGISTRY
+from .registry import DrafterSpec as DrafterSpec
 
 _HOME = {
-    "Blockwise": "parallel_heads",
-    "Choose": "choose",
-    "DraftModel": "draft_model",
-    "Eagle": "eagle",
-    "JumpForward": "jump_forward",
-    "Lookahead": "lookahead",
-    "Medusa": "parallel_heads",
-    "Mtp": "mtp",
-    "Ouroboros": "ouroboros",
-    "Plain": "plain",
-    "PredictedOutput": "predicted_output",
-    "PromptLookup": "prompt_lookup",
-    "SelfQuantized": "self_quantized",
-    "Space": "space",
-    "Suffix": "suffix",
-    "TokenRecycling": "token_recycling",
-}
-
-__all__ = [
-    "REGISTRY",
-    "Blockwise",
-    "Choose",
-    "DraftModel",
-    "DrafterSpec",
-    "Eagle",
-    "JumpForward",
-    "Lookahead",
-    "Medusa",
-    "Mtp",
-    "Ouroboros",
-    "Plain",
-    "PredictedOutput",
-    "PromptLookup",
-    "SelfQuantized",
-    "Space",
-    "Suffix",
-    "TokenRecycling",
-]
+    "Blockwise": "parallel_heads", "Choose": "choose", "DraftModel": "draft_model", "Eagle": "eagle",
+    "JumpForward": "jump_forward", "Lookahead": "lookahead", "Medusa": "parallel_heads", "Mtp": "mtp",
+    "Ouroboros": "ouroboros", "Plain": "plain", "PredictedOutput": "predicted_output", "PromptLookup": "prompt_lookup",
+    "SelfQuantized": "self_quantized", "Space": "space", "Suffix": "suffix", "TokenRecycling": "token_recycling",
+}  # fmt: skip
+__all__ = ["REGISTRY", "DrafterSpec", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
@@ -52,19 +21,20 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if TYPE_CHECKING:
-    from .choose import Choose
-    from .draft_model import DraftModel
-    from .eagle import Eagle
-    from .jump_forward import JumpForward
-    from .lookahead import Lookahead
-    from .mtp import Mtp
-    from .ouroboros import Ouroboros
-    from .parallel_heads import Blockwise, Medusa
-    from .plain import Plain
-    from .predicted_output import PredictedOutput
-    from .prompt_lookup import PromptLookup
-    from .self_quantized import SelfQuantized
-    from .space import Space
-    from .suffix import Suffix
-    from .token_recycling import TokenRecycling
+if TYPE_CHECKING:  # the same names for type checkers, which take "as" for public
+    from .choose import Choose as Choose
+    from .draft_model import DraftModel as DraftModel
+    from .eagle import Eagle as Eagle
+    from .jump_forward import JumpForward as JumpForward
+    from .lookahead import Lookahead as Lookahead
+    from .mtp import Mtp as Mtp
+    from .ouroboros import Ouroboros as Ouroboros
+    from .parallel_heads import Blockwise as Blockwise
+    from .parallel_heads import Medusa as Medusa
+    from .plain import Plain as Plain
+    from .predicted_output import PredictedOutput as PredictedOutput
+    from .prompt_lookup import PromptLookup as PromptLookup
+    from .self_quantized import SelfQuantized as SelfQuantized
+    from .space import Space as Space
+    from .suffix import Suffix as Suffix
+    from .token_recycling import TokenRecycling as TokenRecycling

@@ -54,7 +54,6 @@ class Choose(Drafter):
         )
 
     def _info(self) -> DrafterInfo:
-        """The most of what any member gives or needs."""
         each = tuple(member.info for member in self.members)
         return DrafterInfo(
             branches=max(info.branches for info in each),
@@ -140,24 +139,27 @@ class ChooseSpec(DrafterSpec):
 
 
 def _may(label: str, seq: Sequence) -> bool:
-    """Whether the request lets this member draft."""
     return seq.params.method in (None, label)
 
 
 def _merged(parts: list[_Part]) -> Draft:
-    """Rows of several drafts as one."""
     rows = [[field[row] for field in draft.tree.lists] for draft, row in parts]
     tokens, parents, probes = (list(field) for field in zip(*rows, strict=True))
     tree = TokenTree.from_lists(tokens, parents, parts[0][0].tree.device, probes)
     law, q = _common_law(parts, tree.num_nodes)
-    weighs = any(draft.confidence is not None for draft, _ in parts)
+    confidence = None
+    if any(draft.confidence is not None for draft, _ in parts):
+        confidence = torch.full((len(parts), tree.num_nodes), torch.nan)  # NaN where a member gave none
+        for padded, (draft, row) in zip(confidence, parts, strict=True):
+            if draft.confidence is not None:
+                padded[: draft.tree.num_nodes] = draft.confidence[row].cpu()
     return Draft(
         tree,
         law,
         q,
         source=Choose.name,
         sources=tuple(draft.source for draft, _ in parts),
-        confidence=torch.stack([_confidence(part, tree.num_nodes) for part in parts]) if weighs else None,
+        confidence=confidence,
         hints=tuple(0 if draft.hints is None else draft.hints[row] for draft, row in parts),
     )
 
@@ -174,12 +176,3 @@ def _common_law(parts: list[_Part], width: int) -> tuple[Law, Tensor | None]:
     for b, (given, row) in drawn.items():
         q[b, : given.shape[1]] = given[row]
     return law, q
-
-
-def _confidence(part: _Part, width: int) -> Tensor:
-    """[N], NaN where the member gave none."""
-    draft, row = part
-    padded = torch.full((width,), torch.nan)
-    if draft.confidence is not None:
-        padded[: draft.tree.num_nodes] = draft.confidence[row].cpu()
-    return padded

@@ -39,7 +39,6 @@ class DraftPrompt:
     vision: VisionPrompt | None
 
     def text(self, token_ids: list[int]) -> list[int]:
-        """The whole text as the draft reads it."""
         return self.prompt + token_ids[self.replaced :]
 
 
@@ -54,7 +53,6 @@ class DraftVision(ABC):
         """What `draft`, the runner of `loaded`, reads of this prompt."""
 
     def text_only(self, ids: list[int], replaced: int) -> DraftPrompt:
-        """A prompt without images."""
         half = self.loaded.vision
         return DraftPrompt(replaced, ids, None if half is None else text_prompt(half, len(ids)))
 

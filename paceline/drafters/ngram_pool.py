@@ -44,7 +44,6 @@ class NgramPool:
         self._count = 0
 
     def __len__(self) -> int:
-        """The n-grams that it holds."""
         return self._count
 
     def add(self, tokens: Seq[int]) -> None:

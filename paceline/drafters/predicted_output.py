@@ -58,7 +58,6 @@ class PredictedOutput(Drafter):
         self._banned_token_ids: frozenset[int] = frozenset()
 
     def bind(self, target: TargetView, verifier: Verifier) -> None:
-        """Ask which tokens cannot be drafted."""
         self._banned_token_ids = target.banned_token_ids
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
@@ -67,7 +66,6 @@ class PredictedOutput(Drafter):
         return (DraftOptions(self.name, hint=-1 if place is None else min(place.agreed, LONGEST_HINT)),)
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """A chain per row; rows without a prediction propose nothing."""
         rows, hints = list[list[int]](), list[int]()
         for seq, budget in zip(seqs, budgets, strict=True):
             place = self._read(seq) if budget.depth else None
@@ -78,7 +76,6 @@ class PredictedOutput(Drafter):
         return Draft(TokenTree.chain(rows), source=self.name, hints=tuple(hints))
 
     def release(self, slots: Seq[int]) -> None:
-        """Forget these slots."""
         for slot in slots:
             self._places.pop(slot, None)
 

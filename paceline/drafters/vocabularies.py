@@ -92,7 +92,6 @@ class Translation:
         return self._whole(text)
 
     def num_unchanged(self, slot: int) -> int:
-        """How many tokens of the text, from its beginning, are those that the draft has read."""
         return self._texts[slot].num_same
 
     def release(self, slot: int) -> None:
@@ -203,6 +202,5 @@ def _begin(tokenizer: Any) -> list[int]:
 
 
 def _drafted(draft: Draft) -> list[list[int]]:
-    """The tokens of each chain."""
     ids, _, probes = draft.tree.lists
     return [[one for one, probe in zip(*row, strict=True) if not probe][1:] for row in zip(ids, probes, strict=True)]

@@ -69,7 +69,6 @@ def read_medusa(published: Published, target: TargetFacts | None) -> MedusaHead:
 
 
 def _new_name(name: str) -> str:
-    """The name in vLLM's layout."""
     name = re.sub(r"^medusa_heads?\.", "", name)
     if match := _RESIDUAL.fullmatch(name):
         return f"blocks.{match[1]}.layers.{match[2]}.{match[3]}"

@@ -68,7 +68,6 @@ class Published:
     tensors: dict[str, Tensor]
 
     def need(self, target: TargetFacts | None, why: str) -> TargetFacts:
-        """The target. Raises `ConfigError` where it is not known."""
         if target is None:
             what = f"the head at {str(self.folder)!r} cannot be read without its target"
             raise ConfigError(what, got=why, fix="name the target")

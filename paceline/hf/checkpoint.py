@@ -18,7 +18,7 @@ from transformers.initialization import no_init_weights
 
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import Many, checked, validate
-from ..system.files import read_json
+from ..system.files import read_json, read_object
 
 CONFIG = "config.json"
 _JSON = (
@@ -165,7 +165,7 @@ def check_folder(folder: Path) -> None:
         )  # fmt: skip
     for name in (CONFIG, *_JSON):
         if (folder / name).is_file():
-            _object(folder / name)
+            read_object(folder / name, "fetch the model again")
     sharded = [path.name for path in folder.iterdir() if _SHARD.fullmatch(path.name)]
     if sharded:
         raise ConfigError(
@@ -176,7 +176,7 @@ def check_folder(folder: Path) -> None:
 
 def check_layers(folder: Path, num_tensors: int) -> None:
     """Raise `ConfigError` where config.json asks for more layers than there are weights: each would be built first."""
-    config = _object(folder / CONFIG)
+    config = read_object(folder / CONFIG, "fetch the model again")
     if config.get("transformers_weights") is not None:
         raise ConfigError(
             f"{CONFIG} of {str(folder)!r} names other weights", got=config["transformers_weights"], expected=WEIGHTS,
@@ -189,13 +189,6 @@ def check_layers(folder: Path, num_tensors: int) -> None:
                 f"{CONFIG} of {str(folder)!r} asks for more layers than there are weights", got=f"{key} {value:,}",
                 expected=f"at most {most:,}, the number of tensors", fix="fetch the model again",
             )  # fmt: skip
-
-
-def _object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{str(path)!r} is not a JSON object", got=type(value).__name__, fix="fetch the model again")
-    return cast("dict[str, Any]", value)
 
 
 def _integers(value: object) -> Iterator[tuple[str, int]]:
@@ -220,7 +213,6 @@ class Stored:
 
     @property
     def numel(self) -> int:
-        """Numbers in it."""
         return prod(self.shape)
 
 

@@ -169,7 +169,6 @@ class Description:
         return described.struct
 
     def _halves(self, linear: Any) -> tuple[Matrix, Matrix]:
-        """Two matrices that lie in one."""
         base: Any = getattr(linear, "base", linear)
         whole: Described = base.matrix
         inner = whole.outs // 2

@@ -193,7 +193,6 @@ def _unknown(file: GGUFFile, got: str, expected: str | None = None) -> NoReturn:
 
 
 def _config(file: GGUFFile) -> PretrainedConfig:
-    """The transformers config of the metadata."""
     form, prefix = FORMS[file.architecture], f"{file.architecture}."
     about = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
     fields = _FIELDS | form.fields
@@ -245,7 +244,6 @@ def _decimal(value: Any) -> Any:
 
 
 def _set_rope(file: GGUFFile, config: Any, about: Mapping[str, Any], factors: GGUFTensor | None) -> None:
-    """Set the rotation of positions in the config."""
     kind, base = about.get("rope.scaling.type", "none"), _decimal(about.get("rope.freq_base", 10_000.0))
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     if factors is not None:  # of each frequency: how Llama 3.1 and its successors reach further

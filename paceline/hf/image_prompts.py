@@ -175,7 +175,6 @@ def pixel_bytes(prompt: VisionPrompt) -> int:
 
 
 def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> list[dict[str, Tensor]]:
-    """The tensors of each image alone."""
     pixels: Tensor = inputs["pixel_values"]
     if vision.family.pixels == "grid":
         grid: Tensor = inputs["image_grid_thw"]
@@ -197,7 +196,6 @@ def _divided(vision: Vision, inputs: Mapping[str, Any], counts: list[int]) -> li
 
 
 def _key(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, shapes and bytes."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

@@ -72,7 +72,6 @@ class Features:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(t.nbytes for t in (self.rows, *self.deep))
 
 
@@ -212,11 +211,9 @@ class TextHalf(PreTrainedModel):
         self.lm_head = lm_head
 
     def get_output_embeddings(self) -> nn.Module:
-        """The output head."""
         return self.lm_head
 
     def set_attn_implementation(self, attn_implementation: str | dict[str, str], allow_all_kernels: bool = False):
-        """That of the language model."""
         self.model.set_attn_implementation(attn_implementation, allow_all_kernels)
 
     def forward(
@@ -269,7 +266,6 @@ class BoundedCache(Generic[Key, Value]):
             self.num_bytes -= self._size(self._held.pop(key))
 
     def clear(self) -> None:
-        """Forget all."""
         self._held.clear()
         self.num_bytes = 0
 

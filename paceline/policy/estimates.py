@@ -149,7 +149,6 @@ class Estimates:
         self.lengths.release(slot)
 
     def profile(self, model: str, dtype: str, threads: int) -> Profile:
-        """As a file can hold it."""
         return Profile(
             pass_seconds=dict(self.curve.points) if self.curve else {},
             draft_seconds={

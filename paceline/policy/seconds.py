@@ -27,7 +27,6 @@ class RobustMean:
         self._first = [value] * votes
 
     def guess(self, value: float) -> None:
-        """Replace the first guess, before any observation."""
         self.value, self._first = value, [value]
 
     def add(self, seen: float, gain: float = 0.15) -> None:

@@ -55,7 +55,6 @@ class LoadedModel(ModelFacts):
 
     @property
     def attached(self) -> AttachedAdapter | None:
-        """The adapter attached to the model."""
         return self.decoder.attached
 
     def forward(
@@ -78,6 +77,12 @@ class LoadedModel(ModelFacts):
     def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> None:
         """Fill the cache; the output head is left out, since nothing reads its logits."""
         self.decoder.prefill(token_ids, layout, cache, states)
+
+    def offset_of(self, prompt: VisionPrompt | None) -> int:
+        """What is added to a column behind the images of a prompt to get its position."""
+        if prompt is not None:
+            return prompt.position_delta
+        return 0 if self.vision is None else self.vision.family.text_offset
 
     def with_model(self, model: PreTrainedModel, attached: AttachedAdapter | None = None) -> "LoadedModel":
         """The same description around another module tree of the same architecture; attached: the adapter in it."""

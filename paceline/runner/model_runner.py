@@ -72,7 +72,6 @@ class ModelRunner:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens the model can emit, padding of its output head included."""
         return self.loaded.vocab_size
 
     @property
@@ -82,11 +81,9 @@ class ModelRunner:
 
     @property
     def num_slots(self) -> int:
-        """Sequences that can be decoded at once."""
         return self.cache.num_slots
 
     def watch_states(self, layers: Iterable[int]) -> None:
-        """Keep these hidden states from the next pass on."""
         self.states.watch(layers)
 
     def read_states(self, slot: int, begin: int, end: int, layers: Sequence[int]) -> Tensor:
@@ -94,7 +91,6 @@ class ModelRunner:
         return self.states.read(slot, begin, end, layers)
 
     def image_features(self, images: Sequence[PromptImage]) -> list[Features]:
-        """What the vision half makes of each image."""
         return self.images.look(self._vision(), images)[0]
 
     def share_vision_tower(self, vision: Vision) -> Vision:
@@ -140,7 +136,6 @@ class ModelRunner:
 
     @property
     def numerics(self) -> str:
-        """`"invariant"` or `"fast"`."""
         return "invariant" if self.invariant else "fast"
 
     def sharing_cache(self, change: Callable[[PreTrainedModel], None]) -> "ModelRunner":
@@ -171,8 +166,7 @@ class ModelRunner:
 
     def place(self, slot: int, vision: VisionPrompt | None) -> None:
         """Say which positions the columns of an empty slot have, by the images of its prompt."""
-        half = self.loaded.vision
-        self.cache.offsets[slot] = vision.position_delta if vision else half.family.text_offset if half else 0
+        self.cache.offsets[slot] = self.loaded.offset_of(vision)
 
     @contextmanager
     def turn(self):
@@ -367,7 +361,6 @@ class ModelRunner:
         return times[-1] / len(text)
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Keep each row's root and accepted nodes."""
         for slot, path in zip(slots, paths, strict=True):
             self.states.commit(slot, self.cache.lengths[slot], path)
             self.cache.commit(slot, path)
@@ -388,7 +381,6 @@ class ModelRunner:
 
 
 def _returned(parts: Generator[None, None, _T]) -> _T:
-    """Do all parts at once."""
     while True:
         try:
             next(parts)

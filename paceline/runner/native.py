@@ -50,7 +50,6 @@ class NativeDecoder:
         return logits
 
     def prefill(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> None:
-        """Fill the cache."""
         self._run(token_ids, layout, cache, states, None)
 
     def _run(
@@ -105,7 +104,6 @@ class NativeDecoder:
             states.update(zip(states, made.to(self._dtype), strict=True))
 
     def _places(self, cache: SlotCache) -> tuple[Places, Places]:
-        """Where keys and values of each layer lie."""
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
         kept = self._cache_places
         if kept is None or kept[0]() is not keys[0] or kept[1]() is not values[-1]:  # all of them change together

@@ -29,10 +29,6 @@ class ImagePrefill:
     def __init__(self) -> None:
         self.features: BoundedCache[str, Features] = BoundedCache(FEATURE_BYTES, lambda features: features.num_bytes)
 
-    def forget(self) -> None:
-        """Drop everything."""
-        self.features.clear()
-
     def look(self, vision: Vision, images: Sequence[PromptImage]) -> tuple[list[Features], float]:
         """Features of each image, and the seconds that the tower took for those that were not at hand."""
         begin, own = time.perf_counter(), dict[str, Features]()
@@ -119,12 +115,9 @@ def whole_text(
     dither: a seed. Every number that enters the first layer is then moved up or down by its last bit, so that all later
         roundings fall differently.
     """
-    cache, half, device = SlotCache(1, len(token_ids)), loaded.vision, loaded.device
-    starts = cache.begin([cache.allocate()], len(token_ids), whole=loaded.attends_trees)
-    offset = vision.position_delta if vision else half.family.text_offset if half else 0
-    layout = PassLayout(
-        starts, len(token_ids), None, False, device=device, head_rows=min(rows, len(token_ids)), offsets=[offset]
-    )
+    cache, device, count = SlotCache(1, len(token_ids)), loaded.device, len(token_ids)
+    starts, offsets = cache.begin([cache.allocate()], count, whole=loaded.attends_trees), [loaded.offset_of(vision)]
+    layout = PassLayout(starts, count, None, False, device=device, head_rows=min(rows, count), offsets=offsets)
     ids = torch.tensor([list(token_ids)], device=device)
     embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
     if vision is not None:
@@ -144,9 +137,8 @@ def text_logits(
     most: int = 512,
 ) -> Iterator[Tensor]:
     """Logits [M, V] after each token of a text, in chunks of at most `most` tokens, in a cache of its own."""
-    cache, half, device = SlotCache(1, len(token_ids)), loaded.vision, loaded.device
+    cache, device, offset = SlotCache(1, len(token_ids)), loaded.device, loaded.offset_of(vision)
     slot = cache.allocate()
-    offset = vision.position_delta if vision else half.family.text_offset if half else 0
     embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
     for begin, end in chunks(len(token_ids), vision.blocks if vision else (), most):
         count, ids = end - begin, list(token_ids[begin:end])

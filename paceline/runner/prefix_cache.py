@@ -53,7 +53,6 @@ class Page:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(t.nbytes for pair in self.layers for t in pair) + sum(t.nbytes for t in self.states.values())
 
 
@@ -151,7 +150,6 @@ class PrefixCache:
             self._drop(next(iter(self._pages)))
 
     def clear(self) -> None:
-        """Drop all pages."""
         self._pages.clear()
         self.num_bytes = 0
 

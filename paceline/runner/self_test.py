@@ -128,7 +128,7 @@ def check_image(runner: ModelRunner) -> None:
         logits = runner.forward([slot], root)[0, 0]
     finally:
         runner.cache.release(slot)
-        runner.images.forget()
+        runner.images.features.clear()
         runner.prefixes.clear()
     _compare(
         loaded, logits, expected.logits, "does not say of an image what plain transformers says",

@@ -157,7 +157,6 @@ class StaticPass:
         return result.index_select(0, self._rows)[:, :num_nodes]
 
     def _segment(self, seen: Tensor, groups: int) -> Segment:
-        """One call of the attention kernel for the whole pass."""
         batch, first, nodes = self.bucket.batch, self.bucket.first, self.bucket.nodes
         mask = additive(seen, self._decoder.embeddings.dtype)[:, :, None].expand(-1, -1, groups, -1)
         mask = mask.reshape(batch, 1, nodes * groups, self.bucket.columns)

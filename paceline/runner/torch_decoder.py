@@ -34,7 +34,6 @@ class RmsNorm:
         self.eps, self.shape = float(norm.variance_epsilon), tuple(norm.weight.shape)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Same shape and dtype."""
         return nn.functional.rms_norm(x, self.shape, self.weight, self.eps)
 
 
@@ -171,7 +170,6 @@ class TransformersDecoder:
         return self._call(self._model, token_ids, layout, cache, states).logits[:, -(layout.head_rows or 0) :]
 
     def prefill(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> None:
-        """Fill the cache."""
         self._call(self._model.base_model, token_ids, layout, cache, states)
 
     def _call(

@@ -88,11 +88,11 @@ def read_json(path: Path | str, what: str = "the file") -> Any:
     return parse_json(read_text(path, what), f"{what} {str(path)!r}")
 
 
-def read_object(path: Path | str) -> dict[str, Any]:
+def read_object(path: Path | str, fix: str | None = None) -> dict[str, Any]:
     """The object in a JSON file. Raises `ConfigError`."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise ConfigError(f"{str(path)!r} is not a JSON object", got=type(value).__name__)
+        raise ConfigError(f"{str(path)!r} is not a JSON object", got=type(value).__name__, fix=fix)
     return value
 
 

@@ -72,7 +72,6 @@ class Answers:
 
     @property
     def num_tokens(self) -> int:
-        """Answer tokens."""
         return sum(len(one.answer_ids) for one in self.all)
 
     @property
@@ -82,16 +81,13 @@ class Answers:
 
     @cached_property
     def has_images(self) -> bool:
-        """Whether some prompt has images."""
         return any(one.messages is not None for one in self.all)
 
     @cached_property
     def has_states(self) -> bool:
-        """Whether every answer has stored states."""
         return all(one.states is not None for one in self.all)
 
     def hash(self) -> str:
-        """SHA-256 over every token."""
         digest = hashlib.sha256()
         for one in self.all:
             digest.update(repr((one.prompt_ids, one.answer_ids, *one.images)).encode())
@@ -222,7 +218,6 @@ class AnswerTask(Task[Batch]):
         }
 
     def num_steps(self, devices: int) -> int:
-        """All epochs."""
         return len(self._steps(devices))
 
     def items(self, step: int, devices: int) -> Sequence[tuple[Answers, list[int]]]:

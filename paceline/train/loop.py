@@ -72,7 +72,7 @@ class Task(ABC, Generic[_B]):
 
     @abstractmethod
     def loss(self, batch: _B) -> Losses:
-        """Mean loss of the micro-batch."""
+        """The mean of the micro-batch."""
 
     def is_epoch_end(self, step: int, devices: int) -> bool:
         """Whether an epoch is over after so many steps; without `evaluate_every` the loop evaluates then."""

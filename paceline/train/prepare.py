@@ -203,7 +203,6 @@ class Answer:
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and answer."""
         return len(self.prompt_ids) + len(self.answer_ids)
 
     @property

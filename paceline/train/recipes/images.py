@@ -66,8 +66,7 @@ class ModelInput:
 
     @property
     def first(self) -> int:
-        """The first column that is followed by an answer's token."""
-        return int(self.is_answer.any(0).nonzero()[0]) - 1
+        return int(self.is_answer.any(0).nonzero()[0]) - 1  # the column whose next token is an answer's
 
     @property
     def begins(self) -> Tensor:
@@ -92,7 +91,6 @@ class BatchReader:
 
     @property
     def banned_token_ids(self) -> list[int]:
-        """Placeholder tokens of images."""
         own = frozenset[int]() if self._draft is None else self._draft.banned_token_ids
         return sorted(self._target.banned_token_ids | own)
 

@@ -130,7 +130,6 @@ def whole(plain: PreTrainedModel, config: SpaceConfig, start: SpaceAdapter | Non
 
 
 def _pairs(model: PreTrainedModel, adapter: SpaceAdapter) -> Iterator[tuple[nn.Linear, Factors]]:
-    """The linear layers of a model with the factors that act on each."""
     for index, layer in enumerate(layers_of(model)):
         for name in adapter.config.linears:
             yield cast("nn.Linear", layer.get_submodule(name)), cast("Factors", adapter.factors(index, name))

@@ -52,10 +52,7 @@ class Eagle(Drafter):
 
     @checked_call
     def __init__(
-        self,
-        head: str | PathLike[str] | EagleHead,
-        tree: Shape = "dynamic",
-        top_k: Annotated[int, Field(ge=1)] = 8,
+        self, head: str | PathLike[str] | EagleHead, tree: Shape = "dynamic", top_k: Annotated[int, Field(ge=1)] = 8
     ):
         self._given, self.tree = head, tree
         self.top_k = {"dynamic": top_k, "static": 1 + max(map(max, MC_SIM_7B_63)), "chain": 1}[tree]

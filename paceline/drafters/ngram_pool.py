@@ -114,13 +114,7 @@ def children_of(tokens: Seq[int], parents: Seq[int], probes: Seq[bool] = ()) -> 
 
 
 def add_branches(
-    ids: list[int],
-    parents: list[int],
-    phrases: Iterable[Seq[int]],
-    seq: Sequence,
-    ahead: int,
-    length: int,
-    nodes: int,
+    ids: list[int], parents: list[int], phrases: Iterable[Seq[int]], seq: Sequence, ahead: int, length: int, nodes: int
 ) -> None:
     """Add phrases behind the last node of a chain; what begins alike is added once.
 

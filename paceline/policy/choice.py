@@ -137,11 +137,7 @@ class _Team:
     """The drafters of a round, one or none for each row."""
 
     def __init__(
-        self,
-        options: Seq[Option | None],
-        turn: RoundSeconds,
-        costs: Mapping[str, DraftSeconds],
-        max_nodes: int,
+        self, options: Seq[Option | None], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], max_nodes: int
     ):
         self.options, self.turn, self.max_nodes = options, turn, max_nodes
         self.drafting = [o for o in options if o]

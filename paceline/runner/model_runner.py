@@ -153,10 +153,7 @@ class ModelRunner:
         return frozenset() if self.loaded.vision is None else self.loaded.vision.placeholder_ids
 
     def admit(
-        self,
-        token_ids: Sequence[int],
-        vision: VisionPrompt | None = None,
-        is_used: Callable[[], bool] | None = None,
+        self, token_ids: Sequence[int], vision: VisionPrompt | None = None, is_used: Callable[[], bool] | None = None
     ) -> int:
         """Take a slot for a sequence that does not fill the context yet. For `is_used` see `SlotCache.allocate`."""
         check_length(len(token_ids), vision, self.max_length)

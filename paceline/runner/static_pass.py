@@ -84,12 +84,7 @@ class StaticPass:
     """
 
     def __init__(
-        self,
-        bucket: Bucket,
-        decoder: FusedDecoder,
-        cache: SlotCache,
-        max_length: int,
-        watched: Sequence[int] = (),
+        self, bucket: Bucket, decoder: FusedDecoder, cache: SlotCache, max_length: int, watched: Sequence[int] = ()
     ):
         self.bucket, self._decoder, self._max_length, self._watched = bucket, decoder, max_length, watched
         self._device = decoder.embeddings.device

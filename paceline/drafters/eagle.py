@@ -28,10 +28,11 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, T
 from ..core.request import Sequence
 from ..errors import ConfigError, IncompatibleModels
 from ..heads.eagle import EagleHead
+from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
 from .draft_layer import Level
 from .eagle_pass import FEW, EaglePass
-from .fitting import median_seconds, read_head
+from .fitting import read_head
 from .registry import TREE_NODES, HeadSpec
 from .top_tokens import Best, TokenRanking
 from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of

@@ -1,9 +1,6 @@
-"""Make a trained head ready to draft for a target: read it, check that it fits, attach it, measure it."""
+"""Make a trained head ready to draft for a target: read it, check that it fits, attach it."""
 
 import copy
-import statistics
-import time
-from collections.abc import Callable
 from os import PathLike
 from typing import TypeVar
 
@@ -62,14 +59,3 @@ def fitted_adapter(adapter: str | PathLike[str] | nn.Module, target: TargetView)
     loaded = target.loaded
     shape = {"hidden_size": loaded.hidden_size, "num_layers": loaded.num_layers, "vocab_size": loaded.vocab_size}
     return read_head(adapter, SpaceAdapter, loaded, **shape)
-
-
-def median_seconds(once: Callable[[], object]) -> float:
-    """Median seconds of three calls, after one that warms up. `once` reads its result, so it waits for the device."""
-    times: list[float] = []
-    with torch.inference_mode():
-        for _ in range(4):
-            begin = time.perf_counter()
-            once()
-            times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])

@@ -26,9 +26,10 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
 from ..heads.mtp import MtpHead
+from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
 from .draft_layer import DraftCache, LayerParts, LayerPass, NativeLayer, TorchLayer, make_layer
-from .fitting import fitted, median_seconds, row_dtype
+from .fitting import fitted, row_dtype
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
 from .trees import DynamicTree, draft_of

@@ -24,8 +24,9 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
 from ..core.request import Sequence
 from ..heads.parallel import BlockwiseHead, MedusaHead, ParallelHeads
+from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
-from .fitting import fitted, median_seconds, row_dtype
+from .fitting import fitted, row_dtype
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
 from .trees import DynamicTree, draft_of

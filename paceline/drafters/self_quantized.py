@@ -77,15 +77,11 @@ class SelfQuantized(Drafter):
             return self._chains.draft(seqs, budgets, [[seq.token_ids[-1]] for seq in seqs])
 
     def _quantize(self, model: PreTrainedModel, target: ModelFacts) -> None:
-        if self.weights is None:
+        """The output head is never trained; beside trained weights it is rounded to 4 bits if `lm_head` allows."""
+        weights = self.weights
+        if weights is None:
             self.report = quantize_linears(model, self.group_size, self.lm_head, self.bits)
-        else:
-            self.report = self._put_trained(model, target, self.weights)
-
-    def _put_trained(
-        self, model: PreTrainedModel, target: ModelFacts, weights: str | os.PathLike[str] | Int4Draft
-    ) -> QuantReport:
-        """Put trained weights in place. The output head is not trained; it is rounded to 4 bits if `lm_head` allows."""
+            return
         draft = weights if isinstance(weights, Int4Draft) else load_head(weights, target)
         if not isinstance(draft, Int4Draft):
             raise ConfigError(
@@ -93,8 +89,9 @@ class SelfQuantized(Drafter):
                 expected="a folder that `paceline train qat` wrote",
             )  # fmt: skip
         made = put_int4(model, draft)
-        report = QuantReport(len(made), 0, sum(layer.num_bytes for layer in made))
-        return report if self.lm_head == "shared" else quantize_head(model, draft.config.group_size, report)
+        self.report = QuantReport(len(made), 0, sum(layer.num_bytes for layer in made))
+        if self.lm_head != "shared":
+            self.report = quantize_head(model, draft.config.group_size, self.report)
 
 
 @checked

@@ -34,8 +34,9 @@ from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..heads.space import SpaceAdapter
+from ..runner.model_runner import median_seconds
 from ..schema import checked, checked_call
-from .fitting import fitted_adapter, median_seconds
+from .fitting import fitted_adapter
 from .registry import HeadSpec
 from .top_tokens import TokenRanking
 from .trees import Children, DraftTree, DynamicTree, grow, padded_confidences

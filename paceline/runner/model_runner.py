@@ -331,18 +331,13 @@ class ModelRunner:
         """An empty tensor for each hidden state that a pass has to fill in; None where there is none."""
         return {layer: torch.empty(0) for layer in self.states.wanted} or None
 
-    def pass_seconds(self, rows: int, repeats: int = 3) -> float:
+    def pass_seconds(self, rows: int) -> float:
         """Median seconds of one pass over a chain of `rows` tokens.
 
         It writes past what the first slot has committed, so it may run between any two rounds.
         """
         chain = TokenTree.chain([[i % self.vocab_size for i in range(rows)]], self.loaded.device)
-        times = []
-        for _ in range(repeats + 1):  # the first warms up
-            begin = time.perf_counter()
-            self.forward([0], chain).argmax(-1).tolist()  # reading waits for the device
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times[1:])
+        return median_seconds(lambda: self.forward([0], chain).argmax(-1).tolist())
 
     def read_seconds(self, tokens: int = 64) -> float:
         """Seconds per token of reading a text behind what the first slot holds, which is left as it was."""
@@ -375,6 +370,17 @@ class ModelRunner:
     def room(self, slot: int) -> int:
         """Tokens that still fit behind the root of this slot."""
         return self.max_length - self.cache.lengths[slot] - 1
+
+
+def median_seconds(once: Callable[[], object]) -> float:
+    """Median seconds of three calls, after one that warms up. `once` reads its result, so it waits for the device."""
+    times: list[float] = []
+    with torch.inference_mode():
+        for _ in range(4):
+            begin = time.perf_counter()
+            once()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
 
 
 def _returned(parts: Generator[None, None, _T]) -> _T:

@@ -38,8 +38,6 @@ from .prepare import read_record as read_prepared
 from .recipes import recipe_of
 from .run_folder import is_main, local_device, main_first, need, only_run, understood
 
-STAGES = ("prepare", "train", "eval")
-
 
 @dataclass(frozen=True)
 class Preparing:

@@ -145,6 +145,3 @@ class RecyclingSpec(DrafterSpec):
     drafter = TokenRecycling
     tokens = _DEPTH
     draws_tree = True
-
-    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
-        return {engine: ("", "has no token recycling") for engine in ("vLLM", "SGLang", "llama.cpp")}

@@ -45,15 +45,17 @@ class SuffixAutomaton:
         text a b c a b    state of `a b` (2 occurrences)  --c-->  state of `a b c` (1)
                           link: the empty context
 
-    A token costs O(1) on average, and at most `LONGEST` + 1 steps along the links to count it. There are at most two
+    A token costs O(1) on average, and at most `longest` + 1 steps along the links to count it. There are at most two
     states and three edges a token: usually 0.4 KB, at most 0.8.
+
+    longest: the most tokens of a context.
     """
 
-    def __init__(self):
-        self.num_tokens = 0
+    def __init__(self, longest: int = LONGEST):
+        self.longest, self.num_tokens = longest, 0
         self._edges: list[dict[int, int]] = [{}]
         self._links, self._lengths, self._counts, self._newest = [-1], [0], [0], [0]
-        self._whole = self._end = 0  # the states of the whole text, and of its last `LONGEST` + 1 tokens
+        self._whole = self._end = 0  # the states of the whole text, and of its last `longest` + 1 tokens
 
     def append(self, token: int) -> None:
         self.num_tokens += 1
@@ -65,7 +67,7 @@ class SuffixAutomaton:
         if at >= 0:
             self._links[new] = self._split(at, token)
         self._whole = new
-        self._end = self._of_length(self._edges[self._end][token], LONGEST + 1)
+        self._end = self._of_length(self._edges[self._end][token], self.longest + 1)
         at = self._end
         while at > 0:
             self._counts[at] += 1
@@ -112,7 +114,7 @@ class SuffixAutomaton:
 
     def _with_edges(self, state: int, length: int) -> Context:
         """The longest context that has a continuation: the end of the text itself has none."""
-        length = min(length, LONGEST)
+        length = min(length, self.longest)
         state = self._of_length(state, length)
         while state and not self._edges[state]:
             state = self._links[state]

@@ -121,7 +121,7 @@ def test_states_survive_the_growth_of_the_cache():
 def test_what_is_measured_between_rounds_leaves_no_trace():
     walk = Walk("llama")
     slot = walk.begin(12)
-    walk.on.pass_seconds(4, 1)
+    walk.on.pass_seconds(4)
     walk.on.read_seconds(8)
     walk.round([slot])
     assert walk.sound()

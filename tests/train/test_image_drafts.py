@@ -76,7 +76,7 @@ def target_probs(llm: LLM, files) -> torch.Tensor:
         (seq,) = llm.open_request(chat, SAMPLED).seqs
         for count in range(len(answer)):
             ids = seq.prompt_ids + answer[:count]
-            llm.runner.images.forget()
+            llm.runner.images.features.clear()
             llm.runner.prefixes.clear()
             slot = llm.runner.admit(ids, seq.vision)
             llm.runner.read(slot, ids, seq.vision)
@@ -92,7 +92,7 @@ def draft_probs(llm: LLM, files) -> torch.Tensor:
         for count in range(len(answer)):
             (seq,) = llm.open_request(chat, SAMPLED).seqs
             seq.token_ids += answer[:count]
-            llm.runner.images.forget()
+            llm.runner.images.features.clear()
             llm.runner.prefixes.clear()
             seq.slot = llm.runner.admit(seq.token_ids, seq.vision)
             llm.runner.read(seq.slot, seq.token_ids, seq.vision)

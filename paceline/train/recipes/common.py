@@ -12,8 +12,8 @@ from ...errors import ConfigError
 from ...heads.folder import load_head, method_of
 from ...heads.parts import attend_causally, draft_index, frequent_ids
 from ...runner import LoadedModel
-from ...schema import checked, validate
-from ..config import AtLeast1, RunConfig, Seed
+from ...schema import validate
+from ..config import RunConfig
 from ..data import Answers
 from ..estimate import check_memory, size_of
 from ..losses import LOSSES, Loss, LossName
@@ -140,14 +140,6 @@ def layer_sizes(target: LoadedModel, shape: object) -> dict[str, Any]:
         "rope_theta": float(theta or getattr(config, "rope_theta", None) or 10000.0),
     }
     return {name: getattr(shape, name, None) or value for name, value in like.items()}
-
-
-@checked
-class HeadShape:
-    """What the shape of every head says. seed: of its first weights."""
-
-    draft_vocab_size: AtLeast1 = 8192
-    seed: Seed = 0
 
 
 class HeadRecipe(Recipe):

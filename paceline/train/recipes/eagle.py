@@ -23,22 +23,24 @@ from ...errors import ConfigError
 from ...heads.eagle import EagleConfig, EagleHead
 from ...runner import LoadedModel
 from ...schema import checked
-from ..config import AtLeast0, AtLeast1, Few, Several
+from ..config import AtLeast0, AtLeast1, Few, Seed, Several
 from ..data import Answers
 from ..losses import LossName
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, HeadShape, Unrolled, head_sizes, layer_sizes, shifted
+from .common import Decay, HeadRecipe, Unrolled, head_sizes, layer_sizes, shifted
 
 
 @checked
-class EagleShape(HeadShape):
+class EagleShape:
     """Shape of an EAGLE head; None: the target's. states: of EAGLE-3, empty: a low, a middle and a high one."""
 
+    draft_vocab_size: AtLeast1 = 8192
     states: Several[Annotated[int, Field(ge=0)]] = ()
     intermediate_size: AtLeast1 | None = None
     num_attention_heads: Few | None = None
     num_key_value_heads: Few | None = None
     own_lm_head: bool = False
+    seed: Seed = 0
 
 
 @checked

@@ -21,17 +21,19 @@ from ...heads.mtp import MtpConfig, MtpHead
 from ...heads.parts import attend_causally
 from ...runner import LoadedModel
 from ...schema import checked
-from ..config import AtLeast1, Few
+from ..config import AtLeast1, Few, Seed
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, HeadShape, TokenLoss, Unrolled, head_sizes, layer_sizes, shifted
+from .common import Decay, HeadRecipe, TokenLoss, Unrolled, head_sizes, layer_sizes, shifted
 
 
 @checked
-class MtpShape(HeadShape):
+class MtpShape:
     """Shape of MTP modules; None: the target's."""
 
+    draft_vocab_size: AtLeast1 = 8192
     num_modules: Few = 1
     intermediate_size: AtLeast1 | None = None
+    seed: Seed = 0
 
 
 @checked

@@ -20,26 +20,30 @@ from torch import Tensor
 from ...heads.parallel import BlockwiseConfig, BlockwiseHead, MedusaConfig, MedusaHead
 from ...runner import LoadedModel
 from ...schema import checked
-from ..config import AtLeast1, Few
+from ..config import AtLeast1, Few, Seed
 from ..recipe import Batch, Losses
-from .common import Decay, HeadRecipe, HeadShape, TokenLoss, head_sizes
+from .common import Decay, HeadRecipe, TokenLoss, head_sizes
 
 
 @checked
-class MedusaShape(HeadShape):
+class MedusaShape:
     """Shape of Medusa's heads. num_layers: residual blocks in each."""
 
+    draft_vocab_size: AtLeast1 = 8192
     num_heads: Few = 4
     num_layers: Few = 1
     own_lm_head: bool = False
+    seed: Seed = 0
 
 
 @checked
-class BlockwiseShape(HeadShape):
+class BlockwiseShape:
     """Shape of blockwise heads. intermediate_size: None: 4 E."""
 
+    draft_vocab_size: AtLeast1 = 8192
     num_heads: Few = 4
     intermediate_size: AtLeast1 | None = None
+    seed: Seed = 0
 
 
 @checked

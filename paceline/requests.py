@@ -112,10 +112,10 @@ class Request:
         seq, detokenizer = self.seqs[index], self.detokenizers[index]
         if detokenizer is None:
             return ""
-        if seq.stops is None:
+        if seq.stops is None and seq.params.spaces_between_special_tokens:
             ids = shown_ids(seq)
             return str(tokenizer_of(loaded).decode(ids, skip_special_tokens=seq.params.skip_special_tokens))
-        self._settle(index, detokenizer)
+        self.take_text(index)
         return detokenizer.text
 
     def _settle(self, index: int, detokenizer: Detokenizer) -> None:
@@ -150,7 +150,9 @@ def open_request(
     for index in range(params.n):
         detokenizer = None
         if tokenizer is not None and params.detokenize:
-            options = params.skip_special_tokens, params.include_stop_str_in_output
+            options = (
+                params.skip_special_tokens, params.include_stop_str_in_output, params.spaces_between_special_tokens
+            )  # fmt: skip
             detokenizer = Detokenizer(tokenizer, params.stop or (), *options)
         seqs.append(
             Sequence(

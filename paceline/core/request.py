@@ -92,7 +92,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None  # the form of the answer, see `StructuredOutputsParams`
     detokenize: bool = True  # False: the text is empty
     skip_special_tokens: bool = True  # in the text
-    spaces_between_special_tokens: bool = True  # of no effect: transformers 5 puts none
+    spaces_between_special_tokens: bool = True  # those that the tokenizer puts; few put any
     output_kind: RequestOutputKind = RequestOutputKind.DELTA  # of a stream
     extra_args: dict[str, Any] | None = None  # "num_speculative_tokens": drafts of at most so many tokens, 0: none;
     # "method": one of `LLM.drafters` alone, or "none"; "prediction": a text or token ids that the answer is likely to

@@ -26,6 +26,8 @@ class Detokenizer:
     stop_hit: the stop string that ended the text, None so far. The text is cut before it, with `include_stop` behind
     it. Where several end with the same token the one that ends earliest in the text counts, and of those the longest.
 
+    spaces_between_special: False leaves out the space that a few tokenizers put between two added tokens, as vLLM does.
+
     Feeding another token after a hit declines the hit (as `min_tokens` asks): the text is whole again and only stop
     strings that end later are looked for.
     """
@@ -36,11 +38,14 @@ class Detokenizer:
         stop: Sequence[str] = (),
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        spaces_between_special: bool = True,
     ):
         self._tokenizer = tokenizer
         self._stop, self._include_stop = stop, include_stop
         self._skip_special = skip_special_tokens
         self._special = _special_ids(tokenizer) if skip_special_tokens else frozenset[int]()
+        added = () if skip_special_tokens or spaces_between_special else tokenizer.added_tokens_decoder
+        self._joined = frozenset(added)
         self._overlap = max((len(text) for text in stop), default=1) - 1
         self._ids: list[int] = []
         self._start = 0  # the window's first token
@@ -105,6 +110,8 @@ class Detokenizer:
         self._ids.append(token_id)
         whole = self._text_of(self._ids[self._start :])
         self._pending = whole[len(self._known) :]
+        if self._read == len(self._ids) - 1 > 0 and self._joined.issuperset(self._ids[-2:]):
+            self._pending = self._pending.removeprefix(" ")
         # a run of byte tokens is decoded as one and may still turn into replacement characters altogether
         if not self._pending or self._pending.endswith(_REPLACEMENT) or self._is_byte(token_id):
             return

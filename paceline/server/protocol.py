@@ -176,6 +176,7 @@ class Sampling(Fields):
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     # Paceline's
     no_repeat_ngram_size: int | None = None

@@ -3,12 +3,17 @@
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.functional import one_hot
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from paceline import LLM, SamplingParams
 from paceline.sampling import Detokenizer
+from tests.tiny import tiny_model
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.  Two spaces,\ttabs\n\nand blank lines .",
@@ -186,6 +191,26 @@ def test_a_special_token_does_not_swallow_a_space() -> None:
     for token in ids:
         stream.feed(token)
     assert stream.text == "the a"
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ("nothing",)}])
+def test_spaces_between_special_tokens(options: dict[str, Any]) -> None:
+    """A tokenizer without a decoder puts a space between any two tokens; between special ones it can be left out."""
+    words = Tokenizer(models.WordLevel({"the": 0, "cat": 1, "<|a|>": 2, "<|b|>": 3}, unk_token="the"))
+    words.add_special_tokens([AddedToken("<|a|>", special=True), AddedToken("<|b|>", special=True)])
+    words = PreTrainedTokenizerFast(tokenizer_object=words)
+    llm, answer = LLM(tiny_model("llama"), tokenizer=words), [0, 2, 3, 2, 1, 0, 3]
+
+    def texts(**more: bool) -> set[str]:
+        """Of an answer, and of a stream."""
+        force = lambda seen, scores: one_hot(torch.tensor([answer[seen.shape[1] - 1]]), scores.shape[1]).log()
+        params = SamplingParams(max_tokens=7, ignore_eos=True, logits_processors=(force,), **options, **more)
+        return {llm.generate([5], params)[0].text, "".join(chunk.text for chunk in llm.stream([5], params))}
+
+    assert texts(skip_special_tokens=False) == {"the <|a|> <|b|> <|a|> cat the <|b|>"}
+    joined = texts(skip_special_tokens=False, spaces_between_special_tokens=False)
+    assert joined == {"the <|a|><|b|><|a|> cat the <|b|>"}
+    assert texts(spaces_between_special_tokens=False) == {"the cat the"}
 
 
 def test_a_long_answer_costs_the_same_per_token() -> None:

@@ -28,7 +28,7 @@ class Request:
 
     text: the prompt as text; None where it was given as token ids.
     pixels_dropped: its images must be read again before prefill.
-    fed: tokens of each answer whose text `take_text` has asked for.
+    fed: tokens of each answer that its detokenizer has had.
     begin: when it was made, by time.perf_counter.
     """
 
@@ -65,16 +65,21 @@ class Request:
 
     def take_text(self, index: int) -> str:
         """Text of an answer that became certain since the last call; the rest of it once it has ended."""
-        seq, detokenizer = self.seqs[index], self.detokenizers[index]
+        detokenizer = self.detokenizers[index]
         if detokenizer is None:
             return ""
+        self._feed(index, detokenizer)
+        return detokenizer.take() + (detokenizer.finish() if self.seqs[index].is_finished else "")
+
+    def _feed(self, index: int, detokenizer: Detokenizer) -> None:
+        """Give the detokenizer the tokens that it has not had."""
+        seq = self.seqs[index]
         if seq.stops is None:
             for token in shown_ids(seq)[self.fed.get(index, 0) :]:
                 detokenizer.feed(token)
         elif seq.is_finished:
             self._settle(index, detokenizer)
         self.fed[index] = seq.num_output
-        return detokenizer.take() + (detokenizer.finish() if seq.is_finished else "")
 
     def completion(
         self,
@@ -115,7 +120,7 @@ class Request:
         if seq.stops is None and seq.params.spaces_between_special_tokens:
             ids = shown_ids(seq)
             return str(tokenizer_of(loaded).decode(ids, skip_special_tokens=seq.params.skip_special_tokens))
-        self.take_text(index)
+        self._feed(index, detokenizer)
         return detokenizer.text
 
     def _settle(self, index: int, detokenizer: Detokenizer) -> None:

@@ -347,4 +347,8 @@ def open_results(path: Path | str) -> SavedResults:
         summary = {"complete": False} if is_killed else read_json(file, "the results")
         return SavedResults.model_validate({**summary, "name": name, "path": path})
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{file} cannot be read as results", got=str(error), expected="one JSON object") from None
+        raise ConfigError(
+            f"{str(file)!r} cannot be read as results",
+            got=getattr(error, "got", error),
+            expected="a folder that `paceline bench` wrote, or a file of `paceline doctor --json`",
+        ) from None

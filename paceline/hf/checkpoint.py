@@ -88,10 +88,14 @@ def local_folder(
         is_folder = bool(name_or_path.strip()) and Path(name_or_path).is_dir()
         if is_folder and revision is None:
             return Path(name_or_path)
-        if not is_folder:
+        is_file = not is_folder and Path(name_or_path).is_file()
+        if not (is_folder or is_file):
             validate_repo_id(name_or_path)
     except (HFValidationError, OSError, ValueError) as error:  # also for a name that no file can have
         raise ConfigError(missing, got="no such folder, and no hub id", expected=expected) from error
+    if is_file:
+        got, fix = "a file whose name does not end in .gguf", "name the folder that holds the model's files"
+        raise ConfigError(f"{name_or_path!r} is not a model", got=got, expected=expected, fix=fix)
     if is_folder:
         raise ConfigError("a folder has no revision", got=f"revision={revision!r}", fix="leave it out")
     try:

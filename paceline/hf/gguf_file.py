@@ -86,6 +86,8 @@ def read_gguf(path: Path) -> GGUFFile:
             metadata = reader.metadata()
             tensors = reader.tensors(metadata)
             missing = max((one.start + one.num_bytes for one in tensors), default=0) - len(content)
+    except ConfigError:
+        raise
     except (struct.error, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise ConfigError(what, got=error, expected="a whole GGUF file of version 2 or 3", fix=again) from error
     except OSError as error:

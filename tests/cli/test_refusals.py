@@ -99,6 +99,29 @@ def test_wrong_models_are_refused(tmp_path, model):
     assert "another tokenizer" in refusal("check", model, "-d", f"model:{other}", "--no-law-test")
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            ("generate", "text.txt", "-p", "w5"),
+            "is not a model. Got: a file whose name does not end in .gguf. Expected:",
+        ),
+        (("convert", "text.txt", "out"), "Got: a file that begins with b'w5 w'. Expected: a GGUF file."),
+        (
+            ("show", "text.txt"),
+            "Got: expected value at line 1 column 1. Expected: a folder that `paceline bench` wrote",
+        ),
+    ],
+)
+def test_a_text_file_in_place_of_what_is_expected(command, words, tmp_path, monkeypatch):
+    """It is said at once: nothing is asked of a hub."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("w5 w6\n")
+    told = refusal(*command)
+    assert words in told
+    assert told.count("Got:") == 1
+
+
 def test_debug_lets_the_stack_trace_out(model):
     for arguments in (("--debug", "generate", model, "-p", ""), ("generate", model, "-p", "", "--debug")):
         result = paceline(*arguments)

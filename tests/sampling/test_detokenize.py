@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from torch.nn.functional import one_hot
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -201,9 +202,11 @@ def test_spaces_between_special_tokens(options: dict[str, Any]) -> None:
     words = PreTrainedTokenizerFast(tokenizer_object=words)
     llm, answer = LLM(tiny_model("llama"), tokenizer=words), [0, 2, 3, 2, 1, 0, 3]
 
+    def force(seen: Tensor, scores: Tensor) -> Tensor:
+        return one_hot(torch.tensor([answer[seen.shape[1] - 1]]), scores.shape[1]).log()
+
     def texts(**more: bool) -> set[str]:
         """Of an answer, and of a stream."""
-        force = lambda seen, scores: one_hot(torch.tensor([answer[seen.shape[1] - 1]]), scores.shape[1]).log()
         params = SamplingParams(max_tokens=7, ignore_eos=True, logits_processors=(force,), **options, **more)
         return {llm.generate([5], params)[0].text, "".join(chunk.text for chunk in llm.stream([5], params))}
 

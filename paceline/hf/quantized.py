@@ -42,3 +42,10 @@ def check_quantization(name: str, config: Any) -> None:
             f"the weights of {name!r} are quantised by {method}, and what reads them is not installed",
             got="no " + ", ".join(missing), fix=f"pip install {install}; {_INSTEAD}",
         )  # fmt: skip
+
+
+def has_shared_outliers(config: Any) -> bool:
+    """True for bitsandbytes' LLM.int8 (Dettmers et al. 2022): an outlier in one row moves its column in all of them."""
+    about = getattr(config, "quantization_config", None) or {}
+    given: dict[str, Any] = about if isinstance(about, dict) else about.to_dict()
+    return bool(given.get("load_in_8bit")) and given.get("llm_int8_threshold", 6.0) > 0

@@ -17,6 +17,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..hf.checkpoint import check_config, refused
 from ..hf.fingerprint import fingerprint, remember
 from ..hf.load import check_architecture, context_of, eos_ids_of, open_checkpoint
+from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm, text_half, vision_half
 from ..quant import PackedLinear, QuantReport, Weights, pack_linears, quantize_target
 from .adapters import share_copy
@@ -123,7 +124,7 @@ def _prepare_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
         fingerprint=which,
         eos_ids=eos_ids_of(model),
         attends_trees=attends,
-        mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS),
+        mixes_rows=any((getattr(config, key, None) or 0) > 1 for key in _EXPERTS) or has_shared_outliers(model.config),
         decoder=decoder_of(model, attends),
         reference=reference,
     )

@@ -32,7 +32,7 @@ class LoadedModel(ModelFacts):
     """A causal language model that is ready for trees.
 
     attends_trees: the model calls our attention function; otherwise it is given a 4-D mask.
-    mixes_rows: experts make the numerics of a row depend on the others.
+    mixes_rows: experts, or outliers of INT8 weights, make the numerics of a row depend on the others.
     decoder: what runs its layers.
     reference: logits [V] of plain transformers after each path of a small tree, for `self_test`.
     image_reference: the same after an image.

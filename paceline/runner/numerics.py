@@ -155,7 +155,7 @@ def _paths(runner: ModelRunner, slot: int, tokens: list[int]) -> list[tuple[Tens
 def _refusal(loaded: LoadedModel) -> NumericsError:
     """Why `numerics="invariant"` cannot be had."""
     if loaded.mixes_rows:
-        why = "experts see as many rows as are routed to them, so a row's numerics depend on the others"
+        why = "experts, or outliers of LLM.int8, are shared by the rows of a pass, so a row depends on the others"
     elif not loaded.attends_trees:
         why = "this architecture brings an attention of its own"
     else:

@@ -205,6 +205,7 @@ def test_an_interrupt_ends_the_process():
         from paceline import AsyncLLM, SamplingParams
         from tests.async_llm.common import tiny_llm
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs in the background ignore it
         llm = tiny_llm()
         step = llm.decoder.step
         llm.decoder.step = lambda seqs: (time.sleep(0.02), step(seqs))[1]  # not at its end when the first output comes

@@ -43,10 +43,12 @@ class TokenTree:
 
     lists: the token of each node; the index of its parent, -1 at the root (node 0); whether it is a probe, which is
         read but never accepted, and has no candidate below it.
+    sizes: the nodes of each tree; those behind them only pad it, and no pass has to compute them.
     device: where the tensors are that are made of them.
     """
 
     lists: TreeLists
+    sizes: list[int]
     device: torch.device
 
     @staticmethod
@@ -66,7 +68,7 @@ class TokenTree:
             raise DraftError("the lists of a tree differ in length", got=sizes, expected="a parent for each token")
         ids = [[*map(index, row)] for row in tokens]
         ups = [[*map(index, row)] for row in parents]
-        made = TokenTree(TreeLists(ids, ups, [[*map(bool, row)] for row in marks]), torch.device(device))
+        made = TokenTree(TreeLists(ids, ups, [[*map(bool, row)] for row in marks]), sizes, torch.device(device))
         return made.padded(max(sizes))
 
     @staticmethod
@@ -122,7 +124,7 @@ class TokenTree:
         """The tree of one row with a text as its trunk: its root follows the last of these tokens."""
         count, (ids, ups, probes) = len(text), self.lists
         parents = [*range(-1, count - 1), *(up + count for up in ups[0])]
-        return self._of([[*text, *ids[0]]], [parents], [[False] * count + probes[0]])
+        return self._of([[*text, *ids[0]]], [parents], [[False] * count + probes[0]], [count + self.sizes[0]])
 
     def to(self, device: torch.device) -> "TokenTree":
         """The same trees on `device`; itself if they are there."""
@@ -136,7 +138,8 @@ class TokenTree:
         if width == self.num_nodes:
             return self
         ids, ups, probes = self.lists
-        return self._of([row[:width] for row in ids], [row[:width] for row in ups], [row[:width] for row in probes])
+        lists = ([row[:width] for row in rows] for rows in (ids, ups, probes))
+        return self._of(*lists, [min(size, width) for size in self.sizes])
 
     def padded(self, num_nodes: int) -> "TokenTree":
         """The same trees with probes added under the root until each has `num_nodes` nodes."""
@@ -148,15 +151,19 @@ class TokenTree:
             [row + [0] * more for row, more in zip(ids, missing, strict=True)],
             [row + [0] * more for row, more in zip(ups, missing, strict=True)],
             [row + [True] * more for row, more in zip(probes, missing, strict=True)],
+            self.sizes,
         )
 
     def of_rows(self, rows: Sequence[int]) -> "TokenTree":
         """The trees of these rows alone, as wide as all of them."""
         ids, ups, probes = self.lists
-        return self._of([ids[row] for row in rows], [ups[row] for row in rows], [probes[row] for row in rows])
+        lists = ([own[row] for row in rows] for own in (ids, ups, probes))
+        return self._of(*lists, [self.sizes[row] for row in rows])
 
-    def _of(self, ids: list[list[int]], ups: list[list[int]], probes: list[list[bool]]) -> "TokenTree":
-        return TokenTree(TreeLists(ids, ups, probes), self.device)
+    def _of(
+        self, ids: list[list[int]], ups: list[list[int]], probes: list[list[bool]], sizes: list[int]
+    ) -> "TokenTree":
+        return TokenTree(TreeLists(ids, ups, probes), sizes, self.device)
 
 
 def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:

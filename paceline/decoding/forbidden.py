@@ -24,7 +24,7 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
         return draft
     tree = draft.tree
     kept = [_allowed(tree, row, seq) for row, seq in enumerate(seqs)]
-    if all(len(nodes) == tree.num_nodes for nodes in kept):
+    if [len(nodes) for nodes in kept] == tree.sizes:
         return draft
     rows = list[tuple[list[int], list[int], list[bool]]]()
     for nodes, ids, parents, probes in zip(kept, *tree.lists, strict=True):
@@ -42,15 +42,15 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
 
 def _allowed(tree: TokenTree, row: int, seq: Sequence) -> list[int]:
     """The nodes of a row that stay, in order."""
-    ids, parents, probes = (lists[row] for lists in tree.lists)
+    ids, parents, probes, size = *(lists[row] for lists in tree.lists), tree.sizes[row]
     stays = dict[int, bool]()
     if seq.grammar is not None:
-        for node in range(tree.num_nodes - 1, 0, -1):  # from the leaves, each of which settles its whole path
+        for node in range(size - 1, 0, -1):  # from the leaves, each of which settles its whole path
             if node not in stays and not probes[node]:
                 path = tree.path_to(row, node)
                 count = seq.grammar.count_allowed(seq.output_ids, [ids[on_path] for on_path in path])
                 stays |= {on_path: place < count for place, on_path in enumerate(path)}
-    for node in range(1, tree.num_nodes):  # probes go with the node they hang below
+    for node in range(1, size):  # probes go with the node they hang below
         if node not in stays:
             stays[node] = parents[node] == 0 or stays[parents[node]]
-    return [0, *(node for node in range(1, tree.num_nodes) if stays[node])]
+    return [0, *(node for node in range(1, size) if stays[node])]

@@ -143,7 +143,7 @@ def _may(label: str, seq: Sequence) -> bool:
 
 
 def _merged(parts: list[_Part]) -> Draft:
-    rows = [[field[row] for field in draft.tree.lists] for draft, row in parts]
+    rows = [[field[row][: draft.tree.sizes[row]] for field in draft.tree.lists] for draft, row in parts]
     tokens, parents, probes = (list(field) for field in zip(*rows, strict=True))
     tree = TokenTree.from_lists(tokens, parents, parts[0][0].tree.device, probes)
     law, q = _common_law(parts, tree.num_nodes)

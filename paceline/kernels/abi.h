@@ -49,9 +49,11 @@ struct Model {
 };
 
 // One pass over batch x nodes rows. Row (b, n) reads `starts[b]` committed columns of its slot, then its path. The first
-// `old` nodes of each tree were written by passes before; the rows of this one are the nodes behind them.
+// `old` nodes of each tree were written by passes before; the rows of this one are the nodes behind them. Trees may be
+// smaller than `nodes`: what lies behind their `sizes` is not computed, and its logits and states are zeros.
 struct Pass {
   int64_t batch, nodes, old;
+  const int64_t* sizes;    // [batch], each of 1 .. nodes, where all have logits; null: all are `nodes`
   const int64_t* ids;      // [batch, nodes]; null where `rows` says it all
   const float* rows;       // [batch, nodes, hidden] or null
   const int64_t* parents;  // [batch, old + nodes], of each row's tree; null: chains

@@ -293,8 +293,11 @@ int64_t paceline_struct_bytes(int which) {
   return sizes[which];
 }
 
-// 0, or an error number: EINVAL for a token without an embedding, ERANGE for rows behind the cache's last column.
+// 0, or an error number: EINVAL for a token without an embedding or a tree of a wrong size, ERANGE for rows behind the
+// cache's last column.
 int paceline_run(const Model* model, const Pass* pass, int threads) {
+  for (int64_t b = 0; pass->sizes && b < pass->batch; b++)
+    if (pass->sizes[b] < 1 || pass->sizes[b] > pass->nodes || (pass->logits && pass->head_rows < pass->nodes)) return EINVAL;
   for (int64_t t = 0; pass->ids && t < pass->batch * pass->nodes; t++)
     if (pass->ids[t] < 0 || pass->ids[t] >= model->vocabulary) return EINVAL;
   for (int64_t b = 0; b < pass->batch; b++)

@@ -84,7 +84,7 @@ class Pass(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "old")),
-        *((name, c_void_p) for name in ("ids", "rows", "parents", "starts", "slots", "offsets", "ends")),
+        *((name, c_void_p) for name in ("sizes", "ids", "rows", "parents", "starts", "slots", "offsets", "ends")),
         *((name, c_void_p) for name in ("firsts", "is_mask", "cos", "sin")),
         ("max_position", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),

@@ -3,10 +3,16 @@
 struct Scratch {
   int64_t rows, hidden, width;  // width: columns that scores have room for
   Reach* reach;                 // of every node [batch, old + nodes]
+  int64_t* place;               // [rows], of each row in [batch, nodes]
+  int64_t* begins;              // [batch], the first row of each tree, and their end
+  int64_t* head;                // [rows], the place of each row among those whose logits are wanted, or -1
+  int64_t* to_logits;           // ... and of each of these in [batch, head_rows]
+  int64_t num_heads;
   int64_t* position;            // [rows]
   int32_t* paths;
   int64_t* masks;               // rows that take low-rank corrections
   int64_t num_masks;
+  uint8_t* is_mask;             // [rows]
   float* x;                     // [rows, hidden], the residual stream
   float* y;                     // [rows, hidden], what a norm behind a product reads
   float* qkv;                   // [rows, (heads + 2 kv_heads) head_dim]
@@ -72,19 +78,28 @@ static Input cut_input(Cutter& cut, int64_t rows, int64_t size, const Sizes& s) 
 
 static int64_t lay_out(const Model* model, const Pass* pass, int threads, Scratch* s, char* memory) {
   const Sizes sizes = sizes_of(model);
-  const int64_t rows = pass->batch * pass->nodes, nodes = pass->old + pass->nodes;
-  int64_t most = 0;
-  for (int64_t b = 0; b < pass->batch; b++) most = max_(most, pass->starts[b]);
+  const int64_t nodes = pass->old + pass->nodes;
+  int64_t most = 0, rows = 0;
+  for (int64_t b = 0; b < pass->batch; b++) {
+    most = max_(most, pass->starts[b]);
+    rows += pass->sizes ? pass->sizes[b] : pass->nodes;
+  }
   Cutter cut = {memory, round_up(sizeof(Scratch), LINE)};
   s->rows = rows;
   s->hidden = model->hidden;
   s->width = round_up(most + nodes + 1, COLUMNS) + COLUMNS;
   if (pass->ends)
-    for (int64_t t = 0; t < rows; t++) s->width = max_(s->width, round_up(pass->ends[t], COLUMNS) + COLUMNS);
+    for (int64_t t = 0; t < pass->batch * pass->nodes; t++)
+      s->width = max_(s->width, round_up(pass->ends[t], COLUMNS) + COLUMNS);
   s->reach = cut.take<Reach>(pass->batch * nodes);
+  s->place = cut.take<int64_t>(rows);
+  s->begins = cut.take<int64_t>(pass->batch + 1);
+  s->head = cut.take<int64_t>(rows);
+  s->to_logits = cut.take<int64_t>(rows);
   s->position = cut.take<int64_t>(rows);
   s->paths = cut.take<int32_t>(pass->parents ? pass->batch * nodes * nodes : 0);
   s->masks = cut.take<int64_t>(rows);
+  s->is_mask = cut.take<uint8_t>(rows);
   s->x = cut.take<float>(rows * model->hidden);
   s->y = cut.take<float>(rows * model->hidden);
   s->qkv = cut.take<float>(rows * sizes.qkv);
@@ -110,14 +125,15 @@ int num_phases(const Model* model) { return 16 * model->num_layers + 8; }
 void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
   Scratch& s = *(Scratch*)memory;
   lay_out(model, pass, threads, &s, (char*)memory);
-  int64_t used = 0;
-  s.num_masks = 0;
+  int64_t used = 0, row = 0;
+  s.num_masks = s.num_heads = 0;
   const int64_t nodes = pass->old + pass->nodes;
   for (int64_t b = 0; b < pass->batch; b++) {
-    const int64_t start = pass->starts[b];
+    const int64_t start = pass->starts[b], size = pass->old + (pass->sizes ? pass->sizes[b] : pass->nodes);
     Reach* reach = s.reach + b * nodes;
-    for (int64_t n = 0; n < nodes; n++) {
-      const int64_t row = b * pass->nodes + n - pass->old, parent = pass->parents ? pass->parents[b * nodes + n] : n - 1;
+    s.begins[b] = row;
+    for (int64_t n = 0; n < size; n++) {
+      const int64_t parent = pass->parents ? pass->parents[b * nodes + n] : n - 1;
       Reach& r = reach[n];
       r.own = parent < 0 ? (int32_t)start + 1 : reach[parent].own + 1;
       r.straight = parent < 0 ? (int32_t)start : reach[parent].straight;
@@ -131,14 +147,34 @@ void prepare(const Model* model, const Pass* pass, void* memory, int threads) {
       }
       r.count = r.own;
       if (n < pass->old) continue;
-      r.first = pass->firsts ? pass->firsts[row] : INT32_MAX;
-      if (pass->ends && pass->ends[row] > r.count) r.count = r.straight = pass->ends[row];
+      const int64_t place = b * pass->nodes + n - pass->old;
+      r.first = pass->firsts ? pass->firsts[place] : INT32_MAX;
+      if (pass->ends && pass->ends[place] > r.count) r.count = r.straight = pass->ends[place];
       int64_t position = r.own - 1;
       if (pass->max_position >= 0) position = min_(position, pass->max_position);
-      s.position[row] = pass->max_position < 0 ? row : position + (pass->offsets ? pass->offsets[b] : 0);
-      if (pass->is_mask && pass->is_mask[row]) s.masks[s.num_masks++] = row;
+      s.position[row] = pass->max_position < 0 ? place : position + (pass->offsets ? pass->offsets[b] : 0);
+      s.is_mask[row] = pass->is_mask && pass->is_mask[place];
+      if (s.is_mask[row]) s.masks[s.num_masks++] = row;
+      const int64_t wanted = pass->logits ? n - (nodes - pass->head_rows) : -1;
+      s.head[row] = wanted < 0 ? -1 : s.num_heads;
+      if (wanted >= 0) s.to_logits[s.num_heads++] = b * pass->head_rows + wanted;
+      s.place[row++] = place;
     }
   }
+  s.begins[pass->batch] = row;
+}
+
+// The places behind the last row of a tree, as far as the largest tree reaches; 0 for all other rows.
+static int64_t places_behind(const Pass* pass, const Scratch& s, int64_t row) {
+  const int64_t b = s.place[row] / pass->nodes;
+  return row + 1 == s.begins[b + 1] ? (b + 1) * pass->nodes - s.place[row] - 1 : 0;
+}
+
+// Copies a row of hidden states to its place among those of all trees.
+static void give_row(const Pass* pass, const Scratch& s, float* to, int64_t row, const float* from) {
+  to += s.place[row] * s.hidden;
+  memcpy(to, from, 4 * s.hidden);
+  memset(to + s.hidden, 0, 4 * s.hidden * places_behind(pass, s, row));
 }
 
 // The first factors of the corrections of up to three layers that read the same rows, a few mask rows at a time.
@@ -176,11 +212,11 @@ static void correct_inner(const Scratch& s, const Matrix* const* layers, int cou
 
 // ... and what the second ones make of them, added to the sums of a block in rows [first, first + count).
 static void correct_block(const Scratch& s, const Matrix& m, int which, int64_t block, int64_t first, int64_t count,
-                          const uint8_t* is_mask, float* sums) {
+                          float* sums) {
   float out[GROUP * BLOCK];
   for (int64_t r = 0; r < count;) {
     int run = 0;
-    while (r + run < count && is_mask[first + r + run]) run++;
+    while (r + run < count && s.is_mask[first + r + run]) run++;
     multiply_rows(*m.b, s.inner, which * s.rows + first + r, run, block, out);
     for (int i = 0; i < run * BLOCK; i += LANES) storeu(sums + r * BLOCK + i, load(sums + r * BLOCK + i) + load(out + i));
     r += run + 1;
@@ -195,8 +231,8 @@ INLINE vf activate(vf x, int kind) {
 
 // Runs f(first row, rows, sums) over every block of a layer, with biases and corrections.
 template <class F>
-INLINE void product(Worker& me, const Scratch& s, const Pass* pass, const Matrix* const* layers, int count,
-                    const Input& in, int64_t rows, F finish) {
+INLINE void product(Worker& me, const Scratch& s, const Matrix* const* layers, int count, const Input& in, int64_t rows,
+                    F finish) {
   const bool corrects = s.num_masks > 0;
   correct_inner(s, layers, count, in, me);
   int total = 0;
@@ -211,14 +247,14 @@ INLINE void product(Worker& me, const Scratch& s, const Pass* pass, const Matrix
     const Matrix& m = *layers[which];
     const int64_t outs = min_(BLOCK, m.outs - (int64_t)piece * BLOCK);
     multiply_block(m, in, rows, piece, [&](int64_t first, int64_t number, float* sums) {
-      if (corrects && m.a) correct_block(s, m, which, piece, first, number, pass->is_mask, sums);
+      if (corrects && m.a) correct_block(s, m, which, piece, first, number, sums);
       finish(first, number, before + (int64_t)piece * BLOCK, outs, sums);
     });
   });
 }
 
-static void embed(const Model* model, const Pass* pass, int64_t row, float* x) {
-  const int64_t at = pass->ids[row] * model->hidden;
+static void embed(const Model* model, const Pass* pass, int64_t place, float* x) {
+  const int64_t at = pass->ids[place] * model->hidden;
   for (int64_t i = 0; i < model->hidden; i++) {
     float value;
     if (model->embedding_format == F32) value = ((const float*)model->embeddings)[at + i];
@@ -230,7 +266,7 @@ static void embed(const Model* model, const Pass* pass, int64_t row, float* x) {
 
 // q and k normed and turned, k and v in the cache.
 static void place_row(const Model* model, const Pass* pass, const Scratch& s, const Layer& l, int index, int64_t row) {
-  const int64_t d = l.head_dim, b = row / pass->nodes, n = row % pass->nodes;
+  const int64_t d = l.head_dim, b = s.place[row] / pass->nodes, n = s.place[row] % pass->nodes;
   float* q = s.qkv + row * (l.heads + 2 * l.kv_heads) * d;
   float* k = q + l.heads * d;
   if (l.norm_whole) {
@@ -272,9 +308,9 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
     float* to[QUERIES];
     int count = 0;
     const bool pairs = HAS_DP && model->cache_format == BF16;
-    for (int64_t n = chunk * nodes; n < min_(pass->nodes, (chunk + 1) * nodes); n++)
+    for (int64_t n = chunk * nodes; n < min_(s.begins[b + 1] - s.begins[b], (chunk + 1) * nodes); n++)
       for (int64_t g = part * each; g < min_(groups, (part + 1) * each); g++) {
-        const int64_t row = b * pass->nodes + n, head = h * groups + g;
+        const int64_t row = s.begins[b] + n, head = h * groups + g;
         reach[count] = s.reach + b * (pass->old + pass->nodes) + pass->old + n;
         queries[count] = pairs ? (const void*)(s.queries + row * l.heads * d + head * d)
                                : (const void*)(s.qkv + row * width + head * d);
@@ -297,12 +333,11 @@ static void attend_layer(const Model* model, const Pass* pass, const Scratch& s,
 }
 
 // x += residual * sums, or the same by way of a norm.
-static void add_product(const Pass* pass, const Scratch& s, const Layer& l, const Matrix& m, const Norm& norm,
-                        const Input& in, Worker& me) {
+static void add_product(const Scratch& s, const Layer& l, const Matrix& m, const Norm& norm, const Input& in, Worker& me) {
   const Matrix* one[] = {&m};
   const bool direct = norm.kind == NO_NORM;
   float* to = direct ? s.x : s.y;
-  product(me, s, pass, one, 1, in, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+  product(me, s, one, 1, in, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
     for (int64_t r = 0; r < count; r++) {
       float* x = to + (first + r) * s.hidden + out;
       for (int64_t i = 0; i < outs; i++) x[i] = direct ? x[i] + l.residual * sums[r * BLOCK + i] : sums[r * BLOCK + i];
@@ -326,14 +361,15 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   const bool beside = l.beside.kind != NO_NORM;
   phase(me, (int)s.rows, [&](int row) {
     float* x = s.x + row * s.hidden;
-    if (index == 0 && pass->rows) memcpy(x, pass->rows + row * s.hidden, 4 * s.hidden);
-    else if (index == 0) embed(model, pass, row, x);
+    const int64_t place = s.place[row];
+    if (index == 0 && pass->rows) memcpy(x, pass->rows + place * s.hidden, 4 * s.hidden);
+    else if (index == 0) embed(model, pass, place, x);
     else if (pass->deep && pass->deep[index - 1])
-      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[index - 1][row * s.hidden + i];
-    if (pass->states && pass->states[index]) memcpy(pass->states[index] + row * s.hidden, x, 4 * s.hidden);
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[index - 1][place * s.hidden + i];
+    if (pass->states && pass->states[index]) give_row(pass, s, pass->states[index], row, x);
     float* to = s.normed.wide + row * s.normed.stride;
     if (beside) {
-      embed(model, pass, row, to);
+      embed(model, pass, place, to);
       norm_row(l.input, to, to, s.hidden);
       norm_row(l.beside, x, to + s.hidden, s.hidden);
       if (l.beside_stays) memcpy(x, to + s.hidden, 4 * s.hidden);
@@ -344,7 +380,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   });
   const Matrix* qkv[] = {&l.q, &l.k, &l.v};
   const int64_t width = (int64_t)(l.heads + 2 * l.kv_heads) * l.head_dim;
-  product(me, s, pass, qkv, l.k.data ? 3 : 1, s.normed, s.rows,
+  product(me, s, qkv, l.k.data ? 3 : 1, s.normed, s.rows,
           [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
             for (int64_t r = 0; r < count; r++)
               memcpy(s.qkv + (first + r) * width + out, sums + r * BLOCK, 4 * outs);
@@ -352,7 +388,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   phase(me, (int)s.rows, [&](int row) { place_row(model, pass, s, l, index, row); });
   if (index == model->num_layers - 1 && !wants_end(model, pass)) return;
   attend_layer(model, pass, s, l, index, me);
-  add_product(pass, s, l, l.o, l.after_attention, s.attended, me);
+  add_product(s, l, l.o, l.after_attention, s.attended, me);
 
   phase(me, (int)s.rows, [&](int row) {
     norm_row(l.before_mlp, s.x + row * s.hidden, s.normed.wide + row * s.normed.stride, s.hidden);
@@ -365,7 +401,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
   phase(me, num_blocks(l.up), [&](int block) {
     const auto times = [&](int i, auto made) {  // made(vector of sums, vector in its place)
       multiply_block(*both[i], s.normed, s.rows, block, [&](int64_t first, int64_t count, float* sums) {
-        if (corrects && both[i]->a) correct_block(s, *both[i], i, block, first, count, pass->is_mask, sums);
+        if (corrects && both[i]->a) correct_block(s, *both[i], i, block, first, count, sums);
         for (int64_t r = 0; r < count; r++) {
           const int64_t at = (first + r) * s.mlp.stride + block * BLOCK;
           for (int k = 0; k < BLOCK; k += LANES) {
@@ -380,7 +416,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     times(1, [&](vf up, vf gate) { return l.gate.data ? gate * up : activate(up, l.activation); });
   });
   if (whole) phase(me, (int)s.rows, [&](int row) { finish_input(s.mlp, row, l.up.outs); });
-  add_product(pass, s, l, l.down, l.after_mlp, s.mlp, me);
+  add_product(s, l, l.down, l.after_mlp, s.mlp, me);
 }
 
 // The largest of a row of logits, and their log-probabilities.
@@ -430,26 +466,28 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
   for (int index = 0; index < model->num_layers; index++) run_layer(model, pass, s, index, me);
   if (!wants_end(model, pass)) return;
   float* last = pass->states ? pass->states[model->num_layers] : nullptr;
-  const int64_t kept = pass->logits ? pass->head_rows : 0, rows = pass->batch * kept;
   phase(me, (int)s.rows, [&](int row) {
-    const int64_t b = row / pass->nodes, n = row % pass->nodes - (pass->nodes - kept);
+    const int64_t place = s.place[row];
     float* x = s.x + (int64_t)row * s.hidden;
     if (pass->deep && pass->deep[model->num_layers - 1])
-      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[model->num_layers - 1][row * s.hidden + i];
-    if (pass->last) memcpy(pass->last + (int64_t)row * s.hidden, x, 4 * s.hidden);
-    float* to = n >= 0 ? s.normed.wide + (b * kept + n) * s.normed.stride : s.y + (int64_t)row * s.hidden;
-    if (n >= 0 || last) norm_row(model->final_norm, x, to, s.hidden);
-    if (last) memcpy(last + (int64_t)row * s.hidden, to, 4 * s.hidden);
-    if (n >= 0) finish_input(s.normed, b * kept + n, s.hidden);
+      for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[model->num_layers - 1][place * s.hidden + i];
+    if (pass->last) give_row(pass, s, pass->last, row, x);
+    const int64_t head = s.head[row];
+    float* to = head >= 0 ? s.normed.wide + head * s.normed.stride : s.y + (int64_t)row * s.hidden;
+    if (head >= 0 || last) norm_row(model->final_norm, x, to, s.hidden);
+    if (last) give_row(pass, s, last, row, to);
+    if (head < 0) return;
+    finish_input(s.normed, head, s.hidden);
+    memset(pass->logits + (s.to_logits[head] + 1) * model->head.outs, 0, 4 * places_behind(pass, s, row) * model->head.outs);
   });
   if (!pass->logits) return;
   const Matrix* one[] = {&model->head};
   Scratch plain = s;
   plain.num_masks = 0;
-  product(me, plain, pass, one, 1, s.normed, rows,
+  product(me, plain, one, 1, s.normed, s.num_heads,
           [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
             for (int64_t r = 0; r < count; r++) {
-              float* to = pass->logits + (first + r) * model->head.outs + out;
+              float* to = pass->logits + s.to_logits[first + r] * model->head.outs + out;
               for (int64_t i = 0; i < outs; i++) {
                 const float y = sums[r * BLOCK + i] * model->logit_scale;
                 to[i] = model->logit_softcap > 0 ? model->logit_softcap * tanhf(y / model->logit_softcap) : y;

@@ -73,6 +73,8 @@ class NativeDecoder:
             assert tree is not None
             one.ids = held.integers(chain.from_iterable(tree.lists.token_ids))
         if tree is not None:
+            if min(tree.sizes) < nodes:
+                one.sizes = held.integers(tree.sizes)
             one.parents = held.integers(chain.from_iterable(tree.lists.parents))
         one.starts = held.integers(layout.starts)
         one.slots = held.integers(layout.slots)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.core.tree import TokenTree
 from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.runner import ModelRunner, wrap_model
@@ -52,6 +53,16 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "pass.h",
         "if (r.straight == r.own - 1 && start + n == r.straight) {",
         "if (r.straight == r.own - 1 && (FAULT || start + n == r.straight)) {",
+    ),
+    "logits of smaller trees one behind the other": (
+        "pass.h",
+        "s.to_logits[s.num_heads++] = b * pass->head_rows + wanted;",
+        "{ s.to_logits[s.num_heads] = FAULT ? s.num_heads : b * pass->head_rows + wanted; s.num_heads++; }",
+    ),
+    "rows of larger trees alone": (
+        "pass.h",
+        "const int64_t row = s.begins[b] + n, head",
+        "const int64_t row = min_(s.rows - 1, FAULT ? b * pass->nodes + n : s.begins[b] + n), head",
     ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
@@ -104,21 +115,24 @@ def switch(faulty, monkeypatch):
 
 
 def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
-    """Random trees of tiny models on two threads, each path against one row at a time."""
+    """Random trees of tiny models on two threads, a smaller and a larger one, each path against one row at a time."""
     rng, threads = random.Random(1), torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        runner = ModelRunner(wrap_model(tiny_model("llama")), 1, 200)
-        slot = runner.cache.allocate()
+        runner = ModelRunner(wrap_model(tiny_model("llama")), 2, 200)
+        slots = [runner.cache.allocate(), runner.cache.allocate()]
         for _ in range(trials):
-            runner.cache.truncate(slot, 0)
-            runner.prefill(slot, [rng.randrange(3, 97) for _ in range(rng.choice((1, 17, 60)))])
-            tree = random_tree(12, rng)
-            got = runner.forward([slot], tree)[0].clone()
-            for leaf in set(range(12)) - set(tree.parents[0].tolist()):
-                path = [0, *tree.path_to(0, leaf)]
-                if not torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist())):
-                    return False
+            for slot in slots:
+                runner.cache.truncate(slot, 0)
+                runner.prefill(slot, [rng.randrange(3, 97) for _ in range(rng.choice((1, 17, 60)))])
+            trees = [random_tree(7, rng), random_tree(12, rng)]
+            ids, parents, _ = ([rows[0] for rows in parts] for parts in zip(*(t.lists for t in trees), strict=True))
+            together = runner.forward(slots, TokenTree.from_lists(ids, parents)).clone()
+            for slot, tree, got in zip(slots, trees, together, strict=True):
+                for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
+                    path = [0, *tree.path_to(0, leaf)]
+                    if not torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist())):
+                        return False
         return True
     except Exception:  # the check at loading sees the worst of them
         return False

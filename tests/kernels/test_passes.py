@@ -75,15 +75,17 @@ def test_a_row_has_the_same_bits_in_every_pass(name, dtype, isa):
             runner.prefill(slots[2], text[: cut + 1])
             assert_same_cache(runner, slots[0], slots[1], len(text))
             tree = random_tree(rng.choice((1, 2, 7, 13, 30)), rng)
-            others = [random_tree(tree.num_nodes, rng) for _ in range(2)]
+            others = [random_tree(rng.randint(1, tree.num_nodes), rng) for _ in range(2)]
             ids, parents, probes = (
                 [rows[0] for rows in parts] for parts in zip(*(t.lists for t in (tree, *others)), strict=True)
             )
             order = rng.sample(range(3), 3)
             shuffled = TokenTree.from_lists(ids, parents, probes=probes).of_rows(order)
-            got = runner.forward([slots[i] for i in order], shuffled)[order.index(0)]
+            together = runner.forward([slots[i] for i in order], shuffled)
             own = runner.forward(slots[:1], tree)[0]
-            assert torch.equal(got, own)
+            for slot, one, got in zip(slots, (tree, *others), together[torch.tensor(order).argsort()], strict=True):
+                assert torch.equal(got[: one.num_nodes], runner.forward([slot], one)[0])
+                assert not got[one.num_nodes :].any(), "what pads a tree is not computed"
             for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
                 path = [0, *tree.path_to(0, leaf)]
                 assert torch.equal(own[path], rows(runner, slots[1], tree.token_ids[0, path].tolist()))

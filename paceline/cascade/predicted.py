@@ -35,9 +35,9 @@ class PredictedFirst(DraftPolicy):
     def __init__(self, then: DraftPolicy):
         self.then, self._is_predicted = then, False
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
         """Bind the other policy."""
-        self.then.bind(drafter, pass_seconds)
+        self.then.bind(drafter, pass_seconds, pads_trees)
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
         """One for each row; the loop cuts it to what may still be emitted."""

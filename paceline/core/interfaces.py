@@ -294,8 +294,11 @@ class Verifier(ABC):
 class DraftPolicy(ABC):
     """Sets the budgets of a round and learns from what came of it. State is keyed by slot and lives until `release`."""
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
-        """Meet the drafter; `pass_seconds(rows)` measures one target pass, which takes that long."""
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
+        """Meet the drafter; `pass_seconds(rows)` measures one target pass, which takes that long.
+
+        pads_trees: whether every tree of a batch takes as many rows of a pass as the largest one.
+        """
 
     @abstractmethod
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:

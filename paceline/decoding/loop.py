@@ -33,7 +33,7 @@ class SpeculativeDecoder:
         self._device, self._known = runner.loaded.device, (runner.vocab_size, runner.banned_token_ids)
         with runner.lock:
             bind_once(drafter, runner, verifier)
-            policy.bind(drafter, runner.pass_seconds)
+            policy.bind(drafter, runner.pass_seconds, runner.pads_trees)
 
     def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> None:
         """Give a sequence a slot and read its prompt, all but the last token, which is the first root.
@@ -139,7 +139,9 @@ class SpeculativeDecoder:
             emitted = self._append(seqs, draft, logits, distribution, walks)
             appended = time.perf_counter()
             seconds = drafted - begin, verified - drafted - reading_s, appended - verified
-            for seq, record in zip(seqs, records_of(draft, walks, emitted, with_prompt, seconds), strict=True):
+            for seq, record in zip(
+                seqs, records_of(draft, walks, emitted, with_prompt, seconds, self.runner.pads_trees), strict=True
+            ):
                 seq.rounds.append(record)
                 if record.with_prompt:  # those that come while this one is answered need not read it again
                     self.runner.keep_prefix(seq.slot, seq.token_ids, seq.vision)
@@ -224,12 +226,14 @@ def records_of(
     emitted: list[int],
     with_prompt: list[bool],
     seconds: tuple[float, float, float],
+    pads_trees: bool = True,
 ) -> list[Round]:
     """One record for each row of the batch, without probes and padding.
 
     emitted: the appended tokens.
     with_prompt: see `Round`.
     seconds: the draft, verify and other seconds of the whole batch's round.
+    pads_trees: whether the pass computed as many rows for each tree as for the largest.
     """
     token_ids, parents, probes = draft.tree.lists
     confidence = None if draft.confidence is None else draft.confidence.tolist()
@@ -253,7 +257,7 @@ def records_of(
                 confidences=() if any(c != c for c in given) else given,
                 hint=0 if draft.hints is None else draft.hints[row],
                 batch=len(walks),
-                num_rows=draft.tree.num_nodes,
+                num_rows=draft.tree.num_nodes if pads_trees else draft.tree.sizes[row],
                 with_prompt=with_prompt[row],
                 draft_s=seconds[0],
                 verify_s=seconds[1],

@@ -134,7 +134,7 @@ def measure_acceptance(
     # The same engine with its drafter as it is bound, under a policy that always drafts as much.
     engine, decoder = copy.copy(llm), copy.copy(llm.decoder)
     decoder.policy = Fixed(budget.depth, budget.nodes)
-    decoder.policy.bind(decoder.drafter, llm.runner.pass_seconds)
+    decoder.policy.bind(decoder.drafter, llm.runner.pass_seconds, llm.runner.pads_trees)
     engine.decoder = decoder
     answers: list[AnswerCounts] = []
     for index, prompt in enumerate(prompts):  # one by one: neighbours in a batch may change the numerics of a row

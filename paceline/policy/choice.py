@@ -80,14 +80,16 @@ class Option(DraftOptions):
 class Choice:
     """A depth for the pass, one option or none for each row, and the expected tokens per second.
 
+    depths: the depth up to which each row's nodes are worth their rows.
     deepest: the depth that could still be paid for if every token were rejected.
     nodes: the most candidates of a tree.
-    row_seconds: the seconds that one more node of each row takes.
+    row_seconds: the seconds that one more node of each drafting row takes.
     """
 
     rate: float
     depth: int
     options: Seq[Option | None]
+    depths: Seq[int]
     deepest: int = 0
     nodes: int = 0
     row_seconds: float = 0.0
@@ -98,12 +100,20 @@ def gains_of(accept: Seq[float]) -> list[float]:
     return [0.0, *accumulate(accumulate(accept, mul))]
 
 
-def width(depth: int, nodes: int, masks: int, probes: int = 0) -> int:
+def width(depth: int, nodes: float, masks: int, probes: int = 0) -> float:
     """Rows of a pass behind the root's: `nodes` candidates, the masks below the root and each of them, and `probes`.
 
     Such a pass takes as many rows as one over this many candidates alone.
     """
     return (1 + nodes) * (1 + min(depth, masks)) - 1 + probes
+
+
+def useful_depth(option: Option, price: float) -> int:
+    """The depth up to which each level is expected to bring `price` tokens for each of its nodes."""
+    gains, nodes, depth = option.gains, option.nodes, 0
+    while depth < option.depth and gains[depth + 1] - gains[depth] >= price * (nodes[depth + 1] - nodes[depth]):
+        depth += 1
+    return depth
 
 
 def best_choice(
@@ -115,7 +125,7 @@ def best_choice(
     """
     batch = len(rows)
     plain = turn.seconds(0)
-    best = Choice(batch / plain, 0, [None] * batch)
+    best = Choice(batch / plain, 0, [None] * batch, [0] * batch)
     least = best.rate * MARGIN
     sources = list(dict.fromkeys(option.source for row in rows for option in row))
     teams = [[source] for source in sources]
@@ -139,8 +149,13 @@ class _Team:
     def __init__(
         self, options: Seq[Option | None], turn: RoundSeconds, costs: Mapping[str, DraftSeconds], max_nodes: int
     ):
-        self.options, self.turn, self.max_nodes = options, turn, max_nodes
-        self.drafting = [o for o in options if o]
+        price = turn.price
+        self.depths = [0 if o is None else o.depth if o.masks else useful_depth(o, price) for o in options]
+        self.options = [o if depth else None for o, depth in zip(options, self.depths, strict=True)]
+        self.turn, self.max_nodes = turn, max_nodes
+        self.drafting = [o for o in self.options if o]
+        if not self.drafting:
+            return
         self.is_tree = any(o.is_tree for o in self.drafting)
         self.masks, self.probes = max(o.masks for o in self.drafting), max(o.probes for o in self.drafting)
         self.restarts = all(o.restarts for o in self.drafting)
@@ -149,21 +164,24 @@ class _Team:
 
     def best(self) -> Choice:
         batch, drafting = len(self.options), self.drafting
-        reading = [(o, o.reading / o.horizon) for o in drafting]
+        if not drafting:
+            return Choice(0.0, 0, self.options, self.depths)
+        reading = [(o, most, o.reading / o.horizon) for o, most in zip(self.options, self.depths, strict=True) if o]
         share = DRAFTING_SHARE if self.restarts else 1.0
-        rate, depth, expected, kept = 0.0, 0, 0.0, 0
-        longest_draft = max(o.depth for o in drafting)
+        rate, depth, expected, kept = 0.0, 0, 0.0, 0.0
+        longest_draft = max(self.depths)
         if self.is_tree:
             longest_draft = min(longest_draft, self.max_nodes)
         for d in range(1, longest_draft + 1):
             tokens, read, levels, nodes, longest = float(batch), 0.0, 0.0, 0.0, 0.0
-            for o, per_token in reading:
-                own = d if d < o.depth else o.depth
+            for o, most, per_token in reading:
+                own = d if d < most else most
                 gain = o.gains[own]
                 tokens += share * gain
                 read += per_token * (1 + gain)
                 levels, nodes, longest = max(levels, o.levels[own]), nodes + o.nodes[own], max(longest, o.nodes[own])
-            size = max(1, math.ceil((nodes / len(drafting) + longest) / 2 - 0.05))
+            mean = nodes / len(drafting)
+            size = max(1, math.ceil((mean + longest) / 2 - 0.05) if self.turn.pads_trees else mean)
             if self.is_tree and size > self.max_nodes:
                 size = self.max_nodes
             full = max(size, d) if self.is_tree else d
@@ -179,7 +197,7 @@ class _Team:
             if found > rate:
                 rate, depth, expected, kept = found, d, tokens, size
         if not depth:
-            return Choice(0.0, 0, self.options)
+            return Choice(0.0, 0, self.options, self.depths)
         row_seconds = self.row_seconds(depth, kept)
         nodes = self.largest(depth, kept, row_seconds, expected / batch) if self.is_tree else depth
         deepest, least_nodes = depth, nodes if self.is_tree else 0
@@ -188,11 +206,11 @@ class _Team:
             if not self.can_pay(deepest + 1, seconds, expected / batch):
                 break
             deepest += 1
-        return Choice(rate, depth, self.options, deepest, nodes, row_seconds)
+        return Choice(rate, depth, self.options, self.depths, deepest, nodes, row_seconds)
 
-    def pass_seconds(self, depth: int, nodes: int) -> float:
-        """Seconds of a round without the drafting."""
-        return self.turn.seconds(width(depth, nodes, self.masks, self.probes))
+    def pass_seconds(self, depth: int, nodes: float) -> float:
+        """Seconds of a round without the drafting. nodes: of each drafting row."""
+        return self.turn.seconds(self.turn.nodes(width(depth, nodes, self.masks, self.probes), len(self.drafting)))
 
     def can_pay(self, depth: int, seconds: float, tokens: float) -> bool:
         """Whether the ledger can pay for such a pass, the drafting, and for adding masks first where there are none, if
@@ -203,14 +221,14 @@ class _Team:
         limit = self.credit + (1 - COUNTED_GAIN) + COUNTED_GAIN * tokens
         return seconds + depth * self.level <= limit * self.plain
 
-    def row_seconds(self, depth: int, nodes: int) -> float:
+    def row_seconds(self, depth: int, nodes: float) -> float:
         """Seconds of one more node around this size, from half of it to twice: clocks are no better than that."""
         low, high = nodes // 2, max(2 * nodes, 2)
         return (self.pass_seconds(depth, high) - self.pass_seconds(depth, low)) / (high - low)
 
-    def largest(self, depth: int, kept: int, row_seconds: float, tokens: float) -> int:
+    def largest(self, depth: int, kept: float, row_seconds: float, tokens: float) -> int:
         """The most nodes of a tree that usually has `kept`: as many as can be paid for and cost about the same."""
-        nodes, usual = max(kept, depth), self.pass_seconds(depth, kept)
+        nodes, usual = max(math.ceil(kept), depth), self.pass_seconds(depth, kept)
         for n in TREE_SIZES:
             if nodes < n <= self.max_nodes:
                 seconds = self.pass_seconds(depth, n)

@@ -78,9 +78,9 @@ class CostModel(DraftPolicy):
     ):
         self.max_depth, self.max_nodes, self._given, self._clock = max_depth, max_nodes, profile or Profile(), clock
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
         self._drafter, self._pass_seconds = drafter, pass_seconds
-        self.estimates = Estimates(self.max_depth, self._given)
+        self.estimates = Estimates(self.max_depth, self._given, pads_trees)
         self.ledger, self._probing = Ledger(), Probing()
         self._round = self._since_plain = self._rest = 0
         self._plain_after = PLAIN_AFTER
@@ -125,10 +125,10 @@ class CostModel(DraftPolicy):
                 # With confidences it may go further while they are high. Not with masks: a deeper budget adds more of
                 # them below every node, however few levels are drafted.
                 is_sure = option.source in self.estimates.confidence and not option.masks
-                depth = min(choice.deepest if is_sure else choice.depth, option.depth)
+                depth = min(choice.deepest, option.depth) if is_sure else min(choice.depth, choice.depths[row])
                 self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
         self._probe(seqs, rows, turn, choice.rate * turn.seconds(0) / len(seqs), max_nodes)
-        self._rest = 0 if any(row.option for row in self._plan) else REST
+        self._rest = 0 if any(row.option for row in self._plan) else REST + len(seqs) // 4
         return [self._budget(row, choice) for row in self._plan]
 
     def observe(self, seq: Sequence, record: Round) -> None:
@@ -152,6 +152,9 @@ class CostModel(DraftPolicy):
     def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
         """What each drafter could do for each row; before the first of them the target is measured."""
         drafter = self._drafter
+        if self._rest > REST:  # of a batch, whose planning takes a while
+            self._rest -= 1
+            return [[] for _ in seqs]
         limits = [min(self.max_depth, seq.remaining - 1, seq.params.most_drafted) for seq in seqs]
         offered = [drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]
         ready = [
@@ -264,7 +267,8 @@ class CostModel(DraftPolicy):
                 source = row.option.source
                 depths[source] = max(depths.get(source, 0), row.levels(record))
                 uncached_tokens[source] = uncached_tokens.get(source, 0) + row.option.uncached_tokens
-        nodes = max(max(record.num_nodes, record.num_rows - 1) for _, record in seen)
+        widths = [max(record.num_nodes, record.num_rows - 1) for _, record in seen]
+        nodes = max(widths) if turn.pads_trees else sum(widths) / batch
         drafting = max(0.0, first.draft_s - self._measuring)
         should = turn.seconds(nodes) + sum(self.estimates.cost(s).of(depths[s], uncached_tokens[s]) for s in depths)
         reading = sum(row.option.reading for row in self._plan if row.option)

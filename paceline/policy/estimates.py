@@ -30,8 +30,8 @@ MAX_PASS_RATIO = 5.0
 class Estimates:
     """Starts from a profile, learns from rounds, and can be exported as a profile."""
 
-    def __init__(self, max_depth: int, given: Profile):
-        self._given, self._max_depth = given, max_depth
+    def __init__(self, max_depth: int, given: Profile, pads_trees: bool = True):
+        self._given, self._max_depth, self._pads_trees = given, max_depth, pads_trees
         self.curve = PassCurve(given.pass_seconds) if given.pass_seconds else None
         self.costs: dict[str, DraftSeconds] = {}
         self._timed: dict[str, tuple[float, float]] = dict(given.draft_seconds)
@@ -77,7 +77,7 @@ class Estimates:
         assert self.curve is not None, "measure() comes first"
         if batch not in self._turns:
             drift = next((other.drift.value for other in self._turns.values()), 1.0)
-            self._turns[batch] = RoundSeconds(self.curve, batch, drift)
+            self._turns[batch] = RoundSeconds(self.curve, batch, drift, self._pads_trees)
         return self._turns[batch]
 
     def cost(self, source: str) -> DraftSeconds:

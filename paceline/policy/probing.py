@@ -69,7 +69,7 @@ def largest_probe(
     """
 
     def pass_of(depth: int, nodes: int) -> float:
-        return turn.seconds(width(depth, nodes, option.masks, option.probes))
+        return turn.seconds(turn.nodes(width(depth, nodes, option.masks, option.probes), 1))
 
     plain = turn.seconds(0)
     deepest = min(PROBE_DEPTH, option.depth, PROBE_DEPTH if not option.is_tree else max_nodes)

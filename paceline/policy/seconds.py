@@ -3,6 +3,7 @@
 No single measurement is trusted: estimates start as medians and later move by bounded steps.
 """
 
+import math
 from bisect import insort
 from collections.abc import Mapping
 from itertools import accumulate
@@ -65,7 +66,9 @@ class PassCurve:
 
 @final
 class RoundSeconds:
-    """R(n): the seconds of a round of `batch` rows that verifies up to n tokens a row, without the drafting.
+    """R(n): the seconds of a round of `batch` rows that verifies n tokens a row, without the drafting.
+
+    n is the mean over the rows or, where passes pad trees, the most of any of them.
 
     R(n) = T(batch * (1 + n)) * drift * overhead(n). The drift is what the machine does to all rounds alike. The
     overhead is what the loop around the pass adds to drafts of about this size; overhead(0) = 1. A deviation is booked
@@ -75,23 +78,39 @@ class RoundSeconds:
     NEW_SIZE = 3
     """A size is new until this many rounds had it."""
 
-    def __init__(self, curve: PassCurve, batch: int, drift: float = 1.0):
-        self.curve, self.batch = curve, batch
+    def __init__(self, curve: PassCurve, batch: int, drift: float = 1.0, pads_trees: bool = True):
+        self.curve, self.batch, self.pads_trees = curve, batch, pads_trees
         self.drift = RobustMean(drift)
         self.num_plain = 0
-        self._known = dict[int, float]()  # R(n), until something is observed
+        self._known = dict[float, float]()  # R(n), until something is observed
         self._overheads = [RobustMean(1.0) for _ in range(8)]  # by the bit length of n
         self._was_slow = False  # the last round with drafts took far longer than expected
 
     @staticmethod
-    def _size(nodes: int) -> int:
-        return min(nodes.bit_length(), 7)
+    def _size(nodes: float) -> int:
+        return min(math.ceil(nodes).bit_length(), 7)
 
-    def seconds(self, nodes: int) -> float:
+    def nodes(self, each: float, drafting: int) -> float:
+        """The n of a round in which `drafting` rows verify `each` tokens, and the others none."""
+        return each if self.pads_trees else each * drafting / self.batch
+
+    @property
+    def price(self) -> float:
+        """The tokens that one more node must bring at least: those that plain rounds emit in the time of its row.
+
+        0 where passes pad trees, since rows of other trees may come at no cost.
+        """
+        if self.pads_trees or self.batch == 1:
+            return 0.0
+        plain = self.seconds(0)
+        slope = min((self.seconds(rows / self.batch) - plain) / rows for rows in (1, 2, 4, 8, 16, 32))
+        return slope * self.batch / plain
+
+    def seconds(self, nodes: float) -> float:
         """R(nodes), never below R(0)."""
         if nodes not in self._known:
             overhead = self._overheads[self._size(nodes)].value if nodes else 1.0
-            found = self.curve.seconds(self.batch * (1 + nodes)) * self.drift.value * overhead
+            found = self.curve.seconds(math.ceil(self.batch * (1 + nodes) - 1e-6)) * self.drift.value * overhead
             self._known[nodes] = max(found, self.seconds(0)) if nodes else found
         return self._known[nodes]
 
@@ -99,7 +118,7 @@ class RoundSeconds:
         self.curve = curve
         self._known.clear()
 
-    def is_new(self, nodes: int) -> bool:
+    def is_new(self, nodes: float) -> bool:
         """Whether few drafts of about this size were verified so far."""
         return self._overheads[self._size(nodes)].count < self.NEW_SIZE
 
@@ -108,7 +127,7 @@ class RoundSeconds:
         """Whether the next tree should have one node: the first tree, and the second if the first was too slow."""
         return sum(overhead.count for overhead in self._overheads) < 1 + self._was_slow
 
-    def is_slow_again(self, nodes: int, seconds: float) -> bool:
+    def is_slow_again(self, nodes: float, seconds: float) -> bool:
         """Whether this round took twice its time or more although its size is new, and so did the last one.
 
         A single slow round is taken for an outlier of the clock; the second in a row shows that such drafts cost more
@@ -117,7 +136,7 @@ class RoundSeconds:
         was_slow, self._was_slow = self._was_slow, self.is_new(nodes) and seconds > 2 * self.seconds(nodes)
         return was_slow and self._was_slow
 
-    def observe(self, nodes: int, seconds: float) -> None:
+    def observe(self, nodes: float, seconds: float) -> None:
         ratio, to_plain = seconds / self.seconds(nodes), seconds / self.seconds(0)
         self._known.clear()
         if nodes == 0:

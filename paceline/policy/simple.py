@@ -35,7 +35,7 @@ class Fixed(DraftPolicy):
         self._nodes = num_speculative_tokens if num_nodes is None else num_nodes
         self._drafter: Drafter | None = None
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
         self._drafter = drafter
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
@@ -78,7 +78,7 @@ class Dynamic(DraftPolicy):
         self._accepted: dict[int, float] = {}  # by slot, the moving average of accepted tokens
         self._drafter: Drafter | None = None
 
-    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float]) -> None:
+    def bind(self, drafter: Drafter, pass_seconds: Callable[[int], float], pads_trees: bool = True) -> None:
         self._drafter, self._accepted = drafter, {}
 
     def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:

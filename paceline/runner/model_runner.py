@@ -75,6 +75,11 @@ class ModelRunner:
         return self.loaded.vocab_size
 
     @property
+    def pads_trees(self) -> bool:
+        """Whether every tree of a batch takes as many rows of a pass as the largest one."""
+        return not self.loaded.is_native
+
+    @property
     def num_masks(self) -> int:
         """Mask tokens that a pass may hold, `vocab_size` and up; 0 without an adapter."""
         return 0 if self.loaded.attached is None else self.loaded.attached.adapter.num_masks

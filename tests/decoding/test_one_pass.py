@@ -184,7 +184,7 @@ def test_policies_do_not_take_them_for_a_pass(monkeypatch):
 
 
 def all_of_it(rows, turn, costs, max_nodes=0):
-    return Choice(1e6, 3, [row[0] if row else None for row in rows], 3)
+    return Choice(1e6, 3, [row[0] if row else None for row in rows], [3] * len(rows), 3)
 
 
 def test_chunks():

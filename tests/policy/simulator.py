@@ -107,7 +107,7 @@ class Machine:
     """T(n) in seconds, and how badly its clock behaves.
 
     hidden: so many times what was measured does a round's pass take if it has rows to verify. late: the round whose
-    pass the stopwatch takes for 20 times as long.
+    pass the stopwatch takes for 20 times as long. pads_trees: each tree takes as many rows as the largest.
     """
 
     curve: Callable[[int], float]
@@ -116,6 +116,7 @@ class Machine:
     rest: float = 0.0005
     hidden: float = 1.0
     late: int = -1
+    pads_trees: bool = True
 
     def seen(self, seconds: float, rng: random.Random) -> float:
         """What a stopwatch says of `seconds`."""
@@ -167,7 +168,7 @@ def simulate(
         clock.now += 4 * machine.curve(rows)
         return sorted(machine.seen(machine.curve(rows), rng) for _ in range(3))[1]
 
-    policy.bind(drafter, pass_seconds)
+    policy.bind(drafter, pass_seconds, machine.pads_trees)
     running = list[Sequence]()
     waiting, played = list(range(requests))[::-1], 0
     while waiting or running:
@@ -211,7 +212,7 @@ def play(
     seqs: list[Sequence], budgets: Iterable[DraftBudget], drafter: SimDrafter, machine: Machine, rng: random.Random
 ) -> tuple[list[Round], tuple[float, float, float]]:
     """One round: its records without times, and the true seconds of drafting, verification and the rest."""
-    records, levels, width, drafting = [], dict[str, int](), 0, 0.0
+    records, levels, widths, drafting = [], dict[str, int](), list[int](), 0.0
     for seq, budget in zip(seqs, budgets, strict=True):
         member = drafter.members[budget.drafter_index]
         request, position = drafter.requests[seq.slot], seq.num_output
@@ -228,7 +229,7 @@ def play(
             member.cached[seq.slot] = seq.num_cached
         accepted = len(grown.path)
         levels[member.name] = max(levels.get(member.name, 0), grown.levels)
-        width = max(width, len(grown.parents) * (1 + hangs) + (member.probes if depth else 0))
+        widths.append(len(grown.parents) * (1 + hangs) + (member.probes if depth else 0))
         emitted = 0
         for _ in range(accepted + 1):
             emitted += 1
@@ -251,7 +252,8 @@ def play(
                 batch=len(seqs),
             )
         )
-    records = [replace(record, num_rows=width) for record in records]
+    widths = [max(widths)] * len(seqs) if machine.pads_trees else widths
+    records = [replace(record, num_rows=width) for record, width in zip(records, widths, strict=True)]
     drafting += sum(levels.get(member.name, 0) * member.token for member in drafter.members)
-    target = machine.curve(len(seqs) * width) * (machine.hidden if width > 1 else 1.0)
+    target = machine.curve(sum(widths)) * (machine.hidden if max(widths) > 1 else 1.0)
     return records, (drafting, target, machine.rest)

@@ -160,3 +160,26 @@ def test_dynamic_follows_acceptance():
     bad = simulate(lambda clock: Dynamic(), drafter(const(0.2), 0.05))
     depth = [sum(r.num_drafted for _, r in o.rounds) / len(o.rounds) for o in (good, bad)]
     assert depth[0] > 6 > 2.5 > depth[1]
+
+
+def test_each_row_of_a_batch_pays_for_its_own_tree():
+    """Two good rows beside six hopeless ones: their drafts cost little where passes do not pad the trees of the others."""
+
+    def members() -> list[Member]:
+        return [Member("m", lambda request, position, i: 0.95 if request % 4 == 0 else 0.05)]
+
+    def speed(policy_of, pads_trees: bool) -> float:
+        machine = Machine(cpu, pads_trees=pads_trees)
+        return mean(policy_of, members, requests=8, batch=8, machine=machine, seeds=range(3))
+
+    assert speed(model, pads_trees=False) > 1.15
+    assert speed(model, pads_trees=False) > 1.1 * speed(model, pads_trees=True)
+    assert speed(lambda clock: Fixed(2), pads_trees=False) < 1, "a budget for all rows does not pay"
+
+
+def test_rows_are_not_drafted_for_less_than_their_price():
+    turn = RoundSeconds(PassCurve({1: 0.01, 16: 0.01, 64: 0.058}), batch=16, pads_trees=False)
+    assert turn.price == pytest.approx(1.6), "16 tokens in 10 ms, 1 ms a row"
+    assert turn.seconds(turn.nodes(8, drafting=2)) == pytest.approx(0.026), "16 rows more"
+    assert RoundSeconds(PassCurve({1: 0.01, 64: 0.1}), batch=16).price == 0.0
+    assert RoundSeconds(PassCurve({1: 0.01, 64: 0.1}), batch=16).nodes(8, drafting=2) == 8

@@ -82,8 +82,8 @@ def test_planning_trees_is_cheap():
         def __init__(self, clock: Clock):
             self.inner = CostModel(clock=clock)
 
-        def bind(self, drafter, pass_seconds):
-            self.inner.bind(drafter, pass_seconds)
+        def bind(self, drafter, pass_seconds, pads_trees=True):
+            self.inner.bind(drafter, pass_seconds, pads_trees)
 
         def budgets(self, seqs):
             begin = time.thread_time()

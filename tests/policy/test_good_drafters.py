@@ -7,6 +7,7 @@ import pytest
 from paceline import CostModel, Dynamic, Fixed
 from paceline.core.interfaces import DraftPolicy
 from paceline.policy.ledger import Ledger
+from paceline.policy.seconds import PassCurve, RoundSeconds
 from tests.policy.growing import Branching, text
 from tests.policy.simulator import Clock, Machine, Member, Outcome, cpu, simulate
 
@@ -170,11 +171,10 @@ def test_each_row_of_a_batch_pays_for_its_own_tree():
 
     def speed(policy_of, pads_trees: bool) -> float:
         machine = Machine(cpu, pads_trees=pads_trees)
-        return mean(policy_of, members, requests=8, batch=8, machine=machine, seeds=range(3))
+        return mean(policy_of, members, requests=24, tokens=128, batch=8, machine=machine, seeds=range(2))
 
-    assert speed(model, pads_trees=False) > 1.15
-    assert speed(model, pads_trees=False) > 1.1 * speed(model, pads_trees=True)
-    assert speed(lambda clock: Fixed(2), pads_trees=False) < 1, "a budget for all rows does not pay"
+    assert speed(model, pads_trees=False) > max(1.03, 1.05 * speed(model, pads_trees=True))
+    assert speed(lambda clock: Fixed(2), pads_trees=False) < 0.9, "a budget for all rows does not pay"
 
 
 def test_rows_are_not_drafted_for_less_than_their_price():

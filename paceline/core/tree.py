@@ -138,8 +138,12 @@ class TokenTree:
         if width == self.num_nodes:
             return self
         ids, ups, probes = self.lists
-        lists = ([row[:width] for row in rows] for rows in (ids, ups, probes))
-        return self._of(*lists, [min(size, width) for size in self.sizes])
+        return self._of(
+            [row[:width] for row in ids],
+            [row[:width] for row in ups],
+            [row[:width] for row in probes],
+            [min(size, width) for size in self.sizes],
+        )
 
     def padded(self, num_nodes: int) -> "TokenTree":
         """The same trees with probes added under the root until each has `num_nodes` nodes."""
@@ -157,8 +161,12 @@ class TokenTree:
     def of_rows(self, rows: Sequence[int]) -> "TokenTree":
         """The trees of these rows alone, as wide as all of them."""
         ids, ups, probes = self.lists
-        lists = ([own[row] for row in rows] for own in (ids, ups, probes))
-        return self._of(*lists, [self.sizes[row] for row in rows])
+        return self._of(
+            [ids[row] for row in rows],
+            [ups[row] for row in rows],
+            [probes[row] for row in rows],
+            [self.sizes[row] for row in rows],
+        )
 
     def _of(
         self, ids: list[list[int]], ups: list[list[int]], probes: list[list[bool]], sizes: list[int]

@@ -98,7 +98,7 @@ class CostModel(DraftPolicy):
         if is_first:
             self.estimates.measure(self._pass_seconds, (1 + self.max_depth, 4, 8, 2), room, self._clock)
         if info.branches > 1 or info.masks or probes:
-            room = min(room, 1 + width(self.max_depth, self.max_nodes, info.masks))
+            room = min(room, 1 + math.ceil(width(self.max_depth, self.max_nodes, info.masks)))
             self.estimates.measure(self._pass_seconds, MASK_ROWS if info.masks else TREE_ROWS, room, self._clock)
         if is_first:
             self.estimates.learn_seconds(self._drafter.seconds())

@@ -164,7 +164,7 @@ def test_dynamic_follows_acceptance():
 
 
 def test_each_row_of_a_batch_pays_for_its_own_tree():
-    """Two good rows beside six hopeless ones: their drafts cost little where passes do not pad the trees of the others."""
+    """Two good rows beside six hopeless ones: drafts cost little where passes do not pad the others' trees."""
 
     def members() -> list[Member]:
         return [Member("m", lambda request, position, i: 0.95 if request % 4 == 0 else 0.05)]

@@ -28,3 +28,12 @@ def test_a_row_that_is_shorter_keeps_its_padding_while_another_has_candidates(le
 
 def test_a_draft_of_masks_alone_leaves_the_root():
     assert hung_chain([[5], [6]], [3, 2]).trimmed().token_ids.tolist() == [[5], [6]]
+
+
+def test_what_pads_a_tree_is_not_part_of_its_size():
+    tree = TokenTree.from_lists([[1, 2, 3], [4]], [[-1, 0, 1], [-1]], probes=[[False, False, True], [False]])
+    assert tree.sizes == [3, 1]
+    assert tree.padded(5).sizes == [3, 1]
+    assert tree.of_rows([1, 0]).sizes == [1, 3]
+    assert tree.trimmed().sizes == [2, 1]
+    assert tree.of_rows([1]).behind([7, 8]).sizes == [3]

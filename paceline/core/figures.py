@@ -18,7 +18,7 @@ class Round:
     path: the accepted nodes, root excluded.
     confidences: the drafter's own probability of each drafted node (root excluded), empty where it gives none.
     hint: the drafter's own class of the situation, see `DraftOptions.hint`.
-    num_rows: the rows of the target's pass for this sequence, root, probes and padding included; 0 if unknown.
+    num_rows: the rows that the target's pass computed for this sequence, the root included; 0 if unknown.
     with_prompt: the target verified it in the pass that read the end of the prompt, whose seconds count as prefill.
     draft_s, verify_s, rest_s: the seconds of the whole batch's turn, of which this sequence was one of `batch`.
     """

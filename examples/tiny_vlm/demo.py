@@ -123,10 +123,10 @@ def answer_both_ways(llm: LLM, images: Seq[Shown], params: SamplingParams) -> It
     for shown in images:
         answers: list[list[RequestOutput]] = []
         for side in sides:
-            llm.runner.images.forget()
+            llm.runner.images.features.clear()
             llm.runner.prefixes.clear()
             if isinstance(llm.decoder.drafter, DraftModel):
-                llm.decoder.drafter.runner.images.forget()
+                llm.decoder.drafter.runner.images.features.clear()
                 llm.decoder.drafter.runner.prefixes.clear()
             answers.append([_answer(side, shown.image, query, params) for query in shown.queries])
         for query, plain, speculative in zip(shown.queries, *answers, strict=True):

@@ -94,5 +94,5 @@ def test_matplotlib_missing_names_the_extra(results, tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"runs": [1]}', '{"pass_times": {"x": 1}}'])
 def test_broken_summaries_are_named(tmp_path, content):
     (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"summary\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"summary\.json' cannot be read"):
         open_results(tmp_path)

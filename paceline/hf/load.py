@@ -43,7 +43,7 @@ from .checkpoint import (
 from .describe import FORMS
 from .gguf import gguf_tokenizer, open_gguf
 from .gguf_file import SUFFIX, read_gguf
-from .quantized import check_quantization
+from .quantized import check_dtype, check_quantization
 from .vision import family_of, is_vlm
 
 _VIDEO = "video_processor"
@@ -208,6 +208,7 @@ def open_checkpoint(
             **own,
         )
     check_loaded_weights(name_or_path, model, loaded, stored)
+    check_dtype(name_or_path, model, kind)
     model = _placed(name_or_path, model, place)
     if sees:
         return model, tokenizer, load_processor(folder, config, trust_remote_code)

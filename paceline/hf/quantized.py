@@ -3,6 +3,9 @@
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+from transformers import PreTrainedModel
+
 from ..errors import ConfigError
 
 METHODS = {
@@ -41,6 +44,16 @@ def check_quantization(name: str, config: Any) -> None:
         raise ConfigError(
             f"the weights of {name!r} are quantised by {method}, and what reads them is not installed",
             got="no " + ", ".join(missing), fix=f"pip install {install}; {_INSTEAD}",
+        )  # fmt: skip
+
+
+def check_dtype(name: str, model: PreTrainedModel, wanted: torch.dtype | None) -> None:
+    """Raise `ConfigError` where a quantised model stayed in another dtype than the one that was asked for."""
+    if wanted is not None and model.dtype != wanted and getattr(model.config, "quantization_config", None):
+        kept = str(model.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"the quantised weights of {name!r} cannot be loaded in this dtype",
+            got=str(wanted).removeprefix("torch."), expected=kept, fix=f'leave dtype out, or set it to "{kept}"',
         )  # fmt: skip
 
 

@@ -88,3 +88,13 @@ def test_outliers_of_bitsandbytes_forbid_invariant_numerics(about, shared):
     model = tiny_model("llama")
     model.config.quantization_config = about
     assert wrap_model(model).mixes_rows is shared
+
+
+def test_a_dtype_that_quantised_weights_did_not_take_is_refused():
+    model = tiny_model("llama", torch.bfloat16)
+    quantized.check_dtype("m", model, torch.float32)  # as transformers loaded it: not quantised
+    model.config.quantization_config = KINDS["bitsandbytes"]
+    quantized.check_dtype("m", model, None)
+    quantized.check_dtype("m", model, torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"in this dtype. Got: float32. Expected: bfloat16. Fix: leave dtype out"):
+        quantized.check_dtype("m", model, torch.float32)

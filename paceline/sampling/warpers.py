@@ -66,7 +66,8 @@ def on_rows(change: _Change, scores: Tensor, params: Sequence[SamplingParams], r
 def _truncate(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Scores with -inf outside each row's kept set; every row is truncated somehow."""
     vocab = scores.shape[1]
-    limits = torch.tensor([[p.top_k or vocab, p.top_p, p.min_p] for p in params], dtype=torch.float64).to(scores.device)
+    rows_of_limits = [[min(p.top_k or vocab, vocab), p.top_p, p.min_p] for p in params]
+    limits = torch.tensor(rows_of_limits, dtype=torch.float64).to(scores.device)
     # the warpers that come before top_p may cut the scores it is measured on, so only top_p itself needs the full mass
     probs = _softmax(scores) if any(p.top_p < 1 for p in params) else None
     result = torch.full_like(scores, -torch.inf)

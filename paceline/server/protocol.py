@@ -15,6 +15,7 @@ from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import ConfigError
 
 MAX_CHOICES, MAX_MESSAGES = 128, 2048
+Count = Annotated[int, Field(le=2**63 - 1)]  # JSON has larger ones, which no tensor and no metric holds
 TokenId = Annotated[int, Strict(False)]  # keys of JSON objects are texts
 Word = Annotated[str, Field(max_length=256)]  # looked for after every token
 
@@ -149,7 +150,7 @@ class Speculative(Fields):
     """How much is drafted for this request, and by which drafter of the server; "none": nothing is."""
 
     method: str | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
+    num_speculative_tokens: Annotated[Count, Field(ge=0)] | None = None
 
 
 class Sampling(Fields):
@@ -166,10 +167,10 @@ class Sampling(Fields):
     logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
     prediction: Prediction | None = None
     # vLLM's
-    top_k: int | None = None
+    top_k: Count | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Count | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=256)] | None = None
     bad_words: Annotated[list[Word], Field(max_length=256)] | None = None
     allowed_token_ids: list[int] | None = None
@@ -179,7 +180,7 @@ class Sampling(Fields):
     spaces_between_special_tokens: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     # Paceline's
-    no_repeat_ngram_size: int | None = None
+    no_repeat_ngram_size: Count | None = None
     speculative: Speculative | None = None
     return_provenance: Annotated[
         bool | None,
@@ -200,7 +201,7 @@ class Request(Sampling):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stop: Word | Annotated[list[Word], Field(max_length=64)] | None = None
-    max_tokens: int | None = None
+    max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     store: bool | None = None  # without effect on answers
 
@@ -237,7 +238,7 @@ class ChatRequest(Request):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None

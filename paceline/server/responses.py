@@ -14,6 +14,7 @@ from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
     ChatRequest,
+    Count,
     Fields,
     Image,
     ImageURL,
@@ -117,7 +118,7 @@ class ResponsesRequest(Sampling):
 
     input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -13,6 +13,11 @@ from tests.sampling.helpers import V, hf_warpers, root_only, sequence
 SPREADS = {"flat": 0.3, "usual": 2.0, "peaked": 6.0, "constant": 0.0}
 
 
+def test_a_top_k_beyond_every_vocabulary_is_none():
+    scores = torch.randn(2, 50, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(warp(scores, [SamplingParams(temperature=1.0, top_k=10**400)] * 2), scores)
+
+
 @pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
 @pytest.mark.parametrize("spread", SPREADS.values(), ids=SPREADS.keys())
 @pytest.mark.parametrize(

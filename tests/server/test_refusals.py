@@ -51,6 +51,8 @@ WRONG = {
     "no token": ({"logit_bias": {"97": 1}}, "invalid_value", None),
     "top_logprobs alone": ({"top_logprobs": 2}, "invalid_value", None),
     "both lengths": ({"max_completion_tokens": 3}, "invalid_value", "max_tokens"),
+    "a number that no tensor holds": ({"top_k": 10**400}, "invalid_value", "top_k"),
+    "a length beyond all": ({"max_tokens": 10**400}, "invalid_value", "max_tokens"),
     "no length": ({"max_tokens": 0}, "invalid_value", "max_tokens"),
     "two forms": (
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "invalid_value", None,

@@ -9,13 +9,9 @@ final norm. A column of the store belongs to the same token as that column of th
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
-
-States: TypeAlias = dict[int, Tensor]
-"""States of one pass by layer: requested as empty tensors, filled in as [B, N, E]."""
 
 
 class StateStore:
@@ -49,9 +45,19 @@ class StateStore:
     ) -> None:
         """Put the states [B, N, E] of the first `num_nodes` nodes behind the committed columns of each slot."""
         new = torch.stack([states[layer] for layer in self.layers], 2)
-        held = self._ensured(new, capacity)
+        held = self.rows(capacity, new.shape[3], new)
         for row, (slot, start) in enumerate(zip(slots, starts, strict=True)):
             held[slot, start : start + num_nodes] = new[row, :num_nodes]
+
+    def rows(self, capacity: int, width: int, like: Tensor) -> Tensor:
+        """The store itself, [slots, columns, watched layers, E], for `capacity` columns or more. width: E."""
+        held = self._rows
+        if held is None or held.shape[1] < capacity:
+            grown = like.new_zeros(self.num_slots, capacity, len(self.layers), width)
+            if held is not None:
+                grown[:, : held.shape[1]] = held
+            held = self._rows = grown
+        return held
 
     @torch.inference_mode()
     def commit(self, slot: int, start: int, nodes: Sequence[int]) -> None:
@@ -68,12 +74,3 @@ class StateStore:
 
     def _places(self, layers: Iterable[int]) -> list[int]:
         return [self.layers.index(layer) for layer in layers]
-
-    def _ensured(self, like: Tensor, capacity: int) -> Tensor:
-        held = self._rows
-        if held is None or held.shape[1] < capacity:
-            grown = like.new_zeros(self.num_slots, capacity, *like.shape[2:])
-            if held is not None:
-                grown[:, : held.shape[1]] = held
-            held = self._rows = grown
-        return held

@@ -50,7 +50,7 @@ struct Model {
 
 // One pass over batch x nodes rows. Row (b, n) reads `starts[b]` committed columns of its slot, then its path. The first
 // `old` nodes of each tree were written by passes before; the rows of this one are the nodes behind them. Trees may be
-// smaller than `nodes`: what lies behind their `sizes` is not computed, and its logits and states are zeros.
+// smaller than `nodes`: what lies behind their `sizes` is not computed, and its logits are zeros.
 struct Pass {
   int64_t batch, nodes, old;
   const int64_t* sizes;    // [batch], each of 1 .. nodes, where all have logits; null: all are `nodes`
@@ -69,7 +69,8 @@ struct Pass {
   void* const* keys;       // for each layer [slots, kv_heads, capacity, head_dim]
   void* const* values;
   int64_t capacity;
-  float* const* states;    // for state 0 .. num_layers a place for [batch, nodes, hidden], or null; may be null
+  void* const* states;     // for state 0 .. num_layers null, or as keys: [slots, state_columns], `state_row` numbers each
+  int64_t state_columns, state_row;
   const float* const* deep;  // for each layer what is added behind it [batch, nodes, hidden], or null; may be null
   float* last;             // what leaves the last layer, before the final norm [batch, nodes, hidden], or null
   float* logits;           // [batch, head_rows, vocabulary] or null; given where the model has neither layers nor head

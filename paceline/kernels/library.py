@@ -89,7 +89,9 @@ class Pass(ctypes.Structure):
         ("max_position", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),
         ("capacity", c_int64),
-        *((name, c_void_p) for name in ("states", "deep", "last", "logits")),
+        ("states", c_void_p),
+        *((name, c_int64) for name in ("state_columns", "state_row")),
+        *((name, c_void_p) for name in ("deep", "last", "logits")),
         *((name, c_int64) for name in ("head_rows", "top")),
         *((name, c_void_p) for name in ("top_ids", "top_logps")),
     ]

@@ -170,11 +170,13 @@ static int64_t places_behind(const Pass* pass, const Scratch& s, int64_t row) {
   return row + 1 == s.begins[b + 1] ? (b + 1) * pass->nodes - s.place[row] - 1 : 0;
 }
 
-// Copies a row of hidden states to its place among those of all trees.
-static void give_row(const Pass* pass, const Scratch& s, float* to, int64_t row, const float* from) {
-  to += s.place[row] * s.hidden;
-  memcpy(to, from, 4 * s.hidden);
-  memset(to + s.hidden, 0, 4 * s.hidden * places_behind(pass, s, row));
+// Keeps hidden state `index` of a row where its key is kept, in the cache's format.
+static void keep_state(const Model* model, const Pass* pass, const Scratch& s, int index, int64_t row, const float* x) {
+  if (!pass->states || !pass->states[index]) return;
+  const int64_t b = s.place[row] / pass->nodes, n = s.place[row] % pass->nodes;
+  const int64_t at = pass->slots[b] * pass->state_columns + pass->starts[b] + pass->old + n;
+  char* to = (char*)pass->states[index] + at * pass->state_row * element_bytes(model->cache_format);
+  store_row(to, x, s.hidden, model->cache_format);
 }
 
 // The first factors of the corrections of up to three layers that read the same rows, a few mask rows at a time.
@@ -366,7 +368,7 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     else if (index == 0) embed(model, pass, place, x);
     else if (pass->deep && pass->deep[index - 1])
       for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[index - 1][place * s.hidden + i];
-    if (pass->states && pass->states[index]) give_row(pass, s, pass->states[index], row, x);
+    keep_state(model, pass, s, index, row, x);
     float* to = s.normed.wide + row * s.normed.stride;
     if (beside) {
       embed(model, pass, place, to);
@@ -465,17 +467,17 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
   if (!model->num_layers && !model->head.data) return find_top(model, pass, me);
   for (int index = 0; index < model->num_layers; index++) run_layer(model, pass, s, index, me);
   if (!wants_end(model, pass)) return;
-  float* last = pass->states ? pass->states[model->num_layers] : nullptr;
+  const bool keeps_last = pass->states && pass->states[model->num_layers];
   phase(me, (int)s.rows, [&](int row) {
     const int64_t place = s.place[row];
     float* x = s.x + (int64_t)row * s.hidden;
     if (pass->deep && pass->deep[model->num_layers - 1])
       for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[model->num_layers - 1][place * s.hidden + i];
-    if (pass->last) give_row(pass, s, pass->last, row, x);
+    if (pass->last) memcpy(pass->last + place * s.hidden, x, 4 * s.hidden);
     const int64_t head = s.head[row];
     float* to = head >= 0 ? s.normed.wide + head * s.normed.stride : s.y + (int64_t)row * s.hidden;
-    if (head >= 0 || last) norm_row(model->final_norm, x, to, s.hidden);
-    if (last) give_row(pass, s, last, row, to);
+    if (head >= 0 || keeps_last) norm_row(model->final_norm, x, to, s.hidden);
+    if (keeps_last) keep_state(model, pass, s, model->num_layers, row, to);
     if (head < 0) return;
     finish_input(s.normed, head, s.hidden);
     memset(pass->logits + (s.to_logits[head] + 1) * model->head.outs, 0, 4 * places_behind(pass, s, row) * model->head.outs);

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
-from ..attention.states import States
+from ..attention.states import StateStore
 from ..core.interfaces import ModelFacts
 from ..core.vision import VisionPrompt
 from ..hf.describe import describe
@@ -58,9 +58,9 @@ class LoadedModel(ModelFacts):
         return self.decoder.attached
 
     def forward(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
     ) -> Tensor:
-        """Raw logits [B, N, V] of every node of a pass. Fills in the hidden states that `states` asks for.
+        """Raw logits [B, N, V] of every node of a pass; its hidden states are written to `states`.
 
         token_ids: [B, N]; None: those of the layout's tree, which native passes read as lists. Where `layout.is_mask`
         is given, the attached adapter acts on these rows.
@@ -74,7 +74,9 @@ class LoadedModel(ModelFacts):
         with self.attached.applied(token_ids, layout.is_mask) as plain_ids:
             return self.decoder.logits(plain_ids, layout, cache, states)
 
-    def prefill(self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: States | None = None) -> None:
+    def prefill(
+        self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
+    ) -> None:
         """Fill the cache; the output head is left out, since nothing reads its logits."""
         self.decoder.prefill(token_ids, layout, cache, states)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache, round_up
 from ..attention.masks import PassLayout, PromptRows
-from ..attention.states import States, StateStore
+from ..attention.states import StateStore
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
 from ..errors import ConfigError
@@ -280,10 +280,8 @@ class ModelRunner:
             offsets=[self.cache.offsets[slot]], rows=rows,
         )  # fmt: skip
         self.cache.begin([slot], count, whole=self.loaded.attends_trees)
-        states = self.requested_states()
-        self.loaded.prefill(torch.tensor([[*token_ids]], device=self.loaded.device), layout, self.cache, states)
-        if states is not None:
-            self.states.write([slot], starts, states, count, self.cache.capacity)
+        ids = torch.tensor([[*token_ids]], device=self.loaded.device)
+        self.loaded.prefill(ids, layout, self.cache, self._kept_states)
         self.cache.lengths[slot] += count
 
     @torch.inference_mode()
@@ -296,10 +294,9 @@ class ModelRunner:
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
         offsets = [self.cache.offsets[slot] for slot in slots]
-        states = self.requested_states()
         starts = [self.cache.lengths[slot] for slot in slots]
         if static is not None and self._fits_static(tree, masked or any(offsets) or count > 0):
-            logits = static.run(slots, tree, self.row_multiple, states)
+            logits = static.run(slots, tree, self.row_multiple, self._kept_states)
         else:
             tree = tree.behind(text) if count else tree
             padded = tree.padded(round_up(tree.num_nodes, self.row_multiple))
@@ -318,10 +315,8 @@ class ModelRunner:
                 is_mask=padded.token_ids >= self.vocab_size if masked else None,
                 offsets=offsets,
             )
-            logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, states)
+            logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, self._kept_states)
             logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
-        if states is not None:
-            self.states.write(slots, starts, states, count + num_nodes, self.cache.capacity)
         if count:
             self.cache.lengths[slots[0]] += count
         return logits
@@ -332,9 +327,10 @@ class ModelRunner:
         fits = not special and self.static.takes(tree.num_nodes, self.row_multiple)
         return fits and (not self.invariant or tree.is_chain)
 
-    def requested_states(self) -> States | None:
-        """An empty tensor for each hidden state that a pass has to fill in; None where there is none."""
-        return {layer: torch.empty(0) for layer in self.states.wanted} or None
+    @property
+    def _kept_states(self) -> StateStore | None:
+        """Where a pass writes its hidden states; None where nobody reads them."""
+        return self.states if self.states.wanted else None
 
     def pass_seconds(self, rows: int) -> float:
         """Median seconds of one pass over a chain of `rows` tokens.

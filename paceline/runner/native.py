@@ -6,6 +6,7 @@ those of plain decoding whatever shares its pass: trees, other sequences, the te
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from ctypes import c_void_p
 from itertools import chain
 from typing import Any, cast
 from weakref import ref
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
-from ..attention.states import States
+from ..attention.states import StateStore
 from ..hf.describe import Description
 from ..kernels.library import Pass, Places, address, addresses, run
 from .adapters import AttachedAdapter
@@ -38,18 +39,21 @@ class NativeDecoder:
         self._cache_places: tuple[ref[Tensor], ref[Tensor], Places, Places] | None = None  # of the cache used last
         self._dtype = cast("torch.dtype", model.dtype)
 
-    def logits(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
+    def logits(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
+    ) -> Tensor:
         """Raw logits, float32 [B, N, V]; of the last `layout.head_rows` nodes where that is given.
 
-        token_ids: [B, N]; None: those of the tree. Fills in the hidden states that `states` asks for, in the dtype of
-        the model.
+        token_ids: [B, N]; None: those of the tree. Hidden states are written where `states` keeps them.
         """
         head_rows = layout.head_rows or layout.num_nodes
         logits = torch.empty(len(layout.starts), head_rows, self._described.model.head.outs)
         self._run(token_ids, layout, cache, states, logits)
         return logits
 
-    def prefill(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> None:
+    def prefill(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
+    ) -> None:
         self._run(token_ids, layout, cache, states, None)
 
     def _run(
@@ -57,7 +61,7 @@ class NativeDecoder:
         token_ids: Tensor | None,
         layout: PassLayout,
         cache: SlotCache,
-        states: States | None,
+        states: StateStore | None,
         logits: Tensor | None,
     ) -> None:
         held = _Held()
@@ -96,14 +100,11 @@ class NativeDecoder:
             one.cos, one.sin = ctypes.addressof(cos), ctypes.addressof(sin)
         keys, values = self._places(cache)
         one.keys, one.values, one.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
-        made: Tensor | None = None
         if states is not None:
-            made = torch.empty(len(states), batch, nodes, self._described.model.hidden)
-            by_layer = dict(zip(states, made, strict=True))
-            one.states = held.tensors([by_layer.get(layer) for layer in range(self._described.num_layers + 1)])
+            kept = states.rows(cache.capacity, self._described.model.hidden, cache.keys[0])
+            one.states = held.places(kept[0, 0], states.layers, self._described.num_layers + 1)
+            one.state_columns, one.state_row = kept.shape[1], kept.stride(1)
         run(self._described.model, one)
-        if states is not None and made is not None:
-            states.update(zip(states, made.to(self._dtype), strict=True))
 
     def _places(self, cache: SlotCache) -> tuple[Places, Places]:
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
@@ -151,6 +152,14 @@ class _Held:
     def tensors(self, tensors: Sequence[Tensor | None]) -> int:
         """A pointer to an array of pointers."""
         self._held += [tensors, array := addresses(tensors)]
+        return ctypes.addressof(array)
+
+    def places(self, rows: Tensor, keys: Sequence[int], count: int) -> int:
+        """A pointer to `count` pointers: of each key to its row of a tensor, others null."""
+        array = (c_void_p * count)()
+        for key, row in zip(keys, rows, strict=True):
+            array[key] = row.data_ptr()
+        self._held += [rows, array]
         return ctypes.addressof(array)
 
     def integers(self, numbers: Iterable[int]) -> int:

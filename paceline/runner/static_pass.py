@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, Segment, additive, visible
-from ..attention.states import States
+from ..attention.states import StateStore
 from ..core.tree import TokenTree, ancestors
 from .torch_decoder import FusedDecoder
 
@@ -119,7 +119,7 @@ class StaticPass:
         """Committed length of a padding row, and the slot and column that its first node is written to."""
         return 0, slots[0], starts[0] + self.bucket.nodes
 
-    def compute(self) -> tuple[Tensor, States]:
+    def compute(self) -> tuple[Tensor, dict[int, Tensor]]:
         """Logits [B', N', V] of what is loaded, and the states [B', N', E] that are watched.
 
         Tensor operations of fixed shapes, in a fixed order.
@@ -138,7 +138,7 @@ class StaticPass:
         layout = PassLayout([0] * bucket.batch, bucket.nodes, shape, batch_invariant=False, _segments=segments)
         x = nn.functional.embedding(self._tokens.view(-1), decoder.embeddings)
         cos, sin = self._cos[positions.view(-1)], self._sin[positions.view(-1)]
-        passing: States = {}
+        passing = dict[int, Tensor]()
         for index, layer in enumerate(decoder.layers):
             if index in self._watched:  # no others: what is held takes memory in every recording
                 passing[index] = x
@@ -169,7 +169,9 @@ class StaticPasses:
 
     def __init__(self, decoder: FusedDecoder, cache: SlotCache, max_length: int):
         self._decoder, self._cache, self._max_length = decoder, cache, max_length
-        self._passes: dict[tuple[Bucket, tuple[int, ...]], tuple[StaticPass, Callable[[], tuple[Tensor, States]]]] = {}
+        self._passes: dict[
+            tuple[Bucket, tuple[int, ...]], tuple[StaticPass, Callable[[], tuple[Tensor, dict[int, Tensor]]]]
+        ] = {}
         self._built_on: list[Tensor] = []
         self.num_runs = 0
 
@@ -180,18 +182,20 @@ class StaticPasses:
         """Whether there is a bucket for so many nodes, and the cache has its tensors: the first pass makes them."""
         return max(num_nodes, row_multiple) <= NODES[-1] and len(self._cache) == len(self._decoder.layers)
 
-    def run(self, slots: Sequence[int], tree: TokenTree, row_multiple: int = 1, states: States | None = None) -> Tensor:
+    def run(
+        self, slots: Sequence[int], tree: TokenTree, row_multiple: int = 1, states: StateStore | None = None
+    ) -> Tensor:
         """Logits [B, N, V] of every node; keys and values lie behind the committed ones, as after any pass.
 
-        row_multiple: no fewer nodes than these are computed. Needs `takes(tree.num_nodes, row_multiple)`. Fills in the
-        hidden states [B, N, E] that `states` asks for.
+        row_multiple: no fewer nodes than these are computed. Needs `takes(tree.num_nodes, row_multiple)`. Hidden
+        states are written to `states`.
         """
         nodes = next(n for n in NODES if n >= max(tree.num_nodes, row_multiple))
         window = window_of(slots, self._cache.num_slots)
         scratch = nodes if window[1] > len(slots) else 0
         starts = self._cache.begin(slots, nodes + scratch, text=0)
         self._forget_if_moved()
-        watched = tuple(states or ())
+        watched = () if states is None else states.layers
         bucket = Bucket.of(window, nodes, max(starts) + nodes, self._cache.capacity)
         found = self._passes.get((bucket, watched))
         made = found[0] if found else StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
@@ -202,8 +206,9 @@ class StaticPasses:
             found = self._passes[bucket, watched] = made, repeatable(made.compute, self._decoder.embeddings.device)
         self.num_runs += 1
         logits, passing = found[1]()
-        for layer in states or ():
-            states[layer] = made.take(passing[layer], tree.num_nodes)  # type: ignore[index]
+        if states is not None:
+            kept = {layer: made.take(passing[layer], tree.num_nodes) for layer in watched}
+            states.write(slots, starts, kept, tree.num_nodes, self._cache.capacity)
         return made.take(logits, tree.num_nodes)
 
     def _forget_if_moved(self) -> None:

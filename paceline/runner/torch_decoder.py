@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from ..attention.attend import Scores, attend
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
-from ..attention.states import States
+from ..attention.states import StateStore
 from ..quant import PackedLinear
 from .adapters import AdaptedLinear, AttachedAdapter
 
@@ -114,9 +114,9 @@ class FusedDecoder:
         self._cos = self._sin = torch.empty(0)
 
     def prefill(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
     ) -> Tensor:
-        """States after the last layer, before the final norm. [B, N] -> [B N, E]. Fills in what `states` asks for."""
+        """States after the last layer, before the final norm. [B, N] -> [B N, E]. Hidden states go to `states`."""
         assert token_ids is not None
         if layout.rows is not None:
             x = layout.rows.embeds.flatten(0, 1).clone()  # the layers add to it in place
@@ -127,22 +127,24 @@ class FusedDecoder:
         places = layout.position_ids.reshape(-1)
         cos, sin = self.rotations(int(places.max()) + 1, x)
         cos, sin = cos[places], sin[places]
+        made, watched = dict[int, Tensor](), states.layers if states is not None else ()
         for index, layer in enumerate(self.layers):
-            if states is not None and index in states:
-                states[index] = x.view(*token_ids.shape, -1)
+            if index in watched:
+                made[index] = x.view(*token_ids.shape, -1)
             x = layer.forward(x, cos, sin, layout, cache)
-        if states is not None and len(self.layers) in states:
-            states[len(self.layers)] = self.norm(x).view(*token_ids.shape, -1)
+        if len(self.layers) in watched:
+            made[len(self.layers)] = self.norm(x).view(*token_ids.shape, -1)
+        if states is not None:
+            states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
         return x
 
     def logits(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None = None
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
     ) -> Tensor:
         """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
         assert token_ids is not None
         x = self.prefill(token_ids, layout, cache, states).view(*token_ids.shape, -1)
-        last, kept = len(self.layers), slice(-(layout.head_rows or 0), None)
-        normed = states[last][:, kept] if states is not None and last in states else self.norm(x[:, kept])
+        normed = self.norm(x[:, -(layout.head_rows or 0) :])
         return self.head(normed.flatten(0, 1)).unflatten(0, normed.shape[:2])
 
     def rotations(self, longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,18 +167,27 @@ class TransformersDecoder:
         self.attached = attached
         self._model, self._attends_trees = model, attends_trees
 
-    def logits(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> Tensor:
+    def logits(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
+    ) -> Tensor:
         """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
         return self._call(self._model, token_ids, layout, cache, states).logits[:, -(layout.head_rows or 0) :]
 
-    def prefill(self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None) -> None:
+    def prefill(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
+    ) -> None:
         self._call(self._model.base_model, token_ids, layout, cache, states)
 
     def _call(
-        self, module: nn.Module, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: States | None
+        self,
+        module: nn.Module,
+        token_ids: Tensor | None,
+        layout: PassLayout,
+        cache: SlotCache,
+        states: StateStore | None,
     ) -> Any:
         options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
-        if states:
+        if states is not None:
             options["output_hidden_states"] = True
         if layout.head_rows is not None:
             options["logits_to_keep"] = layout.head_rows
@@ -195,8 +206,9 @@ class TransformersDecoder:
         else:
             options["input_ids"] = token_ids
         out = module(**options)
-        for index in states or ():
-            states[index] = out.hidden_states[index]  # type: ignore[index]
+        if states is not None:
+            made = {index: out.hidden_states[index] for index in states.layers}
+            states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
         return out
 
 

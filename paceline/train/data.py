@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
+from ..attention.states import StateStore
 from ..errors import ConfigError
 from ..runner import LoadedModel
 from .config import TrainConfig
@@ -273,8 +274,9 @@ class OnlineStates:
             cache = SlotCache(1, end)
             starts = cache.begin([cache.allocate()], end, whole=target.attends_trees)
             layout = PassLayout(starts, end, None, False, 1, end, [0], device=target.device)
-            read = {layer: torch.empty(0) for layer in layers}
-            target.prefill(batch.token_ids[row, None, :end].to(target.device), layout, cache, read)
-            for layer, found in read.items():
-                states[layer][row, :end] = found[0]
+            store = StateStore(1)
+            store.watch(layers)
+            target.prefill(batch.token_ids[row, None, :end].to(target.device), layout, cache, store)
+            for layer in layers:
+                states[layer][row, :end] = store.read(0, 0, end, [layer])
         return replace(batch, states=states)

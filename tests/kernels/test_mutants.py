@@ -64,6 +64,16 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "const int64_t row = s.begins[b] + n, head",
         "const int64_t row = min_(s.rows - 1, FAULT ? b * pass->nodes + n : s.begins[b] + n), head",
     ),
+    "states in the order of the batch": (
+        "pass.h",
+        "pass->slots[b] * pass->state_columns",
+        "(FAULT ? b : pass->slots[b]) * pass->state_columns",
+    ),
+    "states of the row before": (
+        "pass.h",
+        "pass->starts[b] + pass->old + n;\n  char* to",
+        "pass->starts[b] + pass->old + (FAULT && n ? n - 1 : n);\n  char* to",
+    ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -120,7 +130,8 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
     torch.set_num_threads(2)
     try:
         runner = ModelRunner(wrap_model(tiny_model("llama")), 2, 200)
-        slots = [runner.cache.allocate(), runner.cache.allocate()]
+        slots = [runner.cache.allocate(), runner.cache.allocate()][::-1]
+        runner.watch_states([0, 1, 2])
         for _ in range(trials):
             for slot in slots:
                 runner.cache.truncate(slot, 0)
@@ -128,10 +139,17 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
             trees = [random_tree(7, rng), random_tree(12, rng)]
             ids, parents, _ = ([rows[0] for rows in parts] for parts in zip(*(t.lists for t in trees), strict=True))
             together = runner.forward(slots, TokenTree.from_lists(ids, parents)).clone()
+            begins = {slot: runner.cache.lengths[slot] for slot in slots}
+            states = {slot: runner.read_states(slot, begin, begin + 12, [0, 1, 2]) for slot, begin in begins.items()}
             for slot, tree, got in zip(slots, trees, together, strict=True):
                 for leaf in set(range(tree.num_nodes)) - set(tree.parents[0].tolist()):
                     path = [0, *tree.path_to(0, leaf)]
                     if not torch.equal(got[path], rows(runner, slot, tree.token_ids[0, path].tolist())):
+                        return False
+                    begin = begins[slot]
+                    if not torch.equal(
+                        states[slot][path], runner.read_states(slot, begin, begin + len(path), [0, 1, 2])
+                    ):
                         return False
         return True
     except Exception:  # the check at loading sees the worst of them

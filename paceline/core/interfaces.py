@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -82,7 +83,7 @@ class ModelFacts:
     fingerprint: str
     vision: Any = None
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
         """V, the rows of the output head, padding included."""
         return self.model.get_output_embeddings().out_features

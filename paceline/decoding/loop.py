@@ -14,6 +14,7 @@ from ..core.draft import Draft
 from ..core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier, bind_once
 from ..core.outputs import Origin, Round, TargetDistribution, Timings, Walk
 from ..core.request import Sequence
+from ..core.tree import TokenTree
 from ..errors import CacheFull
 from ..runner import ModelRunner
 from ..sampling import target_distribution, token_logprob
@@ -152,7 +153,9 @@ class SpeculativeDecoder:
             timings.add_round(reading_s, *seconds[:2], rest)
 
     def _propose(self, seqs: Seq[Sequence], budgets: list[DraftBudget]) -> Draft:
-        """The drafter's draft, checked, less what grammars forbid."""
+        """The drafter's draft, checked, less what grammars forbid; empty where no row may draft."""
+        if not any(budget.depth for budget in budgets):
+            return Draft(TokenTree.chain([[seq.token_ids[-1]] for seq in seqs]), source=self.drafter.name)
         draft: Draft = call(self.drafter, "propose", seqs, budgets)
         vocab_size, banned_token_ids = self._known
         check_contract(draft, seqs, budgets, vocab_size, self.runner.num_masks, banned_token_ids, self.drafter)

@@ -32,7 +32,7 @@ from .seconds import RoundSeconds
 
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
-REST = 2  # rounds for which a plan to draft nothing holds while the offers stay the same: planning takes time
+REST, LONG_REST = 2, 6  # rounds for which plans to draft nothing hold while the offers stay the same
 OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
 NEW, SLOW_AGAIN = 2.0, 3.0  # the same of trees of a new size; three times that for the second slow one in a row
 
@@ -82,11 +82,13 @@ class CostModel(DraftPolicy):
         self._drafter, self._pass_seconds = drafter, pass_seconds
         self.estimates = Estimates(self.max_depth, self._given, pads_trees)
         self.ledger, self._probing = Ledger(), Probing()
-        self._round = self._since_plain = self._rest = 0
+        self._round = self._since_plain = self._rest = self._blind = 0
         self._plain_after = PLAIN_AFTER
         self._restarted = set[int]()  # slots whose last round only added masks
         self._plan, self._seen = list[_Row](), list[tuple[Sequence, Round]]()
-        self._offers = list[object]()  # of the round that was planned last; `_rest` more rounds may do without a plan
+        # Planning takes time. After a plan to draft nothing, batches are not looked at for `_blind` rounds, and `_rest`
+        # more may do without a plan while the offers are those of the round that was planned last.
+        self._next_rest, self._offers = REST, list[object]()
 
     def measure(self, room: int, probes: bool = False) -> None:
         """Measure target and drafters now, not in the first round that could draft.
@@ -128,7 +130,9 @@ class CostModel(DraftPolicy):
                 depth = min(choice.deepest, option.depth) if is_sure else min(choice.depth, choice.depths[row])
                 self._plan[row] = _Row(option, depth, max(depth, choice.nodes) if option.is_tree else depth)
         self._probe(seqs, rows, turn, choice.rate * turn.seconds(0) / len(seqs), max_nodes)
-        self._rest = 0 if any(row.option for row in self._plan) else REST + len(seqs) // 4
+        rests = not any(row.option for row in self._plan)
+        self._blind, self._rest = (len(seqs) // 4, self._next_rest) if rests else (0, 0)
+        self._next_rest = min(self._next_rest + REST, LONG_REST) if rests else REST
         return [self._budget(row, choice) for row in self._plan]
 
     def observe(self, seq: Sequence, record: Round) -> None:
@@ -152,8 +156,8 @@ class CostModel(DraftPolicy):
     def _options(self, seqs: Seq[Sequence]) -> list[list[Option]]:
         """What each drafter could do for each row; before the first of them the target is measured."""
         drafter = self._drafter
-        if self._rest > REST:  # of a batch, whose planning takes a while
-            self._rest -= 1
+        if self._blind > 0:
+            self._blind -= 1
             return [[] for _ in seqs]
         limits = [min(self.max_depth, seq.remaining - 1, seq.params.most_drafted) for seq in seqs]
         offered = [drafter.draft_options(seq) if limit > 0 else () for seq, limit in zip(seqs, limits, strict=True)]

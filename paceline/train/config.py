@@ -88,7 +88,8 @@ class TrainConfig(LoopConfig):
     """How to train on answers.
 
     max_tokens: columns of a batch, rows x longest row; also where an answer is cut. accumulate: batches a step, on each
-    device. held_out: share of the prompts kept for evaluation. limit: answers to train on, None: all.
+    device. held_out: share of the prompts kept for evaluation. limit: answers to train on, None: all. prompts: whether
+    heads over the target's states learn from the tokens of prompts too.
     """
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
@@ -96,6 +97,7 @@ class TrainConfig(LoopConfig):
     accumulate: AtLeast1 = 1
     limit: Annotated[int, Field(ge=1)] | None = None
     held_out: Share = 0.03
+    prompts: bool = False
     loss: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
@@ -128,9 +130,9 @@ class RunConfig:
 
     prompts: files, see `eval.prompts`; the images of chats are read by `qat` and `distill`, and by heads through
     stored states; `prepare.mix` reads a key "source" of each line. out: the run's folder. start: a head to continue
-    from, whose shape and draft vocabulary stay; None: a fresh one of the shape that `head` asks for. answers: folders
-    that `prepare` wrote elsewhere; empty: the run's own. head: shape of what is trained. base_model, licence: for the
-    model card, a hub id and the head's licence.
+    from, whose shape stays, and its draft vocabulary too where `head.draft_vocab_size` is not given; None: a fresh one
+    of the shape that `head` asks for. answers: folders that `prepare` wrote elsewhere; empty: the run's own. head:
+    shape of what is trained. base_model, licence: for the model card, a hub id and the head's licence.
     """
 
     model: Name

@@ -129,8 +129,16 @@ class Answers:
             chance.shuffle(batches)
         return batches
 
-    def batch(self, indices: Sequence[int], layers: Sequence[int], max_tokens: int) -> Batch:
+    @cached_property
+    def _shared(self) -> int:
+        """How many tokens all prompts begin with: a template's, and a system prompt's."""
+        first, last = (key(one.prompt_ids for one in self.all) for key in (min, max))
+        return next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+
+    def batch(self, indices: Sequence[int], layers: Sequence[int], max_tokens: int, prompts: bool = False) -> Batch:
         """These answers side by side, cut to `max_tokens`; states in their stored dtype, none where none are stored.
+
+        prompts: their tokens count as answer tokens, behind those that all prompts begin with.
 
         Raises `ConfigError` where some layer, or the states of some answer, are missing.
         """
@@ -141,7 +149,7 @@ class Answers:
         for row, one in enumerate(chosen):
             ids = torch.tensor((one.prompt_ids + one.answer_ids)[:width])
             token_ids[row, : len(ids)] = ids
-            is_answer[row, len(one.prompt_ids) : len(ids)] = True
+            is_answer[row, max(1, self._shared) if prompts else len(one.prompt_ids) : len(ids)] = True
         chats = tuple(one.chat for one in chosen) if self.has_images else ()
         states = {layer: _side_by_side(chosen, layer, width) for layer in layers} if self.has_states else {}
         return Batch(token_ids, states, is_answer, chats)
@@ -211,6 +219,7 @@ class AnswerTask(Task[Batch]):
             "epochs": c.epochs,
             "max_tokens": c.max_tokens,
             "accumulate": c.accumulate,
+            "prompts": c.prompts,
             "loss": dict(c.loss),
             "answers": self._answers.hash(),
             "recipe": f"{type(self._recipe).__name__} {self._recipe.identity}".rstrip(),
@@ -241,7 +250,8 @@ class AnswerTask(Task[Batch]):
 
     def load(self, item: tuple[Answers, list[int]]) -> Batch:
         answers, indices = item
-        return answers.batch(indices, self._recipe.states, self._config.max_tokens)
+        prompts = self._config.prompts and answers is self._answers  # held-out answers are judged alone
+        return answers.batch(indices, self._recipe.states, self._config.max_tokens, prompts)
 
     def weight(self, batch: Batch) -> int:
         return int(batch.is_answer.sum())

@@ -128,9 +128,10 @@ class _Run:
             rate = learning_rate(config, self.step, steps)
             self._descend(batches, rate)
             if self.step % config.log_every == 0 or self.step == steps:
-                pace = self.window.weight / max(time.monotonic() - window_at, 1e-9)
-                means, self.window, window_at = self.window.means(), Window(), time.monotonic()
-                stepped = Stepped(self.step, steps, self.tokens, *means, rate, pace, self.skipped)
+                window = self._of_all_devices(self.window)
+                pace = window.weight / max(time.monotonic() - window_at, 1e-9)
+                self.window, window_at = Window(), time.monotonic()
+                stepped = Stepped(self.step, steps, self.tokens, *window.means(), rate, pace, self.skipped)
                 yield from self._logged(log, stepped)
             if self._evaluates():
                 yield from self._logged(log, self._evaluate())
@@ -196,11 +197,7 @@ class _Run:
             for item in self.task.held_out[self.rank :: self.devices]:
                 batch = self.task.load(item)
                 window.add(self._loss(batch), self.task.weight(batch))
-        if self.devices > 1:
-            every, window = self._gather(window.sums()), Window()
-            for sums in every:
-                window.join(sums)
-        loss, parts, agreement = window.means()
+        loss, parts, agreement = self._of_all_devices(window).means()
         return Evaluated(self.step, self.tokens, loss, parts, agreement, accepted_length(agreement))
 
     # Staying the same run
@@ -217,12 +214,13 @@ class _Run:
         path = self.folder / f"checkpoint-{self.step:08d}.pt"
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         random_states = self._gather({"torch": torch.get_rng_state(), "cuda": cuda})
+        window = self._of_all_devices(self.window)
         if not self.accelerator.is_main_process:
             return path
         state = {
             "identity": self._identity(), "trained": self.task.state(), "optimizer": self.optimizer.state_dict(),
             "random": random_states, "step": self.step, "tokens": self.tokens, "skipped": self.skipped,
-            "window": self.window.sums(),
+            "window": window.sums(),
         }  # fmt: skip
         with replacing(path) as part:
             torch.save(state, part)
@@ -246,7 +244,7 @@ class _Run:
             self.optimizer.load_state_dict(state["optimizer"])
             set_random_state(state["random"][self.rank])
             self.step, self.tokens, self.skipped = (int(state[key]) for key in ("step", "tokens", "skipped"))
-            self.window = Window(state["window"])
+            self.window = Window(state["window"] if self.rank == 0 else None)
         return True
 
     # Several devices
@@ -257,6 +255,15 @@ class _Run:
 
             for parameter in self.parameters:
                 parameter.data.copy_(broadcast(parameter.data))  # type: ignore[arg-type]
+
+    def _of_all_devices(self, window: Window) -> Window:
+        """What this window and those of the other devices hold together."""
+        if self.devices == 1:
+            return window
+        joined = Window()
+        for sums in self._gather(window.sums()):
+            joined.join(sums)
+        return joined
 
     def _gather(self, value: Any) -> list[Any]:
         from accelerate.utils import gather_object

@@ -25,8 +25,8 @@ class Batch:
 
     token_ids: 0 where padded. states: the target's hidden states by layer; the state of column t was computed from
     tokens 0 to t, and is zero where padded and at each answer's last token, which the target never read. is_answer:
-    True where the target wrote the token: losses are for these tokens only. chats: one for each answer whose prompt has
-    images, else None; empty where no prompt has any.
+    True where the target wrote the token, or where `train.prompts` counts it so: losses are for these tokens only.
+    chats: one for each answer whose prompt has images, else None; empty where no prompt has any.
     """
 
     token_ids: Int[Tensor, "B T"]
@@ -59,6 +59,8 @@ class Recipe(ABC):
     """What else must be the same for a run to be resumed: nothing that shapes, settings and answers hold already."""
     reads_images: bool = False
     """Whether `loss` reads the images of a prompt itself, and not only through states of the target."""
+    learns_prompts: ClassVar[bool] = False
+    """Whether the tokens of a prompt may count as answer tokens."""
     processor: ProcessorMixin | None = None
     """Written beside a trained model that reads images."""
     makes_draft: ClassVar[bool] = False

@@ -99,6 +99,9 @@ class Stages:
         if self.config.train.tensorboard:
             need_tensorboard()
         check_eval(self.result, self.method, self._evaluation)
+        if self.config.train.prompts and not recipe.learns_prompts:
+            fix = "train.prompts=false"
+            raise ConfigError("only heads over the target's states learn from prompts", got=self.method, fix=fix)
         recipe.check(self.method, self.config, self.target)
         self._is_checked = True
 

@@ -1,5 +1,7 @@
 """Answers as training data: the right state at the right column, an order that depends on nothing else, no leaks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -76,6 +78,18 @@ def test_cut(folders):
     assert batch.token_ids.shape[1] == 12
     assert batch.is_answer.sum() == sum(min(one.length, 12) - len(one.prompt_ids) for one in answers.all)
     assert batch.states[1].shape[:2] == batch.token_ids.shape
+
+
+def test_prompts_count_as_answers_behind_what_they_share(folders):
+    template = (5, 6, 7)
+    read = [replace(one, prompt_ids=template + one.prompt_ids, states=None) for one in Answers.read(folders).all]
+    answers = Answers(read)
+    indices = list(range(len(answers)))
+    alone, both = (answers.batch(indices, (), 64, prompts=prompts).is_answer for prompts in (False, True))
+    for row, one in enumerate(answers.all):
+        columns = both[row].nonzero().flatten().tolist()
+        assert columns == list(range(3, one.length)), "neither the template nor padding"
+        assert alone[row].nonzero().flatten().tolist() == columns[len(one.prompt_ids) - 3 :]
 
 
 def test_held_out_prompts_are_never_trained_on(folders):

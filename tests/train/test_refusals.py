@@ -76,6 +76,7 @@ REFUSED = [
     ("space", "train.loss.vocab_size=0", "train.loss: vocab_size"),
     ("space", "model=BASE/granite", "head.transition_rank=0"),
     ("qat", "head.bits=5", "head: bits"),
+    *((method, "train.prompts=true", "only heads") for method in ("space", "qat", "distill")),
     ("qat", "head.linears=[nope]", "no linear layer"),
     ("qat", "head.group_size=256", "no linear layer fits"),
     ("qat", "start=somewhere", "begins from the target's weights"),

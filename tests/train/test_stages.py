@@ -1,10 +1,13 @@
 """A whole run on a tiny model, from prompts to a measured head, by the command line; and what each stage refuses."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
-from paceline.heads.folder import head_info, read_record
+from paceline.heads.folder import head_info, load_head, read_record
+from paceline.runner import wrap_model
 from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.log import Started
@@ -66,6 +69,22 @@ def test_every_method(base, tmp_path, method):
     assert [event.stage for event in done] == ["prepare", "train", "eval"]
     assert head_info(tmp_path / "head").method == method
     assert not Answers.read(tmp_path / "answers-0").has_states
+
+
+@pytest.mark.parametrize("method", ["eagle3", "medusa"])
+def test_another_draft_vocabulary_for_a_head_that_is_there(base, tmp_path, method):
+    first = read_config(config_of(base, tmp_path / "first"), ("prepare.limit=8", "train.prompts=true"))
+    for stage in (Stages(method, first).prepare, Stages(method, first).train):
+        list(stage())
+    old = tmp_path / "first" / "head"
+    more = f"start={old}", f"answers=[{tmp_path / 'first' / 'answers-0'}]", "train.lr=1e-12"
+    for shape, size in (({}, 64), ({"draft_vocab_size": 20}, 20)):
+        out = tmp_path / str(size)
+        list(Stages(method, replace(read_config(config_of(base, out), more), head=shape)).train())
+        heads = [load_head(str(folder), wrap_model(tiny_model("llama"))) for folder in (old, out / "head")]
+        assert len(heads[1].draft_ids) == size
+        weights = [{k: v for k, v in head.state_dict().items() if k != "draft_ids"} for head in heads]
+        assert all(torch.allclose(weights[0][key], weights[1][key], atol=1e-2) for key in weights[0])
 
 
 def test_stages_go_on_where_they_were(base, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
 
 import torch
@@ -151,6 +152,7 @@ class HeadRecipe(Recipe):
     index of the target's last state, from which the output rows make the labels.
     """
 
+    learns_prompts: ClassVar[bool] = True
     KINDS: ClassVar[dict[str, tuple[type[Any], type[Any], type[Any]]]]
     """For each method the module, and what `head` and `train.loss` of a configuration may hold."""
 
@@ -205,6 +207,10 @@ class HeadRecipe(Recipe):
             head = seeded(shape.seed, lambda: kind(made, ids)).to(target.device)
         else:
             head = started(method, config.start, kind, target)
+            if "draft_vocab_size" in config.head and not head.owns_rows:  # it drafts whatever rows it is given
+                weights, sized = head.state_dict(), replace(head.config, draft_vocab_size=len(ids))
+                head = kind(sized, ids).to(target.device)
+                head.load_state_dict(weights | {"draft_ids": ids})
             ids = head.draft_ids
         rows = target.output_rows().detach().float()
         head.attach(cast("Any", target.model.get_input_embeddings()).weight.detach(), rows)

@@ -1,0 +1,81 @@
+"""Two processes train as one does with twice the batches a step, and go on where they were."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.train.config import read_config
+from paceline.train.stages import Stages
+from tests.cli.helpers import save
+from tests.tiny import tiny_model
+
+pytestmark = pytest.mark.more  # each run starts two processes
+RUN = """
+model: {base}/model
+prompts: [{base}/prompts.jsonl]
+out: {base}/answers
+dtype: float32
+prepare: {{max_tokens: 8, limit: 40, prompt_tokens: 9}}
+head: {{draft_vocab_size: 64}}
+train: {{max_tokens: 48, epochs: 2, held_out: 0.2, log_every: 1, checkpoint_seconds: 0, loss: {{steps: 2}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    base = tmp_path_factory.mktemp("run")
+    save(base / "model", tiny_model("llama"))
+    prompts = [" ".join(f"w{5 + (7 * i + 3 * j) % 90}" for j in range(2 + i % 7)) for i in range(40)]
+    (base / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    (base / "run.yaml").write_text(RUN.format(base=base))
+    list(Stages("eagle3", read_config(base / "run.yaml")).prepare())
+    return base
+
+
+def changes(base: Path, out: str, *more: str) -> tuple[str, ...]:
+    return f"out={base / out}", f"answers=[{base / 'answers' / 'answers-0'}]", *more
+
+
+def in_two_processes(base: Path, out: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline",
+               "train", "eagle3", "train", "--config", str(base / "run.yaml"), *changes(base, out)]  # fmt: skip
+    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+def losses(folder: Path) -> list[tuple[str, int, float]]:
+    lines = map(json.loads, (folder / "train" / "log.jsonl").read_text().splitlines())
+    return [(line["event"], line["step"], line["loss"]) for line in lines if "loss" in line]
+
+
+def test_two_processes_train_as_one_with_as_many_batches_a_step(base):
+    list(Stages("eagle3", read_config(base / "run.yaml", changes(base, "one", "train.accumulate=2"))).train())
+    in_two_processes(base, "two")
+    alone, together = losses(base / "one"), losses(base / "two")
+    assert [entry[:2] for entry in alone] == [entry[:2] for entry in together]
+    assert len(alone) > 8
+    assert [loss for *_, loss in together] == pytest.approx([loss for *_, loss in alone], rel=1e-5)
+    halved = base / "halved"  # the mutant: as many batches a step as one process takes
+    list(Stages("eagle3", read_config(base / "run.yaml", changes(base, "halved"))).train())
+    assert len(losses(halved)) != len(alone)
+
+
+def test_they_go_on_with_the_same_bits(base):
+    in_two_processes(base, "stopped")
+    place = base / "stopped" / "head"
+    weights = load_file(place / "model.safetensors")
+    for file in place.iterdir():
+        file.unlink()
+    place.rmdir()
+    *_, before, last = sorted((base / "stopped" / "train").glob("checkpoint-*.pt"))
+    last.unlink()
+    in_two_processes(base, "stopped")
+    assert last.exists(), f"it went on from {before.name}"
+    again = load_file(place / "model.safetensors")
+    assert all(torch.equal(again[name], weights[name]) for name in weights)

@@ -116,7 +116,7 @@ def rounds(loaded: LoadedModel, context: int, clock: Clock, tokens: int) -> dict
         return draft
 
     def marked_forward(*args):
-        begun.append((drafted[-1], clock.mark()))  # the first draft's round is read with the prompt
+        begun.append((drafted[-1] if drafted else clock.mark(), clock.mark()))  # no draft in the prompt's round
         out = forward(*args)
         done.append(clock.mark())
         return out

@@ -32,7 +32,7 @@ from .seconds import RoundSeconds
 
 PLAIN_ROUNDS = 5  # of each batch size, before anything is compared with them
 PLAIN_AFTER, PLAIN_EVERY = 4, 48  # rounds of drafts between two plain ones, which keep the comparison honest
-REST, LONG_REST = 2, 6  # rounds for which plans to draft nothing hold while the offers stay the same
+REST, LONG_REST = 2, 4  # rounds for which plans to draft nothing hold while the offers stay the same
 OUTLIER = 1.6  # a round cannot cost the ledger more than this many times what it should have
 NEW, SLOW_AGAIN = 2.0, 3.0  # the same of trees of a new size; three times that for the second slow one in a row
 

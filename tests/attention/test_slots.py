@@ -117,6 +117,7 @@ class Fails(RandomTrees):
 
     def observe(self, seqs, draft, logits, walks):
         if self.place == "observe" and self.left == 0:
+            self.left = -1
             raise self.error
 
 

@@ -68,9 +68,9 @@ class Watched(PromptLookup):
         super().__init__(2, min_ngram=1)
         self.rows = list[int]()
 
-    def propose(self, seqs, budgets):
+    def observe(self, seqs, draft, logits, walks):
         self.rows.append(len(seqs))
-        return super().propose(seqs, budgets)
+        super().observe(seqs, draft, logits, walks)
 
 
 def test_rows_are_answered_side_by_side_and_end_alone(model):

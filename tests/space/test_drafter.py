@@ -6,6 +6,7 @@ import pytest
 
 from paceline import Choose, PromptLookup, SamplingParams
 from paceline.core.interfaces import DraftBudget
+from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Space, space
 from paceline.heads.space import SpaceAdapter
@@ -102,7 +103,7 @@ def test_no_mask_foresees_what_cannot_be_drafted(max_tokens, limit):
         drafter.propose = lambda seqs, budgets, made=made, real=real: made.append(real(seqs, budgets)) or made[-1]
         decoder.step([seq])
         drafter.propose = real
-        tree = made[0].tree
+        tree = made[0].tree if made else TokenTree.chain([[0]])
         depth = tree.depth[0].tolist()
         for node in (~tree.is_probe[0]).nonzero()[:, 0].tolist():
             count = len(space.masks_below(node, tree.token_ids[0].tolist(), tree.parents[0].tolist(), V))

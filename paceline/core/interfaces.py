@@ -252,7 +252,10 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        """Draft for each sequence within its budget; row b of the tree starts at `seqs[b].token_ids[-1]`."""
+        """Draft for each sequence within its budget; row b of the tree starts at `seqs[b].token_ids[-1]`.
+
+        Not called in rounds where no sequence has a budget.
+        """
 
     def observe(self, seqs: Seq[Sequence], draft: Draft, logits: Tensor, walks: Seq[Walk]) -> None:
         """Learn from the round. Called after the sequences took their tokens, before finished ones are released.

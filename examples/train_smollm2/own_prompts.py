@@ -39,8 +39,9 @@ def main() -> None:
     for beginning, answer in zip(begun, llm.generate([before + text for text in begun], params), strict=True):
         if answer.outputs[0].finish_reason == "stop":  # the user's turn ended
             texts.add(beginning + answer.outputs[0].text.strip())
+    texts = {text for text in texts if len(text) > 20}
     with given.out.open("w") as file:
-        for text in sorted(text for text in texts if len(text) > 20):
+        for text in sorted(texts):
             file.write(json.dumps({"source": "own", "prompt": text}) + "\n")
     print(f"{len(texts)} prompts in {given.out}")
 

@@ -258,3 +258,24 @@ def test_soft_caps_keep_their_bits_in_batches_and_first_passes(drafter):
         want = [alone.generate(text, params)[0].outputs[0].logprobs for text in texts]
         for llm in (spec, spec.plain()):
             assert [one.outputs[0].logprobs for one in llm.generate(texts, params)] == want
+
+
+class Counts(RandomTrees):
+    """Notes for which depths it was asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.depths = list[list[int]]()
+
+    def propose(self, seqs, budgets):
+        self.depths.append([budget.depth for budget in budgets])
+        return super().propose(seqs, budgets)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rounds_without_a_budget_ask_no_drafter(depth):
+    drafter, prompts, params = Counts(), [prompt(9), prompt(5)], SamplingParams(max_tokens=9)
+    seqs, _ = answers(ModelRunner(loaded(), 2), drafter, prompts, params, depth)
+    assert [result(seq) for seq in seqs] == expected(loaded(), prompts, params)
+    assert bool(drafter.depths) == (depth > 0)
+    assert all(any(row) for row in drafter.depths)

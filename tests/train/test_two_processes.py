@@ -42,9 +42,9 @@ def changes(base: Path, out: str, *more: str) -> tuple[str, ...]:
     return f"out={base / out}", f"answers=[{base / 'answers' / 'answers-0'}]", *more
 
 
-def in_two_processes(base: Path, out: str) -> None:
+def in_two_processes(base: Path, out: str, *more: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline",
-               "train", "eagle3", "train", "--config", str(base / "run.yaml"), *changes(base, out)]  # fmt: skip
+               "train", "eagle3", "train", "--config", str(base / "run.yaml"), *changes(base, out, *more)]  # fmt: skip
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
@@ -67,15 +67,16 @@ def test_two_processes_train_as_one_with_as_many_batches_a_step(base):
 
 
 def test_they_go_on_with_the_same_bits(base):
-    in_two_processes(base, "stopped")
-    place = base / "stopped" / "head"
+    in_two_processes(base, "stopped", "train.log_every=4")  # the checkpoint before the last is between two lines
+    place, logged = base / "stopped" / "head", losses(base / "stopped")
     weights = load_file(place / "model.safetensors")
     for file in place.iterdir():
         file.unlink()
     place.rmdir()
     *_, before, last = sorted((base / "stopped" / "train").glob("checkpoint-*.pt"))
     last.unlink()
-    in_two_processes(base, "stopped")
+    in_two_processes(base, "stopped", "train.log_every=4")
     assert last.exists(), f"it went on from {before.name}"
+    assert losses(base / "stopped") == logged
     again = load_file(place / "model.safetensors")
     assert all(torch.equal(again[name], weights[name]) for name in weights)

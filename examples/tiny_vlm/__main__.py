@@ -117,17 +117,21 @@ def _event_line(event: object) -> str:
 def scenes(
     out: Annotated[Path, typer.Argument(help="A new folder for the images and prompts.jsonl.")],
     per_kind: Annotated[int, typer.Option(min=1, help="Questions of each kind.")] = 60,
+    train: Annotated[bool, typer.Option("--train", help="Scenes for training instead of held-out ones.")] = False,
 ) -> None:
-    """Write questions about held-out scenes as prompts, for `paceline bench MODEL --suite OUT/prompts.jsonl`."""
+    """Write questions about held-out scenes as prompts, for `paceline bench MODEL --suite OUT/prompts.jsonl`.
+
+    With --train they are prompts for `paceline train`.
+    """
     from paceline.system.files import check_out, write_text
 
     from .questions import scene_suite
-    from .scene import render
+    from .scene import HELD_OUT, render
 
     check_out(out / "prompts.jsonl")
     lines = []
     (out / "images").mkdir(parents=True, exist_ok=True)
-    for number, (scene, one) in enumerate(scene_suite(per_kind)):
+    for number, (scene, one) in enumerate(scene_suite(per_kind, HELD_OUT // 2 if train else HELD_OUT)):
         image = f"images/scene-{number}.png"
         render(scene).save(out / image)
         line = {"id": f"scene-{number}", "category": one.kind, "turns": [one.text], "image": image}

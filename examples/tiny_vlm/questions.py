@@ -208,7 +208,7 @@ _FORMS: Mapping[str, tuple[Callable[..., tuple[str, str]], ...]] = {
 """Functions of a scene's content and of chance, in the order of `KINDS`."""
 
 
-def scene_suite(per_kind: int = 60) -> list[tuple[Scene, Question]]:
-    """Questions of every kind about held-out scenes, one for each scene, the kinds taking turns; for benchmarks."""
-    scenes = [make_scene(HELD_OUT + number) for number in range(per_kind * len(KINDS))]
-    return [(scene, ask(scene, KINDS[n % len(KINDS)], HELD_OUT + n)) for n, scene in enumerate(scenes)]
+def scene_suite(per_kind: int = 60, first: int = HELD_OUT) -> list[tuple[Scene, Question]]:
+    """Questions of every kind about the scenes from seed `first` on, one for each scene, the kinds taking turns."""
+    scenes = [(seed, make_scene(seed)) for seed in range(first, first + per_kind * len(KINDS))]
+    return [(scene, ask(scene, KINDS[n % len(KINDS)], seed)) for n, (seed, scene) in enumerate(scenes)]

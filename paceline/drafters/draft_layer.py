@@ -46,6 +46,7 @@ class LayerPass:
 
     keys, values: the cache [slots, H, capacity, d], in the dtype of the weights.
     slots, starts: the slot of each row of the batch, and how many of its columns are kept.
+    projects: the rows are yet to be made, by `LayerParts.project`, of what is given in their place [B, N, S].
     ids: the tokens whose embeddings are read beside the rows [B, N].
     parents: the parents of all nodes of the trees [B, old + N] on the CPU, -1 for the last kept column; None: chains.
     old: the number of nodes of the levels above.
@@ -65,6 +66,7 @@ class LayerPass:
     head_rows: int = 0
     top: int = 0
     ends: bool = True
+    projects: bool = False
 
 
 @final
@@ -104,6 +106,7 @@ class LayerParts:
     beside_norm: the norm of the rows, in a layer that also reads their tokens' `embeddings` [V, E], normed by
         `input_norm`.
     beside_stays: the residual stream begins with the normed rows.
+    project: the linear layer of passes that give something else in the place of rows.
     """
 
     attention: Attention
@@ -116,6 +119,7 @@ class LayerParts:
     beside_norm: nn.RMSNorm | None = None
     beside_stays: bool = False
     embeddings: Tensor | None = None
+    project: nn.Module | None = None
 
 
 def runs_natively(weight: Tensor) -> bool:
@@ -147,6 +151,9 @@ class NativeLayer:
             embedding_format=0 if embeddings is None else FORMATS[embeddings.dtype],
             cache_format=FORMATS[head.packed.dtype],
         )  # fmt: skip
+        if parts.project is not None:
+            assert isinstance(parts.project, PackedLinear)
+            self._model.project = self._matrix(parts.project)
         self.held.append(embeddings)
         self._tables, self._rotations = torch.empty(2, 0, d), (c_void_p(), c_void_p())
         self._cached: tuple[Tensor, Tensor, Any, Any] | None = None  # keys and values of the last pass, and where
@@ -155,17 +162,21 @@ class NativeLayer:
         """Raises `MemoryError`."""
         batch, nodes, _ = given.rows.shape
         where = torch.tensor([given.starts, given.slots])
-        rows = given.rows.float().contiguous()
+        rows = (given.rows if given.projects else given.rows.float()).contiguous()
         self._reach(max(given.starts) + given.old + nodes)
         if self._cached is None or self._cached[0] is not given.keys:
             self._cached = given.keys, given.values, addresses([given.keys]), addresses([given.values])
         one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys.shape[2])
         one.max_position = self._tables.shape[1] - 1
-        one.rows, one.ids, one.parents = address(rows), address(given.ids), address(given.parents)
+        if given.projects:
+            one.inputs, one.input_format = address(rows), FORMATS[rows.dtype]
+        else:
+            one.rows = address(rows)
+        one.ids, one.parents = address(given.ids), address(given.parents)
         one.starts, one.slots = address(where[0]), address(where[1])
         one.cos, one.sin = self._rotations
         one.keys, one.values = _place(self._cached[2]), _place(self._cached[3])
-        hidden = torch.empty(rows.shape if given.ends else 0)
+        hidden = torch.empty((batch, nodes, self._model.hidden) if given.ends else 0)
         logits = torch.empty(batch, given.head_rows, self.vocabulary)
         best = None
         if given.ends:
@@ -211,6 +222,9 @@ class TorchLayer:
         """As `NativeLayer`, but it does not look for the best logits."""
         parts, attention = self._parts, self._parts.attention
         rows, keys, values, device = given.rows, given.keys, given.values, given.rows.device
+        if given.projects:
+            assert parts.project is not None
+            rows = parts.project(rows)
         x = residual = rows
         if parts.beside_norm is not None and parts.input_norm is not None:
             assert given.ids is not None

@@ -44,8 +44,8 @@ class EaglePass:
         self.is_native = runs_natively(embeddings)
         if self.is_native:
             native_form(head)
-        self._fc, self._dtype = head.fc, torch.float32 if self.is_native else dtype
-        parts = LayerParts(layer.self_attn, layer.mlp, head.lm_head, config.rope_theta, layer.post_attention_layernorm)
+        norm = layer.post_attention_layernorm
+        parts = LayerParts(layer.self_attn, layer.mlp, head.lm_head, config.rope_theta, norm, project=head.fc)
         if config.version == 3:
             norms = layer.input_layernorm, head.norm, layer.hidden_norm
             parts = replace(parts, input_norm=norms[0], final_norm=norms[1], beside_norm=norms[2])
@@ -68,22 +68,23 @@ class EaglePass:
             begin, own = 0, torch.tensor(row, device=device)
             while len(row) - begin > FEW:
                 end = min(begin + CHUNK, len(row) - 1)
-                self._pass([slot], own[None, begin:end], self._projected(known[begin:end])[None], ends=False)
+                self._pass([slot], own[None, begin:end], known[None, begin:end], ends=False)
                 self.cache.lengths[slot] += end - begin
                 begin = end
             ids.append(own[begin:])
             rows.append(known[begin:])
         counts = [len(row) for row in ids]
         width, ragged = max(counts), min(counts) < max(counts)
-        packed = nn.utils.rnn.pad_sequence(ids, batch_first=True)
-        hidden = self._projected(nn.utils.rnn.pad_sequence(rows, batch_first=True))
-        level = self._pass(slots, packed, hidden, head_rows=width if ragged else 1, top=most)
+        head_rows = width if ragged else 1
+        level = self._pass(slots, _side_by_side(ids), _side_by_side(rows), head_rows=head_rows, top=most)
         for slot, count in zip(slots, counts, strict=True):
             self.cache.lengths[slot] += count
         self._slots, self._parents = list(slots), torch.empty(len(slots), 0, dtype=torch.long)
         self._newest = -1  # number of the first node of the newest level
+        if not ragged:
+            return Level(level.hidden[:, -1:], level.logits, level.best)
         ends = torch.tensor(counts) - 1 + torch.arange(len(slots)) * width
-        return _picked(level, ends.to(device), ragged)
+        return _picked(level, ends.to(device))
 
     def step(self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0) -> Level:
         """The next level of the trees, nodes [B, F], and the `most` largest logits of each.
@@ -99,30 +100,29 @@ class EaglePass:
         ids, count = tokens.to(device), tokens.shape[1]
         return self._pass(self._slots, ids, rows, before, parents=self._parents, head_rows=count, top=most)
 
-    def _projected(self, states: Tensor) -> Tensor:
-        """What the head makes of the target's states. [..., len(states) E] -> [..., E]."""
-        states = states.to(self._dtype)
-        return self._fc(states) if self.config.version == 3 else states
-
     def _pass(self, slots: Sequence[int], ids: Tensor, hidden: Tensor, old: int = 0, **more: Any) -> Level:
-        """One pass over pairs of tokens [B, N] and hidden [B, N, E], after what the slots have cached.
+        """One pass over pairs of tokens [B, N] and what stands beside them, after what the slots have cached.
 
+        hidden: the head's own hidden states [B, N, E], or the target's [B, N, len(states) E], which are projected.
         more: further fields of `LayerPass`.
         """
         cache, beside = self.cache, ids.contiguous()
         starts = [cache.lengths[slot] for slot in slots]
         cache.ensure(max(starts) + old + ids.shape[1])
         if self.config.version == 1:
-            embedded = nn.functional.embedding(ids, self._embeddings).to(self._dtype)
-            hidden, beside = self._fc(torch.cat([embedded, hidden], -1)), None
+            hidden, beside = torch.cat([nn.functional.embedding(ids, self._embeddings), hidden], -1), None
+        projects = self.config.version == 1 or "parents" not in more
         keys, values = cache.keys[0], cache.values[0]
-        return self._layer(LayerPass(keys, values, slots, starts, hidden, beside, old=old, **more))
+        return self._layer(LayerPass(keys, values, slots, starts, hidden, beside, old=old, projects=projects, **more))
 
 
-def _picked(level: Level, ends: Tensor, ragged: bool) -> Level:
-    """Only the rows at `ends`, counted over the batch; logits are of these alone unless it is ragged."""
+def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    """[B, longest, ...], with zeros behind shorter rows."""
+    return rows[0][None] if len(rows) == 1 else nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+def _picked(level: Level, ends: Tensor) -> Level:
+    """Only the rows at `ends`, counted over the batch."""
     pick = lambda t: t.flatten(0, 1).index_select(0, ends)[:, None]  # noqa: E731
-    if not ragged:
-        return Level(pick(level.hidden), level.logits, level.best)
     best = None if level.best is None else Best(pick(level.best.columns), pick(level.best.logps))
     return Level(pick(level.hidden), pick(level.logits), best)

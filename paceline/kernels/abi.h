@@ -40,6 +40,7 @@ struct Layer {
 struct Model {
   const struct Layer* layers;
   struct Matrix head;
+  struct Matrix project;   // makes rows of what a pass reads as `inputs`; null where there is none
   struct Norm final_norm;
   const void* embeddings;  // [vocabulary, hidden] in `embedding_format`, or null: rows are always given
   int32_t embedding_format;
@@ -56,6 +57,8 @@ struct Pass {
   const int64_t* sizes;    // [batch], each of 1 .. nodes, where all have logits; null: all are `nodes`
   const int64_t* ids;      // [batch, nodes]; null where `rows` says it all
   const float* rows;       // [batch, nodes, hidden] or null
+  const void* inputs;      // [batch, nodes, project.ins] in `input_format`, in the place of rows, or null
+  int64_t input_format;
   const int64_t* parents;  // [batch, old + nodes], of each row's tree; null: chains
   const int64_t* starts;   // [batch]
   const int64_t* slots;    // [batch]

@@ -71,6 +71,7 @@ class Model(ctypes.Structure):
     _fields_ = [
         ("layers", POINTER(Layer)),
         ("head", Matrix),
+        ("project", Matrix),
         ("final_norm", Norm),
         ("embeddings", c_void_p),
         *((name, c_int32) for name in ("embedding_format", "num_layers", "hidden", "vocabulary")),
@@ -84,7 +85,9 @@ class Pass(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("batch", "nodes", "old")),
-        *((name, c_void_p) for name in ("sizes", "ids", "rows", "parents", "starts", "slots", "offsets", "ends")),
+        *((name, c_void_p) for name in ("sizes", "ids", "rows", "inputs")),
+        ("input_format", c_int64),
+        *((name, c_void_p) for name in ("parents", "starts", "slots", "offsets", "ends")),
         *((name, c_void_p) for name in ("firsts", "is_mask", "cos", "sin")),
         ("max_position", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),

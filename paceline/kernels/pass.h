@@ -48,7 +48,9 @@ static Sizes sizes_of(const Model* model) {
     const Matrix* all[] = {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down};
     for (const Matrix* m : all) note_format(s, *m);
   }
+  s.normed = max_(s.normed, model->project.ins);
   note_format(s, model->head);
+  note_format(s, model->project);
   return s;
 }
 
@@ -255,15 +257,18 @@ INLINE void product(Worker& me, const Scratch& s, const Matrix* const* layers, i
   });
 }
 
+static void load_row(float* to, const void* x, int64_t size, int format) {
+  if (format == F32) memcpy(to, x, 4 * size);
+  else if (format == BF16)
+    for (int64_t i = 0; i < size; i++) to[i] = from_bf16(((const half_t*)x)[i]);
+  else
+    for (int64_t i = 0; i < size; i++) to[i] = from_half(((const half_t*)x)[i]);
+}
+
 static void embed(const Model* model, const Pass* pass, int64_t place, float* x) {
-  const int64_t at = pass->ids[place] * model->hidden;
-  for (int64_t i = 0; i < model->hidden; i++) {
-    float value;
-    if (model->embedding_format == F32) value = ((const float*)model->embeddings)[at + i];
-    else if (model->embedding_format == BF16) value = from_bf16(((const half_t*)model->embeddings)[at + i]);
-    else value = from_half(((const half_t*)model->embeddings)[at + i]);
-    x[i] = value * model->embedding_scale;
-  }
+  const int64_t bytes = model->hidden * element_bytes(model->embedding_format);
+  load_row(x, (const char*)model->embeddings + pass->ids[place] * bytes, model->hidden, model->embedding_format);
+  for (int64_t i = 0; i < model->hidden; i++) x[i] *= model->embedding_scale;
 }
 
 // q and k normed and turned, k and v in the cache.
@@ -358,6 +363,20 @@ static bool wants_end(const Model* model, const Pass* pass) {
   return pass->logits || pass->last || (pass->states && pass->states[model->num_layers]);
 }
 
+// The rows that the first layer reads, of the pass's inputs.
+static void project(const Model* model, const Pass* pass, const Scratch& s, Worker& me) {
+  const int64_t size = model->project.ins;
+  phase(me, (int)s.rows, [&](int row) {
+    const char* from = (const char*)pass->inputs + s.place[row] * size * element_bytes((int)pass->input_format);
+    load_row(s.normed.wide + row * s.normed.stride, from, size, (int)pass->input_format);
+    finish_input(s.normed, row, size);
+  });
+  const Matrix* one[] = {&model->project};
+  product(me, s, one, 1, s.normed, s.rows, [&](int64_t first, int64_t count, int64_t out, int64_t outs, float* sums) {
+    for (int64_t r = 0; r < count; r++) memcpy(s.x + (first + r) * s.hidden + out, sums + r * BLOCK, 4 * outs);
+  });
+}
+
 static void run_layer(const Model* model, const Pass* pass, const Scratch& s, int index, Worker& me) {
   const Layer& l = model->layers[index];
   const bool beside = l.beside.kind != NO_NORM;
@@ -365,8 +384,8 @@ static void run_layer(const Model* model, const Pass* pass, const Scratch& s, in
     float* x = s.x + row * s.hidden;
     const int64_t place = s.place[row];
     if (index == 0 && pass->rows) memcpy(x, pass->rows + place * s.hidden, 4 * s.hidden);
-    else if (index == 0) embed(model, pass, place, x);
-    else if (pass->deep && pass->deep[index - 1])
+    else if (index == 0 && !pass->inputs) embed(model, pass, place, x);
+    else if (index > 0 && pass->deep && pass->deep[index - 1])
       for (int64_t i = 0; i < s.hidden; i++) x[i] += pass->deep[index - 1][place * s.hidden + i];
     keep_state(model, pass, s, index, row, x);
     float* to = s.normed.wide + row * s.normed.stride;
@@ -465,6 +484,7 @@ void run(const Model* model, const Pass* pass, void* memory, Worker* worker) {
   Worker& me = *worker;
   const Scratch& s = *(const Scratch*)memory;
   if (!model->num_layers && !model->head.data) return find_top(model, pass, me);
+  if (pass->inputs) project(model, pass, s, me);
   for (int index = 0; index < model->num_layers; index++) run_layer(model, pass, s, index, me);
   if (!wants_end(model, pass)) return;
   const bool keeps_last = pass->states && pass->states[model->num_layers];

@@ -130,9 +130,10 @@ class RunConfig:
 
     prompts: files, see `eval.prompts`; the images of chats are read by `qat` and `distill`, and by heads through
     stored states; `prepare.mix` reads a key "source" of each line. out: the run's folder. start: a head to continue
-    from, whose shape stays, and its draft vocabulary too where `head.draft_vocab_size` is not given; None: a fresh one
-    of the shape that `head` asks for. answers: folders that `prepare` wrote elsewhere; empty: the run's own. head:
-    shape of what is trained. base_model, licence: for the model card, a hub id and the head's licence.
+    from, made for this model or another one of the same sizes; its shape stays, and its draft vocabulary too where
+    `head.draft_vocab_size` is not given; None: a fresh one of the shape that `head` asks for. answers: folders
+    that `prepare` wrote elsewhere; empty: the run's own. head: shape of what is trained. base_model, licence: for the
+    model card, a hub id and the head's licence.
     """
 
     model: Name

@@ -13,6 +13,7 @@ from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
 from paceline.kernels.library import library
+from paceline.quant import PackedLinear
 from tests.drafters.heads import causal
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
@@ -45,7 +46,7 @@ def made(version: int, dtype: torch.dtype, **options) -> tuple[EagleHead, Native
         stays = config.norm_before_residual
         parts = replace(parts, input_norm=one.input_layernorm, final_norm=copied.norm, embeddings=embeddings)
         parts = replace(parts, beside_norm=one.hidden_norm, beside_stays=stays)
-    layer = NativeLayer(parts)
+    layer = NativeLayer(replace(parts, project=copied.fc))
     return head, layer, embeddings
 
 
@@ -95,6 +96,21 @@ def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
         assert found[0][1].isfinite().all()
         for whole, parts in zip(*found, strict=True):
             assert torch.equal(whole, parts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("version", [1, 3])
+def test_rows_are_projected_in_the_pass(version, dtype, isa):
+    """With the bits of the head's first linear layer, for several rows of several slots."""
+    head, layer, _ = made(version, dtype)
+    first = PackedLinear(head.fc)
+    inputs, ids = torch.randn(2, 3, first.in_features).to(dtype), torch.randint(V, (2, 3)) if version == 3 else None
+    found = []
+    for rows, projects in ((inputs, True), (first(inputs.float()), False)):
+        keys, values = cache(2, dtype)
+        level = layer(LayerPass(keys, values, [1, 0], [0, 0], rows, ids, head_rows=3, projects=projects))
+        found.append((level.hidden, level.logits, keys[:, :, :3], values[:, :, :3]))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"attention_bias": True}], ids=str)

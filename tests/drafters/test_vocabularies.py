@@ -7,7 +7,7 @@ from bisect import bisect_left
 import pytest
 import torch
 
-from paceline import LLM, Coupled, DraftModel, Fixed, Ouroboros, PromptLookup, Ratio, SamplingParams, Suffix
+from paceline import LLM, Coupled, DraftModel, Dynamic, Fixed, Ouroboros, PromptLookup, Ratio, SamplingParams, Suffix
 from paceline.core.draft import Law
 from paceline.core.interfaces import DraftBudget
 from paceline.decoding import SpeculativeDecoder
@@ -16,7 +16,6 @@ from paceline.drafters.chain import CommonTokens
 from paceline.drafters.spelling import Spelling
 from paceline.drafters.vocabularies import Translation, common_tokens, translation
 from paceline.errors import IncompatibleModels
-from paceline.policy import CostModel
 from paceline.runner import ModelRunner, wrap_model
 from paceline.runner.adapters import share_copy
 from tests.attention.common import agree, held, prefilled
@@ -192,8 +191,8 @@ def test_confidences_of_strings(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["intersection", "strings"])
-def test_the_cost_model_learns_from_confidences(mode):
-    target, policy = reader("byte level"), CostModel()
+def test_drafts_in_another_vocabulary_have_confidences(mode):
+    target, policy = reader("byte level"), Dynamic()
     drafter = DraftModel(reader("sentencepiece", 1), vocabulary=mode)
     llm = LLM(target, drafter=drafter, policy=policy, max_num_seqs=2)
     prompts = [Spelling(target).encode(text.encode()) for text in TEXT]

@@ -111,8 +111,11 @@ class Unrolled:
 
 
 def started(method: str, name: str, kind: type[_T], target: LoadedModel) -> _T:
-    """The head to continue from, in float32. Raises `ConfigError` for one of another method."""
-    head: Any = load_head(name, target)
+    """The head to continue from, in float32. Raises `ConfigError` for one of another method.
+
+    It may have been trained for another target of the same sizes: from here on it learns from this one.
+    """
+    head: Any = load_head(name, target, allow_other_target=True)
     if not isinstance(head, kind) or method_of(cast("Any", head)) != method:
         raise ConfigError("start is a head of another method", got=f"{name!r}, {type(head).__name__}", expected=method)
     return cast("Any", head).float().to(target.device).requires_grad_(True)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from paceline import PacelineError
 
-MODEL, SMALL = "tiny-vlm", "tiny-vlm-small"
+MODEL, HEAD = "tiny-vlm", "tiny-vlm-eagle3"
 STAGES = ("pretrain", "sft", "distill", "eval")
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 _console, _err = Console(), Console(stderr=True)
@@ -33,8 +33,8 @@ def demo(
 ) -> None:
     """Watch questions about images answered plainly and with speculation.
 
-    The default model knows drawn shapes, signs and bar charts. Its default drafter is its sibling, which shares the
-    features of its vision tower.
+    The default model knows drawn shapes, signs and bar charts. Its default drafter is its EAGLE-3 head, which reads its
+    hidden states and so knows what it sees.
     """
     if question and image is None:
         raise typer.BadParameter("--question is about an --image; the scenes have questions of their own")
@@ -42,12 +42,11 @@ def demo(
     from paceline.config import parse
     from paceline.hf.images import OWN_CHOICE, open_image
     from paceline.system.provenance import provenance
-    from paceline.zoo import ZOO, resolve
+    from paceline.zoo import resolve
 
     from . import demo as shows
 
-    default = f"model:{SMALL},vision=shared" if model == MODEL and SMALL in ZOO else "lookup"
-    config = parse(drafter or default)
+    config = parse(drafter or (f"head:{HEAD}" if model == MODEL else "lookup"))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     if image is None:
         images = shows.scenes(num_scenes, seed)

@@ -30,8 +30,8 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     """The application; `app.state.service` is its `Service`."""
     cors = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
     middleware = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
-    limits = settings.max_body_bytes, settings.request_timeout_s
-    gate = Middleware(Gate, settings.api_keys, *limits, settings.allowed_hosts)
+    limits = {"max_body_bytes": settings.max_body_bytes, "body_timeout_s": settings.request_timeout_s}
+    gate = Middleware(Gate, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts, **limits)
     app = FastAPI(
         title="Paceline",
         docs_url=None,  # these pages load scripts of other hosts

@@ -231,8 +231,8 @@ class RouteMetrics(Metrics):
 def make_router_app(router: Router) -> FastAPI:
     """The application; `app.state.service` is its `Router`."""
     settings = router.settings
-    limits = settings.max_body_bytes, settings.request_timeout_s
-    gate = Middleware(Gate, settings.api_keys, *limits, settings.allowed_hosts)
+    limits = {"max_body_bytes": settings.max_body_bytes, "body_timeout_s": settings.request_timeout_s}
+    gate = Middleware(Gate, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts, **limits)
     app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=[gate])
     handle_errors(app)
     app.state.service = router

@@ -22,7 +22,8 @@ def test_a_shell_can_complete():
     assert paceline(env={**asked, "COMP_WORDS": "paceline do"}).stdout.split() == ["doctor"]
     words = paceline(env={**asked, "COMP_WORDS": "paceline generate --poli", "COMP_CWORD": "2"}).stdout.split()
     assert words == ["--policy"]
-    assert "complete_bash" in paceline("--show-completion", "bash").stdout
+    # As --show-completion, which looks for the shell among the processes above.
+    assert "complete_bash" in paceline(env={"_PACELINE_COMPLETE": "source_bash"}).stdout
 
 
 def test_generate_json(model):

@@ -12,6 +12,8 @@ import json
 import random
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from paceline import LLM, SamplingParams
 
 BEGINNINGS = [
@@ -22,8 +24,12 @@ MARK = "<user>"
 PROSE = "own", "self_instruct", "gpteacher/roleplay"  # sources whose answers are neither code nor sums
 
 
-def around_answers(folder: Path, tokenizer, count: int, seed: int) -> list[str]:
-    """Prompts with long texts, which are the answers of a folder."""
+def around_answers(folder: Path, tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[str]:
+    """Prompts with long texts, which are the answers of a folder.
+
+    The tokens of a prompt are the template around its question. Before the question stand as many as in an empty
+    message, less the two that end it; behind it comes the tag of the assistant, which decodes to "assistant".
+    """
     rows = [json.loads(line) for line in (folder / "answers.jsonl").open()]
     rows = [row for row in rows if row["source"].startswith(PROSE)]
     start = len(tokenizer.apply_chat_template([{"role": "user", "content": ""}], return_dict=False)) - 2
@@ -48,8 +54,8 @@ def main() -> None:
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--max-tokens", type=int, default=256)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--answers", type=Path)
-    options.add_argument("--long", type=int, default=400)
+    options.add_argument("--answers", type=Path, help="a folder of answers, for prompts with long texts")
+    options.add_argument("--long", type=int, default=400, help="how many prompts with long texts, with --answers")
     given = options.parse_args()
     llm = LLM(given.model, max_num_seqs=64, max_model_len=given.max_tokens + 128)
     template = llm.loaded.tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)

@@ -1,5 +1,6 @@
 """The result of a run as a folder: a head, or a draft model as transformers loads it, with its record and its card."""
 
+import re
 import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -46,14 +47,13 @@ def save_trained(
         for part, what in (("acceptance", "1 - TV"), ("greedy", "greedy agreement with the target")):
             if part in evaluated[-1]["parts"]:
                 training[f"held-out {what}"] = round(evaluated[-1]["parts"][part], 4)
-    command = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]  # artefacts travel
     record = {
         "base_model": config.base_model or target.name,
         "licence": config.licence,
         "data": data,
         "training": training,
         "trained_for": target.fingerprint,  # of a full SPACE run not the model that its head drafts for
-        "provenance": {**provenance(), "command": command},
+        "provenance": {**provenance(), "command": [without_folders(word) for word in sys.argv]},
         "config": _settings(config),
         "log": evaluated,
     }
@@ -71,6 +71,11 @@ def save_trained(
 def model_beside(head: Path) -> Path:
     """Where a run that changes its target keeps the new one: out/model for out/head."""
     return head.with_name("model")
+
+
+def without_folders(word: str) -> str:
+    """A word of a command, where absolute paths are names alone: artefacts travel."""
+    return re.sub(r"(^|[=\[, ])/[^,\] ]*/", r"\1", word)
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

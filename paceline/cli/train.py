@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..train.log import TrainEvent
     from ..train.stages import Done, Stages
 
-Method = Literal["eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
+Method = Literal["eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
 _STAGES = ("prepare", "train", "eval")
 _LINE_EVERY_S = 30.0
 
@@ -25,7 +25,8 @@ _LINE_EVERY_S = 30.0
 @command
 def train(
     method: Annotated[
-        Method, typer.Argument(metavar="METHOD", help="eagle, eagle3, medusa, blockwise, mtp, space, qat or distill.")
+        Method,
+        typer.Argument(metavar="METHOD", help="eagle, eagle3, peagle, medusa, blockwise, mtp, space, qat or distill."),
     ],
     screen: Screen,
     words: Annotated[

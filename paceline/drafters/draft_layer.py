@@ -39,6 +39,12 @@ class Level:
     logits: Tensor
     best: Best | None = None
 
+    def at(self, row: int) -> "Level":
+        """One of its rows, [B, 1, ...]."""
+        pick = lambda t: t[:, row : row + 1]  # noqa: E731
+        best = None if self.best is None else Best(*map(pick, self.best))
+        return Level(pick(self.hidden), pick(self.logits), best)
+
 
 @dataclass(frozen=True, eq=False)
 class LayerPass:

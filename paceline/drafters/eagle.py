@@ -10,6 +10,10 @@ EAGLE-1 and -2 (Li et al. 2024, arXiv 2401.15077, 2406.16858), EAGLE-3 (arXiv 25
     level 1                               (h_{T-2}, a)  (h_{T-2}, b)      position T-1, distribution of level 2
     level 2                                  (h_a, aa)  (h_a, ab)  (h_b, ba)      position T
 
+P-EAGLE (arXiv 2602.01469) has all distributions from one pass, where mask rows stand for the levels:
+
+    level 1, 2, 3     (h_{T-2})  (mask, mask)  (mask, mask)       positions T-2, T-1, T; the same for all paths
+
 Rows of the tree are forgotten at the end of the round: the target's states of what it accepted take their place.
 Children are the most probable tokens, and paths are scored, by the confidence of `top_tokens`.
 """
@@ -33,9 +37,9 @@ from ..schema import checked, checked_call
 from .draft_layer import Level
 from .eagle_pass import FEW, EaglePass
 from .fitting import read_head
-from .registry import TREE_NODES, HeadSpec
+from .registry import TREE_NODES, HeadSpec, vllm_flag
 from .top_tokens import Best, TokenRanking
-from .trees import MC_SIM_7B_63, DynamicTree, StaticTree, draft_of
+from .trees import MC_SIM_7B_63, Children, DynamicTree, StaticTree, draft_of, grow
 
 Shape = Literal["dynamic", "static", "chain"]
 
@@ -76,7 +80,7 @@ class Eagle(Drafter):
         rows = embeddings if head.config.own_lm_head else loaded.output_rows()
         self.layer = EaglePass(head, embeddings, rows, target.num_slots)
         self._target, self._ranking = target, TokenRanking.of(self.layer.draft_ids, target, verifier)
-        self.source = "eagle3" if head.config.version == 3 else "eagle"
+        self.source, self._parallel = head.config.method, head.config.mask_token_id is not None
         target.watch_states(head.config.states)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
@@ -89,8 +93,9 @@ class Eagle(Drafter):
     def seconds(self) -> Mapping[str, tuple[float, float]]:
         """A level of a tree, and reading a token. Only columns after those that the first slot has cached are used."""
         layer, length = self.layer, self.layer.cache.lengths[0]
-        config = layer.config
-        states = torch.zeros(64, len(config.states) * config.target_hidden_size, device=self._target.loaded.device)
+        config, loaded = layer.config, self._target.loaded
+        size = 64, len(config.states) * config.target_hidden_size
+        states = torch.zeros(size, dtype=loaded.dtype, device=loaded.device)
         wide = torch.zeros(1, self.top_k, dtype=torch.long)
 
         def read() -> Level:
@@ -99,24 +104,34 @@ class Eagle(Drafter):
             layer.cache.lengths[0] = length
             return level
 
+        def step() -> object:
+            return self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)
+
+        def draft() -> object:
+            drafted = layer.extend_cache([0], [[0]], [states[:1]], self.top_k, config.num_speculative_tokens - 1)
+            layer.cache.lengths[0] = length
+            return [self._children(drafted.at(depth), [], 0, self.top_k) for depth in range(drafted.logits.shape[1])]
+
         level = read()
-        step = lambda: self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)  # noqa: E731
-        return {self.source: (median_seconds(step), median_seconds(read) / 64)}
+        seconds = median_seconds(draft) / config.num_speculative_tokens if self._parallel else median_seconds(step)
+        return {self.source: (seconds, median_seconds(read) / 64)}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
         """Read what was emitted since, then grow all trees of the batch, one pass a level."""
         trees = [self._tree(budget, seq) for budget, seq in zip(budgets, seqs, strict=True)]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
         if growing:
-            self._grow([seqs[row] for row in growing], [trees[row] for row in growing])
+            how = self._grow_at_once if self._parallel else self._grow
+            how([seqs[row] for row in growing], [trees[row] for row in growing])
         return draft_of(seqs, [tree.finish() for tree in trees], self.source)
 
     def release(self, slots: Seq[int]) -> None:
         self.layer.cache.release(slots)
 
     def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
-        depth = None if len(seq.token_ids) > 1 else 0
-        return StaticTree(budget, depth) if self.tree == "static" else DynamicTree(budget, self.top_k, depth)
+        most = self.layer.config.num_speculative_tokens if self._parallel else None
+        depth, width = most if len(seq.token_ids) > 1 else 0, budget.nodes if self._parallel else None
+        return StaticTree(budget, depth) if self.tree == "static" else DynamicTree(budget, self.top_k, depth, width)
 
     @torch.inference_mode()
     def _grow(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
@@ -139,8 +154,21 @@ class Eagle(Drafter):
             packed = torch.tensor([ids, ups])  # [2, B, F]
             level = layer.step(packed[0], level.hidden, packed[1], most)
 
-    def _catch_up(self, seqs: Seq[Sequence], most: int) -> Level:
-        """Cache all pairs that are not yet cached; the level of the last ones, [B, 1, ...]."""
+    @torch.inference_mode()
+    def _grow_at_once(self, seqs: Seq[Sequence], growing: Seq[DynamicTree]) -> None:
+        """Grow the trees from the distributions of one pass, P-EAGLE's."""
+        most = min(self.top_k, max(tree.nodes for tree in growing))
+        drafted = self._catch_up(seqs, most, max(tree.depth for tree in growing) - 1)
+
+        def children(rows: list[int], level: int) -> Children:
+            tokens, logps = self._children(drafted.at(level), seqs, level, most)
+            wide = [(row, len(growing[row].frontier)) for row in rows]
+            return [tokens[row] * count for row, count in wide], [logps[row] * count for row, count in wide]
+
+        grow(growing, children)
+
+    def _catch_up(self, seqs: Seq[Sequence], most: int, masks: int = 0) -> Level:
+        """Cache all pairs that are not yet cached; the level of the last ones, and of masks, [B, 1 + masks, ...]."""
         layer = self.layer
         tokens, states = list[list[int]](), list[Tensor]()
         for seq in seqs:
@@ -149,7 +177,7 @@ class Eagle(Drafter):
             layer.cache.lengths[seq.slot] = begin
             tokens.append(seq.token_ids[begin + 1 :])
             states.append(self._target.read_states(seq.slot, begin, last + 1, layer.config.states))
-        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most)
+        return layer.extend_cache([seq.slot for seq in seqs], tokens, states, most, masks)
 
     def _children(
         self, level: Level, seqs: Seq[Sequence], offset: int, most: int
@@ -200,3 +228,18 @@ class Eagle3Spec(EagleSpec):
     """Options of `Eagle` with a head of EAGLE-3."""
 
     method = "eagle3"
+
+
+@checked
+class PEagleSpec(EagleSpec):
+    """Options of `Eagle` with a head of P-EAGLE."""
+
+    method = "peagle"
+    tokens = 4
+    exported = ("vLLM",)
+
+    def elsewhere(self, tokens: int) -> dict[str, tuple[str, str]]:
+        """An EAGLE-3 head that drafts in parallel, in the words of vLLM."""
+        found, (folder, _) = HeadSpec.elsewhere(self, tokens), self.export("vLLM")
+        flags = {"model": folder, "num_speculative_tokens": tokens, "parallel_drafting": True}
+        return {**found, "vLLM": (vllm_flag(method="eagle3", **flags), found["vLLM"][1])}

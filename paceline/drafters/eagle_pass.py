@@ -50,13 +50,20 @@ class EaglePass:
             norms = layer.input_layernorm, head.norm, layer.hidden_norm
             parts = replace(parts, input_norm=norms[0], final_norm=norms[1], beside_norm=norms[2])
             parts = replace(parts, beside_stays=config.norm_before_residual, embeddings=self._embeddings)
-        self._layer = make_layer(parts)
+        self._layer, self._mask_hidden = make_layer(parts), getattr(head, "mask_hidden", torch.empty(0))
         self.cache = DraftCache(num_slots, config.num_key_value_heads, config.head_dim, dtype, device)
 
     def extend_cache(
-        self, slots: Sequence[int], tokens: Sequence[Sequence[int]], states: Sequence[Tensor], most: int = 0
+        self,
+        slots: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        states: Sequence[Tensor],
+        most: int = 0,
+        masks: int = 0,
     ) -> Level:
         """Read the pairs that each slot has not cached yet, at least one; the level of the last ones, [B, 1, ...].
+
+        With masks, that many pairs of P-EAGLE's mask are read behind them and not kept: [B, 1 + masks, ...].
 
         tokens: x_{n+1} .. x_{T-1} of each row.
         states: f_n .. f_{T-2} of each row, [P, len(states) E].
@@ -73,18 +80,22 @@ class EaglePass:
                 begin = end
             ids.append(own[begin:])
             rows.append(known[begin:])
-        counts = [len(row) for row in ids]
-        width, ragged = max(counts), min(counts) < max(counts)
-        head_rows = width if ragged else 1
+        counts, ends = [len(row) for row in ids], 1 + masks
+        if masks:
+            hidden = self._mask_hidden.to(rows[0].dtype).expand(masks, -1)
+            ids = [torch.cat([row, row.new_full((masks,), self.config.mask_token_id)]) for row in ids]
+            rows = [torch.cat([row, hidden]) for row in rows]
+        width, ragged = max(counts) + masks, min(counts) < max(counts)
+        head_rows = width if ragged else ends
         level = self._pass(slots, _side_by_side(ids), _side_by_side(rows), head_rows=head_rows, top=most)
         for slot, count in zip(slots, counts, strict=True):
             self.cache.lengths[slot] += count
         self._slots, self._parents = list(slots), torch.empty(len(slots), 0, dtype=torch.long)
         self._newest = -1  # number of the first node of the newest level
         if not ragged:
-            return Level(level.hidden[:, -1:], level.logits, level.best)
-        ends = torch.tensor(counts) - 1 + torch.arange(len(slots)) * width
-        return _picked(level, ends.to(device))
+            return Level(level.hidden[:, -ends:], level.logits, level.best)
+        last = torch.tensor(counts) - 1 + torch.arange(len(slots)) * width
+        return _picked(level, (last[:, None] + torch.arange(ends)).to(device))
 
     def step(self, tokens: Tensor, hidden: Tensor, parents: Tensor, most: int = 0) -> Level:
         """The next level of the trees, nodes [B, F], and the `most` largest logits of each.
@@ -121,8 +132,8 @@ def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
     return rows[0][None] if len(rows) == 1 else nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
-def _picked(level: Level, ends: Tensor) -> Level:
-    """Only the rows at `ends`, counted over the batch."""
-    pick = lambda t: t.flatten(0, 1).index_select(0, ends)[:, None]  # noqa: E731
+def _picked(level: Level, places: Tensor) -> Level:
+    """Only the rows at `places` [B, M], counted over the batch."""
+    pick = lambda t: t.flatten(0, 1)[places]  # noqa: E731
     best = None if level.best is None else Best(pick(level.best.columns), pick(level.best.logps))
     return Level(pick(level.hidden), pick(level.logits), best)

@@ -76,6 +76,7 @@ REGISTRY: dict[str, Registered] = {
     ),
     "eagle": Registered(".eagle:EagleSpec", _HEAD, "EAGLE-1 or 2: one layer over the model's last states"),
     "eagle3": Registered(".eagle:Eagle3Spec", _HEAD, "EAGLE-3: one layer over the model's states of three depths"),
+    "peagle": Registered(".eagle:PEagleSpec", _HEAD, "P-EAGLE: EAGLE-3's layer, which drafts all tokens in one pass"),
     "medusa": Registered(".parallel_heads:MedusaSpec", _HEAD, "Medusa: a tree from parallel heads"),
     "blockwise": Registered(".parallel_heads:BlockwiseSpec", _HEAD, "blockwise decoding: a chain from parallel heads"),
     "mtp": Registered(".mtp:MtpSpec", _HEAD, "sequential modules in DeepSeek-V3's form"),
@@ -89,7 +90,7 @@ _ALIASES = {
     "self-int4": "self_int4",
     "model": "draft_model",
 }
-_HEADS = ("eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "self_int4")
+_HEADS = ("eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "self_int4")
 """Methods whose weights are a folder."""
 
 

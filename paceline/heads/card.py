@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _METHODS = {
     "eagle": "EAGLE-1 and -2, one layer over the target's last hidden state (arXiv 2401.15077, 2406.16858)",
     "eagle3": "EAGLE-3, one layer over three of the target's hidden states (arXiv 2503.01840)",
+    "peagle": "P-EAGLE, EAGLE-3's layer with masks, all tokens from one pass (arXiv 2602.01469)",
     "medusa": "Medusa, one small head for each position ahead (arXiv 2401.10774)",
     "blockwise": "blockwise parallel decoding (Stern et al. 2018, arXiv 1811.03115)",
     "mtp": "multi-token prediction, one module after another (arXiv 2404.19737, 2412.19437)",
@@ -56,7 +57,8 @@ def model_card(folder: str, info: "HeadInfo", size: int, record: Mapping[str, ob
     fits = "It fits the target named above and no other: with a fine-tune of it, fewer drafts are accepted."
     if is_model:
         fits = "It drafts for any model of the same tokenizer, but learned from the answers of the target named above."
-    about = fact_list(facts if is_model else facts | {"sizes": asdict(cast("Any", info.config))})
+    sizes = {} if is_model else {k: v for k, v in asdict(cast("Any", info.config)).items() if v is not None}
+    about = fact_list(facts if is_model else facts | {"sizes": sizes})
     kind = "image-text-to-text" if record.get("sees") else "text-generation"
     front = front_matter(record, "transformers" if is_model else "paceline", kind, method)
     limits = (fits, *_LIMITS, *cast("Seq[str]", record.get("limits") or ()))

@@ -13,15 +13,19 @@ EAGLE-1   x = fc[emb; f]                 f: last state, after the final norm; h 
           h = layer(x)                   without an input norm; logits = lm_head(h)
 EAGLE-3   g = fc[f_low; f_mid; f_high]   h is not trained to be a state; later steps read h instead of g
           h = layer([norm emb; norm g])  attention reads 2E, the residual stream is g; logits = lm_head(norm h)
+P-EAGLE   as EAGLE-3, but later steps read neither h nor tokens: in their place stand a learned vector, `mask_hidden`,
+          which goes through fc, and the token `mask_token_id`. So one pass drafts all positions (arXiv 2602.01469).
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..schema import checked
-from .parts import Attend, Attention, DraftHead, LayerConfig, Mlp, Positive, Width, rotation
+from .parts import Attend, Attention, Count, DraftHead, LayerConfig, Mlp, Positive, Width, rotation
 
 
 @checked
@@ -30,7 +34,8 @@ class EagleConfig(LayerConfig):
 
     own_lm_head: its output layer is trained; otherwise it is those rows of the target's. fc_bias: some published
     EAGLE-1 heads have one. norm_before_residual: EAGLE-3 heads whose residual stream starts normed. own_embeddings: it
-    brings its own table [V, E], as some published heads do.
+    brings its own table [V, E], as some published heads do. num_speculative_tokens, mask_token_id: of P-EAGLE heads
+    (version 3), how many tokens a pass drafts, and which token stands where none is known; otherwise 1 and None.
     """
 
     version: Literal[1, 3]
@@ -42,9 +47,19 @@ class EagleConfig(LayerConfig):
     attention_bias: bool = False
     norm_before_residual: bool = False
     own_embeddings: bool = False
+    num_speculative_tokens: Count = 1
+    mask_token_id: Annotated[int, Field(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mask_token_id is not None and (self.version != 3 or self.mask_token_id >= self.vocab_size):
+            got = f"version {self.version}, mask_token_id {self.mask_token_id}"
+            raise ConfigError("no P-EAGLE head", got=got, expected=f"version 3, a token below {self.vocab_size}")
 
     @property
     def method(self) -> str:
+        if self.mask_token_id is not None:
+            return "peagle"
         return "eagle3" if self.version == 3 else "eagle"
 
 
@@ -90,6 +105,8 @@ class EagleHead(DraftHead):
             self.lm_head = nn.Linear(c.hidden_size, c.draft_vocab_size, False)
         if c.own_embeddings:
             self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
+        if c.mask_token_id is not None:
+            self.mask_hidden = nn.Parameter(torch.zeros(1, width))
 
     def embed(self, token_ids: Tensor, like: Tensor) -> Tensor:
         if self.config.own_embeddings:

@@ -6,6 +6,8 @@ output rows      the target's, whole                  those of the draft vocabul
 vocabulary       vLLM: all; SGLang: a file of ids     d2t: offsets, target's id minus draft id; t2d: a mask
 fc.bias          vLLM: none; SGLang: always           none
 states read      the last                             see below
+P-EAGLE                                               mask_hidden [1, states E], and a token id: mask_token_id
+                                                      (speculators), ptd_token_id or pard_token
 
 The states an EAGLE-3 head reads are counted in three ways; s is the state as transformers counts it:
 
@@ -30,6 +32,7 @@ from .parts import Vocabulary, Width
 from .published import Layout, Published, TargetFacts, is_copy, refuse, stored_weights, target_rows, vllm_command
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+MASK_IDS = ("mask_token_id", "ptd_token_id", "pard_token")
 HOT_TOKENS = "hot_tokens.pt"
 SPECULATORS_VERSION = "0.9.0"
 _CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's
@@ -37,7 +40,6 @@ _UNSUPPORTED = [
     "norm_before_fc",
     "fc_norm",
     "norm_output",
-    "parallel_drafting",
     "quantization_config",
     "attn_output_gate",
 ]
@@ -73,19 +75,18 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json of the speculators layout, which nests that of the draft layer, as a plain EAGLE-3 config.
 
     Defaults are those of the speculators layout, which differ. Raises `IncompatibleModels` for a kind of speculator
-    other than eagle3.
+    other than eagle3 and peagle.
     """
     kind = config["speculators_model_type"]
-    if kind != "eagle3":
-        raise IncompatibleModels(
-            "a speculators head of a kind that Paceline has no drafter for", got=repr(kind), expected="'eagle3'"
-        )
+    if kind not in ("eagle3", "peagle"):
+        what, expected = "a speculators head of a kind that Paceline has no drafter for", "'eagle3' or 'peagle'"
+        raise IncompatibleModels(what, got=repr(kind), expected=expected)
     layer = config.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise ConfigError("a speculators config without its layer", got=layer, expected="transformer_layer_config")
     rest = {key: value for key, value in config.items() if key not in ("transformer_layer_config", "architectures")}
-    # An absent norm_before_residual means true here and false in plain configs, as vLLM reads both.
-    return {**layer, **rest, "norm_before_residual": config.get("norm_before_residual", True)}
+    # An absent norm_before_residual means true in eagle3, false in peagle and in plain configs, as vLLM reads them.
+    return {**layer, **rest, "norm_before_residual": config.get("norm_before_residual", kind == "eagle3")}
 
 
 def _states(published: Published, target: TargetFacts | None, engine: str | None) -> tuple[int, ...]:
@@ -154,10 +155,27 @@ def read_eagle(
         fc_bias="fc.bias" in tensors,
         attention_bias=any(f"midlayer.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
         norm_before_residual=version == 3 and bool(published.config.get("norm_before_residual", False)),
+        **_mask(published),
     )
     if e != config.target_hidden_size and not config.own_embeddings:
         raise _lacks(published, "a head narrower or wider than its target without embeddings of its own")
     return published.build(EagleHead, config, draft_ids)
+
+
+def _mask(published: Published) -> dict[str, int]:
+    """The fields of `EagleConfig` that a P-EAGLE head has. Where its files do not say so, it drafts 4 tokens."""
+    if "mask_hidden" not in published.tensors:
+        return {}
+    config = published.config
+    published.tensors["mask_hidden"] = published.tensors["mask_hidden"].reshape(1, -1)
+    found = [config[name] for name in MASK_IDS if config.get(name) is not None]
+    if not found:
+        raise ConfigError(
+            f"the head at {str(published.folder)!r} has mask_hidden and no mask token", expected=" or ".join(MASK_IDS)
+        )
+    methods = config.get("speculators_config", {}).get("proposal_methods") or [{}]
+    tokens = config.get("paceline_num_speculative_tokens") or methods[0].get("speculative_tokens") or 4
+    return {"mask_token_id": found[0], "num_speculative_tokens": tokens}
 
 
 def _our_name(name: str) -> str:
@@ -215,6 +233,8 @@ def _refuse_features(published: Published) -> None:
     config, tensors = published.config, published.tensors
     nested = config.get("eagle_config") or {}
     found = [name for name in _UNSUPPORTED if config.get(name) or nested.get(name)]
+    if (config.get("parallel_drafting") or nested.get("parallel_drafting")) and "mask_hidden" not in tensors:
+        found.append("parallel_drafting without mask_hidden")
     if config.get("num_hidden_layers", 1) != 1 or any(name.startswith("layers.1.") for name in tensors):
         found.append("more than one layer")
     if config.get("hidden_act", "silu") != "silu":
@@ -294,7 +314,13 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
         raise refuse(engine, f"state {max(c.states)}, which is behind the final norm in Paceline and before it there")
     if c.fc_bias or c.attention_bias:
         raise refuse(engine, "an EAGLE-3 head with biases", "train it without")
+    parallel: dict[str, Any] = {}
+    if c.mask_token_id is not None:
+        num_tokens = min(num_tokens, c.num_speculative_tokens)
+        parallel = {"mask_token_id": c.mask_token_id, "paceline_num_speculative_tokens": c.num_speculative_tokens}
     if engine == "sglang":
+        if parallel:
+            raise refuse(engine, "a P-EAGLE head", "export it for vllm or speculators")
         for what, there in (("norm_before_residual", c.norm_before_residual), ("its own embeddings", c.own_embeddings)):
             if there:
                 raise refuse(engine, f"an EAGLE-3 head with {what}")
@@ -312,6 +338,7 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
         "target_hidden_size": c.target_hidden_size,
         "norm_before_residual": c.norm_before_residual,
         IDS: list(c.states),
+        **parallel,
     }
     if engine == "speculators":
         config |= _speculators(c, facts, num_tokens) | {"transformer_layer_config": layer}
@@ -322,20 +349,23 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
         nested[IDS] = [state - 1 for state in c.states]
     config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **config, "eagle_config": nested}
     serve = vllm_command("eagle3", num_tokens) if engine == "vllm" else _sglang_command("EAGLE3", num_tokens)
+    if parallel:
+        serve = serve.replace("}'", ', "parallel_drafting": true}\'')
     return Layout(config, tensors, serve, (_tree_note(engine),))
 
 
 def _speculators(c: EagleConfig, facts: TargetFacts, num_tokens: int) -> dict[str, Any]:
     if not facts.architectures:
         raise refuse("speculators", "no architecture of the target", "name the target with --model")
+    kind = c.method
     return {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["PEagleSpeculator" if kind == "peagle" else "Eagle3Speculator"],
+        "speculators_model_type": kind,
         "speculators_version": SPECULATORS_VERSION,
         "target_hidden_size": None if c.target_hidden_size == c.hidden_size else c.target_hidden_size,
         "norm_before_fc": False,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_tokens}],
             "verifier": {"name_or_path": facts.name, "architectures": list(facts.architectures)},

@@ -42,11 +42,12 @@ _SIZES = ("hidden_size", "num_layers", "vocab_size")
 
 Head: TypeAlias = nn.Module
 """A module of one of these classes; each has its `config`, a frozen dataclass that names the `method`."""
-Method = Literal["eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "self_int4"]
+Method = Literal["eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "self_int4"]
 METHODS = get_args(Method)
 HEADS: Mapping[str, type[Any]] = {
     "eagle": EagleHead,
     "eagle3": EagleHead,
+    "peagle": EagleHead,
     "medusa": MedusaHead,
     "blockwise": BlockwiseHead,
     "mtp": MtpHead,
@@ -136,8 +137,7 @@ def head_info(folder: str | os.PathLike[str]) -> HeadInfo:
     file = validate(_File, given, str(place / CONFIG))
     config: Any = validate(HEADS[file.method].Config, file.head, f'"head" of method {file.method!r}')
     if config.method != file.method:
-        expected = 3 if file.method == "eagle3" else 1
-        raise ConfigError(f'"version" does not fit the method {file.method!r}', got=config.version, expected=expected)
+        raise ConfigError("the sizes of this head are those of another method", got=config.method, expected=file.method)
     return HeadInfo(place, file.method, file.target, config)
 
 

@@ -185,13 +185,16 @@ def law_after(head: EagleHead, states: Tensor, token_ids: Seq[int], path: Seq[in
 
     states: f_0 .. f_{T-2} or more, [1, T - 1, len(states) E]. `head` must be attached.
     """
-    known = len(token_ids) - 1
+    known, mask = len(token_ids) - 1, head.config.mask_token_id
     hidden = head.begin(states[:, :known])
+    if mask is not None:  # P-EAGLE: what was drafted is not read
+        path = [mask] * len(path)
     for step in range(len(path) + 1):
         tokens = torch.tensor([[*token_ids[1:], *path[:step]]])
         positions = torch.arange(known + step)[None]
         out = head(tokens, hidden, positions, causal)
-        hidden = torch.cat([hidden, out[:, -1:]], 1)
+        made = out[:, -1:] if mask is None else head.begin(head.mask_hidden)[None]
+        hidden = torch.cat([hidden, made], 1)
     return head.logits(out[0, -1])
 
 

@@ -87,6 +87,55 @@ def test_every_node_has_the_law_of_the_whole_head(version, tree, dtype):
     assert is_right(Eagle(head, tree), head)
 
 
+MASKS = {"mask_token_id": 7, "num_speculative_tokens": 4}
+
+
+@pytest.mark.diagonal
+@DTYPES
+@pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_peagle_drafts_all_levels_in_one_pass(temperature, tree, dtype, monkeypatch):
+    monkeypatch.setattr("paceline.drafters.eagle_pass.EaglePass.step", None)
+    head = random_head(target(dtype), 3, **MASKS)
+    assert is_right(Eagle(head, tree), head, temperature=temperature)
+
+
+class MasksKept(Eagle):
+    """The first mask counts as cached."""
+
+    def propose(self, seqs, budgets):
+        made = super().propose(seqs, budgets)
+        for seq in seqs:
+            self.layer.cache.lengths[seq.slot] += 1
+        return made
+
+
+class MasksAsLong(Eagle):
+    """Rows of a batch are taken to have as many pairs as the longest."""
+
+    def _catch_up(self, seqs, most, masks=0):
+        level = super()._catch_up(seqs, most, masks)
+        return draft_layer.Level(level.hidden, level.logits.roll(1, 1) if len(seqs) > 1 else level.logits)
+
+
+@DTYPES
+@pytest.mark.parametrize("mutant", [MasksKept, MasksAsLong])
+def test_mutants_of_peagle_are_caught(mutant, dtype):
+    head = random_head(target(dtype), 3, **MASKS)
+    assert not is_right(mutant(head), head)
+
+
+def test_peagle_drafts_no_deeper_than_it_was_made_for():
+    head = random_head(target(), 3, mask_token_id=7, num_speculative_tokens=2)
+    drafter, runner = Eagle(head, "chain"), ModelRunner(target(), 2)
+    drafter.bind(runner, Coupled())
+    seq = sequence(target(), REPEATING, SamplingParams(max_tokens=50))
+    seq.slot = runner.admit(REPEATING)
+    runner.prefill(seq.slot, REPEATING[:-1])
+    assert drafter.propose([seq], [WIDE]).tree.num_nodes == 3
+    assert drafter.seconds()["peagle"][0] > 0
+
+
 OPTIONS = {
     "own output layer": {"own_lm_head": True},
     "biases": {"fc_bias": True, "attention_bias": True},
@@ -122,7 +171,7 @@ def test_long_texts_and_growing_caches(monkeypatch, dtype):
 class StateShifted(Eagle):
     """Reads the state of the column before."""
 
-    def _catch_up(self, seqs, most):
+    def _catch_up(self, seqs, most, masks=0):
         read, states = self._target.states.read, self._target.states
         states.read = lambda slot, begin, end, layers: (
             read(slot, max(0, begin - 1), end - 1, layers)
@@ -130,7 +179,7 @@ class StateShifted(Eagle):
             else torch.cat([read(slot, 0, 1, layers), read(slot, 0, end - 1, layers)])
         )
         try:
-            return super()._catch_up(seqs, most)
+            return super()._catch_up(seqs, most, masks)
         finally:
             states.read = read
 
@@ -148,13 +197,13 @@ class NothingForgotten(Eagle):
 class TokenNotShifted(Eagle):
     """Pairs a state with its own token."""
 
-    def _catch_up(self, seqs, most):
+    def _catch_up(self, seqs, most, masks=0):
         extend_cache = self.layer.extend_cache
         self.layer.extend_cache = lambda slots, tokens, *rest: extend_cache(
             slots, [[t + 1 for t in row] for row in tokens], *rest
         )
         try:
-            return super()._catch_up(seqs, most)
+            return super()._catch_up(seqs, most, masks)
         finally:
             self.layer.extend_cache = extend_cache
 
@@ -235,11 +284,12 @@ def test_outlook_tells_what_is_pending():
     assert drafter.draft_options(seq)[0].uncached_tokens == 39 - 8
 
 
-def test_seconds_disturb_nothing():
-    drafter, _ = bound(random_head(target(), 1))
+@pytest.mark.parametrize("version", [1, 3])
+def test_seconds_disturb_nothing(version):
+    drafter, _ = bound(random_head(target(), version))
     drafter.layer.cache.lengths[0] = 7
     ((source, (token, uncached_tokens)),) = drafter.seconds().items()
-    assert source == "eagle"
+    assert source == ("eagle" if version == 1 else "eagle3")
     assert token > 0
     assert uncached_tokens > 0
     assert drafter.layer.cache.lengths[0] == 7

@@ -30,6 +30,9 @@ def new_head(method: str, seed: int = 0) -> Head:
         head: Head = EagleHead(EagleConfig(version=1, states=(2,), **eagle), IDS)
     elif method == "eagle3":
         head = EagleHead(EagleConfig(version=3, states=(0, 1, 2), own_lm_head=True, **eagle), IDS)
+    elif method == "peagle":
+        masks = {"mask_token_id": 5, "num_speculative_tokens": 3}
+        head = EagleHead(EagleConfig(version=3, states=(0, 1, 2), own_lm_head=True, **masks, **eagle), IDS)
     elif method == "medusa":
         head = MedusaHead(MedusaConfig(num_heads=3, **last), IDS)
     elif method == "blockwise":

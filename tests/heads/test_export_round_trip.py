@@ -30,14 +30,15 @@ HEADS = {
     "eagle3 bias": lambda: eagle(attention_bias=True),
     "eagle3 last": lambda: eagle(states=(2, 4, LAYERS)),
     "eagle3 embeddings": lambda: eagle(states=(0, 4, 5)),
+    "peagle": lambda: eagle(mask_token_id=5, num_speculative_tokens=3),
     "medusa": medusa,
     "medusa own rows": lambda: medusa(own_lm_head=True, bias=True, num_layers=2),
 }
 REFUSED = {
     "vllm": {"eagle bias", "eagle own rows", "eagle3 bias", "eagle3 last"},
     "sglang": {"eagle qkv bias", "eagle own rows", "eagle3 normed", "eagle3 own table", "eagle3 bias", "eagle3 last",
-               "eagle3 embeddings", "medusa", "medusa own rows"},
-    "speculators": {"eagle3 bias", "eagle3 last", *(name for name in HEADS if "eagle3" not in name)},
+               "eagle3 embeddings", "peagle", "medusa", "medusa own rows"},
+    "speculators": {"eagle3 bias", "eagle3 last", *(name for name in HEADS if "eagle" not in name), *list(HEADS)[:6]},
 }  # fmt: skip
 
 
@@ -62,6 +63,11 @@ def test_every_head_for_every_engine(name, engine, tmp_path):
     assert "{" not in done.serve.replace('{"', "")
     again = read_published(tmp_path / "out", target())
     assert again.config.states == head.config.states
+    if name == "peagle":
+        assert again.config.method == "peagle"
+        assert again.config.num_speculative_tokens == 3
+        assert torch.equal(again.mask_hidden, head.mask_hidden)
+        assert ('"parallel_drafting": true' in done.serve) == (engine == "vllm")
     card = (tmp_path / "out" / "README.md").read_text()
     assert done.serve.replace(str(tmp_path / "out"), "out") in card
 

@@ -42,6 +42,33 @@ def speculators_config(**changes):
     return {**config, **changes}
 
 
+def test_peagle_layouts(tmp_path):
+    """A vector of masks of any shape; the token by its three names; no norm before the residual where none is named."""
+    head = eagle(own_lm_head=True, mask_token_id=11, num_speculative_tokens=6)
+    tensors = published(head) | {"mask_hidden": head.mask_hidden.detach().clone().view(1, 1, -1)}
+    spec = {"speculators_model_type": "peagle", "mask_token_id": 11}
+    methods = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 6}]}
+    configs = (
+        (eagle3_config(ptd_token_id=11), 4),
+        (eagle3_config(pard_token=11, parallel_drafting=True), 4),
+        (speculators_config(**spec, speculators_config=methods), 6),
+    )
+    for number, (config, tokens) in enumerate(configs):
+        read = load_head(folder_of(tmp_path / str(number), config, tensors), target())
+        assert (read.config.method, read.config.mask_token_id) == ("peagle", 11)
+        assert read.config.num_speculative_tokens == tokens
+        assert not read.config.norm_before_residual
+        assert torch.equal(read.mask_hidden, head.mask_hidden)
+    with pytest.raises(ConfigError, match="no mask token"):
+        read_published(folder_of(tmp_path / "without", eagle3_config(), tensors), target())
+    with pytest.raises(ConfigError, match="no P-EAGLE head"):
+        read_published(folder_of(tmp_path / "beyond", eagle3_config(ptd_token_id=VOCAB), tensors), target())
+    with pytest.raises(IncompatibleModels, match="parallel_drafting without mask_hidden"):
+        read_published(
+            folder_of(tmp_path / "bare", eagle3_config(parallel_drafting=True), published(eagle(own_lm_head=True)))
+        )
+
+
 def test_eagle_repository(tmp_path):
     """A pickle with the target's embeddings and a bias, as EAGLE-1 and -2 were published; no d2t, no output rows."""
     head = eagle(1, VOCAB, fc_bias=True)
@@ -165,10 +192,10 @@ def test_what_the_module_lacks_is_refused(change, tmp_path):
 def test_all_tensors_that_do_not_fit_are_listed(tmp_path):
     tensors = published(eagle(own_lm_head=True))
     del tensors["norm.weight"], tensors["midlayer.mlp.up_proj.weight"]
-    tensors |= {"mask_hidden": torch.zeros(1), "fc.weight": torch.zeros(WIDTH, WIDTH)}
+    tensors |= {"bias_hidden": torch.zeros(1), "fc.weight": torch.zeros(WIDTH, WIDTH)}
     with pytest.raises(ConfigError) as error:
         read_published(folder_of(tmp_path / "h", eagle3_config(), tensors), target())
-    for name in ("norm.weight", "midlayer.mlp.up_proj.weight", "mask_hidden", "mismatch for fc.weight"):
+    for name in ("norm.weight", "midlayer.mlp.up_proj.weight", "bias_hidden", "mismatch for fc.weight"):
         assert name in str(error.value)
 
 

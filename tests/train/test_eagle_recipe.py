@@ -7,6 +7,8 @@ step 0, t=1     f1 and a2 -> distribution of a3 = head(f2)
 step 1, t=1     h  and a3 -> distribution of a4 = head(f3)
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,11 +23,13 @@ E, V, VD, LAST = 8, 20, 12, 4
 PROMPT, LENGTH = 2, 6
 
 
-def head_of(version: int) -> EagleHead:
+def head_of(version: int, **masks: int) -> EagleHead:
     torch.manual_seed(version)
     states = (LAST,) if version == 1 else (1, 2, 3)
-    config = EagleConfig(E, states, VD, V, 16, 4, 2, 4, version, E)
+    config = EagleConfig(E, states, VD, V, 16, 4, 2, 4, version, E, **masks)  # type: ignore[arg-type]
     module = EagleHead(config, torch.arange(VD)).double()
+    if masks:
+        nn.init.normal_(module.mask_hidden)
     rows = torch.randn(V, E, dtype=torch.float64)
     return module.attach(torch.randn(V, E, dtype=torch.float64), rows)
 
@@ -61,8 +65,12 @@ def drafted_by_hand(head: EagleHead, batch: Batch, t: int, steps: int) -> list[T
         # The prefix keeps its inputs; what a step put out becomes the input of one column more.
         out = head(tokens, hidden, torch.arange(length)[None], attend)[:, -1:]
         found.append(out[0, 0])
-        hidden = torch.cat([hidden, out], 1)
-        tokens = batch.token_ids[:, 1 : t + 3 + step]
+        if head.config.mask_token_id is None:
+            hidden, following = torch.cat([hidden, out], 1), batch.token_ids[:, t + 2 + step, None]
+        else:
+            hidden = torch.cat([hidden, head.begin(head.mask_hidden)[None]], 1)
+            following = torch.tensor([[head.config.mask_token_id]])
+        tokens = torch.cat([tokens, following], 1)
     return found
 
 
@@ -87,6 +95,21 @@ def test_the_loss_is_that_of_drafting_step_by_step(version, steps):
     rows = torch.randn(VD, E, dtype=torch.float64)
     given = recipe_of(head, rows, steps).loss(batch).total
     torch.testing.assert_close(given, loss_by_hand(head, rows, batch, steps, 0.8))
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_peagle_learns_what_its_masks_draft(steps):
+    head, batch = head_of(3, mask_token_id=9, num_speculative_tokens=steps), batch_of()
+    rows = torch.randn(VD, E, dtype=torch.float64)
+    recipe = EagleRecipe(head, rows, EagleLoss(), LAST)
+    losses = recipe.loss(batch)
+    torch.testing.assert_close(losses.total, loss_by_hand(head, rows, batch, steps, 0.8))
+    losses.total.backward()
+    assert head.mask_hidden.grad.abs().min() > 0
+    head.config = replace(head.config, mask_token_id=8)
+    assert (recipe.loss(batch).total - loss_by_hand(head, rows, batch, steps, 0.8)).abs() < 1e-9
+    wrong = EagleRecipe(head_of(3), rows, EagleLoss(steps=steps), LAST).loss(batch).total
+    assert (wrong - losses.total).abs() > 1e-6
 
 
 @pytest.mark.parametrize("off", [-1, 1])

@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.heads.folder import head_info, load_head, read_record
+from paceline.errors import ConfigError, IncompatibleModels
+from paceline.heads.folder import head_info, load_head, read_record, save_head
 from paceline.runner import wrap_model
+from paceline.train.artefact import without_folders
 from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.log import Started
 from paceline.train.stages import Done, Preparing, Stages
 from tests.cli.helpers import answer, paceline, refusal, save
+from tests.drafters.heads import random_head
 from tests.tiny import tiny_model
 
 RUN = """
@@ -85,6 +88,59 @@ def test_another_draft_vocabulary_for_a_head_that_is_there(base, tmp_path, metho
         assert len(heads[1].draft_ids) == size
         weights = [{k: v for k, v in head.state_dict().items() if k != "draft_ids"} for head in heads]
         assert all(torch.allclose(weights[0][key], weights[1][key], atol=1e-2) for key in weights[0])
+
+
+def test_a_peagle_head_begins_as_an_eagle3_head(base, tmp_path):
+    """Its masks begin as the mean of the states, and learn."""
+    first = read_config(config_of(base, tmp_path / "first"), ("prepare.limit=8",))
+    for stage in (Stages("eagle3", first).prepare, Stages("eagle3", first).train):
+        list(stage())
+    old = tmp_path / "first" / "head"
+    answers = f"answers=[{tmp_path / 'first' / 'answers-0'}]"
+    for lr, learnt in (("1e-12", False), ("1e-2", True)):
+        more = f"start={old}", answers, f"train.lr={lr}", "head.num_speculative_tokens=3"
+        stages = Stages("peagle", read_config(config_of(base, tmp_path / lr), more))
+        list(stages.train())
+        head, before = (
+            load_head(str(folder), wrap_model(tiny_model("llama"))) for folder in (tmp_path / lr / "head", old)
+        )
+        assert (head.config.method, head.config.num_speculative_tokens) == ("peagle", 3)
+        assert torch.allclose(head.fc.weight, before.fc.weight, atol=1e-2) != learnt
+        assert bool(head.mask_hidden.any())
+    assert any(isinstance(event, Done) for event in stages.eval())
+    with pytest.raises(ConfigError, match="eagle3"):
+        Stages(
+            "eagle3", read_config(config_of(base, tmp_path / "x"), (f"start={tmp_path / lr / 'head'}", answers))
+        ).check()
+
+
+def test_a_head_of_another_target_may_be_the_start(base, tmp_path):
+    """If its sizes are the same."""
+    for name, changes in (("same", {"seed": 1}), ("wider", {"hidden_size": 64})):
+        target = wrap_model(tiny_model("llama", **changes), name=name)
+        save_head(tmp_path / name, random_head(target, 3), target, {})
+    start = f"start={tmp_path / 'same'}", "prepare.limit=8", "head.draft_vocab_size=60"
+    stages = Stages("eagle3", read_config(config_of(base, tmp_path / "out"), start))
+    list(stages.prepare())
+    list(stages.train())
+    assert head_info(tmp_path / "out" / "head").target.fingerprint == stages.llm.loaded.fingerprint
+    wider = read_config(config_of(base, tmp_path / "refused"), (f"start={tmp_path / 'wider'}",))
+    with pytest.raises(IncompatibleModels, match="hidden size 64"):
+        list(Stages("eagle3", wider).prepare())
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("/usr/bin/paceline", "paceline"),
+        ("start=/tmp/runs/head", "start=head"),
+        ("prompts=[/a/b.jsonl, /c/d.jsonl,e/f.jsonl]", "prompts=[b.jsonl, d.jsonl,e/f.jsonl]"),
+        ("model=org/name", "model=org/name"),
+        ("train.lr=1e-3", "train.lr=1e-3"),
+    ],
+)
+def test_a_record_names_no_folders_of_this_machine(word, kept):
+    assert without_folders(word) == kept
 
 
 def test_stages_go_on_where_they_were(base, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from ..recipe import Recipe
 RECIPES = {
     "eagle": "eagle.EagleRecipe",
     "eagle3": "eagle.EagleRecipe",
+    "peagle": "eagle.EagleRecipe",
     "medusa": "parallel.ParallelRecipe",
     "blockwise": "parallel.ParallelRecipe",
     "mtp": "mtp.MtpRecipe",

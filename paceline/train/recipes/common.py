@@ -1,7 +1,7 @@
 """What several recipes share: labels and losses of a batch, attention of unrolled steps, and how heads are built."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
 
@@ -110,14 +110,15 @@ class Unrolled:
         return out
 
 
-def started(method: str, name: str, kind: type[_T], target: LoadedModel) -> _T:
-    """The head to continue from, in float32. Raises `ConfigError` for one of another method.
+def started(methods: Sequence[str], name: str, kind: type[_T], target: LoadedModel) -> _T:
+    """The head to continue from, in float32. Raises `ConfigError` for one of no such method.
 
     It may have been trained for another target of the same sizes: from here on it learns from this one.
     """
     head: Any = load_head(name, target, allow_other_target=True)
-    if not isinstance(head, kind) or method_of(cast("Any", head)) != method:
-        raise ConfigError("start is a head of another method", got=f"{name!r}, {type(head).__name__}", expected=method)
+    if not isinstance(head, kind) or method_of(cast("Any", head)) not in methods:
+        got, expected = f"{name!r}, {type(head).__name__}", " or ".join(methods)
+        raise ConfigError("start is a head of another method", got=got, expected=expected)
     return cast("Any", head).float().to(target.device).requires_grad_(True)
 
 
@@ -158,6 +159,8 @@ class HeadRecipe(Recipe):
     learns_prompts: ClassVar[bool] = True
     KINDS: ClassVar[dict[str, tuple[type[Any], type[Any], type[Any]]]]
     """For each method the module, and what `head` and `train.loss` of a configuration may hold."""
+    STARTS: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
+    """For a method another one whose heads it can start from as well, and the fields that make them its own."""
 
     def __init__(self, module: Any, lm_head: Tensor, settings: Any, last: int):
         self.check_loss(module.config, settings)
@@ -196,7 +199,7 @@ class HeadRecipe(Recipe):
         if config.start is None:
             check_memory(size_of(lambda: kind(made)), "this head", target.device, "smaller sizes in head.*")
         else:
-            made = started(method, config.start, kind, target).config
+            made = cls.continued(method, config, target, made).config
         cls.check_loss(made, settings)
 
     @classmethod
@@ -209,11 +212,7 @@ class HeadRecipe(Recipe):
         if config.start is None:
             head = seeded(shape.seed, lambda: kind(made, ids)).to(target.device)
         else:
-            head = started(method, config.start, kind, target)
-            if "draft_vocab_size" in config.head and not head.owns_rows:  # it drafts whatever rows it is given
-                weights, sized = head.state_dict(), replace(head.config, draft_vocab_size=len(ids))
-                head = kind(sized, ids).to(target.device)
-                head.load_state_dict(weights | {"draft_ids": ids})
+            head = cls.continued(method, config, target, made, ids)
             ids = head.draft_ids
         rows = target.output_rows().detach().float()
         head.attach(cast("Any", target.model.get_input_embeddings()).weight.detach(), rows)
@@ -221,3 +220,26 @@ class HeadRecipe(Recipe):
         if config.start is None:
             recipe.prepare_fresh(target, answers)
         return recipe
+
+    @classmethod
+    def continued(
+        cls, method: str, config: RunConfig, target: LoadedModel, made: Any, ids: Tensor | None = None
+    ) -> Any:
+        """The head of `config.start`, with the fields of `made` where it is to become another.
+
+        ids: the draft vocabulary, if the configuration asks for one.
+        """
+        kind, (other, fields) = cls.KINDS[method][0], cls.STARTS.get(method, (method, ()))
+        head: Any = started(dict.fromkeys([method, other]), cast("str", config.start), kind, target)
+        fields = fields if method_of(head) != method else ()
+        # Without output rows of its own a head drafts whatever rows it is given.
+        if ids is not None and "draft_vocab_size" in config.head and not head.owns_rows:
+            fields = (*fields, "draft_vocab_size")
+        else:
+            ids = head.draft_ids
+        if not fields:
+            return head
+        weights, same = head.state_dict(), {name: getattr(made, name) for name in fields}
+        head = kind(replace(head.config, **same), ids).to(target.device)
+        head.load_state_dict(head.state_dict() | weights | {"draft_ids": ids})
+        return head

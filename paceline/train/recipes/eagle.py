@@ -10,6 +10,8 @@
 Step s > 0 sees what the cache holds while drafting: pairs (f, x) up to column t, and its own steps 1 to s on top:
 
     query of step 2 at t    keys: step 0 at columns <= t,  step 1 at t,  step 2 at t          position t + 2
+
+P-EAGLE's steps s > 0 read its `mask_hidden` and its mask token instead, with the same keys.
 """
 
 from dataclasses import replace
@@ -23,10 +25,10 @@ from ...errors import ConfigError
 from ...heads.eagle import EagleConfig, EagleHead
 from ...runner import LoadedModel
 from ...schema import checked
-from ..config import AtLeast0, AtLeast1, Few, Seed, Several
+from ..config import AtLeast0, AtLeast1, Few, RunConfig, Seed, Several
 from ..data import Answers
 from ..losses import LossName
-from ..recipe import Batch, Losses
+from ..recipe import Batch, Losses, Recipe
 from .common import Decay, HeadRecipe, Unrolled, head_sizes, layer_sizes, shifted
 
 
@@ -44,8 +46,18 @@ class EagleShape:
 
 
 @checked
+class PEagleShape(EagleShape):
+    """Shape of a P-EAGLE head. num_speculative_tokens: drafted in a pass. mask_token_id: None: the padding token, or
+    else the end of text.
+    """
+
+    num_speculative_tokens: Few = 4
+    mask_token_id: Annotated[int, Field(ge=0)] | None = None
+
+
+@checked
 class EagleLoss:
-    """How an EAGLE head is trained; None: as in its paper, with five steps for EAGLE-3.
+    """How an EAGLE head is trained; None: as in its paper, with five steps for EAGLE-3, and all that P-EAGLE drafts.
 
     name: see `losses`. steps: drafting steps unrolled (EAGLE-1: 1, EAGLE-3: up to 7), step s weighted decay^s. regress:
     the weight of EAGLE-1's SmoothL1 on the states, beside `ce_weight` times the loss of the distributions. noise: the
@@ -59,10 +71,12 @@ class EagleLoss:
     ce_weight: AtLeast0 | None = None
     noise: AtLeast0 | None = None
 
-    def complete(self, version: int) -> "EagleLoss":
-        """The same settings with the values of the paper for EAGLE-`version` in place of None."""
+    def complete(self, config: EagleConfig) -> "EagleLoss":
+        """The same settings with the values of the method's paper in place of None."""
         values = {"steps": 5, "regress": 0.0, "ce_weight": 1.0, "noise": 0.0}
-        if version == 1:
+        if config.mask_token_id is not None:
+            values["steps"] = config.num_speculative_tokens
+        if config.version == 1:
             values = {"steps": 1, "regress": 1.0, "ce_weight": 0.1, "noise": 0.1}
         return replace(self, **{key: value for key, value in values.items() if getattr(self, key) is None})
 
@@ -71,7 +85,12 @@ class EagleLoss:
 class EagleRecipe(HeadRecipe):
     """Train an `EagleHead` that is attached to its target."""
 
-    KINDS: ClassVar = {method: (EagleHead, EagleShape, EagleLoss) for method in ("eagle", "eagle3")}
+    KINDS: ClassVar = {
+        "eagle": (EagleHead, EagleShape, EagleLoss),
+        "eagle3": (EagleHead, EagleShape, EagleLoss),
+        "peagle": (EagleHead, PEagleShape, EagleLoss),
+    }
+    STARTS: ClassVar = {"peagle": ("eagle3", ("mask_token_id", "num_speculative_tokens"))}
 
     @classmethod
     def configure(cls, method: str, shape: EagleShape, target: LoadedModel) -> EagleConfig:
@@ -80,11 +99,15 @@ class EagleRecipe(HeadRecipe):
             got = f"head.states={list(shape.states)}"
             raise ConfigError("EAGLE-1 reads the last state alone", got=got, fix="eagle3")
         sizes = head_sizes(target, shape.draft_vocab_size)
-        if method == "eagle3":
+        if method != "eagle":
             sizes["states"] = shape.states or (min(2, layers // 3), layers // 2, max(layers - 3, layers // 2 + 1))
         if max(sizes["states"]) > layers:
             got = list(sizes["states"])
             raise ConfigError("head.states names no state of the target", got=got, expected=f"0 to {layers}")
+        if isinstance(shape, PEagleShape):
+            usual = [shape.mask_token_id, getattr(target.tokenizer, "pad_token_id", None), *sorted(target.eos_ids), 0]
+            sizes["mask_token_id"] = next(token for token in usual if token is not None)
+            sizes["num_speculative_tokens"] = shape.num_speculative_tokens
         return EagleConfig(
             **sizes, **layer_sizes(target, shape), version=1 if method == "eagle" else 3,
             target_hidden_size=target.hidden_size, own_lm_head=shape.own_lm_head,
@@ -92,7 +115,7 @@ class EagleRecipe(HeadRecipe):
 
     @classmethod
     def check_loss(cls, config: EagleConfig, settings: EagleLoss) -> None:
-        chosen = settings.complete(config.version)
+        chosen = settings.complete(config)
         if not chosen.regress and not chosen.ce_weight:
             raise ConfigError("train.loss.regress and train.loss.ce_weight are 0", expected="one above 0")
 
@@ -119,10 +142,23 @@ class EagleRecipe(HeadRecipe):
         for part, columns in zip(parts, head.fc.weight.chunk(len(parts), 1), strict=True):
             columns /= part.square().mean().sqrt().to(columns.device)
 
+    @classmethod
+    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
+        """As for other heads; a new `mask_hidden` begins as the mean of the states."""
+        recipe = super().build(method, config, target, answers)
+        head: Any = recipe.module
+        if method == "peagle" and answers.has_states and not head.mask_hidden.any():
+            some = answers.batch(range(min(len(answers), 16)), head.config.states, 1 << 30)
+            states = torch.cat([some.states[layer] for layer in head.config.states], -1)
+            with torch.no_grad():
+                head.mask_hidden.copy_(states[some.is_answer].float().mean(0))
+        return recipe
+
     def loss(self, batch: Batch) -> Losses:
         """Sum over steps of decay^s times the loss of step s."""
         head, length = self.head, batch.token_ids.shape[1]
-        how: Any = self.settings.complete(head.config.version)
+        how: Any = self.settings.complete(head.config)
+        mask = head.config.mask_token_id
         states = torch.cat([batch.states[layer] for layer in head.config.states], -1)
         last = batch.states[self._last]
         if how.noise and head.training:
@@ -134,6 +170,8 @@ class EagleRecipe(HeadRecipe):
         for step in range(how.steps):
             tokens = shifted(batch.token_ids, 1 + step)
             positions = (torch.arange(length, device=tokens.device) + step).expand_as(tokens)
+            if step and mask is not None:
+                tokens, hidden = torch.full_like(tokens, mask), head.begin(head.mask_hidden).expand_as(hidden)
             hidden = head(tokens, hidden, positions, unrolled)
             columns = labels.columns(2 + step)
             drafted = hidden[columns]

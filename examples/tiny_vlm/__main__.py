@@ -124,13 +124,17 @@ def scenes(
     """
     from paceline.system.files import check_out, write_text
 
-    from .questions import scene_suite
+    from .questions import KINDS, scene_suite
     from .scene import HELD_OUT, render
 
+    first = HELD_OUT // 2 if train else HELD_OUT
+    if train and first + per_kind * len(KINDS) > HELD_OUT:
+        most = (HELD_OUT - first) // len(KINDS)
+        raise typer.BadParameter(f"--per-kind {per_kind} reaches the held-out scenes; expected at most {most}")
     check_out(out / "prompts.jsonl")
     lines = []
     (out / "images").mkdir(parents=True, exist_ok=True)
-    for number, (scene, one) in enumerate(scene_suite(per_kind, HELD_OUT // 2 if train else HELD_OUT)):
+    for number, (scene, one) in enumerate(scene_suite(per_kind, first)):
         image = f"images/scene-{number}.png"
         render(scene).save(out / image)
         line = {"id": f"scene-{number}", "category": one.kind, "turns": [one.text], "image": image}

@@ -102,6 +102,10 @@ def test_levels_have_the_bits_of_one_pass(version, dtype, isa):
 @pytest.mark.parametrize("version", [1, 3])
 def test_rows_are_projected_in_the_pass(version, dtype, isa):
     """With the bits of the head's first linear layer, for several rows of several slots."""
+    assert projects_with_the_bits_of_fc(version, dtype)
+
+
+def projects_with_the_bits_of_fc(version: int, dtype: torch.dtype) -> bool:
     head, layer, _ = made(version, dtype)
     first = PackedLinear(head.fc)
     inputs, ids = torch.randn(2, 3, first.in_features).to(dtype), torch.randint(V, (2, 3)) if version == 3 else None
@@ -110,7 +114,7 @@ def test_rows_are_projected_in_the_pass(version, dtype, isa):
         keys, values = cache(2, dtype)
         level = layer(LayerPass(keys, values, [1, 0], [0, 0], rows, ids, head_rows=3, projects=projects))
         found.append((level.hidden, level.logits, keys[:, :, :3], values[:, :, :3]))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"attention_bias": True}], ids=str)

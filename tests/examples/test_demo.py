@@ -9,6 +9,7 @@ from examples.tiny_vlm.__main__ import app
 from examples.tiny_vlm.demo import answer_both_ways, scenes, totals
 from examples.tiny_vlm.model import TowerShape, make_model, make_processor
 from examples.tiny_vlm.questions import KINDS, scene_suite
+from examples.tiny_vlm.scene import HELD_OUT
 from paceline.core.request import SamplingParams
 from paceline.drafters import PromptLookup
 from paceline.errors import ConfigError
@@ -77,6 +78,20 @@ def test_the_users_own_picture(folder, tmp_path):
     assert run(folder, "-q", "What is it?").exit_code == 2
     missing = run(folder, "--drafter", "lookup", "--image", str(tmp_path / "none.png"))
     assert missing.exit_code == 1
+
+
+def test_scenes_for_training_are_no_held_out_ones(tmp_path):
+    made = []
+    for place, *more in (("held-out",), ("train", "--train")):
+        out = tmp_path / place
+        assert CliRunner().invoke(app, ["scenes", str(out), "--per-kind", "2", *more]).exit_code == 0
+        made.append({one.read_bytes() for one in (out / "images").iterdir()})
+    assert len(made[0]) == len(made[1]) == 10
+    assert not made[0] & made[1]
+    too_many = ["scenes", str(tmp_path / "more"), "--train", "--per-kind", str(HELD_OUT)]
+    refused = CliRunner().invoke(app, too_many)
+    assert refused.exit_code == 2
+    assert "held-out" in refused.output
 
 
 def test_scenes_become_a_suite(tmp_path):

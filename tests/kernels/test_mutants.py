@@ -19,11 +19,13 @@ from paceline.core.tree import TokenTree
 from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
 from paceline.runner import ModelRunner, wrap_model
+from tests.drafters.test_draft_layer import projects_with_the_bits_of_fc
 from tests.kernels.test_passes import random_tree, rows
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
+PROJECTION = "inputs of the row before"
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -73,6 +75,11 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "pass.h",
         "pass->starts[b] + pass->old + n;\n  char* to",
         "pass->starts[b] + pass->old + (FAULT && n ? n - 1 : n);\n  char* to",
+    ),
+    PROJECTION: (
+        "pass.h",
+        "pass->inputs + s.place[row] * size",
+        "pass->inputs + s.place[FAULT && row ? row - 1 : row] * size",
     ),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
@@ -158,7 +165,13 @@ def has_the_bits_of_plain_decoding(trials: int = 6) -> bool:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("fault", NAMES)
+@pytest.mark.parametrize("fault", ["none", PROJECTION])
+def test_faults_of_a_projection_are_seen(fault, switch):
+    switch(fault)
+    assert projects_with_the_bits_of_fc(3, torch.float32) == (fault == "none")
+
+
+@pytest.mark.parametrize("fault", [name for name in NAMES if name != PROJECTION])
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6

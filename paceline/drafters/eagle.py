@@ -80,7 +80,7 @@ class Eagle(Drafter):
         rows = embeddings if head.config.own_lm_head else loaded.output_rows()
         self.layer = EaglePass(head, embeddings, rows, target.num_slots)
         self._target, self._ranking = target, TokenRanking.of(self.layer.draft_ids, target, verifier)
-        self.source, self._parallel = head.config.method, head.config.mask_token_id is not None
+        self.source, self._levels_at_once = head.config.method, head.config.num_speculative_tokens or 0
         target.watch_states(head.config.states)
 
     def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
@@ -108,12 +108,12 @@ class Eagle(Drafter):
             return self._children(layer.step(wide, level.hidden, wide, self.top_k), [], 0, self.top_k)
 
         def draft() -> object:
-            drafted = layer.extend_cache([0], [[0]], [states[:1]], self.top_k, config.num_speculative_tokens - 1)
+            drafted = layer.extend_cache([0], [[0]], [states[:1]], self.top_k, levels - 1)
             layer.cache.lengths[0] = length
-            return [self._children(drafted.at(depth), [], 0, self.top_k) for depth in range(drafted.logits.shape[1])]
+            return [self._children(drafted.at(depth), [], 0, self.top_k) for depth in range(levels)]
 
-        level = read()
-        seconds = median_seconds(draft) / config.num_speculative_tokens if self._parallel else median_seconds(step)
+        level, levels = read(), self._levels_at_once
+        seconds = median_seconds(draft) / levels if levels else median_seconds(step)
         return {self.source: (seconds, median_seconds(read) / 64)}
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
@@ -121,7 +121,7 @@ class Eagle(Drafter):
         trees = [self._tree(budget, seq) for budget, seq in zip(budgets, seqs, strict=True)]
         growing = [row for row, tree in enumerate(trees) if tree.frontier]
         if growing:
-            how = self._grow_at_once if self._parallel else self._grow
+            how = self._grow_at_once if self._levels_at_once else self._grow
             how([seqs[row] for row in growing], [trees[row] for row in growing])
         return draft_of(seqs, [tree.finish() for tree in trees], self.source)
 
@@ -129,8 +129,8 @@ class Eagle(Drafter):
         self.layer.cache.release(slots)
 
     def _tree(self, budget: DraftBudget, seq: Sequence) -> DynamicTree:
-        most = self.layer.config.num_speculative_tokens if self._parallel else None
-        depth, width = most if len(seq.token_ids) > 1 else 0, budget.nodes if self._parallel else None
+        at_once = self._levels_at_once
+        depth, width = (at_once or None) if len(seq.token_ids) > 1 else 0, budget.nodes if at_once else None
         return StaticTree(budget, depth) if self.tree == "static" else DynamicTree(budget, self.top_k, depth, width)
 
     @torch.inference_mode()

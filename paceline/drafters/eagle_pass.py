@@ -50,7 +50,9 @@ class EaglePass:
             norms = layer.input_layernorm, head.norm, layer.hidden_norm
             parts = replace(parts, input_norm=norms[0], final_norm=norms[1], beside_norm=norms[2])
             parts = replace(parts, beside_stays=config.norm_before_residual, embeddings=self._embeddings)
-        self._layer, self._mask_hidden = make_layer(parts), getattr(head, "mask_hidden", torch.empty(0))
+        self._layer = make_layer(parts)
+        self._mask_hidden = getattr(head, "mask_hidden", torch.empty(0))
+        self._mask_token_id = torch.tensor([config.mask_token_id or 0], device=device)
         self.cache = DraftCache(num_slots, config.num_key_value_heads, config.head_dim, dtype, device)
 
     def extend_cache(
@@ -82,8 +84,8 @@ class EaglePass:
             rows.append(known[begin:])
         counts, ends = [len(row) for row in ids], 1 + masks
         if masks:
-            hidden = self._mask_hidden.to(rows[0].dtype).expand(masks, -1)
-            ids = [torch.cat([row, row.new_full((masks,), self.config.mask_token_id)]) for row in ids]
+            token, hidden = self._mask_token_id.expand(masks), self._mask_hidden.to(rows[0].dtype).expand(masks, -1)
+            ids = [torch.cat([row, token]) for row in ids]
             rows = [torch.cat([row, hidden]) for row in rows]
         width, ragged = max(counts) + masks, min(counts) < max(counts)
         head_rows = width if ragged else ends

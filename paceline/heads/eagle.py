@@ -34,8 +34,8 @@ class EagleConfig(LayerConfig):
 
     own_lm_head: its output layer is trained; otherwise it is those rows of the target's. fc_bias: some published
     EAGLE-1 heads have one. norm_before_residual: EAGLE-3 heads whose residual stream starts normed. own_embeddings: it
-    brings its own table [V, E], as some published heads do. num_speculative_tokens, mask_token_id: of P-EAGLE heads
-    (version 3), how many tokens a pass drafts, and which token stands where none is known; otherwise 1 and None.
+    brings its own table [V, E], as some published heads do. mask_token_id, num_speculative_tokens: of P-EAGLE heads
+    (version 3), which token stands where none is known, and how many tokens a pass drafts; None for the others.
     """
 
     version: Literal[1, 3]
@@ -47,14 +47,17 @@ class EagleConfig(LayerConfig):
     attention_bias: bool = False
     norm_before_residual: bool = False
     own_embeddings: bool = False
-    num_speculative_tokens: Count = 1
     mask_token_id: Annotated[int, Field(ge=0)] | None = None
+    num_speculative_tokens: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mask_token_id is not None and (self.version != 3 or self.mask_token_id >= self.vocab_size):
-            got = f"version {self.version}, mask_token_id {self.mask_token_id}"
-            raise ConfigError("no P-EAGLE head", got=got, expected=f"version 3, a token below {self.vocab_size}")
+        mask, tokens = self.mask_token_id, self.num_speculative_tokens
+        complete = self.version == 3 and mask is not None and mask < self.vocab_size and tokens is not None
+        if not complete and (mask is not None or tokens is not None):
+            got = f"version {self.version}, mask_token_id {mask}, num_speculative_tokens {tokens}"
+            expected = f"version 3, a token below {self.vocab_size}, and a number"
+            raise ConfigError("no P-EAGLE head", got=got, expected=expected)
 
     @property
     def method(self) -> str:

@@ -36,13 +36,7 @@ MASK_IDS = ("mask_token_id", "ptd_token_id", "pard_token")
 HOT_TOKENS = "hot_tokens.pt"
 SPECULATORS_VERSION = "0.9.0"
 _CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's
-_UNSUPPORTED = [
-    "norm_before_fc",
-    "fc_norm",
-    "norm_output",
-    "quantization_config",
-    "attn_output_gate",
-]
+_UNSUPPORTED = "norm_before_fc", "fc_norm", "norm_output", "quantization_config", "attn_output_gate"
 
 
 @checked
@@ -315,7 +309,7 @@ def _eagle3(head: EagleHead, engine: str, facts: TargetFacts, num_tokens: int) -
     if c.fc_bias or c.attention_bias:
         raise refuse(engine, "an EAGLE-3 head with biases", "train it without")
     parallel: dict[str, Any] = {}
-    if c.mask_token_id is not None:
+    if c.num_speculative_tokens is not None:
         num_tokens = min(num_tokens, c.num_speculative_tokens)
         parallel = {"mask_token_id": c.mask_token_id, "paceline_num_speculative_tokens": c.num_speculative_tokens}
     if engine == "sglang":

@@ -117,7 +117,7 @@ def started(methods: Sequence[str], name: str, kind: type[_T], target: LoadedMod
     """
     head: Any = load_head(name, target, allow_other_target=True)
     if not isinstance(head, kind) or method_of(cast("Any", head)) not in methods:
-        got, expected = f"{name!r}, {type(head).__name__}", " or ".join(methods)
+        got, expected = f"{name!r}, {type(head).__name__}", " or ".join(dict.fromkeys(methods))
         raise ConfigError("start is a head of another method", got=got, expected=expected)
     return cast("Any", head).float().to(target.device).requires_grad_(True)
 
@@ -230,7 +230,7 @@ class HeadRecipe(Recipe):
         ids: the draft vocabulary, if the configuration asks for one.
         """
         kind, (other, fields) = cls.KINDS[method][0], cls.STARTS.get(method, (method, ()))
-        head: Any = started(dict.fromkeys([method, other]), cast("str", config.start), kind, target)
+        head: Any = started((method, other), cast("str", config.start), kind, target)
         fields = fields if method_of(head) != method else ()
         # Without output rows of its own a head drafts whatever rows it is given.
         if ids is not None and "draft_vocab_size" in config.head and not head.owns_rows:

@@ -75,7 +75,7 @@ class EagleLoss:
         """The same settings with the values of the method's paper in place of None."""
         values = {"steps": 5, "regress": 0.0, "ce_weight": 1.0, "noise": 0.0}
         if config.mask_token_id is not None:
-            values["steps"] = config.num_speculative_tokens
+            values["steps"] = config.num_speculative_tokens or 1
         if config.version == 1:
             values = {"steps": 1, "regress": 1.0, "ce_weight": 0.1, "noise": 0.1}
         return replace(self, **{key: value for key, value in values.items() if getattr(self, key) is None})

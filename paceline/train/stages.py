@@ -13,6 +13,7 @@ Stages yield events; the command line draws them.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,11 +30,11 @@ from ..system.files import write_text
 from ..zoo import resolve
 from .artefact import check_same_run, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
-from .data import DATA, Answers, AnswerTask, OnlineStates, read_begun
+from .data import DATA, Answers, AnswerTask, read_begun
 from .log import TrainEvent, draw, need_tensorboard
 from .loop import train
 from .measure import check_eval, evaluate
-from .prepare import chat_of, encode_line, ordered, prepare, read_answers, read_files
+from .prepare import chat_of, encode_line, ordered, prepare, read_files
 from .prepare import read_record as read_prepared
 from .recipes import recipe_of
 from .run_folder import is_main, local_device, main_first, need, only_run, understood
@@ -158,8 +159,7 @@ class Stages:
         answers, held_out = everything.split(config.held_out)
         answers = answers.limited(config.limit)
         recipe = recipe_of(self.method).build(self.method, self.config, self.target, answers)
-        online = None if answers.has_states and held_out.has_states else OnlineStates(self.target)
-        yield from train(AnswerTask(recipe, answers, config, online, held_out), config, folder)
+        yield from train(AnswerTask(recipe, answers, held_out, config, self.target), config, folder)
         if is_main():
             result = save_trained(place, recipe, self.target, self.config, answers, folder)
             draw(folder, self.out / "curve.png")
@@ -179,8 +179,7 @@ class Stages:
                     expected=self.target.name, fix="prepare answers of this model, or name the model that wrote them",
                 )  # fmt: skip
         begun = read_begun(folder)
-        lines = begun or {name: len(read_answers(Path(name))) for name in folders}
-        answers = Answers.read(lines, lines)
+        answers = Answers.read(begun or folders, begun)
         most = max((max(ids) for ids in answers.texts), default=0)
         if most >= self.target.vocab_size:
             raise ConfigError(
@@ -188,7 +187,7 @@ class Stages:
                 expected=f"0 to {self.target.vocab_size - 1}", fix="prepare answers of this model in a new folder",
             )  # fmt: skip
         if begun is None:
-            write_text(folder / DATA, json.dumps(lines) + "\n")
+            write_text(folder / DATA, json.dumps(Counter(str(one.folder) for one in answers.all)) + "\n")
         return answers
 
     def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:

@@ -11,7 +11,7 @@ from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads.folder import head_info, load_head, read_record
 from paceline.train.config import TrainConfig, read_config
-from paceline.train.data import Answers, AnswerTask
+from paceline.train.data import Answers
 from paceline.train.log import Saved, Started
 from paceline.train.loop import train
 from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
@@ -19,7 +19,7 @@ from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from paceline.train.stages import Done, Stages
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
-from tests.train.toy import same, weights, write_answers
+from tests.train.toy import same, task, weights, write_answers
 
 RUN = """
 model: {base}/tiny
@@ -145,10 +145,6 @@ def test_what_a_method_does_not_know_is_refused(base, made):
             list(run.train())
 
 
-def _same(batch, layers):
-    return batch
-
-
 CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, checkpoint_seconds=0.0, evaluate_every=3)
 
 
@@ -164,12 +160,12 @@ def small(method: str) -> QatRecipe | DistillRecipe:
 def test_a_run_that_was_stopped_ends_with_the_same_bits(method, tmp_path):
     answers = Answers.read(write_answers(tmp_path / "answers", count=8, layers=()))
     whole, stopped = small(method), small(method)
-    list(train(AnswerTask(whole, answers, CONFIG, _same), CONFIG, tmp_path / "whole"))
-    for event in train(AnswerTask(stopped, answers, CONFIG, _same), CONFIG, tmp_path / "stopped"):
+    list(train(task(whole, answers, CONFIG), CONFIG, tmp_path / "whole"))
+    for event in train(task(stopped, answers, CONFIG), CONFIG, tmp_path / "stopped"):
         if isinstance(event, Saved) and event.step == 2:
             break
     again = small(method)
-    events = list(train(AnswerTask(again, answers, CONFIG, _same), CONFIG, tmp_path / "stopped"))
+    events = list(train(task(again, answers, CONFIG), CONFIG, tmp_path / "stopped"))
     assert any(isinstance(event, Started) and event.resumed for event in events)
     assert same(weights(whole), weights(again))
     assert not same(weights(whole), weights(small(method)))

@@ -10,10 +10,11 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.drafters.draft_model import DraftModel
 from paceline.errors import ConfigError
+from paceline.eval.prompts import PromptLine
 from paceline.hf.vision import text_half
 from paceline.runner import ModelRunner, wrap_model
 from paceline.train.losses import LOSSES
-from paceline.train.prepare import ImageChat, encode_chat
+from paceline.train.prepare import ImageChat, encode_line
 from paceline.train.recipe import Batch
 from paceline.train.recipes import images
 from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers, fewer_layers_of_whole
@@ -51,7 +52,7 @@ def chats(files):
 
 
 def batch_of(runner, files) -> Batch:
-    prompts = [encode_chat(runner, "", chat) for chat in chats(files)]
+    prompts = [encode_line(runner, PromptLine("", 0, {}, chat=tuple(chat))) for chat in chats(files)]
     texts = [one.token_ids + answer for one, answer in zip(prompts, ANSWERS, strict=True)]
     ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
     is_answer = torch.zeros_like(ids, dtype=torch.bool)
@@ -269,7 +270,7 @@ def test_a_picture_that_was_changed_is_refused(files):
     made, _, target = qat("llava")
     batch = batch_of(ModelRunner(target, 1), files)
     (first, *others) = batch.chats
-    swapped = json.loads(first.text.replace("1.png", "2.png"))
-    wrong = Batch(batch.token_ids, {}, batch.is_answer, (ImageChat(json.dumps(swapped), first.images), *others))
+    swapped = json.loads(json.dumps(first.messages).replace("1.png", "2.png"))
+    wrong = Batch(batch.token_ids, {}, batch.is_answer, (ImageChat(swapped, first.images), *others))
     with pytest.raises(ConfigError, match="no longer those that were answered"):
         made.loss(wrong)

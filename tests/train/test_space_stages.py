@@ -11,7 +11,7 @@ from paceline.heads.folder import head_info, load_head
 from paceline.heads.space import SpaceConfig
 from paceline.runner import load_model
 from paceline.train.config import TrainConfig, read_config
-from paceline.train.data import Answers, AnswerTask
+from paceline.train.data import Answers
 from paceline.train.log import Saved, Started
 from paceline.train.loop import train
 from paceline.train.recipes.models import linears_of
@@ -19,7 +19,7 @@ from paceline.train.recipes.space import SpaceLoss, SpaceRecipe, whole, with_fac
 from paceline.train.stages import Done, Stages
 from tests.cli.helpers import answer, save
 from tests.tiny import tiny_model
-from tests.train.toy import same, weights, write_answers
+from tests.train.toy import same, task, weights, write_answers
 
 RUN = """
 model: {base}/tiny
@@ -149,23 +149,23 @@ CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, checkpoint_seconds=0
 @pytest.mark.parametrize(("gated", "lora"), [(True, True), (False, True), (False, False)])
 def test_resumed_run_has_the_same_bits(answers, tmp_path, gated, lora):
     straight = small(gated, lora)
-    list(train(AnswerTask(straight, answers, CONFIG), CONFIG, tmp_path / "straight"))
-    for event in train(AnswerTask(small(gated, lora), answers, CONFIG), CONFIG, tmp_path / "cut"):
+    list(train(task(straight, answers, CONFIG), CONFIG, tmp_path / "straight"))
+    for event in train(task(small(gated, lora), answers, CONFIG), CONFIG, tmp_path / "cut"):
         if isinstance(event, Saved) and event.step == 2:
             break
     torch.manual_seed(99)  # another process
     should_continue = small(gated, lora)
-    events = list(train(AnswerTask(should_continue, answers, CONFIG), CONFIG, tmp_path / "cut"))
+    events = list(train(task(should_continue, answers, CONFIG), CONFIG, tmp_path / "cut"))
     assert isinstance(events[0], Started)
     assert events[0].resumed
     assert same(weights(should_continue), weights(straight))
     with pytest.raises(ConfigError, match="recipe: "):
-        list(train(AnswerTask(small(gated, lora, start="another"), answers, CONFIG), CONFIG, tmp_path / "cut"))
+        list(train(task(small(gated, lora, start="another"), answers, CONFIG), CONFIG, tmp_path / "cut"))
 
 
 def test_output_rows_are_compared_as_they_are_while_every_weight_is_trained(answers, tmp_path):
     made = small(gated=False, lora=False)
-    list(train(AnswerTask(made, answers, CONFIG), CONFIG, tmp_path))
+    list(train(task(made, answers, CONFIG), CONFIG, tmp_path))
     head = made._plain.get_output_embeddings().weight
     assert not torch.equal(head, tiny_model("llama").get_output_embeddings().weight)
     assert torch.equal(made._rows(), head[::2])

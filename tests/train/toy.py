@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from paceline import LLM
-from paceline.train.config import PrepareSection
+from paceline.train.config import PrepareSection, TrainConfig
+from paceline.train.data import Answers, AnswerTask
 from paceline.train.prepare import TrainPrompt, prepare
 from paceline.train.recipe import Batch, Losses, Recipe
 from paceline.train.stages import Stages
@@ -62,6 +63,11 @@ class Toy(Recipe):
         loss = nn.functional.cross_entropy(logits, labels)
         right = (logits.argmax(-1) == labels).float().mean()
         return Losses(loss, {"ce": loss.detach()}, torch.stack([right, right / 2]))
+
+
+def task(recipe: Recipe, answers: Answers, config: TrainConfig) -> AnswerTask:
+    training, held_out = answers.split(config.held_out)
+    return AnswerTask(recipe, training, held_out, config)
 
 
 _ENGINES: dict[str, LLM] = {}

@@ -198,7 +198,13 @@ class AnswerTask(Task[Batch]):
             raise ConfigError(
                 "there is nothing to train on", got=f"{len(answers)} answers", expected="more, or shorter"
             )
-        recipe.check_images(answers.has_images or held_out.has_images, answers.has_states and held_out.has_states)
+        # Stored states were computed with the images; otherwise their placeholder tokens would be read as text.
+        looked = recipe.reads_images or (recipe.states and answers.has_states and held_out.has_states)
+        if (answers.has_images or held_out.has_images) and not looked:
+            raise ConfigError(
+                f"{type(recipe).__name__} does not read images", got="answers to prompts with images",
+                fix="prepare them with prepare.states=store" if recipe.states else "leave these answers out",
+            )  # fmt: skip
         self._recipe, self._config, self._target, self.module = recipe, config, target, recipe.module
         self._plans = [self._answers.plan(config.max_tokens, config.seed, epoch) for epoch in range(config.epochs)]
         self._cut = dict[int, list[tuple[list[list[int]], bool]]]()

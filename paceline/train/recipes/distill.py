@@ -39,7 +39,7 @@ from ..losses import LOSSES
 from ..recipe import Batch, Losses, Recipe
 from .common import TokenLoss
 from .images import BatchReader, ModelInput
-from .models import layers_of, outlined, plain_models, vocabulary_of, windows_of
+from .models import layers_of, outlined, plain_models, windows_of
 from .qat import round_losses
 from .rounds import Rounds, drawn_rounds, read_rounds, read_text, rounds_of
 
@@ -208,7 +208,7 @@ def detached(cache: DynamicCache) -> DynamicCache:
 
 
 def _check_sizes(draft: PreTrainedModel, plain: PreTrainedModel) -> None:
-    own, other = vocabulary_of(draft), vocabulary_of(plain)
+    own, other = (int(cast("Any", one.get_output_embeddings()).weight.shape[0]) for one in (draft, plain))
     if own != other:
         raise IncompatibleModels("the output layers of draft and target have other sizes", got=own, expected=other)
 

@@ -53,7 +53,6 @@ class Answered:
 
     @property
     def identical(self) -> bool:
-        """Whether both answers have the same tokens."""
         return self.plain.token_ids == self.speculative.token_ids
 
     @property
@@ -62,7 +61,6 @@ class Answered:
         return None if self.query.answer is None else self.speculative.text.strip() == self.query.answer
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "image": self.shown.name,
             "description": self.shown.description or None,

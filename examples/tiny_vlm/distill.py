@@ -58,7 +58,6 @@ class DistillTask(ChatTask):
         }  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
-        """Low-rank layers."""
         return dict(self.lora)
 
     def items(self, step: int, devices: int) -> Seq[ImageChats]:

@@ -17,7 +17,6 @@ class EasyVqa(NamedTuple):
     questions: tuple[tuple[str, str], ...]
 
     def image(self) -> Image.Image:
-        """The image, RGB."""
         with Image.open(self.path) as image:
             return image.convert("RGB")
 

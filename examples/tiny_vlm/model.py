@@ -74,7 +74,6 @@ class TowerShape:
             raise ConfigError("tower.width cannot be shared among tower.heads", got=f"{self.width} and {self.heads}")
 
     def config(self) -> SiglipVisionConfig:
-        """As transformers has it."""
         return SiglipVisionConfig(
             hidden_size=self.width,
             intermediate_size=self.mlp * self.width,

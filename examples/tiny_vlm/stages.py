@@ -105,7 +105,6 @@ class VlmStages:
 
     @property
     def device(self) -> torch.device:
-        """Where this process trains."""
         return chosen_device(self.config.device or local_device())
 
     def pretrain(self) -> Iterator[VlmEvent]:
@@ -224,7 +223,6 @@ class VlmStages:
 
     @property
     def _teacher(self) -> PackagedVlm:
-        """Of the sibling."""
         if not (self.packaged / ABOUT).exists():
             raise ConfigError(f"there is no packaged model in {str(self.packaged)!r}", fix="run the stage `sft` first")
         return read_vlm(self.packaged)
@@ -243,7 +241,6 @@ class VlmStages:
         return self.config.model if self.config.model in ZOO else self.language_model.name
 
     def _last(self, stage: str) -> dict[str, Any]:
-        """The last evaluation of a stage."""
         evaluated = [line for line in read_log(self.out / stage) if line["event"] == "evaluation"]
         return {key: evaluated[-1][key] for key in ("step", "loss", "parts", "agreement")} if evaluated else {}
 

@@ -26,10 +26,9 @@ from paceline.train.recipe import Losses
 from paceline.train.run_folder import hash_tensors, understood
 
 from .config import DistillSection, SftSection, VlmConfig
-from .easy_vqa import EasyVqa
 from .model import GRID, add_lora, make_model, make_processor, vision_parts
 from .pretrain import pixels_of
-from .questions import KINDS, Kind, ask
+from .questions import KINDS, EasyVqa, Kind, ask
 from .scene import HELD_OUT, make_scene, render
 
 IGNORED = -100

@@ -35,9 +35,9 @@ from paceline.train.stages import Done
 from paceline.zoo import ZOO, resolve
 
 from .config import VlmConfig
-from .easy_vqa import EasyVqa, load_easy_vqa
 from .model import image_token, kept_layers
 from .package import Trained, merge_once, package_vlm, write_record
+from .questions import EasyVqa, load_easy_vqa
 from .sft import hash_easy
 
 STAGES = ("pretrain", "sft", "distill", "eval")

@@ -195,11 +195,10 @@ def largest_difference(ours: "Head", theirs: "Head", facts: TargetFacts) -> floa
 def _logits(head: "Head", tables: list[Tensor], states: Tensor, tokens: Tensor) -> list[Tensor]:
     """Of every step (EAGLE) or of every head (Medusa). [B, T, Vd] each."""
     head = copy.deepcopy(head).cpu().float()
-    if isinstance(head, MedusaHead):
-        head.attach(*tables)
-        return [head.logits(head.hidden(states, one), one) for one in range(head.config.num_heads)]
-    assert isinstance(head, EagleHead)
+    assert isinstance(head, MedusaHead | EagleHead)
     head.attach(*tables)
+    if isinstance(head, MedusaHead):
+        return [head.logits(head.hidden(states, one), one) for one in range(head.num_heads)]
     positions = torch.arange(_LENGTH).expand(_BATCH, -1)
     hidden, found = head.begin(states), list[Tensor]()
     for step in tokens:

@@ -143,16 +143,14 @@ class Answers:
         Raises `ConfigError` where some layer, or the states of some answer, are missing.
         """
         chosen = [self.all[i] for i in indices]
-        width = min(max(one.length for one in chosen), max_tokens)
-        token_ids = torch.zeros(len(chosen), width, dtype=torch.long)
-        is_answer = torch.zeros(len(chosen), width, dtype=torch.bool)
-        for row, one in enumerate(chosen):
-            ids = torch.tensor((one.prompt_ids + one.answer_ids)[:width])
-            token_ids[row, : len(ids)] = ids
-            is_answer[row, max(1, self._shared) if prompts else len(one.prompt_ids) : len(ids)] = True
+        texts = [torch.tensor((one.prompt_ids + one.answer_ids)[:max_tokens]) for one in chosen]
+        token_ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        columns = torch.arange(token_ids.shape[1])
+        begins = [max(1, self._shared) if prompts else len(one.prompt_ids) for one in chosen]
+        is_answer = [(begin <= columns) & (columns < len(ids)) for begin, ids in zip(begins, texts, strict=True)]
         chats = tuple(one.chat for one in chosen) if self.has_images else ()
-        states = {layer: _side_by_side(chosen, layer, width) for layer in layers} if self.has_states else {}
-        return Batch(token_ids, states, is_answer, chats)
+        states = {layer: _side_by_side(chosen, layer, len(columns)) for layer in layers} if self.has_states else {}
+        return Batch(token_ids, states, torch.stack(is_answer), chats)
 
 
 def _side_by_side(answers: Sequence[Answer], layer: int, width: int) -> Tensor:

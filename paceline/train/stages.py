@@ -68,7 +68,7 @@ class Stages:
     """One run of one method. The target is loaded once, when a stage first needs it."""
 
     def __init__(self, method: str, config: RunConfig):
-        self.method, self.config, self.out = method, config, Path(config.out)
+        self.method, self.recipe, self.config, self.out = method, recipe_of(method), config, Path(config.out)
         self._is_checked = False
 
     @cached_property
@@ -95,21 +95,20 @@ class Stages:
         """
         if self._is_checked:
             return
-        recipe = recipe_of(self.method)
         need("accelerate", "training")
         if self.config.train.tensorboard:
             need_tensorboard()
         check_eval(self.result, self.method, self._evaluation)
-        if self.config.train.prompts and not recipe.learns_prompts:
+        if self.config.train.prompts and not self.recipe.learns_prompts:
             fix = "train.prompts=false"
             raise ConfigError("only heads over the target's states learn from prompts", got=self.method, fix=fix)
-        recipe.check(self.method, self.config, self.target)
+        self.recipe.check(self.method, self.config, self.target)
         self._is_checked = True
 
     @property
     def result(self) -> Path:
         """The folder of the trained head or draft."""
-        return self.out / ("draft" if recipe_of(self.method).makes_draft else "head")
+        return self.out / ("draft" if self.recipe.makes_draft else "head")
 
     def prepare(self) -> Iterator[StageEvent]:
         """Have the target answer the prompts. Raises `ConfigError` without prompts."""
@@ -120,10 +119,10 @@ class Stages:
             )
         self.check()
         index, parts = c.part
-        layers = recipe_of(self.method).layers(self.method, self.config, self.target)
+        layers = self.recipe.layers(self.method, self.config, self.target)
         recomputes = bool(layers) and c.states == "online"
         layers = () if recomputes else layers
-        reads_images = recipe_of(self.method).makes_draft or layers  # states are computed with the images
+        reads_images = self.recipe.makes_draft or layers  # states are computed with the images
         lines = ordered(read_files(self.config.prompts), c)
         if not reads_images and any(has_images(chat_of(line)) for line in lines):
             fix = "prepare them with prepare.states=store" if recomputes else "take prompts without them"
@@ -158,7 +157,7 @@ class Stages:
             everything = self._answers(folder)
         answers, held_out = everything.split(config.held_out)
         answers = answers.limited(config.limit)
-        recipe = recipe_of(self.method).build(self.method, self.config, self.target, answers)
+        recipe = self.recipe.build(self.method, self.config, self.target, answers)
         yield from train(AnswerTask(recipe, answers, held_out, config, self.target), config, folder)
         if is_main():
             result = save_trained(place, recipe, self.target, self.config, answers, folder)

@@ -17,9 +17,10 @@ from paceline.train.losses import LOSSES
 from paceline.train.prepare import ImageChat, encode_line
 from paceline.train.recipe import Batch
 from paceline.train.recipes import images
-from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers, fewer_layers_of_whole
+from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
 from paceline.train.recipes.images import BatchReader
 from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
+from tests.train.toy import descend
 from tests.vision.families import make, picture
 
 WINDOW = 3
@@ -188,7 +189,8 @@ def distill(name: str, sight: str | None, **how):
     if sight == "none":
         draft, drafted = fewer_layers(plain, 1, "first"), None
     else:
-        draft, drafted = fewer_layers_of_whole(whole, 1, "first")
+        drafted = fewer_layers(whole, 1, "first")
+        draft = text_half(drafted)
         assert drafted.config.text_config.num_hidden_layers == 1 < whole.config.text_config.num_hidden_layers
     processor = None if drafted is None else target.vision.processor
     loaded = wrap_model(drafted or draft, target.tokenizer, processor=processor)
@@ -252,16 +254,8 @@ def test_drawn_rounds_stand_at_the_drafts_own_columns(monkeypatch, sight, files)
 def test_training_with_pictures_makes_more_drafts_stand(method, files):
     torch.manual_seed(0)
     made, _, target = qat("llava", WINDOW, 2) if method == "qat" else distill("llava", "shared")[:3]
-    made.module.train()
-    batch = batch_of(ModelRunner(target, 1), files)
     frozen = [p.clone() for p in made._plain.parameters()]
-    optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=1e-2)
-    got = []
-    for _ in range(12):
-        got.append(made.loss(batch))
-        optimizer.zero_grad()
-        got[-1].total.backward()
-        optimizer.step()
+    got = descend(made, batch_of(ModelRunner(target, 1), files), 12, lr=1e-2)
     assert float(got[-1].parts["acceptance"]) > float(got[0].parts["acceptance"]) + 0.05
     assert all(torch.equal(x, y) for x, y in zip(frozen, made._plain.parameters(), strict=True))
 

@@ -10,8 +10,6 @@ openai_node and ai_sdk. One that is not installed is skipped. --image: the model
 """
 
 import argparse
-import base64
-import io
 import json
 import os
 import shutil
@@ -24,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from nonsense import red_square
 from pydantic import BaseModel
 
 RIVERS = "Name three rivers of Europe."
@@ -78,15 +77,6 @@ class Target:
         print(f"{client:12} {what:22} {told}", flush=True)
 
 
-def red_square() -> str:
-    """A picture as a data URI."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32), "red").save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
 def openai(at: Target) -> None:
     """The official Python client."""
     from openai import BadRequestError, NotFoundError, OpenAI
@@ -134,7 +124,7 @@ def openai(at: Target) -> None:
         parsed = client.chat.completions.parse(**asked, response_format=Weather).choices[0].message.parsed
         assert isinstance(parsed, Weather)
     with at.check("openai", "image"):
-        parts = [{"type": "text", "text": "Colour?"}, {"type": "image_url", "image_url": {"url": red_square()}}]
+        parts = [{"type": "text", "text": "Colour?"}, {"type": "image_url", "image_url": {"url": red_square(32)}}]
         seen = {"model": at.model, "messages": [{"role": "user", "content": parts}], "max_tokens": 8}
         if at.sees:
             assert client.chat.completions.create(**seen).choices[0].message.content

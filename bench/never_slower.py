@@ -27,7 +27,6 @@ class Free(Drafter):
     name = "free"
 
     def propose(self, seqs, budgets):
-        """A chain for each row."""
         rows = [
             [seq.token_ids[-1], *(3 + i for i in range(budget.depth))]
             for seq, budget in zip(seqs, budgets, strict=True)
@@ -45,12 +44,10 @@ class Dear(Drafter):
         self.inner = DraftModel(model)
 
     def bind(self, target, verifier):
-        """The draft model's."""
         self.inner.bind(target, verifier)
         self.vocab_size = target.vocab_size
 
     def draft_options(self, seq):
-        """The draft model's."""
         return [replace(look, source=self.name) for look in self.inner.draft_options(seq)]
 
     def propose(self, seqs, budgets):
@@ -62,7 +59,6 @@ class Dear(Drafter):
         return replace(draft, tree=tree, source=self.name)
 
     def release(self, slots):
-        """The draft model's."""
         self.inner.release(slots)
 
 

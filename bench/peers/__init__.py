@@ -13,9 +13,9 @@ from paceline.errors import ConfigError
 
 from .base import Peer, PeerAnswer, PeerFailed, PeerOptions
 from .isolated import KINDS, IsolatedPeer
-from .served import LlamaServer, VllmServer
+from .served import LlamaServer, ServedPeer, VllmServer
 
-_SERVERS: dict[str, type[LlamaServer] | type[VllmServer]] = {peer.name: peer for peer in (LlamaServer, VllmServer)}
+_SERVERS: dict[str, type[ServedPeer]] = {peer.name: peer for peer in (LlamaServer, VllmServer)}
 
 PEERS: tuple[str, ...] = tuple(KINDS)
 """The names that a spec may begin with."""
@@ -43,7 +43,7 @@ def open_peer(spec: str, model_path: str, options: PeerOptions) -> Peer:
                 f"the peer {name} is not asked over HTTP", got=repr(spec), expected=f"{name}=/path/to/python",
                 fix=f"an address works for {' and '.join(_SERVERS)}",
             )  # fmt: skip
-        return _SERVERS[name](where, options)
+        return _SERVERS[name](where)
     return IsolatedPeer(KINDS[name], where or sys.executable, model_path, options)
 
 

@@ -174,14 +174,12 @@ class IsolatedPeer(Peer):
         return PeerAnswer(**reply["answer"])
 
     def close(self) -> None:
-        """Kill the workers."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
         self.modes = ()
 
     def describe(self) -> dict[str, str]:
-        """Executable, versions, model files and settings."""
         return dict(self._about)
 
     # Helpers

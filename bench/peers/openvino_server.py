@@ -75,7 +75,6 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             """Nothing."""
 
         def do_GET(self) -> None:
-            """The one model."""
             body = json.dumps({"object": "list", "data": [{"id": "openvino", "object": "model"}]}).encode()
             self.send_response(200 if self.path == "/v1/models" else 404)
             self.send_header("Content-Type", "application/json")
@@ -84,7 +83,6 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def do_POST(self) -> None:
-            """A chat, streamed."""
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             pieces = engine.ask(body["messages"], body["max_tokens"])
             self.send_response(200)

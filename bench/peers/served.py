@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
-from .base import Peer, PeerAnswer, PeerFailed, PeerOptions
+from .base import Peer, PeerAnswer, PeerFailed
 
 _GREEDY_OR_PLAIN_SAMPLING: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -51,17 +51,27 @@ class _Server:
                           fix="see the server's own log")  # fmt: skip
 
 
-class LlamaServer(Peer):
-    """A running llama-server; whether and how it speculates was settled when it was started."""
+class ServedPeer(Peer):
+    """A running server; whether and how it speculates was settled when it was started."""
+
+    modes = ("served",)
+
+    def __init__(self, url: str):
+        self._server, self._about = _Server(self.name, url), dict[str, str]()
+
+    def close(self) -> None:
+        """Nothing: the server is its owner's."""
+
+    def describe(self) -> dict[str, str]:
+        return dict(self._about)
+
+
+class LlamaServer(ServedPeer):
+    """llama.cpp's llama-server."""
 
     name = "llama.cpp"
 
-    def __init__(self, url: str, options: PeerOptions):
-        self._server, self._about = _Server(self.name, url), {}
-        self.modes = ("served",)
-
     def start(self) -> None:
-        """Ask the server what it is."""
         properties = self._server.get("/props")
         self._about = {
             "url": self._server.url,
@@ -87,25 +97,16 @@ class LlamaServer(Peer):
         except (ValueError, KeyError, TypeError) as error:
             raise self._server.failed(f"no timings in {lines[:300]!r}") from error
 
-    def close(self) -> None:
-        """Nothing: the server is its owner's."""
 
-    def describe(self) -> dict[str, str]:
-        """Address, build and model file."""
-        return dict(self._about)
-
-
-class VllmServer(Peer):
-    """A running `vllm serve`; whether and how it speculates was settled when it was started."""
+class VllmServer(ServedPeer):
+    """`vllm serve`."""
 
     name = "vllm"
 
-    def __init__(self, url: str, options: PeerOptions):
-        self._server, self._about, self._model = _Server(self.name, url.removesuffix("/v1")), {}, ""
-        self.modes = ("served",)
+    def __init__(self, url: str):
+        super().__init__(url.removesuffix("/v1"))
 
     def start(self) -> None:
-        """Ask the server for its model and version."""
         models = self._server.get("/v1/models").get("data") or [{}]
         self._model = str(models[0].get("id", ""))
         version = str(self._server.get("/version").get("version", "unknown"))
@@ -134,13 +135,6 @@ class VllmServer(Peer):
         first, last = arrivals[0][0], arrivals[-1][0]
         answer = "".join(text)
         return PeerAnswer(ids, len(ids) - arrivals[0][1], answer, first - start, last - first, len(arrivals) - 1)
-
-    def close(self) -> None:
-        """Nothing: the server is its owner's."""
-
-    def describe(self) -> dict[str, str]:
-        """Address, version and model."""
-        return dict(self._about)
 
 
 def _choice(line: bytes) -> dict[str, Any] | None:

@@ -45,13 +45,14 @@ def demo(
     from paceline.zoo import resolve
 
     from . import demo as shows
+    from .questions import Question
 
     config = parse(drafter or (f"head:{HEAD}" if model == MODEL else "lookup"))
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     if image is None:
         images = shows.scenes(num_scenes, seed)
     else:
-        queries = tuple(shows.Query("own", text) for text in question or ["Describe the image."])
+        queries = tuple(Question("own", text) for text in question or ["Describe the image."])
         images = [shows.Shown(image, open_image(image, OWN_CHOICE), "", queries)]
     with _err.status("loading"):
         made, policy, verifier = config.build()

@@ -16,20 +16,11 @@ from paceline.drafters import DraftModel
 from paceline.errors import ConfigError
 from paceline.outputs import RequestOutput
 
-from .questions import KINDS, ask
+from .questions import KINDS, Question, ask
 from .scene import HELD_OUT, make_scene, render
 
 _FIRST_SEED = HELD_OUT + 1_000_000
 """Scenes from here on were neither trained on nor used in an evaluation."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """A question. answer: the right one, None where it is not known."""
-
-    kind: str
-    text: str
-    answer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +30,7 @@ class Shown:
     name: str
     image: Image.Image
     description: str
-    queries: tuple[Query, ...]
+    queries: tuple[Question, ...]
 
 
 @dataclass(frozen=True)
@@ -47,13 +38,12 @@ class Answered:
     """One question, answered both ways."""
 
     shown: Shown
-    query: Query
+    query: Question
     plain: RequestOutput
     speculative: RequestOutput
 
     @property
     def identical(self) -> bool:
-        """Whether both answers have the same tokens."""
         return self.plain.token_ids == self.speculative.token_ids
 
     @property
@@ -62,7 +52,6 @@ class Answered:
         return None if self.query.answer is None else self.speculative.text.strip() == self.query.answer
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "image": self.shown.name,
             "description": self.shown.description or None,
@@ -102,8 +91,8 @@ def scenes(count: int, seed: int = 0) -> list[Shown]:
     while len(found) < count:
         scene = make_scene(at)
         if scene.kind == wanted[len(found) % len(wanted)]:
-            queries = tuple(Query(q.kind, q.text, q.answer) for q in (ask(scene, kind, at) for kind in KINDS))
-            caption = ask(scene, "caption", at).answer
+            queries = tuple(ask(scene, kind, at) for kind in KINDS)
+            caption = next(str(one.answer) for one in queries if one.kind == "caption")
             found.append(Shown(f"scene {at - _FIRST_SEED}", render(scene), caption, queries))
         at += 1
     return found
@@ -133,7 +122,7 @@ def answer_both_ways(llm: LLM, images: Seq[Shown], params: SamplingParams) -> It
             yield Answered(shown, query, plain, speculative)
 
 
-def _answer(side: LLM, image: Image.Image, query: Query, params: SamplingParams) -> RequestOutput:
+def _answer(side: LLM, image: Image.Image, query: Question, params: SamplingParams) -> RequestOutput:
     parts = [{"type": "image", "image": image}, {"type": "text", "text": query.text}]
     return side.generate([{"role": "user", "content": parts}], params)[0]
 

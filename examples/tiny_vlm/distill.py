@@ -22,8 +22,8 @@ from paceline.train.losses import LOSSES, compared
 from paceline.train.recipe import Losses
 
 from .config import VlmConfig
-from .easy_vqa import EasyVqa
 from .model import add_lora, evenly_spaced, make_model, make_processor
+from .questions import EasyVqa
 from .sft import IGNORED, Batch, ChatTask, ImageChats, hash_easy, step_chats
 
 
@@ -58,7 +58,6 @@ class DistillTask(ChatTask):
         }  # fmt: skip
 
     def state(self) -> dict[str, Tensor]:
-        """Low-rank layers."""
         return dict(self.lora)
 
     def items(self, step: int, devices: int) -> Seq[ImageChats]:

@@ -10,8 +10,7 @@ from PIL import Image
 from paceline import LLM, SamplingParams
 
 from .config import EvalSection
-from .easy_vqa import load_easy_vqa
-from .questions import KINDS, ask
+from .questions import KINDS, ask, load_easy_vqa
 from .scene import HELD_OUT, make_scene, render
 
 _TOGETHER = 8

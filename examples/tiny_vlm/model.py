@@ -20,6 +20,7 @@ from paceline.errors import ConfigError
 from paceline.schema import checked
 from paceline.train.config import Few
 from paceline.train.recipes.distill import fewer_layers
+from paceline.train.recipes.models import USUAL_LINEARS
 from paceline.train.run_folder import need
 
 from .scene import SIZE
@@ -29,7 +30,6 @@ IMAGE_TOKEN = "<empty_output>"
 PATCH = 16
 GRID = SIZE // PATCH
 """Patches in width and height; each is an image token."""
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -74,7 +74,6 @@ class TowerShape:
             raise ConfigError("tower.width cannot be shared among tower.heads", got=f"{self.width} and {self.heads}")
 
     def config(self) -> SiglipVisionConfig:
-        """As transformers has it."""
         return SiglipVisionConfig(
             hidden_size=self.width,
             intermediate_size=self.mlp * self.width,
@@ -145,7 +144,7 @@ def image_token(language_model: Path) -> int:
 def add_lora(model: LlavaForConditionalGeneration, rank: int, seed: int) -> dict[str, torch.nn.Parameter]:
     """Put low-rank layers of peft into every linear layer of the language model; scale 2. Returns them by name."""
     peft = need("peft", "training a vision-language model", "pip install peft")
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(LINEARS), lora_dropout=0.0)
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(USUAL_LINEARS), lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model.model.language_model = peft.get_peft_model(model.model.language_model, config)  # type: ignore[assignment, arg-type]

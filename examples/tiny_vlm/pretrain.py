@@ -140,24 +140,19 @@ class PretrainTask(Task[tuple[Tensor, list[Patches]]]):
         self.held_out = [scenes_of(HELD_OUT + step, 8, how.seed) for step in range(4)]
 
     def num_steps(self, devices: int) -> int:
-        """As configured."""
         return self._how.steps
 
     def items(self, step: int, devices: int) -> Seq[list[Scene]]:
-        """Fresh scenes in micro-batches."""
         scenes, size = scenes_of(step, self._how.batch, self._how.seed + 1), self._how.micro_batch
         return [scenes[i : i + size] for i in range(0, len(scenes), size)]
 
     def load(self, item: list[Scene]) -> tuple[Tensor, list[Patches]]:
-        """Pixels and labels."""
         return pixels_of([render(scene) for scene in item]), [describe(scene) for scene in item]
 
     def weight(self, batch: tuple[Tensor, list[Patches]]) -> int:
-        """Images."""
         return len(batch[1])
 
     def loss(self, batch: tuple[Tensor, list[Patches]]) -> Losses:
-        """Cross entropies of the labels and the distance to the words."""
         parts = cast("PatchClassifier", self.module).losses(*batch)
         total = torch.stack([_WEIGHTS[name] * part for name, part in parts.items()]).sum()
         return Losses(total, {name: part.detach() for name, part in parts.items()}, torch.empty(0))

@@ -1,9 +1,16 @@
-"""Questions about a scene, with their answers, in five kinds that differ in how long the answer is."""
+"""Questions about a scene, with their answers, in five kinds that differ in how long the answer is; and easy-VQA's."""
 
+import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from PIL import Image
+
+from paceline.errors import ConfigError
 
 from .scene import COLOURS, HELD_OUT, SHAPES, WORDS, Bars, Scene, Sign, Thing, make_scene
 
@@ -14,11 +21,11 @@ _NUMBERS = ("no", "one", "two", "three", "four", "five")
 
 @dataclass(frozen=True)
 class Question:
-    """A question and its only right answer."""
+    """A question and its only right answer, None where it is not known. kind: one of `KINDS`, or "own"."""
 
-    kind: Kind
+    kind: str
     text: str
-    answer: str
+    answer: str | None = None
 
 
 def ask(scene: Scene, kind: Kind, seed: int) -> Question:
@@ -212,3 +219,33 @@ def scene_suite(per_kind: int = 60, first: int = HELD_OUT) -> list[tuple[Scene, 
     """Questions of every kind about the scenes from seed `first` on, one for each scene, the kinds taking turns."""
     scenes = [(seed, make_scene(seed)) for seed in range(first, first + per_kind * len(KINDS))]
     return [(scene, ask(scene, KINDS[n % len(KINDS)], seed)) for n, (seed, scene) in enumerate(scenes)]
+
+
+# easy-VQA (vzhou842/easy-VQA), unpacked
+
+
+class EasyVqa(NamedTuple):
+    """One image of easy-VQA (64 x 64, one shape), and its questions, as sentences, with their one-word answers."""
+
+    path: Path
+    questions: tuple[tuple[str, str], ...]
+
+    def image(self) -> Image.Image:
+        with Image.open(self.path) as image:
+            return image.convert("RGB")
+
+
+def load_easy_vqa(folder: Path, split: str = "train") -> list[EasyVqa]:
+    """Images of a split ("train" or "test") of the unpacked archive, in order.
+
+    Raises `ConfigError` for another folder.
+    """
+    file = folder / split / "questions.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"no easy-VQA at {str(folder)!r}", expected=f"a folder with {split}/questions.json and {split}/images"
+        )
+    asked: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    for question, answer, image in json.loads(file.read_text(encoding="utf-8")):
+        asked[image].append((question[0].upper() + question[1:], answer))
+    return [EasyVqa(folder / split / "images" / f"{i}.png", tuple(found)) for i, found in sorted(asked.items())]

@@ -56,7 +56,6 @@ class Thing:
 
     @property
     def name(self) -> str:
-        """Colour and shape."""
         return f"{self.colour} {self.shape}"
 
 

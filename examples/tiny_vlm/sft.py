@@ -26,10 +26,9 @@ from paceline.train.recipe import Losses
 from paceline.train.run_folder import hash_tensors, understood
 
 from .config import DistillSection, SftSection, VlmConfig
-from .easy_vqa import EasyVqa
 from .model import GRID, add_lora, make_model, make_processor, vision_parts
 from .pretrain import pixels_of
-from .questions import KINDS, Kind, ask
+from .questions import KINDS, EasyVqa, Kind, ask
 from .scene import HELD_OUT, make_scene, render
 
 IGNORED = -100
@@ -61,7 +60,6 @@ class Batch:
     kind: str | None = None
 
     def to(self, device: torch.device) -> "Batch":
-        """On that device."""
         parts = (self.token_ids, self.positions, self.targets, self.mask, self.pixels, self.owner)
         return Batch(*(part.to(device) for part in parts), self.kind)
 
@@ -193,11 +191,9 @@ class ChatTask(Task[Batch]):
         self.data = {"images": how.steps * (how.scenes + how.easy)}
 
     def num_steps(self, devices: int) -> int:
-        """As configured."""
         return self._how.steps
 
     def load(self, item: ImageChats) -> Batch:
-        """An image with all its questions side by side."""
         return collate([item], self.processor, GRID**2)
 
     def weight(self, batch: Batch) -> float:
@@ -238,16 +234,13 @@ class SftTask(ChatTask):
         return [(list(self.lora.values()), 1.0), (list(self.parts.parameters()), self._sft.vision_lr)]
 
     def state(self) -> dict[str, Tensor]:
-        """Low-rank layers, tower and projector."""
         return {**self.lora, **self.parts.state_dict()}
 
     def items(self, step: int, devices: int) -> Seq[ImageChats]:
-        """The images of a step."""
         how = self._sft
         return step_chats(step, self._easy, how.scenes, how.easy, how.seed)
 
     def loss(self, batch: Batch) -> Losses:
-        """Cross entropy of the answers."""
         batch = batch.to(self._device)
         logits, wanted = answer_logits(self.model, batch)
         weights = answer_weights(batch)

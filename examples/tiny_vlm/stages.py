@@ -21,24 +21,23 @@ from typing import Any, TypeAlias, final
 import torch
 from paceline_zoo.vlm import ABOUT, PackagedVlm, base_fingerprint, read_vlm
 from safetensors.torch import load_file, save
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, SiglipVisionModel
+from transformers import SiglipVisionModel
 
 from paceline.errors import ConfigError
 from paceline.hf.load import chosen_device
 from paceline.system.files import read_json, write_bytes, write_text
 from paceline.system.provenance import sha256_of
-from paceline.train.estimate import check_memory, size_of
 from paceline.train.log import Finished, TrainEvent, read_log
 from paceline.train.loop import Task, train
+from paceline.train.recipes.models import USUAL_LINEARS, check_memory, layers_of, linears_of, outlined, size_of
 from paceline.train.run_folder import check_same, is_main, local_device, main_first, need, only_run, understood
 from paceline.train.stages import Done
 from paceline.zoo import ZOO, resolve
 
 from .config import VlmConfig
-from .easy_vqa import EasyVqa, load_easy_vqa
-from .model import LINEARS, image_token, kept_layers
+from .model import image_token, kept_layers
 from .package import Trained, merge_once, package_vlm, write_record
+from .questions import EasyVqa, load_easy_vqa
 from .sft import hash_easy
 
 STAGES = ("pretrain", "sft", "distill", "eval")
@@ -86,7 +85,9 @@ class VlmStages:
         check_memory(tower, "this tower", device, "smaller sizes in tower.*")
         ranks = {"sft": config.sft.rank, "distill": config.distill.rank}
         rank = max((ranks[stage] for stage in ranks if stage in self._todo), default=0)
-        check_memory(rank * _lora_width(self.language_model), "these low-rank layers", device, "a smaller rank")
+        plain, _ = outlined(str(self.language_model))
+        width = len(layers_of(plain)) * sum(map(sum, linears_of(plain, USUAL_LINEARS)[1]))  # parameters of rank 1
+        check_memory(rank * width, "these low-rank layers", device, "a smaller rank")
         if "distill" in self._todo:
             kept_layers(self.language_model, config.distill.layers)
         _ = self._easy
@@ -104,7 +105,6 @@ class VlmStages:
 
     @property
     def device(self) -> torch.device:
-        """Where this process trains."""
         return chosen_device(self.config.device or local_device())
 
     def pretrain(self) -> Iterator[VlmEvent]:
@@ -223,7 +223,6 @@ class VlmStages:
 
     @property
     def _teacher(self) -> PackagedVlm:
-        """Of the sibling."""
         if not (self.packaged / ABOUT).exists():
             raise ConfigError(f"there is no packaged model in {str(self.packaged)!r}", fix="run the stage `sft` first")
         return read_vlm(self.packaged)
@@ -242,7 +241,6 @@ class VlmStages:
         return self.config.model if self.config.model in ZOO else self.language_model.name
 
     def _last(self, stage: str) -> dict[str, Any]:
-        """The last evaluation of a stage."""
         evaluated = [line for line in read_log(self.out / stage) if line["event"] == "evaluation"]
         return {key: evaluated[-1][key] for key in ("step", "loss", "parts", "agreement")} if evaluated else {}
 
@@ -259,13 +257,3 @@ class VlmStages:
             "base_model": c.base_model or self._base, "licence": c.licence, "data": data, "training": training,
             "log": [line for line in lines if line["event"] == "evaluation"],
         }  # fmt: skip
-
-
-def _lora_width(language_model: Path) -> int:
-    """Parameters of low-rank layers of rank 1 in the whole language model."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(language_model, trust_remote_code=False), trust_remote_code=False
-        )
-    linears = [one for name, one in model.named_modules() if name.rpartition(".")[2] in LINEARS]
-    return sum(one.in_features + one.out_features for one in linears if isinstance(one, nn.Linear))

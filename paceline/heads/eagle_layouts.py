@@ -83,7 +83,7 @@ def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**layer, **rest, "norm_before_residual": config.get("norm_before_residual", kind == "eagle3")}
 
 
-def _states(published: Published, target: TargetFacts | None, engine: str | None) -> tuple[int, ...]:
+def _states(published: Published, target: TargetFacts, engine: str | None) -> tuple[int, ...]:
     """Those that an EAGLE-3 head reads."""
     config = published.config
     nested = config.get("eagle_config") or {}
@@ -93,14 +93,14 @@ def _states(published: Published, target: TargetFacts | None, engine: str | None
     outer = [] if engine == "sglang" else config.get("paceline_states") or config.get(IDS) or []
     ids: list[int] = outer or inner
     if not ids:
-        ids = _default_states(published.need(target, "config.json does not say which states it reads"))
-    elif not (outer or engine) and target and nested[IDS] == _default_states(target):
+        ids = _default_states(target)
+    elif not (outer or engine) and nested[IDS] == _default_states(target):
         raise ConfigError(
             f"which states the head at {str(published.folder)!r} reads is not clear",
             got=f"{nested[IDS]} in eagle_config, which is the default if it counts states, and not if it counts layers",
             fix='add "paceline_states": [...] to config.json, counted as transformers counts hidden_states',
         )
-    if target is not None and not all(0 <= state < target.num_layers for state in ids):
+    if not all(0 <= state < target.num_layers for state in ids):
         raise IncompatibleModels(
             f"the head at {str(published.folder)!r} reads states that the target lacks",
             got=ids,
@@ -115,16 +115,13 @@ def _default_states(target: TargetFacts) -> list[int]:
 
 
 def read_eagle(
-    published: Published, target: TargetFacts | None, version: Literal[1, 3], engine: str | None = None
+    published: Published, target: TargetFacts, version: Literal[1, 3], engine: str | None = None
 ) -> EagleHead:
     """A head of EAGLE-1 (or -2), which reads the last state alone, or EAGLE-3.
 
     engine: whose way to count layers applies where config.json could mean another's, too.
     """
-    if version == 1:
-        states = (published.need(target, "it reads the target's last state").num_layers,)
-    else:
-        states = _states(published, target, engine)
+    states = (target.num_layers,) if version == 1 else _states(published, target, engine)
     published.tensors = {_our_name(name): tensor for name, tensor in published.tensors.items()}
     _refuse_features(published)
     given = {field.name: published.config[field.name] for field in fields(_Sizes) if field.name in published.config}
@@ -144,8 +141,8 @@ def read_eagle(
         vocab_size=sizes.vocab_size,
         rms_norm_eps=float(published.config.get("rms_norm_eps", 1e-6)),
         rope_theta=_rope_theta(published),
-        own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target and target.lm_head),
-        own_embeddings=_owns(published, "embed_tokens.weight", sizes.vocab_size, target and target.embeddings),
+        own_lm_head=_owns(published, "lm_head.weight", len(draft_ids), target.lm_head),
+        own_embeddings=_owns(published, "embed_tokens.weight", sizes.vocab_size, target.embeddings),
         fc_bias="fc.bias" in tensors,
         attention_bias=any(f"midlayer.self_attn.{x}_proj.bias" in tensors for x in "qkv"),
         norm_before_residual=version == 3 and bool(published.config.get("norm_before_residual", False)),

@@ -39,34 +39,30 @@ TOLERANCE = 1e-4  # of float32 logits around 1: the weights are the same bits, o
 _BATCH, _LENGTH, _STEPS = 2, 6, 3  # of the comparison
 
 
-def read_published(folder: Path | str, target: ModelFacts | None = None) -> nn.Module:
-    """The head at `folder` as one of our modules; for a target in its dtype, on its device, else in float32.
+def read_published(folder: Path, target: ModelFacts) -> nn.Module:
+    """The head at `folder` as one of our modules, in the target's dtype and on its device.
 
-    target: needed wherever the published config.json leaves out what only the target knows (its depth).
     Raises `ConfigError` for files that do not fit their layout, `IncompatibleModels` for a feature our modules lack
     or a head of another size than the target.
     """
-    if target is None:
-        return read_for(Path(folder), None).float()
-    return read_for(Path(folder), facts_of(target)).to(device=target.device, dtype=target.dtype)
+    return read_for(folder, facts_of(target)).to(device=target.device, dtype=target.dtype)
 
 
-def read_for(folder: Path, target: TargetFacts | None, engine: str | None = None) -> nn.Module:
+def read_for(folder: Path, target: TargetFacts, engine: str | None = None) -> nn.Module:
     """`read_published` for a target known only by its sizes. engine: whose count of layers applies, if known."""
     published = open_published(folder)
     with refused(f"the head at {str(folder)!r} has a config.json or tensors that do not fit"):
         module = _read(published, target, engine)
     config: Any = module.config
-    if target is not None:
-        hidden = getattr(config, "target_hidden_size", config.hidden_size)
-        theirs = {"hidden_size": hidden, "vocab_size": config.vocab_size}
-        ours = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
-        fix = "name the target that the head was trained for"
-        check_sizes(f"the head at {str(folder)!r} is for another target", theirs, ours, fix)
+    hidden = getattr(config, "target_hidden_size", config.hidden_size)
+    theirs = {"hidden_size": hidden, "vocab_size": config.vocab_size}
+    ours = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    fix = "name the target that the head was trained for"
+    check_sizes(f"the head at {str(folder)!r} is for another target", theirs, ours, fix)
     return module
 
 
-def _read(published: Published, target: TargetFacts | None, engine: str | None) -> nn.Module:
+def _read(published: Published, target: TargetFacts, engine: str | None) -> nn.Module:
     config, names = published.config, published.tensors
     if "speculators_model_type" in config:
         published.config = flattened(config)
@@ -195,11 +191,10 @@ def largest_difference(ours: "Head", theirs: "Head", facts: TargetFacts) -> floa
 def _logits(head: "Head", tables: list[Tensor], states: Tensor, tokens: Tensor) -> list[Tensor]:
     """Of every step (EAGLE) or of every head (Medusa). [B, T, Vd] each."""
     head = copy.deepcopy(head).cpu().float()
-    if isinstance(head, MedusaHead):
-        head.attach(*tables)
-        return [head.logits(head.hidden(states, one), one) for one in range(head.config.num_heads)]
-    assert isinstance(head, EagleHead)
+    assert isinstance(head, MedusaHead | EagleHead)
     head.attach(*tables)
+    if isinstance(head, MedusaHead):
+        return [head.logits(head.hidden(states, one), one) for one in range(head.num_heads)]
     positions = torch.arange(_LENGTH).expand(_BATCH, -1)
     hidden, found = head.begin(states), list[Tensor]()
     for step in tokens:

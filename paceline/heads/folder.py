@@ -161,7 +161,7 @@ def load_head(
 ) -> Head:
     """Read a head; for a target it comes in the target's dtype and on its device, else in float32 on the CPU.
 
-    folder: or the name of a packaged head; a head that others published is read by `exchange`. The target's own
+    folder: or the name of a packaged head; a head that others published, which needs its target. The target's own
     tensors that a head uses (embeddings, output rows) are attached later, by `attach`. allow_other_target: accept a
     head that was trained for another model of the same sizes: answers stay exact, fewer drafts are accepted.
     Raises `ConfigError` that lists every missing, unknown or misshapen tensor, and `IncompatibleModels` for another
@@ -169,6 +169,8 @@ def load_head(
     """
     place = _folder_of(folder)
     if "paceline_head" not in _read_object(place / CONFIG):
+        if target is None:
+            raise ConfigError(f"the head of others at {str(place)!r} cannot be read without its target")
         return read_published(place, target)
     info = head_info(folder)
     if target is not None:

@@ -24,9 +24,8 @@ _OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
 _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
 
 
-def read_medusa(published: Published, target: TargetFacts | None) -> MedusaHead:
+def read_medusa(published: Published, target: TargetFacts) -> MedusaHead:
     """Heads over the target's last state. Their number is that of the file: published configs are often wrong."""
-    target = published.need(target, "it reads the target's last state")
     published.tensors = {_new_name(name): tensor for name, tensor in published.tensors.items()}
     tensors = published.tensors
     blocks = [match for name in tensors if (match := _BLOCK.fullmatch(name))]

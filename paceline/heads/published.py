@@ -67,12 +67,6 @@ class Published:
     config: Mapping[str, Any]
     tensors: dict[str, Tensor]
 
-    def need(self, target: TargetFacts | None, why: str) -> TargetFacts:
-        if target is None:
-            what = f"the head at {str(self.folder)!r} cannot be read without its target"
-            raise ConfigError(what, got=why, fix="name the target")
-        return target
-
     def build(self, kind: Callable[..., _M], config: object, draft_ids: Tensor) -> _M:
         """Our module of this configuration from all tensors, in the narrowest dtype that holds them.
 

@@ -143,16 +143,14 @@ class Answers:
         Raises `ConfigError` where some layer, or the states of some answer, are missing.
         """
         chosen = [self.all[i] for i in indices]
-        width = min(max(one.length for one in chosen), max_tokens)
-        token_ids = torch.zeros(len(chosen), width, dtype=torch.long)
-        is_answer = torch.zeros(len(chosen), width, dtype=torch.bool)
-        for row, one in enumerate(chosen):
-            ids = torch.tensor((one.prompt_ids + one.answer_ids)[:width])
-            token_ids[row, : len(ids)] = ids
-            is_answer[row, max(1, self._shared) if prompts else len(one.prompt_ids) : len(ids)] = True
+        texts = [torch.tensor((one.prompt_ids + one.answer_ids)[:max_tokens]) for one in chosen]
+        token_ids = nn.utils.rnn.pad_sequence(texts, batch_first=True)
+        columns = torch.arange(token_ids.shape[1])
+        begins = [max(1, self._shared) if prompts else len(one.prompt_ids) for one in chosen]
+        is_answer = [(begin <= columns) & (columns < len(ids)) for begin, ids in zip(begins, texts, strict=True)]
         chats = tuple(one.chat for one in chosen) if self.has_images else ()
-        states = {layer: _side_by_side(chosen, layer, width) for layer in layers} if self.has_states else {}
-        return Batch(token_ids, states, is_answer, chats)
+        states = {layer: _side_by_side(chosen, layer, len(columns)) for layer in layers} if self.has_states else {}
+        return Batch(token_ids, states, torch.stack(is_answer), chats)
 
 
 def _side_by_side(answers: Sequence[Answer], layer: int, width: int) -> Tensor:
@@ -185,26 +183,27 @@ def _opened(file: Path) -> Any:
 class AnswerTask(Task[Batch]):
     """A recipe and the answers it learns from, for `loop.train`; items are (answers, indices of a batch).
 
-    held_out: answers to evaluate on; None splits them off. states_of: for answers whose states were not stored.
+    held_out: answers to evaluate on. target: computes states that were not stored; None: they all were.
     Raises `ConfigError` where nothing is left to train on, or the recipe cannot read the answers.
     """
 
     def __init__(
-        self, recipe: Recipe, answers: Answers, config: TrainConfig, states_of: "OnlineStates | None" = None,
-        held_out: Answers | None = None,
+        self, recipe: Recipe, answers: Answers, held_out: Answers, config: TrainConfig,
+        target: LoadedModel | None = None,
     ):  # fmt: skip
-        if held_out is None:
-            answers, held_out = answers.split(config.held_out)
-            answers = answers.limited(config.limit)
         self._answers, kept = answers.fitting(config.max_tokens), held_out.fitting(config.max_tokens)
         if not len(self._answers):
             raise ConfigError(
                 "there is nothing to train on", got=f"{len(answers)} answers", expected="more, or shorter"
             )
-        if states_of is None and not self._answers.has_states:
-            raise ConfigError("these answers were prepared without states", fix="pass states_of")
-        recipe.check_images(answers.has_images or held_out.has_images, answers.has_states and held_out.has_states)
-        self._recipe, self._config, self._states_of, self.module = recipe, config, states_of, recipe.module
+        # Stored states were computed with the images; otherwise their placeholder tokens would be read as text.
+        looked = recipe.reads_images or (recipe.states and answers.has_states and held_out.has_states)
+        if (answers.has_images or held_out.has_images) and not looked:
+            raise ConfigError(
+                f"{type(recipe).__name__} does not read images", got="answers to prompts with images",
+                fix="prepare them with prepare.states=store" if recipe.states else "leave these answers out",
+            )  # fmt: skip
+        self._recipe, self._config, self._target, self.module = recipe, config, target, recipe.module
         self._plans = [self._answers.plan(config.max_tokens, config.seed, epoch) for epoch in range(config.epochs)]
         self._cut = dict[int, list[tuple[list[list[int]], bool]]]()
         self.held_out = [(kept, batch) for batch in kept.plan(config.max_tokens)] if len(kept) else []
@@ -216,10 +215,7 @@ class AnswerTask(Task[Batch]):
         c, module = self._config, self.module
         ids: Any = getattr(module, "draft_ids", None)
         return {
-            "epochs": c.epochs,
-            "max_tokens": c.max_tokens,
-            "accumulate": c.accumulate,
-            "prompts": c.prompts,
+            **{key: getattr(c, key) for key in ("epochs", "max_tokens", "accumulate", "prompts")},
             "loss": dict(c.loss),
             "answers": self._answers.hash(),
             "recipe": f"{type(self._recipe).__name__} {self._recipe.identity}".rstrip(),
@@ -258,35 +254,28 @@ class AnswerTask(Task[Batch]):
 
     def loss(self, batch: Batch) -> Losses:
         if not batch.states and self._recipe.states:
-            assert self._states_of is not None
-            batch = self._states_of(batch, self._recipe.states)
+            assert self._target is not None
+            batch = online_states(self._target, batch, self._recipe.states)
         like = next(p for p in self.module.parameters() if p.requires_grad)
         states = {layer: state.to(like.device, like.dtype) for layer, state in batch.states.items()}
         ready = Batch(batch.token_ids.to(like.device), states, batch.is_answer.to(like.device), batch.chats)
         return self._recipe.loss(ready)
 
 
-@final
-class OnlineStates:
-    """Runs the target over texts of a batch, one after another, as a prefill does."""
-
-    def __init__(self, target: LoadedModel):
-        self._target = target
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch, layers: Sequence[int]) -> Batch:
-        """The batch with these states, zero at and after each answer's last token, as stored ones are."""
-        target, (rows, width) = self._target, batch.token_ids.shape
-        shape = rows, width, target.hidden_size
-        states = {n: torch.zeros(shape, dtype=target.dtype, device=target.device) for n in layers}
-        last = (batch.is_answer * torch.arange(width)).amax(1).tolist()  # column of each answer's last token
-        for row, end in enumerate(last):
-            cache = SlotCache(1, end)
-            starts = cache.begin([cache.allocate()], end, whole=target.attends_trees)
-            layout = PassLayout(starts, end, None, False, 1, end, [0], device=target.device)
-            store = StateStore(1)
-            store.watch(layers)
-            target.prefill(batch.token_ids[row, None, :end].to(target.device), layout, cache, store)
-            for layer in layers:
-                states[layer][row, :end] = store.read(0, 0, end, [layer])
-        return replace(batch, states=states)
+@torch.no_grad()
+def online_states(target: LoadedModel, batch: Batch, layers: Sequence[int]) -> Batch:
+    """The batch with these states of its texts, zero at and after each answer's last token, as stored ones are."""
+    rows, width = batch.token_ids.shape
+    shape = rows, width, target.hidden_size
+    states = {n: torch.zeros(shape, dtype=target.dtype, device=target.device) for n in layers}
+    last = (batch.is_answer * torch.arange(width)).amax(1).tolist()  # column of each answer's last token
+    for row, end in enumerate(last):
+        cache = SlotCache(1, end)
+        starts = cache.begin([cache.allocate()], end, whole=target.attends_trees)
+        layout = PassLayout(starts, end, None, False, 1, end, [0], device=target.device)
+        store = StateStore(1)
+        store.watch(layers)
+        target.prefill(batch.token_ids[row, None, :end].to(target.device), layout, cache, store)
+        for layer in layers:
+            states[layer][row, :end] = store.read(0, 0, end, [layer])
+    return replace(batch, states=states)

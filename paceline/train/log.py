@@ -1,7 +1,7 @@
 """The events of a training run, their means over a window of steps, and a log file with one JSON line for each."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -66,6 +66,19 @@ class Finished:
 
     step: int
     tokens: int
+
+
+def accepted_length(agreement: Iterable[float]) -> float:
+    """Estimated tokens a pass of the target, the target's own token included, when a chain is drafted greedily.
+
+    1 + a_1 + a_1 a_2 + ... + a_1 ... a_D, where a_d is the share of draft step d that agrees, given that the steps
+    before it did.
+    """
+    total = reached = 1.0
+    for share in agreement:
+        reached *= share
+        total += reached
+    return total
 
 
 TrainEvent: TypeAlias = Started | Stepped | Evaluated | Saved | Finished

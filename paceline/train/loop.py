@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from ..errors import NumericsError
 from ..system.files import replacing
 from .config import LoopConfig
-from .estimate import accepted_length
-from .log import Evaluated, Finished, Log, Saved, Started, Stepped, TrainEvent, Window
+from .log import Evaluated, Finished, Log, Saved, Started, Stepped, TrainEvent, Window, accepted_length
 from .recipe import Losses
 from .run_folder import check_same, need, understood
 
@@ -203,11 +202,10 @@ class _Run:
     # Staying the same run
 
     def _identity(self) -> dict[str, Any]:
-        c, shares = self.config, [share for _, share in self.groups]
-        settings = {"lr": c.lr, "warmup": c.warmup, "clip": c.clip, "weight_decay": c.weight_decay, "seed": c.seed}
-        shapes = [tuple(parameter.shape) for parameter in self.parameters]
+        settings = {key: getattr(self.config, key) for key in ("lr", "warmup", "clip", "weight_decay", "seed")}
+        shares, shapes = [share for _, share in self.groups], [tuple(one.shape) for one in self.parameters]
         own = {"steps": self.steps, "rates": shares, "shapes": repr(shapes), "devices": self.devices}
-        return settings | own | dict(self.task.identity)
+        return {**settings, **own, **self.task.identity}
 
     def _save(self) -> Path:
         """Write the state of the run, then drop all but the last two checkpoints."""

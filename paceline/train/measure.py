@@ -39,14 +39,11 @@ def evaluate(
             if same:
                 yield same[0]
                 continue
-
-            def progress(
-                _: str, count: int, total: int | None, what: str = f"{name}, temperature {temperature:g}"
-            ) -> None:
-                report(what, count, total)
-
-            source = "built_in" if texts is None else "file"
-            yield run_trial(llm, params, budget, keys, name=name, source=source, texts=texts, progress=progress)
+            what, source = f"{name}, temperature {temperature:g}", "built_in" if texts is None else "file"
+            yield run_trial(
+                llm, params, budget, keys, name=name, source=source, texts=texts,
+                progress=lambda _, count, total, what=what: report(what, count, total),
+            )  # fmt: skip
 
 
 def spec_of(head: Path, method: str, config: EvalSection, dtype: str = "auto") -> SpecConfig:

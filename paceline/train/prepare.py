@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,15 +61,10 @@ _WITH_IMAGES = 128
 
 @dataclass(frozen=True)
 class ImageChat:
-    """A chat with images. text: the messages as JSON, with whole paths. images: `PromptImage.key` of each image."""
+    """A chat with images. messages: as `LLM.generate` takes them. images: `PromptImage.key` of each image."""
 
-    text: str
+    messages: Chat
     images: tuple[str, ...]
-
-    @property
-    def messages(self) -> Chat:
-        """As `LLM.generate` takes them."""
-        return json.loads(self.text)
 
 
 @dataclass(frozen=True)
@@ -102,19 +97,12 @@ def encode_line(runner: ModelRunner, line: PromptLine) -> TrainPrompt | None:
     if line.is_bare and runner.loaded.vision is None and not getattr(tokenizer, "chat_template", None):
         assert tokenizer is not None
         return TrainPrompt(source, list(tokenizer.encode(line.turns[0])))
+    messages = chat_of(line)
     try:
-        return encode_chat(runner, source, chat_of(line))
+        ids, vision = read_prompt(runner.loaded, messages, runner.max_length)
     except CacheFull:
         return None
-
-
-def encode_chat(runner: ModelRunner, source: str, messages: Chat) -> TrainPrompt:
-    """A chat as the model reads it. Raises as `read_prompt`."""
-    ids, vision = read_prompt(runner.loaded, messages, runner.max_length)
-    if not has_images(messages):
-        return TrainPrompt(source, ids)
-    assert vision is not None
-    return TrainPrompt(source, ids, ImageChat(json.dumps(messages), vision.keys))
+    return TrainPrompt(source, ids, ImageChat(messages, vision.keys) if vision and has_images(messages) else None)
 
 
 def vision_of(runner: ModelRunner, token_ids: Seq[int], chat: ImageChat | None) -> VisionPrompt | None:
@@ -198,7 +186,7 @@ class Answer:
     seed: int = 0
     finish_reason: str | None = None
     states: Annotated[str, Field(pattern=r"^[^/\\]+$")] | None = None
-    messages: list[object] | None = None
+    messages: list[Mapping[str, Any]] | None = None
     images: Many[str] = ()
 
     @property
@@ -208,7 +196,7 @@ class Answer:
     @property
     def chat(self) -> ImageChat | None:
         """The prompt, where it has images."""
-        return None if self.messages is None else ImageChat(json.dumps(self.messages), self.images)
+        return None if self.messages is None else ImageChat(self.messages, self.images)
 
     @cached_property
     def place(self) -> int:

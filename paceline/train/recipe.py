@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.processing_utils import ProcessorMixin
 
-from ..errors import ConfigError
 from ..runner import LoadedModel
 from .prepare import ImageChat
 
@@ -87,17 +86,6 @@ class Recipe(ABC):
     def result(self, target: LoadedModel, model: Path) -> tuple[nn.Module, LoadedModel]:
         """The trained module, and the target it drafts for. A recipe that changes the target writes it to `model`."""
         return self.module, target
-
-    def check_images(self, has_images: bool, has_states: bool) -> None:
-        """Raise `ConfigError` for data with images whose placeholder tokens would be read as text.
-
-        has_states: whether states are stored; they were computed with the images.
-        """
-        if has_images and not self.reads_images and not (self.states and has_states):
-            raise ConfigError(
-                f"{type(self).__name__} does not read images", got="answers to prompts with images",
-                fix="prepare them with prepare.states=store" if self.states else "leave these answers out",
-            )  # fmt: skip
 
     @abstractmethod
     def loss(self, batch: Batch) -> Losses:

@@ -13,6 +13,7 @@ Stages yield events; the command line draws them.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,11 +30,11 @@ from ..system.files import write_text
 from ..zoo import resolve
 from .artefact import check_same_run, model_beside, record_acceptance, save_trained
 from .config import EvalSection, RunConfig
-from .data import DATA, Answers, AnswerTask, OnlineStates, read_begun
+from .data import DATA, Answers, AnswerTask, read_begun
 from .log import TrainEvent, draw, need_tensorboard
 from .loop import train
 from .measure import check_eval, evaluate
-from .prepare import chat_of, encode_line, ordered, prepare, read_answers, read_files
+from .prepare import chat_of, encode_line, ordered, prepare, read_files
 from .prepare import read_record as read_prepared
 from .recipes import recipe_of
 from .run_folder import is_main, local_device, main_first, need, only_run, understood
@@ -67,7 +68,7 @@ class Stages:
     """One run of one method. The target is loaded once, when a stage first needs it."""
 
     def __init__(self, method: str, config: RunConfig):
-        self.method, self.config, self.out = method, config, Path(config.out)
+        self.method, self.recipe, self.config, self.out = method, recipe_of(method), config, Path(config.out)
         self._is_checked = False
 
     @cached_property
@@ -94,21 +95,20 @@ class Stages:
         """
         if self._is_checked:
             return
-        recipe = recipe_of(self.method)
         need("accelerate", "training")
         if self.config.train.tensorboard:
             need_tensorboard()
         check_eval(self.result, self.method, self._evaluation)
-        if self.config.train.prompts and not recipe.learns_prompts:
+        if self.config.train.prompts and not self.recipe.learns_prompts:
             fix = "train.prompts=false"
             raise ConfigError("only heads over the target's states learn from prompts", got=self.method, fix=fix)
-        recipe.check(self.method, self.config, self.target)
+        self.recipe.check(self.method, self.config, self.target)
         self._is_checked = True
 
     @property
     def result(self) -> Path:
         """The folder of the trained head or draft."""
-        return self.out / ("draft" if recipe_of(self.method).makes_draft else "head")
+        return self.out / ("draft" if self.recipe.makes_draft else "head")
 
     def prepare(self) -> Iterator[StageEvent]:
         """Have the target answer the prompts. Raises `ConfigError` without prompts."""
@@ -119,10 +119,10 @@ class Stages:
             )
         self.check()
         index, parts = c.part
-        layers = recipe_of(self.method).layers(self.method, self.config, self.target)
+        layers = self.recipe.layers(self.method, self.config, self.target)
         recomputes = bool(layers) and c.states == "online"
         layers = () if recomputes else layers
-        reads_images = recipe_of(self.method).makes_draft or layers  # states are computed with the images
+        reads_images = self.recipe.makes_draft or layers  # states are computed with the images
         lines = ordered(read_files(self.config.prompts), c)
         if not reads_images and any(has_images(chat_of(line)) for line in lines):
             fix = "prepare them with prepare.states=store" if recomputes else "take prompts without them"
@@ -157,9 +157,8 @@ class Stages:
             everything = self._answers(folder)
         answers, held_out = everything.split(config.held_out)
         answers = answers.limited(config.limit)
-        recipe = recipe_of(self.method).build(self.method, self.config, self.target, answers)
-        online = None if answers.has_states and held_out.has_states else OnlineStates(self.target)
-        yield from train(AnswerTask(recipe, answers, config, online, held_out), config, folder)
+        recipe = self.recipe.build(self.method, self.config, self.target, answers)
+        yield from train(AnswerTask(recipe, answers, held_out, config, self.target), config, folder)
         if is_main():
             result = save_trained(place, recipe, self.target, self.config, answers, folder)
             draw(folder, self.out / "curve.png")
@@ -179,8 +178,7 @@ class Stages:
                     expected=self.target.name, fix="prepare answers of this model, or name the model that wrote them",
                 )  # fmt: skip
         begun = read_begun(folder)
-        lines = begun or {name: len(read_answers(Path(name))) for name in folders}
-        answers = Answers.read(lines, lines)
+        answers = Answers.read(begun or folders, begun)
         most = max((max(ids) for ids in answers.texts), default=0)
         if most >= self.target.vocab_size:
             raise ConfigError(
@@ -188,7 +186,7 @@ class Stages:
                 expected=f"0 to {self.target.vocab_size - 1}", fix="prepare answers of this model in a new folder",
             )  # fmt: skip
         if begun is None:
-            write_text(folder / DATA, json.dumps(lines) + "\n")
+            write_text(folder / DATA, json.dumps(Counter(str(one.folder) for one in answers.all)) + "\n")
         return answers
 
     def eval(self, report: Progress = lambda what, done, total: None) -> Iterator[StageEvent]:

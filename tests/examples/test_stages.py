@@ -227,7 +227,7 @@ def test_a_stage_too_early_says_which_comes_first(stage, fix, base, tmp_path):
     ],
 )
 def test_a_run_is_refused_before_anything_is_written(words, named, base, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.train.estimate.available_memory", lambda: 1 << 26)
+    monkeypatch.setattr("paceline.train.recipes.models.available_memory", lambda: 1 << 26)
     split = [word.replace(":\t", ": ") for word in words.replace(": ", ":\t").split(" ")]
     with pytest.raises(ConfigError, match=named):
         list(VlmStages(config_of(base, tmp_path / "out", *split)).run("pretrain"))

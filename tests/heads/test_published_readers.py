@@ -154,7 +154,7 @@ def test_speculators(said, tmp_path):
     """norm_before_residual is true where a speculators config does not say, and false in a plain one."""
     head = eagle(own_lm_head=True, norm_before_residual=said is not False)
     config = speculators_config(**({} if said is None else {"norm_before_residual": said}))
-    read = read_published(folder_of(tmp_path / "h", config, published(head, "layers.0.")))  # without its target
+    read = read_published(folder_of(tmp_path / "h", config, published(head, "layers.0.")), target())
     assert read.config.norm_before_residual is (said is not False)
     assert read.config.states == STATES
     assert agree(head, read)
@@ -164,7 +164,7 @@ def test_speculators(said, tmp_path):
 def test_other_speculators_are_refused_by_name(tmp_path):
     folder = folder_of(tmp_path / "h", speculators_config(speculators_model_type="dflash"), {"x": torch.zeros(1)})
     with pytest.raises(IncompatibleModels, match="'dflash'"):
-        read_published(folder)
+        read_published(folder, target())
 
 
 def test_tables_of_the_heads_own(tmp_path):
@@ -251,7 +251,7 @@ def test_the_command_line_knows_the_method(config, method, tmp_path):
     assert parse(f"head:{folder}").as_dict()["method"] == method
 
 
-def test_what_only_the_target_knows(tmp_path):
-    folder = folder_of(tmp_path / "h", eagle3_config(**{AUX: None}), published(eagle(own_lm_head=True)))
+def test_a_target_is_needed(tmp_path):
+    folder = folder_of(tmp_path / "h", eagle3_config(), published(eagle(own_lm_head=True)))
     with pytest.raises(ConfigError, match="without its target"):
-        read_published(folder)
+        load_head(folder)

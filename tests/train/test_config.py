@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.train.config import PrepareSection, TrainConfig, read_config
-from paceline.train.estimate import accepted_length
+from paceline.train.log import accepted_length
 
 NEEDED = ("model=m", "out=o", "prompts=[a.jsonl]")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.train.data import Answers, OnlineStates
+from paceline.train.data import Answers, online_states
 from tests.helpers import loaded
 from tests.tiny import tiny_model
 from tests.train.toy import LAYERS, write_answers
@@ -50,10 +50,9 @@ def test_states_are_at_their_tokens(folders):
 
 def test_online_states_are_the_stored_ones(folders):
     answers = Answers.read(folders)
-    online = OnlineStates(loaded())
     for indices in answers.plan(200, 0, 0):
         stored = answers.batch(indices, LAYERS, 200)
-        again = online(stored, LAYERS)
+        again = online_states(loaded(), stored, LAYERS)
         for layer in LAYERS:
             assert torch.allclose(stored.states[layer].float(), again.states[layer], rtol=0.02, atol=0.02)
             off_by_one = torch.roll(again.states[layer], 1, 1)
@@ -131,4 +130,4 @@ def test_text_alone(tmp_path):
     assert not answers.has_states
     batch = answers.batch([0, 1], LAYERS, 64)
     assert not batch.states
-    assert set(OnlineStates(loaded())(batch, LAYERS).states) == set(LAYERS)
+    assert set(online_states(loaded(), batch, LAYERS).states) == set(LAYERS)

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from paceline.train.config import TrainConfig
-from paceline.train.data import Answers, AnswerTask
+from paceline.train.data import Answers
 from paceline.train.log import Started, read_log
-from paceline.train.loop import train
-from tests.train.toy import Toy, in_two_processes, weights, write_answers
+from tests.train.toy import Toy, in_two_processes, trained, weights, write_answers
 
 CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, log_every=1)
 
@@ -23,13 +22,11 @@ class Silent(Toy):
 _WORKER = """
 import os, sys, torch
 from pathlib import Path
-from tests.train.test_devices import CONFIG, Silent
-from paceline.train.data import Answers, AnswerTask
-from paceline.train.loop import train
+from tests.train.test_devices import CONFIG, Silent, trained
+from paceline.train.data import Answers
 rank = os.environ["RANK"]
 recipe = Silent(seed=int(rank))  # weights are those of the first process
-for event in train(AnswerTask(recipe, Answers.read(Path(sys.argv[1])), CONFIG), CONFIG, Path(sys.argv[2])):
-    pass
+trained(recipe, Answers.read(Path(sys.argv[1])), CONFIG, Path(sys.argv[2]))
 torch.save([p.detach() for p in recipe.module.parameters()], sys.argv[2] + f"/weights-{rank}.pt")
 """
 
@@ -42,7 +39,7 @@ def test_two_processes_train_as_one(tmp_path):
 
     one = Silent(seed=0)
     config = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, log_every=1, accumulate=2)
-    events = list(train(AnswerTask(one, Answers.read(data), config), config, tmp_path / "one"))
+    events = trained(one, Answers.read(data), config, tmp_path / "one")
     ends = [torch.load(tmp_path / "two" / f"weights-{rank}.pt", weights_only=True) for rank in range(2)]
     for both in zip(weights(one), *ends, strict=True):
         assert torch.equal(both[1], both[2]), "the processes keep the same weights"

@@ -18,6 +18,7 @@ from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_lay
 from tests.helpers import tokenizer
 from tests.tiny import tiny_model
 from tests.train.test_space_recipe import TEXTS, batch_of
+from tests.train.toy import descend
 
 WINDOW = 3
 
@@ -100,14 +101,7 @@ def test_training_makes_more_drafts_accepted_and_leaves_the_target(loss, how):
     torch.manual_seed(0)
     made = recipe(loss=loss, **how)
     before = [p.clone() for p in made._plain.parameters()]
-    made.module.train()
-    optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=5e-3)
-    got = [made.loss(batch_of())]
-    for _ in range(12):
-        optimizer.zero_grad()
-        got[-1].total.backward()
-        optimizer.step()
-        got.append(made.loss(batch_of()))
+    got = descend(made, batch_of(), 12, lr=5e-3)
     name = "token" if loss is None else "acceptance"
     better = got[-1].parts[name] - got[0].parts[name]
     assert float(better) > 0.05 if loss is not None else float(better) < -0.1

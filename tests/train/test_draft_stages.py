@@ -1,7 +1,5 @@
 """QAT and distillation by their stages and commands: what is written drafts, is measured, and fits its target alone."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,15 +9,14 @@ from paceline.config import parse
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads.folder import head_info, load_head, read_record
 from paceline.train.config import TrainConfig, read_config
-from paceline.train.data import Answers, AnswerTask
-from paceline.train.log import Saved, Started
-from paceline.train.loop import train
+from paceline.train.data import Answers
+from paceline.train.log import Started
 from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
 from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
-from paceline.train.stages import Done, Stages
+from paceline.train.stages import Stages
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
-from tests.train.toy import same, weights, write_answers
+from tests.train.toy import finished, same, trained, weights, write_answers, write_prompts
 
 RUN = """
 model: {base}/tiny
@@ -38,8 +35,7 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("drafts")
     for name, seed in (("tiny", 0), ("other", 1)):
         save(base / name, tiny_model("llama", seed=seed))
-    prompts = [" ".join(f"w{5 + (7 * i + 3 * j) % 90}" for j in range(2 + i % 7)) for i in range(10)]
-    (base / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
+    write_prompts(base)
     return base
 
 
@@ -49,8 +45,7 @@ def made(base, tmp_path_factory, request):
     out = tmp_path_factory.mktemp(request.param)
     (base / "run.yaml").write_text(RUN.format(base=base, out=out))
     run = Stages(request.param, read_config(base / "run.yaml", [METHODS[request.param]]))
-    done = [event for name in ("prepare", "train", "eval") for event in getattr(run, name)() if isinstance(event, Done)]
-    return request.param, out, run, done
+    return request.param, out, run, finished(run, "prepare", "train", "eval")
 
 
 def test_a_run_writes_a_draft_with_its_measurement(base, made):
@@ -125,7 +120,7 @@ def test_a_finished_draft_is_done_for_the_same_run_alone(base, made, tmp_path):
 
     def again(*changes: str):
         config = read_config(tmp_path / "run.yaml", [METHODS[method], *changes])
-        return [event.was_there for event in Stages(method, config).train() if isinstance(event, Done)]
+        return [event.was_there for event in finished(Stages(method, config), "train")]
 
     assert again() == again("eval.limit=2") == [True]
     assert again(f"answers=[{out / 'answers-0'}]") == [True]
@@ -145,10 +140,6 @@ def test_what_a_method_does_not_know_is_refused(base, made):
             list(run.train())
 
 
-def _same(batch, layers):
-    return batch
-
-
 CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, checkpoint_seconds=0.0, evaluate_every=3)
 
 
@@ -164,12 +155,10 @@ def small(method: str) -> QatRecipe | DistillRecipe:
 def test_a_run_that_was_stopped_ends_with_the_same_bits(method, tmp_path):
     answers = Answers.read(write_answers(tmp_path / "answers", count=8, layers=()))
     whole, stopped = small(method), small(method)
-    list(train(AnswerTask(whole, answers, CONFIG, _same), CONFIG, tmp_path / "whole"))
-    for event in train(AnswerTask(stopped, answers, CONFIG, _same), CONFIG, tmp_path / "stopped"):
-        if isinstance(event, Saved) and event.step == 2:
-            break
+    trained(whole, answers, CONFIG, tmp_path / "whole")
+    trained(stopped, answers, CONFIG, tmp_path / "stopped", until=2)
     again = small(method)
-    events = list(train(AnswerTask(again, answers, CONFIG, _same), CONFIG, tmp_path / "stopped"))
+    events = trained(again, answers, CONFIG, tmp_path / "stopped")
     assert any(isinstance(event, Started) and event.resumed for event in events)
     assert same(weights(whole), weights(again))
     assert not same(weights(whole), weights(small(method)))

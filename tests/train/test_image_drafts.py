@@ -10,15 +10,17 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.tree import TokenTree
 from paceline.drafters.draft_model import DraftModel
 from paceline.errors import ConfigError
+from paceline.eval.prompts import PromptLine
 from paceline.hf.vision import text_half
 from paceline.runner import ModelRunner, wrap_model
 from paceline.train.losses import LOSSES
-from paceline.train.prepare import ImageChat, encode_chat
+from paceline.train.prepare import ImageChat, encode_line
 from paceline.train.recipe import Batch
 from paceline.train.recipes import images
-from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers, fewer_layers_of_whole
+from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
 from paceline.train.recipes.images import BatchReader
 from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
+from tests.train.toy import descend
 from tests.vision.families import make, picture
 
 WINDOW = 3
@@ -51,7 +53,7 @@ def chats(files):
 
 
 def batch_of(runner, files) -> Batch:
-    prompts = [encode_chat(runner, "", chat) for chat in chats(files)]
+    prompts = [encode_line(runner, PromptLine("", 0, {}, chat=tuple(chat))) for chat in chats(files)]
     texts = [one.token_ids + answer for one, answer in zip(prompts, ANSWERS, strict=True)]
     ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.long)
     is_answer = torch.zeros_like(ids, dtype=torch.bool)
@@ -187,7 +189,8 @@ def distill(name: str, sight: str | None, **how):
     if sight == "none":
         draft, drafted = fewer_layers(plain, 1, "first"), None
     else:
-        draft, drafted = fewer_layers_of_whole(whole, 1, "first")
+        drafted = fewer_layers(whole, 1, "first")
+        draft = text_half(drafted)
         assert drafted.config.text_config.num_hidden_layers == 1 < whole.config.text_config.num_hidden_layers
     processor = None if drafted is None else target.vision.processor
     loaded = wrap_model(drafted or draft, target.tokenizer, processor=processor)
@@ -251,16 +254,8 @@ def test_drawn_rounds_stand_at_the_drafts_own_columns(monkeypatch, sight, files)
 def test_training_with_pictures_makes_more_drafts_stand(method, files):
     torch.manual_seed(0)
     made, _, target = qat("llava", WINDOW, 2) if method == "qat" else distill("llava", "shared")[:3]
-    made.module.train()
-    batch = batch_of(ModelRunner(target, 1), files)
     frozen = [p.clone() for p in made._plain.parameters()]
-    optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=1e-2)
-    got = []
-    for _ in range(12):
-        got.append(made.loss(batch))
-        optimizer.zero_grad()
-        got[-1].total.backward()
-        optimizer.step()
+    got = descend(made, batch_of(ModelRunner(target, 1), files), 12, lr=1e-2)
     assert float(got[-1].parts["acceptance"]) > float(got[0].parts["acceptance"]) + 0.05
     assert all(torch.equal(x, y) for x, y in zip(frozen, made._plain.parameters(), strict=True))
 
@@ -269,7 +264,7 @@ def test_a_picture_that_was_changed_is_refused(files):
     made, _, target = qat("llava")
     batch = batch_of(ModelRunner(target, 1), files)
     (first, *others) = batch.chats
-    swapped = json.loads(first.text.replace("1.png", "2.png"))
-    wrong = Batch(batch.token_ids, {}, batch.is_answer, (ImageChat(json.dumps(swapped), first.images), *others))
+    swapped = json.loads(json.dumps(first.messages).replace("1.png", "2.png"))
+    wrong = Batch(batch.token_ids, {}, batch.is_answer, (ImageChat(swapped, first.images), *others))
     with pytest.raises(ConfigError, match="no longer those that were answered"):
         made.loss(wrong)

@@ -16,6 +16,7 @@ from paceline.train.data import Answers
 from paceline.train.prepare import read_answers
 from paceline.train.recipe import Batch
 from paceline.train.stages import Done, Stages
+from tests.train.toy import finished
 from tests.vision.families import make, picture
 
 RUN = """
@@ -62,8 +63,7 @@ def made(base, tmp_path_factory, request):
     """A run of each method."""
     out = tmp_path_factory.mktemp(request.param)
     run = stages(base, out, request.param)
-    done = [event for name in ("prepare", "train", "eval") for event in getattr(run, name)() if isinstance(event, Done)]
-    return request.param, out, run, done
+    return request.param, out, run, finished(run, "prepare", "train", "eval")
 
 
 def test_answers_are_those_about_the_picture(base, made):
@@ -143,16 +143,14 @@ def test_other_heads_learn_from_the_same_states(base, made, tmp_path, other):
     if method != "eagle":
         return
     run = stages(base, tmp_path, other, f"answers=[{out / 'answers-0'}]", "train.loss={}")
-    assert [event.path.name for event in run.train() if isinstance(event, Done)] == ["head"]
+    assert [event.path.name for event in finished(run, "train")] == ["head"]
 
 
 def test_three_states_of_a_pictured_prompt(base, made, tmp_path):
     if made[0] != "eagle":
         return
     run = stages(base, tmp_path, "eagle3", "train.loss={}", "head.states=[0,1,2]")
-    assert [
-        event.path.name for name in ("prepare", "train") for event in getattr(run, name)() if isinstance(event, Done)
-    ]
+    assert finished(run, "prepare", "train")
     assert (tmp_path / "head" / "config.json").exists()
 
 

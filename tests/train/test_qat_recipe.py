@@ -19,6 +19,7 @@ from tests.helpers import NO_EOS, loaded, prompt, sequence
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
 from tests.train.test_space_recipe import TEXTS, batch_of
+from tests.train.toy import descend
 
 WINDOW = 3
 
@@ -123,14 +124,7 @@ def test_rounds_begin_anywhere_and_hold_every_supervised_token_once():
 def test_training_moves_the_layers_alone_and_more_drafts_stand(loss, train):
     made = recipe(loss=loss, stir=0.0, train=train)
     before = [p.clone() for p in made._plain.parameters()]
-    made.module.train()
-    optimizer = torch.optim.Adam([p for p in made.module.parameters() if p.requires_grad], lr=1e-2)
-    got = [made.loss(batch_of())]
-    for _ in range(25):
-        optimizer.zero_grad()
-        got[-1].total.backward()
-        optimizer.step()
-        got.append(made.loss(batch_of()))
+    got = descend(made, batch_of(), 25, lr=1e-2)
     assert float(got[-1].total.detach()) < 0.9 * float(got[0].total.detach())
     if loss is not None:
         assert float(got[-1].parts["acceptance"]) > float(got[0].parts["acceptance"])

@@ -12,11 +12,10 @@ import torch
 from paceline.errors import ConfigError, NumericsError
 from paceline.train import loop
 from paceline.train.config import TrainConfig
-from paceline.train.data import Answers, AnswerTask
-from paceline.train.log import Evaluated, Finished, Saved, Started, Stepped, read_log
-from paceline.train.loop import train
+from paceline.train.data import Answers
+from paceline.train.log import Evaluated, Finished, Started, Stepped, read_log
 from paceline.train.recipe import Losses
-from tests.train.toy import Toy, same, weights, write_answers
+from tests.train.toy import Toy, same, trained, weights, write_answers
 
 CONFIG = TrainConfig(
     epochs=3, max_tokens=64, held_out=0.2, checkpoint_seconds=0.0, log_every=3, evaluate_every=4, weight_decay=0.1
@@ -29,14 +28,8 @@ def answers(tmp_path_factory):
 
 
 def run(answers, folder: Path, config=CONFIG, until: int | None = None, recipe=None):
-    """Train, abandoning the run after a step."""
     recipe = recipe or Toy()
-    events = []
-    for event in train(AnswerTask(recipe, answers, config), config, folder):
-        events.append(event)
-        if isinstance(event, Saved) and event.step == until:
-            break
-    return recipe, events
+    return recipe, trained(recipe, answers, config, folder, until)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """SPACE by its stages: a full run up to its measurement, what it says of itself, and runs that may not be mixed."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,14 @@ from paceline.heads.folder import head_info, load_head
 from paceline.heads.space import SpaceConfig
 from paceline.runner import load_model
 from paceline.train.config import TrainConfig, read_config
-from paceline.train.data import Answers, AnswerTask
-from paceline.train.log import Saved, Started
-from paceline.train.loop import train
+from paceline.train.data import Answers
+from paceline.train.log import Started
 from paceline.train.recipes.models import linears_of
 from paceline.train.recipes.space import SpaceLoss, SpaceRecipe, whole, with_factors
-from paceline.train.stages import Done, Stages
+from paceline.train.stages import Stages
 from tests.cli.helpers import answer, save
 from tests.tiny import tiny_model
-from tests.train.toy import same, weights, write_answers
+from tests.train.toy import finished, same, trained, weights, write_answers, write_prompts
 
 RUN = """
 model: {base}/tiny
@@ -39,8 +37,7 @@ def base(tmp_path_factory):
     base = tmp_path_factory.mktemp("space")
     for name, model in (("tiny", "llama"), ("granite", "granite")):
         save(base / name, tiny_model(model))
-    prompts = [" ".join(f"w{5 + (7 * i + 3 * j) % 90}" for j in range(2 + i % 7)) for i in range(10)]
-    (base / "prompts.jsonl").write_text("".join(json.dumps({"prompt": p}) + "\n" for p in prompts))
+    write_prompts(base)
     return base
 
 
@@ -50,22 +47,18 @@ def stages(base: Path, out: Path, *overrides: str) -> Stages:
     return Stages("space", read_config(place, overrides))
 
 
-def made(*names: str, of: Stages) -> list[Done]:
-    return [event for name in names for event in getattr(of, name)() if isinstance(event, Done)]
-
-
 @pytest.fixture(scope="module")
 def full(base, tmp_path_factory):
     """A full run, trained; its card before it was measured."""
     out = tmp_path_factory.mktemp("full")
     run = stages(base, out, "head.mode=full")
-    made("prepare", "train", of=run)
+    finished(run, "prepare", "train")
     return out, run, (out / "head" / "README.md").read_text()
 
 
 def test_a_full_run_is_measured_against_the_model_it_made(base, full):
     out, run, card = full
-    (measured,) = made("eval", of=run)
+    (measured,) = finished(run, "eval")
     assert measured.result["trials"][0]["result"]["mean_acceptance_length"] >= 1
     info = head_info(out / "head")
     assert info.target.fingerprint == load_model(str(out / "model"), "float32").fingerprint != run.target.fingerprint
@@ -80,22 +73,22 @@ def test_a_full_run_is_measured_against_the_model_it_made(base, full):
 def test_a_run_of_the_other_mode_is_refused(base, full):
     out, _, _ = full
     with pytest.raises(ConfigError, match=r"head.mode.*`train` and `model`"):
-        made("train", of=stages(base, out))
-    assert [event.was_there for event in made("train", of=stages(base, out, "head.mode=full"))] == [True]
+        finished(stages(base, out), "train")
+    assert [event.was_there for event in finished(stages(base, out, "head.mode=full"), "train")] == [True]
 
 
 def test_a_gated_run_beside_a_stale_model_is_measured_against_its_own_target(base, full, tmp_path):
     run = stages(base, tmp_path)
-    made("prepare", "train", of=run)
+    finished(run, "prepare", "train")
     (tmp_path / "model").symlink_to(full[0] / "model")
     assert run._target_of(tmp_path / "head") is run.target
-    (measured,) = made("eval", of=run)
+    (measured,) = finished(run, "eval")
     assert measured.result["trials"]
     (tmp_path / "head").rename(tmp_path / "old")
     with pytest.raises(ConfigError, match="recipe: "):  # the checkpoints are the gated run's
-        made("train", of=stages(base, tmp_path, "head.mode=full"))
+        finished(stages(base, tmp_path, "head.mode=full"), "train")
     with pytest.raises(ConfigError, match="recipe: "):
-        made("train", of=stages(base, tmp_path, f"start={tmp_path / 'old'}"))
+        finished(stages(base, tmp_path, f"start={tmp_path / 'old'}"), "train")
 
 
 def test_start(base, full, tmp_path):
@@ -106,25 +99,25 @@ def test_start(base, full, tmp_path):
     (out / "answers-0" / "prepare.json").unlink(missing_ok=True)  # the model that wrote them is another
     for mode in ("head.mode=full", "head.lora=true"):
         run = stages(base, tmp_path / mode, f"model={out / 'model'}", answers, bare, mode)
-        made("train", of=run)
+        finished(run, "train")
         assert load_head(tmp_path / mode / "head").config.rank == (0 if mode == "head.mode=full" else 2)
     gated = f"start={tmp_path / 'head.lora=true' / 'head'}"
     model = f"model={out / 'model'}"
     with pytest.raises(ConfigError, match="no place where every weight"):
-        made("train", of=stages(base, tmp_path / "a", model, answers, gated, "head={mode: full, lora: false}"))
+        finished(stages(base, tmp_path / "a", model, answers, gated, "head={mode: full, lora: false}"), "train")
     with pytest.raises(ConfigError, match=r"head.num_masks: 3.*head.rank: 5"):
-        made("train", of=stages(base, tmp_path / "b", model, answers, gated, "head.num_masks=3", "head.rank=5"))
+        finished(stages(base, tmp_path / "b", model, answers, gated, "head.num_masks=3", "head.rank=5"), "train")
     with pytest.raises(ConfigError, match="rank 0 train nothing"):
-        made("train", of=stages(base, tmp_path / "c", model, answers, "head.mode=full", "head.rank=0"))
+        finished(stages(base, tmp_path / "c", model, answers, "head.mode=full", "head.rank=0"), "train")
 
 
 def test_a_transition_is_refused_at_once_where_logits_are_more_than_rows_times_states(base, tmp_path):
     model = f"model={base / 'granite'}"
     with pytest.raises(IncompatibleModels, match=r"logits_scaling.*head.transition_rank=0"):
-        made("prepare", of=stages(base, tmp_path, model))
+        finished(stages(base, tmp_path, model), "prepare")
     assert not (tmp_path / "answers-0").exists()
     plainly = (model, "head.transition_rank=0", "train.loss.vocab_size=null")
-    assert len(made("prepare", "train", of=stages(base, tmp_path, *plainly))) == 2
+    assert len(finished(stages(base, tmp_path, *plainly), "prepare", "train")) == 2
 
 
 def small(gated: bool, lora: bool, start: str = "none") -> SpaceRecipe:
@@ -149,23 +142,21 @@ CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, checkpoint_seconds=0
 @pytest.mark.parametrize(("gated", "lora"), [(True, True), (False, True), (False, False)])
 def test_resumed_run_has_the_same_bits(answers, tmp_path, gated, lora):
     straight = small(gated, lora)
-    list(train(AnswerTask(straight, answers, CONFIG), CONFIG, tmp_path / "straight"))
-    for event in train(AnswerTask(small(gated, lora), answers, CONFIG), CONFIG, tmp_path / "cut"):
-        if isinstance(event, Saved) and event.step == 2:
-            break
+    trained(straight, answers, CONFIG, tmp_path / "straight")
+    trained(small(gated, lora), answers, CONFIG, tmp_path / "cut", until=2)
     torch.manual_seed(99)  # another process
     should_continue = small(gated, lora)
-    events = list(train(AnswerTask(should_continue, answers, CONFIG), CONFIG, tmp_path / "cut"))
+    events = trained(should_continue, answers, CONFIG, tmp_path / "cut")
     assert isinstance(events[0], Started)
     assert events[0].resumed
     assert same(weights(should_continue), weights(straight))
     with pytest.raises(ConfigError, match="recipe: "):
-        list(train(AnswerTask(small(gated, lora, start="another"), answers, CONFIG), CONFIG, tmp_path / "cut"))
+        trained(small(gated, lora, start="another"), answers, CONFIG, tmp_path / "cut")
 
 
 def test_output_rows_are_compared_as_they_are_while_every_weight_is_trained(answers, tmp_path):
     made = small(gated=False, lora=False)
-    list(train(AnswerTask(made, answers, CONFIG), CONFIG, tmp_path))
+    trained(made, answers, CONFIG, tmp_path)
     head = made._plain.get_output_embeddings().weight
     assert not torch.equal(head, tiny_model("llama").get_output_embeddings().weight)
     assert torch.equal(made._rows(), head[::2])

@@ -17,6 +17,7 @@ from paceline.train.stages import Done, Preparing, Stages
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.drafters.heads import random_head
 from tests.tiny import tiny_model
+from tests.train.toy import finished
 
 RUN = """
 model: {model}
@@ -68,8 +69,8 @@ def test_whole_run(base, tmp_path):
 @pytest.mark.parametrize("method", ["eagle", "medusa", "blockwise", "mtp"])
 def test_every_method(base, tmp_path, method):
     stages = Stages(method, read_config(config_of(base, tmp_path), ("prepare.states=online", "prepare.limit=8")))
-    done = [e for run in (stages.prepare, stages.train, stages.eval) for e in run() if isinstance(e, Done)]
-    assert [event.stage for event in done] == ["prepare", "train", "eval"]
+    names = ["prepare", "train", "eval"]
+    assert [event.stage for event in finished(stages, *names)] == names
     assert head_info(tmp_path / "head").method == method
     assert not Answers.read(tmp_path / "answers-0").has_states
 
@@ -77,8 +78,7 @@ def test_every_method(base, tmp_path, method):
 @pytest.mark.parametrize("method", ["eagle3", "medusa"])
 def test_another_draft_vocabulary_for_a_head_that_is_there(base, tmp_path, method):
     first = read_config(config_of(base, tmp_path / "first"), ("prepare.limit=8", "train.prompts=true"))
-    for stage in (Stages(method, first).prepare, Stages(method, first).train):
-        list(stage())
+    finished(Stages(method, first), "prepare", "train")
     old = tmp_path / "first" / "head"
     more = f"start={old}", f"answers=[{tmp_path / 'first' / 'answers-0'}]", "train.lr=1e-12"
     for shape, size in (({}, 64), ({"draft_vocab_size": 20}, 20)):
@@ -155,7 +155,7 @@ def test_stages_go_on_where_they_were(base, tmp_path, monkeypatch):
     (tmp_path / "answers-0" / "answers.jsonl").write_text(whole + whole.splitlines()[0] + "\n")  # written meanwhile
     started = [event for event in stages.train() if isinstance(event, Started)]
     assert started[0].resumed
-    assert [e.was_there for e in stages.train() if isinstance(e, Done)] == [True]
+    assert [event.was_there for event in finished(stages, "train")] == [True]
     measured = list(stages.eval())
     monkeypatch.setattr("paceline.train.measure.run_trial", None)  # nothing is measured twice
     assert list(stages.eval()) == measured

@@ -14,6 +14,7 @@ from paceline.train.config import read_config
 from paceline.train.stages import Stages
 from tests.cli.helpers import save
 from tests.tiny import tiny_model
+from tests.train.toy import write_prompts
 
 pytestmark = pytest.mark.more  # each run starts two processes
 RUN = """
@@ -31,8 +32,7 @@ train: {{max_tokens: 48, epochs: 2, held_out: 0.2, log_every: 1, checkpoint_seco
 def base(tmp_path_factory) -> Path:
     base = tmp_path_factory.mktemp("run")
     save(base / "model", tiny_model("llama"))
-    prompts = [" ".join(f"w{5 + (7 * i + 3 * j) % 90}" for j in range(2 + i % 7)) for i in range(40)]
-    (base / "prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    write_prompts(base, 40)
     (base / "run.yaml").write_text(RUN.format(base=base))
     list(Stages("eagle3", read_config(base / "run.yaml")).prepare())
     return base

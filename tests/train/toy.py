@@ -1,5 +1,6 @@
 """What the training tests share: answers of a tiny model on disk, and a recipe small enough to train in a moment."""
 
+import json
 import os
 import socket
 import subprocess
@@ -10,10 +11,13 @@ import torch
 from torch import nn
 
 from paceline import LLM
-from paceline.train.config import PrepareSection
+from paceline.train.config import PrepareSection, TrainConfig
+from paceline.train.data import Answers, AnswerTask
+from paceline.train.log import Saved
+from paceline.train.loop import train
 from paceline.train.prepare import TrainPrompt, prepare
 from paceline.train.recipe import Batch, Losses, Recipe
-from paceline.train.stages import Stages
+from paceline.train.stages import Done, Stages
 from tests.helpers import NO_EOS, VOCAB, loaded, prompt, runner
 
 LAYERS = (1, 2)
@@ -62,6 +66,41 @@ class Toy(Recipe):
         loss = nn.functional.cross_entropy(logits, labels)
         right = (logits.argmax(-1) == labels).float().mean()
         return Losses(loss, {"ce": loss.detach()}, torch.stack([right, right / 2]))
+
+
+def trained(recipe: Recipe, answers: Answers, config: TrainConfig, folder: Path, until: int | None = None):
+    """The events of a training run, which is abandoned once the checkpoint of step `until` is written."""
+    training, held_out = answers.split(config.held_out)
+    events = []
+    for event in train(AnswerTask(recipe, training, held_out, config), config, folder):
+        events.append(event)
+        if isinstance(event, Saved) and event.step == until:
+            break
+    return events
+
+
+def descend(recipe: Recipe, batch: Batch, steps: int, lr: float) -> list[Losses]:
+    """Losses before each step of Adam, and after the last."""
+    recipe.module.train()
+    optimizer = torch.optim.Adam([p for p in recipe.module.parameters() if p.requires_grad], lr=lr)
+    losses = [recipe.loss(batch)]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses[-1].total.backward()
+        optimizer.step()
+        losses.append(recipe.loss(batch))
+    return losses
+
+
+def write_prompts(folder: Path, count: int = 10) -> None:
+    """`prompts.jsonl` of texts of two to eight words."""
+    prompts = [" ".join(f"w{5 + (7 * i + 3 * j) % 90}" for j in range(2 + i % 7)) for i in range(count)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+
+
+def finished(run: Stages, *names: str) -> list[Done]:
+    """The ends of these stages."""
+    return [event for name in names for event in run.run(name) if isinstance(event, Done)]
 
 
 _ENGINES: dict[str, LLM] = {}

@@ -16,9 +16,9 @@ from ...runner import LoadedModel
 from ...schema import validate
 from ..config import RunConfig
 from ..data import Answers
-from ..estimate import check_memory, size_of
 from ..losses import LOSSES, Loss, LossName
 from ..recipe import Batch, Recipe
+from .models import check_memory, size_of
 
 _T = TypeVar("_T")
 TokenLoss = LossName | Literal["token"]

@@ -29,7 +29,7 @@ from ...drafters.draft_model import check_same_tokenizer
 from ...drafters.draft_vision import VisionMode
 from ...errors import ConfigError, IncompatibleModels
 from ...hf.load import load_processor
-from ...hf.vision import text_half
+from ...hf.vision import is_vlm, text_half
 from ...runner import LoadedModel, wrap_model
 from ...schema import checked, validate
 from ...zoo import resolve
@@ -39,7 +39,7 @@ from ..losses import LOSSES
 from ..recipe import Batch, Losses, Recipe
 from .common import TokenLoss
 from .images import BatchReader, ModelInput
-from .models import layers_of, outlined, plain_models, vocabulary_of, windows_of
+from .models import layers_of, outlined, plain_models, windows_of
 from .qat import round_losses
 from .rounds import Rounds, drawn_rounds, read_rounds, read_text, rounds_of
 
@@ -136,8 +136,8 @@ class DistillRecipe(Recipe):
         elif target_whole is None or shape.vision == "none":
             draft = fewer_layers(plain, shape.num_layers, shape.layers)
         else:
-            draft, whole = fewer_layers_of_whole(target_whole, shape.num_layers, shape.layers)
-            processor = None if target.vision is None else target.vision.processor
+            whole = fewer_layers(target_whole, shape.num_layers, shape.layers)
+            draft, processor = text_half(whole), None if target.vision is None else target.vision.processor
         if target.vision is not None:
             usual: VisionMode | None = "shared" if begin is None else None
             tokenizer = target.tokenizer if begin is None else _tokenizer(begin)
@@ -208,7 +208,7 @@ def detached(cache: DynamicCache) -> DynamicCache:
 
 
 def _check_sizes(draft: PreTrainedModel, plain: PreTrainedModel) -> None:
-    own, other = vocabulary_of(draft), vocabulary_of(plain)
+    own, other = (int(cast("Any", one.get_output_embeddings()).weight.shape[0]) for one in (draft, plain))
     if own != other:
         raise IncompatibleModels("the output layers of draft and target have other sizes", got=own, expected=other)
 
@@ -217,31 +217,19 @@ def _tokenizer(folder: str) -> Any:
     return AutoTokenizer.from_pretrained(resolve(folder), trust_remote_code=False)
 
 
-def fewer_layers(plain: PreTrainedModel, count: int | None, which: str) -> PreTrainedModel:
-    """A model of some layers of another, weights copied. count: None takes a quarter. Raises `ConfigError`.
+def fewer_layers(model: PreTrainedModel, count: int | None, which: str) -> PreTrainedModel:
+    """A copy of a model with some of its decoder layers. count: None takes a quarter. Raises `ConfigError`.
 
     spaced, 3 of 7 layers:   0 . . 3 . . 6
     """
-    return _cut(copy.deepcopy(plain), count, which)
-
-
-def fewer_layers_of_whole(
-    whole: PreTrainedModel, count: int | None, which: str
-) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """The same of a model that reads images: its language model, and the whole with a copy of tower and projector."""
-    made = copy.deepcopy(whole)
-    text = _cut(text_half(made), count, which)
-    cast("Any", made.config).text_config = text.config
-    return text, made
-
-
-def _cut(model: PreTrainedModel, count: int | None, which: str) -> PreTrainedModel:
-    count, total = _count(model, count)
+    made: Any = copy.deepcopy(model)
+    text = text_half(made) if is_vlm(made.config) else made
+    count, total = _count(text, count)
     steps = max(count - 1, 1)
     taken = list(range(count)) if which == "first" else [round(i * (total - 1) / steps) for i in range(count)]
-    layers = layers_of(model)
+    layers = layers_of(text)
     kept = nn.ModuleList(layers[i] for i in taken)
-    config: Any = model.config.get_text_config()
+    config: Any = text.config.get_text_config()
     for key, value in list(vars(config).items()):
         if isinstance(value, list | tuple) and len(value) == total:  # one entry a layer, as layer_types
             setattr(config, key, [value[i] for i in taken])
@@ -250,9 +238,11 @@ def _cut(model: PreTrainedModel, count: int | None, which: str) -> PreTrainedMod
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
                 cast("Any", module).layer_idx = index
-    path = next(path for path, module in model.named_modules() if module is layers)
-    model.set_submodule(path, kept)
-    return model
+    path = next(path for path, module in text.named_modules() if module is layers)
+    text.set_submodule(path, kept)
+    if text is not made:
+        made.config.text_config = text.config
+    return made
 
 
 def _count(model: PreTrainedModel, asked: int | None) -> tuple[int, int]:

@@ -85,7 +85,7 @@ class BatchReader:
 
     def __init__(self, target: LoadedModel, draft: LoadedModel | None = None, vision: VisionMode | None = None):
         self._target = ModelRunner(target, 1)
-        self._seen: BoundedCache[tuple[str, tuple[int, ...]], VisionPrompt] = BoundedCache(_KEPT, pixel_bytes)
+        self._seen = BoundedCache[object, VisionPrompt](_KEPT, pixel_bytes)
         self._vision = None if draft is None else vision_of_draft(vision, self._target, draft)
         self._draft = None if self._vision is None else ModelRunner(self._vision.loaded, 1)
 
@@ -125,7 +125,7 @@ class BatchReader:
         for row, begin in enumerate(begins):
             ids: list[int] = batch.token_ids[row, :begin].tolist()
             chat = batch.chats[row] if batch.chats else None
-            key = ("" if chat is None else chat.text, tuple(ids))
+            key = (() if chat is None else chat.images, tuple(ids))
             vision = self._seen.get(key)
             if vision is None:
                 vision = vision_of(self._target, ids, chat)

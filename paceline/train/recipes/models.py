@@ -1,7 +1,8 @@
 """The models that recipes read and train, as transformers loads them, and what of their layers training must know."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,9 @@ from ...heads.space import short
 from ...hf.checkpoint import check_folder, local_folder, refused
 from ...hf.vision import is_vlm, text_half
 from ...runner.adapters import decoder_layers
+from ...system.hardware import available_memory
 
+_BYTES = 16  # of a parameter in training: itself, its gradient and AdamW's two means in float32
 USUAL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -84,6 +87,17 @@ def linears_of(model: PreTrainedModel, names: tuple[str, ...]) -> tuple[tuple[st
     return tuple(chosen), tuple(linears[name] for name in chosen)
 
 
-def vocabulary_of(model: PreTrainedModel) -> int:
-    """Rows of its output layer."""
-    return int(cast("Any", model.get_output_embeddings()).weight.shape[0])
+def check_memory(parameters: int, what: str, device: torch.device, fix: str) -> None:
+    """Raise `ConfigError` where training so many parameters needs more memory than is free."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    if _BYTES * parameters > free:
+        raise ConfigError(
+            f"training {what} needs more memory than is free", got=f"{_BYTES * parameters / 2**30:.1f} GiB",
+            expected=f"at most {free / 2**30:.1f} GiB", fix=fix,
+        )  # fmt: skip
+
+
+def size_of(make: Callable[[], nn.Module]) -> int:
+    """Number of parameters of a module, which is made without memory for them."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make().parameters())

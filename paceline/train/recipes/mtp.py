@@ -1,11 +1,7 @@
-"""Training of MTP modules: every step as drafting will run it, the tokens before fed as they truly were.
+"""Training of MTP modules: every step as drafting will run it (see `heads.mtp`), the true tokens before being fed.
 
-    column            t          t+1         t+2        t+3
-    token             x_t        x_{t+1}     x_{t+2}    x_{t+3}
-    state             f_t        f_{t+1}     f_{t+2}
-    step 0 at t       reads f_t and x_{t+1}             label: x_{t+2}, or its distribution: output rows on f_{t+1}
-    step 1 at t       reads h^1_t and x_{t+2}           label: x_{t+3}
-    step s at t       reads h^s_t and x_{t+1+s}         label: x_{t+2+s}
+Step s at t reads h^s_t (f_t for s = 0) and x_{t+1+s}; it learns x_{t+2+s}, or the target's distribution of it: its
+output rows on f_{t+1+s}.
 
 While s < K, step s is module s + 1, causal over its own rows. Beyond, the last module continues, at t + s - K + 1: it
 sees its own rows up to t, and on top of them the rows of these further steps at t.

@@ -1,12 +1,6 @@
-"""Training of parallel heads: each head learns one label, all from the same state.
+"""Training of parallel heads: each head learns one label, all from the same state (drawn in `heads.parallel`).
 
-    column     t          t+1         t+2        t+3
-    token      x_t        x_{t+1}     x_{t+2}    x_{t+3}
-    state      f_t        f_{t+1}     f_{t+2}
-    head 0 reads f_t      label x_{t+2}, or the target's distribution of it: its output rows on f_{t+1}
-    head 1 reads f_t      label x_{t+3}, or the target's distribution of it: its output rows on f_{t+2}
-    head i reads f_t      label x_{t+2+i}                                                     f_{t+1+i}
-
+Head i reads f_t and learns x_{t+2+i}, or the target's distribution of it: its output rows on f_{t+1+i}.
 Example: tokens [A, B, C, D], the answer being C and D: head 0 learns f_0 -> C and f_1 -> D, head 1 f_0 -> D.
 
 The output layer is most of the cost, so only supervised columns go through it.

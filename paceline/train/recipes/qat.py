@@ -72,18 +72,15 @@ class QatLoss:
 class Fakes(nn.Module):
     """The fake-quantised layers of a student, by layer and name."""
 
-    def __init__(self, config: Int4DraftConfig, layers: list[dict[str, FakeInt4Linear]]):
+    def __init__(self, config: Int4DraftConfig):
         super().__init__()
         self.config = config
-        self._made = layers
-        self.layers = nn.ModuleList(
-            nn.ModuleDict({name.replace(".", "_"): fake for name, fake in of.items()}) for of in layers
-        )
+        self.layers = nn.ModuleList(nn.ModuleDict() for _ in range(config.num_layers))
 
     def packed(self) -> Int4Draft:
         draft = Int4Draft(self.config)
-        for index, of in enumerate(self._made):
-            for name, fake in of.items():
+        for index, layer in enumerate(self.layers):
+            for name, fake in zip(self.config.linears, cast("Any", layer).values(), strict=True):
                 draft.put(index, name, *(t.cpu() for t in fake.packable()))
         return draft
 
@@ -168,16 +165,14 @@ def faked(plain: PreTrainedModel, shape: QatShape) -> tuple[nn.Module, Fakes]:
 
     Raises `ConfigError` where none does, or where layers differ.
     """
-    student, chosen = share_copy(plain), _rounded(plain, shape)
-    made = list[dict[str, FakeInt4Linear]]()
-    for layer in (cast("Any", layer) for layer in layers_of(cast("PreTrainedModel", student))):
-        made.append({})
-        for name in chosen.linears:
-            linear = layer.get_submodule(name)
+    student, fakes = share_copy(plain), Fakes(_rounded(plain, shape))
+    for layer, of_layer in zip(layers_of(cast("PreTrainedModel", student)), fakes.layers, strict=True):
+        for name in fakes.config.linears:
+            linear = cast("nn.Linear", layer.get_submodule(name))
             fake = FakeInt4Linear(linear, shape.group_size, shape.bits, shape.start, shape.train == "weights")
-            made[-1][name] = fake
+            cast("nn.ModuleDict", of_layer)[name.replace(".", "_")] = fake
             layer.set_submodule(name, fake)
-    return student, Fakes(chosen, made)
+    return student, fakes
 
 
 def _rounded(plain: PreTrainedModel, shape: QatShape) -> Int4DraftConfig:

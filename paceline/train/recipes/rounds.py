@@ -104,17 +104,16 @@ def drawn_rounds(is_answer: Tensor, window: int, count: int) -> Rounds:
 
 
 def read_text(
-    model: nn.Module, ids: Tensor, first: int, rows: ImageRows | None = None, windows: Windows | None = None
+    model: nn.Module, ids: Tensor, first: int, rows: ImageRows | None, windows: Windows
 ) -> tuple[Tensor, DynamicCache]:
     """Logits [B, T - first, V] of the columns from `first` on, and the keys and values of all.
 
-    rows: what is read instead of `ids` where prompts may hold images, for which `windows` must be given.
+    rows: what is read instead of `ids` where prompts may hold images.
     """
     cache = DynamicCache()
     options: dict[str, object] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": ids.shape[1] - first}
     if rows is None:
         return cast("Any", model)(input_ids=ids, **options).logits, cache
-    assert windows is not None
     columns = torch.arange(ids.shape[1], device=ids.device)
     back, both = columns[:, None] - columns, rows.both_ways
     seen = (back >= 0).expand(len(ids), -1, -1)

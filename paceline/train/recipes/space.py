@@ -19,15 +19,14 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ConfigError, IncompatibleModels
-from ...heads.parts import draft_index, frequent_ids
+from ...heads.parts import Rank, draft_index, frequent_ids
 from ...heads.space import Factors, SpaceAdapter, SpaceConfig, short
 from ...runner import LoadedModel, wrap_model
 from ...runner.adapters import share_copy
@@ -35,15 +34,12 @@ from ...schema import Text, checked, validate
 from ...zoo import resolve
 from ..config import AtLeast0, AtLeast1, Few, RunConfig, Seed, Several, Share
 from ..data import Answers
-from ..estimate import check_memory, size_of
 from ..losses import LOSSES
 from ..recipe import Batch, Losses, Recipe
 from ..run_folder import check_same, hash_tensors
 from .common import Decay, TokenLoss, seeded, shifted, started
-from .models import layers_of, linears_of, outlined, plain_models, windows_of
+from .models import check_memory, layers_of, linears_of, outlined, plain_models, size_of, windows_of
 from .rounds import Rounds
-
-_Rank = Annotated[int, Field(ge=0, le=1 << 16)]
 
 
 @checked
@@ -58,9 +54,9 @@ class SpaceShape:
     lora: bool = True
     num_masks: Few = 4
     shared_mask: bool = False
-    rank: _Rank = 16
+    rank: Rank = 16
     linears: Several[Text] = ()
-    transition_rank: _Rank = 64
+    transition_rank: Rank = 64
     seed: Seed = 0
 
     def __post_init__(self) -> None:

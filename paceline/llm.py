@@ -228,7 +228,7 @@ class LLM:
                         bar.update(seq.is_finished)
                         if seq.is_finished and seq.vision is not None:
                             seq.vision = seq.vision.without_pixels()
-            return [request.output(self.loaded, self.verifier, self.numerics) for request in requests]
+            return [request.output() for request in requests]
 
     @checked_names
     def chat(
@@ -271,8 +271,8 @@ class LLM:
             raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
             raise ConfigError("a stream carries no prompt_logprobs", fix="use generate")
-        request = self.open_request(prompt, params)
-        (seq,) = request.seqs
+        (answer,) = self.open_request(prompt, params).answers
+        seq = answer.seq
         rounds, sent, kind = generate(self.decoder, [seq]), 0, params.output_kind
         whole = ""
         self.decoder.timings = Timings()
@@ -280,10 +280,8 @@ class LLM:
             while not seq.is_finished:
                 with self.runner.turn():
                     next(rounds)
-                    completion = None
-                    if seq.is_finished:
-                        completion = request.completion(0, self.loaded, self.verifier, self.numerics)
-                    text = request.take_text(0)
+                    completion = answer.completion() if seq.is_finished else None
+                    text = answer.take_text()
                 whole += text
                 begin, sent = (sent if kind is RequestOutputKind.DELTA else 0), seq.num_output
                 if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
@@ -313,7 +311,7 @@ class LLM:
         seed = params.seed if params.seed is not None else self._draw(62)
         request_id = request_id or str(next(self._count))
         with self._reading:  # tokenizers are not made for several threads
-            return open_request(self.loaded, prompt, params, self.runner.max_length, seed, request_id)
+            return open_request(self.decoder, prompt, params, seed, request_id)
 
 
 def _either(sampling_params: object, params: object) -> object:

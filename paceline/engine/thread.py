@@ -19,7 +19,7 @@ from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import EngineStopped
 from ..llm import LLM
 from ..outputs import Completion, RequestOutput
-from ..requests import Request
+from ..requests import Answer, Request
 from .scheduler import EngineStats, Scheduler, Turn
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,6 @@ class Ticket:
         self._ready = asyncio.Event()
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
-        self._sent = list[tuple[int, int]]()  # tokens and rounds of each answer
         self._idle = list[Completion]()  # of each answer, what an output has where nothing came
 
     @property
@@ -69,25 +68,20 @@ class Ticket:
             self._output = given if self._output is None else self._output.joined(given)
         self._ready.set()
 
-    def output(self, llm: LLM, indices: Iterable[int]) -> RequestOutput | None:
+    def output(self, answers: Iterable[Answer]) -> RequestOutput | None:
         """Called by the thread: what came of these answers since the last call; None where nothing is asked for yet."""
         request = self.request
         assert request is not None
-        facts = llm.loaded, llm.verifier, llm.numerics
         if self.kind is RequestOutputKind.FINAL_ONLY:
-            return request.output(*facts) if request.is_finished else None
-        if not self._sent:
-            self._sent = [(0, 0)] * len(request.seqs)
-            self._idle = [request.completion(index, *facts, "", seq.num_output, len(seq.rounds))
-                          for index, seq in enumerate(request.seqs)]  # fmt: skip
-        outputs = list(self._idle)
-        for index in indices:
-            seq = request.seqs[index]
-            outputs[index] = request.completion(index, *facts, request.take_text(index), *self._sent[index])
-            self._sent[index] = seq.num_output, len(seq.rounds)
-            if seq.is_finished:
-                self._idle[index] = request.completion(index, *facts, "", *self._sent[index])
-        return request.output_of(outputs)
+            return request.output() if request.is_finished else None
+        if not self._idle:
+            self._idle = [answer.nothing() for answer in request.answers]
+        parts = list(self._idle)
+        for answer in answers:
+            parts[answer.index] = answer.part()
+            if answer.seq.is_finished:
+                self._idle[answer.index] = answer.nothing()
+        return request.output(parts)
 
 
 _Post: TypeAlias = tuple[Ticket, RequestOutput | Exception]
@@ -190,21 +184,21 @@ class EngineThread:
         with self.llm.runner.turn():
             self._scheduler.remove(request)
         self._scheduler.stats.aborted += 1
-        left = [index for index, seq in enumerate(request.seqs) if not seq.is_finished]
-        for index in left:
-            request.seqs[index].finish_reason = "abort"
+        left = [answer for answer in request.answers if not answer.seq.is_finished]
+        for answer in left:
+            answer.seq.finish_reason = "abort"
         self._post([(ticket, self._output(ticket, left))] if is_read else [], [ticket])
 
     def _tell(self, turn: Turn) -> None:
         """Send out what came of a turn."""
-        posts, ended, grown = list[_Post](), list[Ticket](), dict[Request, list[int]]()
-        for answer in turn.grown:
-            grown.setdefault(answer.request, []).append(answer.index)
-        for request, indices in grown.items():
+        posts, ended, grown = list[_Post](), list[Ticket](), dict[Request, list[Answer]]()
+        for job in turn.grown:
+            grown.setdefault(job.request, []).append(job.answer)
+        for request, answers in grown.items():
             if request in turn.failed:
                 continue
             ticket = self._of[request]
-            output = self._output(ticket, indices)
+            output = self._output(ticket, answers)
             if isinstance(output, Exception):
                 with self.llm.runner.turn():
                     self._scheduler.remove(request)
@@ -221,10 +215,10 @@ class EngineThread:
             ended.append(self._of[request])
         self._post(posts, ended)
 
-    def _output(self, ticket: Ticket, indices: Iterable[int]) -> RequestOutput | Exception | None:
+    def _output(self, ticket: Ticket, answers: Iterable[Answer]) -> RequestOutput | Exception | None:
         """The output, or why there is none: the text of an answer could not be made."""
         try:
-            return ticket.output(self.llm, indices)
+            return ticket.output(answers)
         except Exception as error:
             return error
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from ..outputs import RequestOutput
-from .answers import ChatForm, Choice
+from .answers import Answering, Choice
 from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
@@ -24,7 +24,6 @@ from .protocol import (
     Sampling,
     Text,
 )
-from .service import Answering
 from .streams import event
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -171,28 +170,16 @@ class ResponsesRequest(Sampling):
         )
 
 
-class ResponseForm(ChatForm):
-    """Answers of /v1/responses."""
-
-    id_prefix, whole = "resp_", "response"
-
-    def __init__(self, body: ResponsesRequest):
-        self.body = body
-
-    def part(self, choice: Choice) -> dict[str, Any]:
-        """The content of the answer."""
-        logprobs = (self.logprobs(choice.logprobs) or {"content": []})["content"]
-        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
-        return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
-
-
-@dataclass
+@dataclass(kw_only=True)
 class ResponseAnswering(Answering):
-    """One request that is being answered."""
+    """One request to /v1/responses. asked: the body of the request."""
 
+    asked: ResponsesRequest
+    id_prefix, whole_name = "resp_", "response"
     end_of_stream = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._numbers = count()
         self._item_id = self.head["id"].replace("resp_", "msg_", 1)
 
@@ -204,14 +191,14 @@ class ResponseAnswering(Answering):
         async with aclosing(self.deltas(outputs)) as deltas:
             async for _, delta in deltas:
                 if not has_begun:
-                    for one in self._opening():
+                    for one in self._beginning():
                         yield one
                     has_begun = True
                 if delta.text or delta.logprobs or delta.provenance:
-                    logprobs = (self._form.logprobs(delta.logprobs) or {"content": []})["content"]
+                    logprobs = (self._logprobs(choice, delta.logprobs) or {"content": []})["content"]
                     more = {"provenance": delta.provenance} if choice.pieces is not None else {}
                     yield self._of_part("output_text.delta", delta=delta.text, logprobs=logprobs, **more)
-        part, whole = self._form.part(choice), self.whole()
+        part, whole = self._part(choice), self.whole()
         yield self._of_part("output_text.done", text=choice.text, logprobs=part["logprobs"])
         yield self._of_part("content_part.done", part=part)
         yield self._event("output_item.done", output_index=0, item=whole["output"][0])
@@ -235,15 +222,16 @@ class ResponseAnswering(Answering):
             "output_tokens_details": {"reasoning_tokens": 0, **used.get("completion_tokens_details", {})},
             "total_tokens": used["total_tokens"],
         }
-        item = self._item(status, [self._form.part(choice)])
+        item = self._item(status, [self._part(choice)])
         return {**self._response(status), "output": [item], "usage": usage, **ending}
 
-    @property
-    def _form(self) -> ResponseForm:
-        assert isinstance(self.form, ResponseForm)
-        return self.form
+    def _part(self, choice: Choice) -> dict[str, Any]:
+        """The content of the answer."""
+        logprobs = (self._logprobs(choice, choice.logprobs) or {"content": []})["content"]
+        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
+        return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
 
-    def _opening(self) -> list[str]:
+    def _beginning(self) -> list[str]:
         begun, part = self._response("in_progress"), {"type": "output_text", "text": "", "annotations": []}
         return [
             self._event("created", response=begun),
@@ -264,7 +252,7 @@ class ResponseAnswering(Answering):
 
     def _response(self, status: str) -> dict[str, Any]:
         """An answer with what was asked for, and no output."""
-        body = self._form.body
+        body = self.asked
         wanted = body.text.format if body.text is not None else None
         return {
             "id": self.head["id"],

@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from .answers import figures_of
 
 if TYPE_CHECKING:
-    from .service import Answering
+    from .answers import Answering
 
 
 class Tracer:
@@ -43,7 +43,7 @@ class Tracer:
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in run.headers}
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in run.request.headers.raw}
         begin_ns = time.time_ns() - int(run.seconds * 1e9)
         parent = TraceContextTextMapPropagator().extract(headers)
         span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, _attributes(run, reasons), (), begin_ns)
@@ -60,7 +60,7 @@ class Tracer:
 def _attributes(run: "Answering", reasons: Sequence[str]) -> dict[str, Any]:
     """What a span says. Of several prompts, the longest times count."""
     queue, prefill, decode = (
-        max((seconds(one) for one in run.timings.values()), default=0.0)
+        max((seconds(one.metrics) for one in run.last.values()), default=0.0)
         for seconds in (lambda one: one.queue, lambda one: one.vision + one.prefill, lambda one: one.decode)
     )
     said = {

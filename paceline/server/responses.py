@@ -38,10 +38,6 @@ class InputText(Fields):
     logprobs: list[Any] | None = None
     provenance: list[Any] | None = None
 
-    def as_chat(self) -> Text:
-        """As a chat has it."""
-        return Text(type="text", text=self.text)
-
 
 class InputImage(Fields):
     """An image of a message."""
@@ -50,10 +46,6 @@ class InputImage(Fields):
     image_url: str
     detail: Literal["auto", "low", "high"] | None = None
     file_id: None = None
-
-    def as_chat(self) -> Image:
-        """As a chat has it."""
-        return Image(type="image_url", image_url=ImageURL(url=self.image_url, detail=self.detail))
 
 
 class InputMessage(Fields):
@@ -70,10 +62,14 @@ class InputMessage(Fields):
         """As a chat has it. Text alone becomes one text, which every chat template takes."""
         if isinstance(self.content, str):
             return Message(role=self.role, content=self.content)
-        if any(isinstance(part, InputImage) for part in self.content):
-            return Message(role=self.role, content=[part.as_chat() for part in self.content])
-        text = "".join(part.text for part in self.content if isinstance(part, InputText))
-        return Message(role=self.role, content=text)
+        parts = [
+            Text(type="text", text=part.text)
+            if isinstance(part, InputText)
+            else Image(type="image_url", image_url=ImageURL(url=part.image_url, detail=part.detail))
+            for part in self.content
+        ]
+        texts = [part.text for part in parts if isinstance(part, Text)]
+        return Message(role=self.role, content="".join(texts) if len(texts) == len(parts) else parts)
 
 
 class PlainFormat(Fields):
@@ -81,19 +77,11 @@ class PlainFormat(Fields):
 
     type: Literal["text", "json_object"]
 
-    def as_chat(self) -> ResponseFormat:
-        """As a chat has it."""
-        return ResponseFormat(type=self.type)
-
 
 class SchemaFormat(JsonSchema):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
-
-    def as_chat(self) -> ResponseFormat:
-        """As a chat has it."""
-        return ResponseFormat(type="json_schema", json_schema=JsonSchema(name=self.name, schema=self.schema_))
 
 
 Format: TypeAlias = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
@@ -158,13 +146,15 @@ class ResponsesRequest(Sampling):
         said = [one.as_chat() for one in given]
         if self.instructions is not None:
             said.insert(0, Message(role="system", content=self.instructions))
-        wanted = None if self.text is None or self.text.format is None else self.text.format.as_chat()
+        wanted, schema = None if self.text is None else self.text.format, None
+        if isinstance(wanted, SchemaFormat):
+            schema = JsonSchema(name=wanted.name, schema=wanted.schema_)
         has_logprobs = _LOGPROBS in (self.include or ())
         return ChatRequest(
             **{name: getattr(self, name) for name in Sampling.model_fields},
             messages=said,
             max_completion_tokens=self.max_output_tokens,
-            response_format=wanted,
+            response_format=None if wanted is None else ResponseFormat(type=wanted.type, json_schema=schema),
             logprobs=has_logprobs,
             top_logprobs=self.top_logprobs if has_logprobs else None,
         )

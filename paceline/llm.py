@@ -34,7 +34,7 @@ from .hf.prompts import Chat, Prompt, TemplatedChat, as_chats, as_list, read_pro
 from .other_names import INSTEAD
 from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
-from .quant import QuantReport, Weights, check_weights
+from .quant import QuantReport, Weights
 from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .schema import brief, checked_call, checked_names
@@ -129,8 +129,8 @@ class LLM:
                 raise ConfigError("a LoadedModel has its tokenizer and processor", fix="give them to wrap_model")
             self.loaded = model if isinstance(model, LoadedModel) else wrap_model(model, tokenizer, processor=processor)
         self.quantized: QuantReport | None = None
-        if (kind := check_weights(weights)) is not None:
-            self.loaded, self.quantized = with_weights(self.loaded, kind)
+        if weights is not None:
+            self.loaded, self.quantized = with_weights(self.loaded, weights)
         invariant = {"fast": False, "invariant": True, None: None}[numerics]
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
         if prefix_cache_bytes is not None:

@@ -74,7 +74,10 @@ def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
         given = signature.bind(*args, **kwargs)
         for key, adapter in _argument_adapters(function).items():
             if key in given.arguments:
-                given.arguments[key] = _checked(adapter, given.arguments[key], f"{name}.{key}")
+                try:
+                    given.arguments[key] = adapter.validate_python(given.arguments[key])
+                except ValidationError as error:
+                    raise _config_error(error, f"{name}.{key}", None) from None
         return function(*given.args, **given.kwargs)
 
     return checked_names(call)
@@ -124,13 +127,6 @@ def brief(value: object) -> str:
     except (RecursionError, ValueError):  # nested too deep; a number of too many digits
         text = f"{type(value).__name__}, too large to show"
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _checked(adapter: TypeAdapter[Any], value: object, what: str) -> Any:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        raise _config_error(error, what, None) from None
 
 
 @cache

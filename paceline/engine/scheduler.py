@@ -71,9 +71,9 @@ class Job:
 
 @dataclass
 class Turn:
-    """What came of a turn: answers with new tokens, and requests that cannot go on, whose slots are free."""
+    """What came of a turn: answers with new tokens by request, and requests that cannot go on, whose slots are free."""
 
-    grown: list[Job] = field(default_factory=list[Job])
+    grown: dict[Request, list[Answer]] = field(default_factory=dict[Request, list[Answer]])
     failed: dict[Request, Exception] = field(default_factory=dict[Request, Exception])
 
 
@@ -181,7 +181,7 @@ class Scheduler:
             if seq.error is not None:
                 self._fail(job.request, seq.error)
             elif job.request not in self._turn.failed:
-                self._turn.grown.append(job)
+                self._turn.grown.setdefault(job.request, []).append(job.answer)
                 answers, following = job.request.answers, job.answer.index + 1
                 if begin == 0 and following < len(answers):  # which finds the prompt in the cache
                     self._waiting.append((job.request, answers[following]))

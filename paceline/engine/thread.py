@@ -191,10 +191,8 @@ class EngineThread:
 
     def _tell(self, turn: Turn) -> None:
         """Send out what came of a turn."""
-        posts, ended, grown = list[_Post](), list[Ticket](), dict[Request, list[Answer]]()
-        for job in turn.grown:
-            grown.setdefault(job.request, []).append(job.answer)
-        for request, answers in grown.items():
+        posts, ended = list[_Post](), list[Ticket]()
+        for request, answers in turn.grown.items():
             if request in turn.failed:
                 continue
             ticket = self._of[request]

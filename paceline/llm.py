@@ -131,7 +131,7 @@ class LLM:
         self.quantized: QuantReport | None = None
         if weights is not None:
             self.loaded, self.quantized = with_weights(self.loaded, weights)
-        invariant = {"fast": False, "invariant": True, None: None}[numerics]
+        invariant = None if numerics is None else numerics == "invariant"
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
         if prefix_cache_bytes is not None:
             self.runner.prefixes.resize(prefix_cache_bytes)

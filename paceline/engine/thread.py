@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -20,7 +19,7 @@ from ..errors import EngineStopped
 from ..llm import LLM
 from ..outputs import Completion, RequestOutput
 from ..requests import Answer, Request
-from .scheduler import EngineStats, Scheduler, Turn
+from .scheduler import Scheduler, Turn
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.01  # how long others that have all slots are waited for, before slots are looked for again
@@ -99,7 +98,7 @@ class EngineThread:
         self.tickets = dict[str, Ticket]()
         self.error: EngineStopped | None = None
         self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
-        self._scheduler = Scheduler(llm.decoder, lambda: self.is_alive)
+        self.scheduler = Scheduler(llm.decoder, lambda: self.is_alive)
         self._of = dict[Request, Ticket]()  # those that the scheduler knows
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
@@ -134,18 +133,14 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
 
-    def stats(self) -> EngineStats:
-        """What has been done so far."""
-        return replace(self._scheduler.stats, free_slots=self.llm.runner.cache.num_free)
-
     def _run(self) -> None:
         reason = EngineStopped("the engine was shut down")
         try:
             while self._read_inbox():
                 with self.llm.runner.turn():
                     begin = time.perf_counter()
-                    turn = self._scheduler.turn()
-                    self._scheduler.stats.seconds += time.perf_counter() - begin
+                    turn = self.scheduler.turn()
+                    self.scheduler.stats.seconds += time.perf_counter() - begin
                 self._tell(turn)
         except BaseException as error:
             _log.exception("the engine broke")
@@ -155,13 +150,13 @@ class EngineThread:
         with self.llm.runner.turn():
             for ticket in list(self.tickets.values()):
                 if ticket.request is not None:
-                    self._scheduler.remove(ticket.request)
-                self._scheduler.stats.failed += 1
+                    self.scheduler.remove(ticket.request)
+                self.scheduler.stats.failed += 1
                 self._post([(ticket, reason)], [ticket])
 
     def _read_inbox(self) -> bool:
         """Take in what came, or wait for it where there is nothing else to do. False: the thread is to end."""
-        waits, timeout = self._scheduler.is_idle, _POLL_S if self._scheduler.has_waiting else None
+        waits, timeout = self.scheduler.is_idle, _POLL_S if self.scheduler.has_waiting else None
         while True:
             try:
                 message = self._inbox.get(waits, timeout)
@@ -175,15 +170,15 @@ class EngineThread:
                 self._abort(ticket, is_read)
             elif ticket.request is not None and not ticket.ended.done():
                 self._of[ticket.request] = ticket
-                self._scheduler.add(ticket.request)
+                self.scheduler.add(ticket.request)
 
     def _abort(self, ticket: Ticket, is_read: bool) -> None:
         request = ticket.request
         if request is None or request not in self._of:
             return
         with self.llm.runner.turn():
-            self._scheduler.remove(request)
-        self._scheduler.stats.aborted += 1
+            self.scheduler.remove(request)
+        self.scheduler.stats.aborted += 1
         left = [answer for answer in request.answers if not answer.seq.is_finished]
         for answer in left:
             answer.seq.finish_reason = "abort"
@@ -199,16 +194,16 @@ class EngineThread:
             output = self._output(ticket, answers)
             if isinstance(output, Exception):
                 with self.llm.runner.turn():
-                    self._scheduler.remove(request)
+                    self.scheduler.remove(request)
                 turn.failed[request] = output
                 continue
             if output is not None:
                 posts.append((ticket, output))
             if request.is_finished:
-                self._scheduler.stats.finished += 1
+                self.scheduler.stats.finished += 1
                 ended.append(ticket)
         for request, error in turn.failed.items():
-            self._scheduler.stats.failed += 1
+            self.scheduler.stats.failed += 1
             posts.append((self._of[request], error))
             ended.append(self._of[request])
         self._post(posts, ended)

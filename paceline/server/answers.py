@@ -1,4 +1,4 @@
-"""From the engine's outputs to the choices of an answer, whole or piece by piece.
+"""From the engine's outputs to the answer of an endpoint, whole or piece by piece.
 
 Both ways read the same deltas, so the pieces of a stream joined are the whole answer.
 """

@@ -1,4 +1,4 @@
-"""An engine with the settings of a server, and the answering of one request."""
+"""An engine with its settings, and what every request to it goes through."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ class Settings(GateSettings):
 
 
 class Service:
-    """An engine with its settings, and the answering of one request."""
+    """An engine with its settings."""
 
     def __init__(self, engine: AsyncLLM, llm: LLM, settings: Settings):
         self.engine, self.llm, self.settings = engine, llm, settings

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from .core.request import RequestOutputKind, SamplingParams, params_of
 from .engine.scheduler import EngineStats
@@ -125,7 +126,7 @@ class AsyncLLM:
 
     def stats(self) -> EngineStats:
         """What has been done so far."""
-        return self._thread.stats()
+        return replace(self._thread.scheduler.stats, free_slots=self.llm.runner.cache.num_free)
 
     def _enter(self, request_id: str, params: SamplingParams) -> Ticket:
         """A place among those that wait."""

@@ -255,15 +255,11 @@ def engine_flags(config: SpecConfig, num_tokens: Mapping[str, int], alone: Seq[S
         tokens = max(1, num_tokens.get(drafter.label or drafter.method, 5))
         return drafter.elsewhere(tokens).get(engine, ("", f"has no {drafter.method}"))
 
-    if config.method != "choose":
-        return [EngineFlags(engine, *found(config.drafter, engine)) for engine in _ENGINES]
-    flags = list[EngineFlags]()
+    tried, flags = alone if config.method == "choose" else (config,), list[EngineFlags]()
     for engine in _ENGINES:
-        tried = [(one.name, *found(one.drafter, engine)) for one in alone]
-        name, its_flags, remark = next((one for one in tried if one[1]), ("", "", ""))
-        if its_flags:
+        rows = [(one.name, *found(one.drafter, engine)) for one in tried] or [("", "", "no drafter pays by itself")]
+        name, its_flags, remark = next((row for row in rows if row[1]), rows[0])
+        if its_flags and config.method == "choose":
             remark = f"{name} alone" + (f"; {remark}" if remark else "")
-        else:
-            remark = tried[0][2] if tried else "no drafter pays by itself"
         flags.append(EngineFlags(engine, its_flags, remark))
     return flags

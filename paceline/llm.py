@@ -34,7 +34,7 @@ from .hf.prompts import Chat, Prompt, TemplatedChat, as_chats, as_list, read_pro
 from .other_names import INSTEAD
 from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
-from .quant import QuantReport, Weights, check_weights
+from .quant import QuantReport, Weights
 from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .schema import brief, checked_call, checked_names
@@ -129,9 +129,9 @@ class LLM:
                 raise ConfigError("a LoadedModel has its tokenizer and processor", fix="give them to wrap_model")
             self.loaded = model if isinstance(model, LoadedModel) else wrap_model(model, tokenizer, processor=processor)
         self.quantized: QuantReport | None = None
-        if (kind := check_weights(weights)) is not None:
-            self.loaded, self.quantized = with_weights(self.loaded, kind)
-        invariant = {"fast": False, "invariant": True, None: None}[numerics]
+        if weights is not None:
+            self.loaded, self.quantized = with_weights(self.loaded, weights)
+        invariant = None if numerics is None else numerics == "invariant"
         self.runner = make_runner(self.loaded, max_num_seqs, max_model_len, invariant)
         if prefix_cache_bytes is not None:
             self.runner.prefixes.resize(prefix_cache_bytes)
@@ -228,7 +228,7 @@ class LLM:
                         bar.update(seq.is_finished)
                         if seq.is_finished and seq.vision is not None:
                             seq.vision = seq.vision.without_pixels()
-            return [request.output(self.loaded, self.verifier, self.numerics) for request in requests]
+            return [request.output() for request in requests]
 
     @checked_names
     def chat(
@@ -271,8 +271,8 @@ class LLM:
             raise ConfigError("a stream carries one answer", got=f"n={params.n}", fix="use generate for n > 1")
         if params.prompt_logprobs is not None:
             raise ConfigError("a stream carries no prompt_logprobs", fix="use generate")
-        request = self.open_request(prompt, params)
-        (seq,) = request.seqs
+        (answer,) = self.open_request(prompt, params).answers
+        seq = answer.seq
         rounds, sent, kind = generate(self.decoder, [seq]), 0, params.output_kind
         whole = ""
         self.decoder.timings = Timings()
@@ -280,10 +280,8 @@ class LLM:
             while not seq.is_finished:
                 with self.runner.turn():
                     next(rounds)
-                    completion = None
-                    if seq.is_finished:
-                        completion = request.completion(0, self.loaded, self.verifier, self.numerics)
-                    text = request.take_text(0)
+                    completion = answer.completion() if seq.is_finished else None
+                    text = answer.take_text()
                 whole += text
                 begin, sent = (sent if kind is RequestOutputKind.DELTA else 0), seq.num_output
                 if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
@@ -313,7 +311,7 @@ class LLM:
         seed = params.seed if params.seed is not None else self._draw(62)
         request_id = request_id or str(next(self._count))
         with self._reading:  # tokenizers are not made for several threads
-            return open_request(self.loaded, prompt, params, self.runner.max_length, seed, request_id)
+            return open_request(self.decoder, prompt, params, seed, request_id)
 
 
 def _either(sampling_params: object, params: object) -> object:

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from transformers import GenerationConfig
 
-from .core.interfaces import Verifier
 from .core.outputs import Timings
 from .core.request import SamplingParams, Sequence, TokenLogprob
 from .core.vision import VisionPrompt
+from .decoding import SpeculativeDecoder
 from .errors import ConfigError
 from .hf.image_prompts import pixel_bytes
 from .hf.prompts import Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, tokenizer_of
@@ -23,25 +24,104 @@ MAX_WAITING_PIXEL_BYTES = 1 << 30
 
 
 @dataclass(eq=False)
+class Answer:
+    """One of the answers of a request, in progress.
+
+    num_fed: tokens that its detokenizer has had. sent: tokens and rounds that its parts had so far, see `part`.
+    """
+
+    index: int
+    seq: Sequence
+    decoder: SpeculativeDecoder
+    detokenizer: Detokenizer | None
+    num_fed: int = 0
+    sent: tuple[int, int] = (0, 0)
+    is_settled: bool = False
+
+    def take_text(self) -> str:
+        """Text that became certain since the last call; the rest of it once the answer has ended."""
+        if self.detokenizer is None:
+            return ""
+        self._feed(self.detokenizer)
+        return self.detokenizer.take() + (self.detokenizer.finish() if self.seq.is_finished else "")
+
+    def part(self) -> Completion:
+        """What came since the last call."""
+        made = self._completion(self.take_text(), *self.sent)
+        self.sent = self.seq.num_output, len(self.seq.rounds)
+        return made
+
+    def nothing(self) -> Completion:
+        """A part in which nothing came."""
+        return self._completion("", self.seq.num_output, len(self.seq.rounds))
+
+    def completion(self) -> Completion:
+        """The whole answer, which has ended."""
+        seq, text = self.seq, ""
+        if self.detokenizer is not None and seq.stops is None and seq.params.spaces_between_special_tokens:
+            tokenizer = tokenizer_of(self.decoder.runner.loaded)
+            text = str(tokenizer.decode(shown_ids(seq), skip_special_tokens=seq.params.skip_special_tokens))
+        elif self.detokenizer is not None:
+            self._feed(self.detokenizer)
+            text = self.detokenizer.text
+        return self._completion(text)
+
+    def _completion(self, text: str, begin: int = 0, begin_round: int = 0) -> Completion:
+        seq, loaded, verifier = self.seq, self.decoder.runner.loaded, self.decoder.verifier
+        logprobs = None if seq.params.logprobs is None else with_texts(seq.logprobs[begin:], loaded, seq.params)
+        return Completion(
+            self.index,
+            text,
+            seq.token_ids[len(seq.prompt_ids) + begin :],
+            logprobs,
+            seq.finish_reason,
+            seq.stop_reason,
+            seq.origins[begin:],
+            seq.sources[begin:],
+            seq.rounds[begin_round:],
+            seq.seed,
+            verifier.lossless,
+            verifier.exact,
+            self.decoder.runner.numerics,
+            len(seq.vision.images) if seq.vision else 0,
+            seq.vision.num_tokens if seq.vision else 0,
+        )
+
+    def _feed(self, detokenizer: Detokenizer) -> None:
+        """Give the detokenizer the tokens that it has not had; one that looks for stop strings has had them all."""
+        if self.seq.stops is None:
+            for token in shown_ids(self.seq)[self.num_fed :]:
+                detokenizer.feed(token)
+            self.num_fed = self.seq.num_output
+        elif self.seq.is_finished and not self.is_settled:
+            self.is_settled = True
+            if not isinstance(self.seq.stop_reason, str):
+                if self.seq.is_ended_by_token and self.seq.params.include_stop_str_in_output:
+                    detokenizer.feed(self.seq.token_ids[-1])
+                detokenizer.decline()  # min_tokens, the context or a stop token overruled the stop string
+
+
+@dataclass(eq=False)
 class Request:
     """One prompt and its answers in progress.
 
     text: the prompt as text; None where it was given as token ids.
     pixels_dropped: its images must be read again before prefill.
-    fed: tokens of each answer that its detokenizer has had.
     begin: when it was made, by time.perf_counter.
     """
 
     request_id: str
     prompt: Prompt
     text: str | None
-    seqs: list[Sequence]
-    detokenizers: list[Detokenizer | None]
+    answers: list[Answer]
     prompt_logprobs: list[TokenLogprob | None] | None = None
     pixels_dropped: bool = False
-    fed: dict[int, int] = field(default_factory=dict[int, int])
     begin: float = field(default_factory=time.perf_counter)
-    _settled: set[int] = field(default_factory=set[int])
+
+    @cached_property
+    def seqs(self) -> list[Sequence]:
+        """Those of its answers."""
+        return [answer.seq for answer in self.answers]
 
     @property
     def is_finished(self) -> bool:
@@ -53,94 +133,22 @@ class Request:
         for seq in self.seqs:
             seq.vision = vision
 
-    def output(self, loaded: LoadedModel, verifier: Verifier, numerics: str) -> RequestOutput:
-        """What the user gets; every answer has ended."""
-        return self.output_of([self.completion(index, loaded, verifier, numerics) for index in range(len(self.seqs))])
-
-    def output_of(self, outputs: list[Completion]) -> RequestOutput:
-        """The answers, or what came of them, with what is known of the request."""
+    def output(self, parts: list[Completion] | None = None) -> RequestOutput:
+        """What the user gets: the answers, which have ended, or these parts of them."""
         first = self.seqs[0]
+        outputs = [answer.completion() for answer in self.answers] if parts is None else parts
         facts = self.request_id, self.text, list(first.prompt_ids), self.prompt_logprobs
         return RequestOutput(*facts, outputs, replace(first.timings), first.num_cached_tokens)
 
-    def take_text(self, index: int) -> str:
-        """Text of an answer that became certain since the last call; the rest of it once it has ended."""
-        detokenizer = self.detokenizers[index]
-        if detokenizer is None:
-            return ""
-        self._feed(index, detokenizer)
-        return detokenizer.take() + (detokenizer.finish() if self.seqs[index].is_finished else "")
-
-    def _feed(self, index: int, detokenizer: Detokenizer) -> None:
-        """Give the detokenizer the tokens that it has not had."""
-        seq = self.seqs[index]
-        if seq.stops is None:
-            for token in shown_ids(seq)[self.fed.get(index, 0) :]:
-                detokenizer.feed(token)
-        elif seq.is_finished:
-            self._settle(index, detokenizer)
-        self.fed[index] = seq.num_output
-
-    def completion(
-        self,
-        index: int,
-        loaded: LoadedModel,
-        verifier: Verifier,
-        numerics: str,
-        text: str | None = None,
-        begin: int = 0,
-        begin_round: int = 0,
-    ) -> Completion:
-        """One answer, which has ended; or what came since token `begin` and round `begin_round`, with its text."""
-        seq = self.seqs[index]
-        logprobs = None if seq.params.logprobs is None else with_texts(seq.logprobs[begin:], loaded, seq.params)
-        return Completion(
-            index,
-            self._text(index, loaded) if text is None else text,
-            seq.token_ids[len(seq.prompt_ids) + begin :],
-            logprobs,
-            seq.finish_reason,
-            seq.stop_reason,
-            seq.origins[begin:],
-            seq.sources[begin:],
-            seq.rounds[begin_round:],
-            seq.seed,
-            verifier.lossless,
-            verifier.exact,
-            numerics,
-            len(seq.vision.images) if seq.vision else 0,
-            seq.vision.num_tokens if seq.vision else 0,
-        )
-
-    def _text(self, index: int, loaded: LoadedModel) -> str:
-        """The text of an answer that has ended."""
-        seq, detokenizer = self.seqs[index], self.detokenizers[index]
-        if detokenizer is None:
-            return ""
-        if seq.stops is None and seq.params.spaces_between_special_tokens:
-            ids = shown_ids(seq)
-            return str(tokenizer_of(loaded).decode(ids, skip_special_tokens=seq.params.skip_special_tokens))
-        self._feed(index, detokenizer)
-        return detokenizer.text
-
-    def _settle(self, index: int, detokenizer: Detokenizer) -> None:
-        """Make the text of an ended answer final, where stop strings were looked for in it."""
-        seq = self.seqs[index]
-        if index not in self._settled and not isinstance(seq.stop_reason, str):
-            if seq.is_ended_by_token and seq.params.include_stop_str_in_output:
-                detokenizer.feed(seq.token_ids[-1])
-            detokenizer.decline()  # min_tokens, the context or a stop token overruled the stop string
-        self._settled.add(index)
-
 
 def open_request(
-    loaded: LoadedModel, prompt: Prompt, params: SamplingParams, max_length: int, seed: int, request_id: str
+    decoder: SpeculativeDecoder, prompt: Prompt, params: SamplingParams, seed: int, request_id: str
 ) -> Request:
-    """Read a prompt, and make `params.n` sequences of it. Raises `ConfigError` and `CacheFull`.
+    """Read a prompt, and make `params.n` answers to it. Raises `ConfigError` and `CacheFull`.
 
     seed: of the first answer; the others' are made of it.
     """
-    prompt = as_prompt(prompt)
+    prompt, loaded, max_length = as_prompt(prompt), decoder.runner.loaded, decoder.runner.max_length
     ids, vision = read_prompt(loaded, prompt, max_length)
     _check_tokens(params, loaded.vocab_size)
     tokenizer, bad_word_ids = loaded.tokenizer, _bad_word_ids(loaded, params)
@@ -151,7 +159,7 @@ def open_request(
         prediction = tokenizer_of(loaded).encode(prediction, add_special_tokens=False) if prediction else ()
     form, facts = params.structured_outputs, (loaded.vocab_size, loaded.eos_ids, params.ignore_eos)
     timings = Timings()
-    seqs, detokenizers = list[Sequence](), list[Detokenizer | None]()
+    answers = list[Answer]()
     for index in range(params.n):
         detokenizer = None
         if tokenizer is not None and params.detokenize:
@@ -159,23 +167,21 @@ def open_request(
                 params.skip_special_tokens, params.include_stop_str_in_output, params.spaces_between_special_tokens
             )  # fmt: skip
             detokenizer = Detokenizer(tokenizer, params.stop or (), *options)
-        seqs.append(
-            Sequence(
-                ids,
-                params,
-                (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63,  # a signed 64-bit integer
-                loaded.eos_ids,
-                max_length,
-                bad_word_ids,
-                detokenizer if params.stop else None,
-                vision,
-                None if form is None else make_grammar(form, tokenizer_of(loaded), *facts),
-                tuple(prediction),
-                timings=timings,
-            )
+        seq = Sequence(
+            ids,
+            params,
+            (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63,  # a signed 64-bit integer
+            loaded.eos_ids,
+            max_length,
+            bad_word_ids,
+            detokenizer if params.stop else None,
+            vision,
+            None if form is None else make_grammar(form, tokenizer_of(loaded), *facts),
+            tuple(prediction),
+            timings=timings,
         )
-        detokenizers.append(detokenizer)
-    return Request(request_id, prompt, _prompt_text(prompt, ids, loaded), seqs, detokenizers)
+        answers.append(Answer(index, seq, decoder, detokenizer))
+    return Request(request_id, prompt, _prompt_text(prompt, ids, loaded), answers)
 
 
 def default_params(config: GenerationConfig | None) -> SamplingParams:

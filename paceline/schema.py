@@ -57,17 +57,10 @@ _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary
 
 @dataclass_transform(frozen_default=True)
 def checked(cls: type[_T]) -> type[_T]:
-    """A frozen dataclass whose fields are validated when it is made; `__post_init__` runs after that."""
-    after: Callable[[Any], None] = getattr(cls, "__post_init__", lambda self: None)
-
-    def __post_init__(self: Any) -> None:
-        _check_fields(self)
-        after(self)
-
-    any_cls = cast("Any", cls)
-    any_cls.__pydantic_config__, any_cls.__post_init__ = _CONFIG, __post_init__
+    """A frozen dataclass whose arguments are validated when it is made; `__post_init__` runs after that."""
+    cast("Any", cls).__pydantic_config__ = _CONFIG
     made = dataclass(frozen=True)(cls)
-    made.__init__ = checked_names(made.__init__)
+    made.__init__ = checked_call(made.__init__)
     return made
 
 
@@ -81,7 +74,10 @@ def checked_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
         given = signature.bind(*args, **kwargs)
         for key, adapter in _argument_adapters(function).items():
             if key in given.arguments:
-                given.arguments[key] = _checked(adapter, given.arguments[key], f"{name}.{key}")
+                try:
+                    given.arguments[key] = adapter.validate_python(given.arguments[key])
+                except ValidationError as error:
+                    raise _config_error(error, f"{name}.{key}", None) from None
         return function(*given.args, **given.kwargs)
 
     return checked_names(call)
@@ -133,29 +129,10 @@ def brief(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _check_fields(made: Any) -> None:
-    kind = cast("type[Any]", type(made))
-    for name, adapter in _field_adapters(kind).items():
-        object.__setattr__(made, name, _checked(adapter, getattr(made, name), f"{kind.__name__}.{name}"))
-
-
-def _checked(adapter: TypeAdapter[Any], value: object, what: str) -> Any:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        raise _config_error(error, what, None) from None
-
-
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     has_config = is_dataclass(getattr(kind, "__origin__", kind))  # also in Annotated
     return TypeAdapter(kind, config=None if has_config else _CONFIG)
-
-
-@cache
-def _field_adapters(kind: type[Any]) -> Mapping[str, TypeAdapter[Any]]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: _adapter(hints[field.name]) for field in fields(kind)}
 
 
 @cache

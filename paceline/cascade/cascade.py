@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os import PathLike
-from typing import Annotated, Literal, Protocol, TypeAlias, final
+from typing import Annotated, Literal, TypeAlias, final
 
 from pydantic import Field
 
@@ -179,9 +179,11 @@ class Cascade:
         each = [one if one.seed is not None else replace(one, seed=secrets.randbits(62)) for one in given]
         drawn = [self._draws.random() < self._audit_share for _ in many]  # before anybody answers: chance alone decides
         answers = ask_small(self.small, many, each, self.calibration.short_limit)
-        trusts = not (self.is_alarmed and self.on_alarm == "verify")
+        sampling, trusts = self.calibration.sampling, not (self.is_alarmed and self.on_alarm == "verify")
         verdicts = [
-            decide(answer, self.choice, sampling_options(one) == self.calibration.sampling, trusts)
+            (Reason.NO_ROOM, None)
+            if answer is None
+            else decide(answer.finish_reason, answer.logprobs, self.choice, sampling_options(one) == sampling, trusts)
             for answer, one in zip(answers, each, strict=True)
         ]
         audited = [
@@ -254,28 +256,18 @@ def _within(params: SamplingParams, limit: int) -> SamplingParams:
     return replace(params, max_tokens=limit, min_tokens=min_tokens, logprobs=logprobs)
 
 
-class Answered(Protocol):
-    """What the gate reads of a small answer. logprobs: of each token, with the two likeliest."""
-
-    @property
-    def finish_reason(self) -> str | None: ...  # noqa: D102
-
-    @property
-    def logprobs(self) -> Seq[TokenLogprob] | None: ...  # noqa: D102
-
-
-def has_ended(answer: Answered | None) -> bool:
-    """Whether the answer came to its end by itself, within the window."""
-    return answer is not None and answer.finish_reason == "stop"
-
-
 def decide(
-    answer: Answered | None, choice: ChosenThreshold, is_calibrated: bool, trusts: bool
+    finish_reason: str | None,
+    logprobs: Seq[TokenLogprob] | None,
+    choice: ChosenThreshold,
+    is_calibrated: bool,
+    trusts: bool,
 ) -> tuple[Reason, float | None]:
-    """Which model answers, and the confidence where the small answer ended."""
-    if answer is None:
-        return Reason.NO_ROOM, None
-    confidence = confidences(answer.logprobs or [])[choice.signal] if has_ended(answer) else None
+    """Which model answers, and the confidence where the small answer came to its end by itself, within the window.
+
+    logprobs: of each token of the small answer, with the two likeliest.
+    """
+    confidence = confidences(logprobs or [])[choice.signal] if finish_reason == "stop" else None
     if not is_calibrated:
         return Reason.OTHER_SAMPLING, confidence
     if confidence is None:

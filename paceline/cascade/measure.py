@@ -28,7 +28,7 @@ from ..system.provenance import hash_prompts, provenance
 from ..zoo.registry import Progress, silent
 from .bound import Point, Share, prompts_needed, upper_bound
 from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options, too_small
-from .cascade import ask_small, has_ended
+from .cascade import ask_small
 from .predicted import check_exact, confirms, cut_to, predicting, with_predictions
 
 SHORT_LIMIT = 16
@@ -100,7 +100,7 @@ def calibrate(
         progress("prompts", index, len(prompts))
         seeded = replace(params, seed=(params.seed or 0) + index)
         answer = ask_small(small, [prompts[index]], [seeded], short_limit)[0]
-        if answer is None or not has_ended(answer):
+        if answer is None or answer.finish_reason != "stop":
             journal.add(Observed(None, None))
             continue
         own = verifying.generate([prompts[index]], predicting(cut_to(seeded, answer), answer, large))[0]

@@ -20,7 +20,7 @@ from itertools import chain
 from ..core.request import Sequence
 from ..decoding import SpeculativeDecoder
 from ..decoding.first_pass import unread
-from ..requests import Request, read_prompt_logprobs
+from ..requests import Answer, Request, read_prompt_logprobs
 
 _log = logging.getLogger(__name__)
 
@@ -56,24 +56,24 @@ class EngineStats:
 
 
 @dataclass(eq=False)
-class Answer:
-    """One answer that has a slot. chunks: reads what is left of its prompt."""
+class Job:
+    """An answer that has a slot, and its request. chunks: reads what is left of its prompt."""
 
     request: Request
-    index: int
+    answer: Answer
     chunks: Iterator[None]
 
     @property
     def seq(self) -> Sequence:
-        """Its sequence."""
-        return self.request.seqs[self.index]
+        """The answer's."""
+        return self.answer.seq
 
 
 @dataclass
 class Turn:
-    """What came of a turn: answers with new tokens, and requests that cannot go on, whose slots are free."""
+    """What came of a turn: answers with new tokens by request, and requests that cannot go on, whose slots are free."""
 
-    grown: list[Answer] = field(default_factory=list[Answer])
+    grown: dict[Request, list[Answer]] = field(default_factory=dict[Request, list[Answer]])
     failed: dict[Request, Exception] = field(default_factory=dict[Request, Exception])
 
 
@@ -86,8 +86,8 @@ class Scheduler:
     def __init__(self, decoder: SpeculativeDecoder, is_used: Callable[[], bool] | None = None):
         self.decoder, self.stats = decoder, EngineStats()
         self._is_used = is_used
-        self._waiting = deque[tuple[Request, int]]()  # with the first answer that has no slot yet
-        self._reading, self._running = deque[Answer](), list[Answer]()
+        self._waiting = deque[tuple[Request, Answer]]()  # with the first answer that has no slot yet
+        self._reading, self._running = deque[Job](), list[Job]()
         self._turn = Turn()
 
     @property
@@ -102,7 +102,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Let a request wait for slots."""
-        self._waiting.append((request, 0))
+        self._waiting.append((request, request.answers[0]))
 
     def remove(self, request: Request) -> None:
         """Forget a request and give its slots back; harmless where it is not known."""
@@ -129,72 +129,72 @@ class Scheduler:
             self._admit()
             if not self._reading:
                 return
-            answer = self._reading.popleft()
-            seq = answer.seq
+            job = self._reading.popleft()
+            seq = job.seq
             before = cache.lengths[seq.slot]
             try:
-                is_read = next(answer.chunks, self) is self
+                is_read = next(job.chunks, self) is self
             except Exception as error:
-                self._fail(answer.request, error)
+                self._fail(job.request, error)
                 continue
             count = cache.lengths[seq.slot] - (before or seq.num_cached_tokens)
             if is_read:
-                self._start(answer)
+                self._running.append(job)
+                self.stats.prompt_tokens += len(seq.prompt_ids)
+                self.stats.prefix_cache_queries += len(seq.prompt_ids) if self.decoder.runner.prefixes.max_bytes else 0
+                self.stats.prefix_cache_hits += seq.num_cached_tokens
                 budget -= count + len(unread(self.decoder.runner, seq))  # the round reads the rest
             else:
-                self._reading.append(answer)
+                self._reading.append(job)
                 budget -= count or budget  # no tokens: images
 
     def _admit(self) -> None:
         """Give free slots to those that wait; the next answer of a request waits for the first round of this one."""
         while self._waiting and self.decoder.runner.cache.num_free:
-            request, index = self._waiting.popleft()
-            seq = request.seqs[index]
+            request, answer = self._waiting.popleft()
+            seq = answer.seq
             try:
                 chunks = self.decoder.reading(seq, self._is_used)
             except Exception as error:
                 self._fail(request, error)
                 continue
-            if index == 0:
+            if answer.index == 0:
                 seq.timings.queue = time.perf_counter() - request.begin
                 chunks = chain(read_prompt_logprobs(self.decoder.runner, request), chunks)
-            self._reading.append(Answer(request, index, chunks))
-
-    def _start(self, answer: Answer) -> None:
-        self._running.append(answer)
-        count, keeps_prefixes = len(answer.seq.prompt_ids), self.decoder.runner.prefixes.max_bytes > 0
-        self.stats.prompt_tokens += count
-        self.stats.prefix_cache_queries += count if keeps_prefixes else 0
-        self.stats.prefix_cache_hits += answer.seq.num_cached_tokens
+            self._reading.append(Job(request, answer, chunks))
 
     def _round(self) -> None:
-        answers = list(self._running)
-        seen = [len(answer.seq.rounds) for answer in answers]
+        jobs = list(self._running)
+        seen = [len(job.seq.rounds) for job in jobs]
         try:
-            self.decoder.step([answer.seq for answer in answers])
+            self.decoder.step([job.seq for job in jobs])
         except Exception as error:
-            if len(answers) > 1:
-                _log.warning("a round of %d answers raised; they run alone", len(answers), exc_info=True)
+            if len(jobs) > 1:
+                _log.warning("a round of %d answers raised; they run alone", len(jobs), exc_info=True)
                 self.stats.retried += 1
-            for answer in answers:
-                self._step_alone(answer, error, is_tried=len(answers) == 1)
+            for job in jobs:
+                self._step_alone(job, error, is_tried=len(jobs) == 1)
         self.stats.rounds += 1
-        for answer, begin in zip(answers, seen, strict=True):
-            seq = answer.seq
+        for job, begin in zip(jobs, seen, strict=True):
+            seq = job.seq
             self._count(seq, begin)
             if seq.error is not None:
-                self._fail(answer.request, seq.error)
-            elif answer.request not in self._turn.failed:
-                self._turn.grown.append(answer)
-                if begin == 0 and answer.index + 1 < len(answer.request.seqs):  # which finds the prompt in the cache
-                    self._waiting.append((answer.request, answer.index + 1))
+                self._fail(job.request, seq.error)
+            elif job.request not in self._turn.failed:
+                self._turn.grown.setdefault(job.request, []).append(job.answer)
+                answers, following = job.request.answers, job.answer.index + 1
+                if begin == 0 and following < len(answers):  # which finds the prompt in the cache
+                    self._waiting.append((job.request, answers[following]))
                 if seq.is_finished:
-                    self._running.remove(answer)
-                    self._release(answer)
+                    self._running.remove(job)
+                    try:
+                        self.decoder.release(seq)
+                    except Exception as error:
+                        self._fail(job.request, error)
 
-    def _step_alone(self, answer: Answer, error: Exception, is_tried: bool) -> None:
+    def _step_alone(self, job: Job, error: Exception, is_tried: bool) -> None:
         """One answer of a round that raised. Processors of the user's own are called once for a token, never again."""
-        seq = answer.seq
+        seq = job.seq
         if is_tried or seq.params.logits_processors or not self.decoder.can_go_on(seq):
             seq.error = seq.error or error
         elif not seq.is_finished:
@@ -203,12 +203,6 @@ class Scheduler:
                 self.decoder.step([seq])
             except Exception as own:
                 seq.error = own
-
-    def _release(self, answer: Answer) -> None:
-        try:
-            self.decoder.release(answer.seq)
-        except Exception as error:
-            self._fail(answer.request, error)
 
     def _fail(self, request: Request, error: Exception) -> None:
         self.remove(request)

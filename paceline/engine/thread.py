@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -19,8 +18,8 @@ from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import EngineStopped
 from ..llm import LLM
 from ..outputs import Completion, RequestOutput
-from ..requests import Request
-from .scheduler import EngineStats, Scheduler, Turn
+from ..requests import Answer, Request
+from .scheduler import Scheduler, Turn
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.01  # how long others that have all slots are waited for, before slots are looked for again
@@ -42,7 +41,6 @@ class Ticket:
         self._ready = asyncio.Event()
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
-        self._sent = list[tuple[int, int]]()  # tokens and rounds of each answer
         self._idle = list[Completion]()  # of each answer, what an output has where nothing came
 
     @property
@@ -69,25 +67,20 @@ class Ticket:
             self._output = given if self._output is None else self._output.joined(given)
         self._ready.set()
 
-    def output(self, llm: LLM, indices: Iterable[int]) -> RequestOutput | None:
+    def output(self, answers: Iterable[Answer]) -> RequestOutput | None:
         """Called by the thread: what came of these answers since the last call; None where nothing is asked for yet."""
         request = self.request
         assert request is not None
-        facts = llm.loaded, llm.verifier, llm.numerics
         if self.kind is RequestOutputKind.FINAL_ONLY:
-            return request.output(*facts) if request.is_finished else None
-        if not self._sent:
-            self._sent = [(0, 0)] * len(request.seqs)
-            self._idle = [request.completion(index, *facts, "", seq.num_output, len(seq.rounds))
-                          for index, seq in enumerate(request.seqs)]  # fmt: skip
-        outputs = list(self._idle)
-        for index in indices:
-            seq = request.seqs[index]
-            outputs[index] = request.completion(index, *facts, request.take_text(index), *self._sent[index])
-            self._sent[index] = seq.num_output, len(seq.rounds)
-            if seq.is_finished:
-                self._idle[index] = request.completion(index, *facts, "", *self._sent[index])
-        return request.output_of(outputs)
+            return request.output() if request.is_finished else None
+        if not self._idle:
+            self._idle = [answer.nothing() for answer in request.answers]
+        parts = list(self._idle)
+        for answer in answers:
+            parts[answer.index] = answer.part()
+            if answer.seq.is_finished:
+                self._idle[answer.index] = answer.nothing()
+        return request.output(parts)
 
 
 _Post: TypeAlias = tuple[Ticket, RequestOutput | Exception]
@@ -105,7 +98,7 @@ class EngineThread:
         self.tickets = dict[str, Ticket]()
         self.error: EngineStopped | None = None
         self._inbox = SimpleQueue[tuple[Ticket, bool | None] | None]()  # a ticket to add, or to abort: see `abort`
-        self._scheduler = Scheduler(llm.decoder, lambda: self.is_alive)
+        self.scheduler = Scheduler(llm.decoder, lambda: self.is_alive)
         self._of = dict[Request, Ticket]()  # those that the scheduler knows
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
@@ -140,18 +133,14 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_S)
 
-    def stats(self) -> EngineStats:
-        """What has been done so far."""
-        return replace(self._scheduler.stats, free_slots=self.llm.runner.cache.num_free)
-
     def _run(self) -> None:
         reason = EngineStopped("the engine was shut down")
         try:
             while self._read_inbox():
                 with self.llm.runner.turn():
                     begin = time.perf_counter()
-                    turn = self._scheduler.turn()
-                    self._scheduler.stats.seconds += time.perf_counter() - begin
+                    turn = self.scheduler.turn()
+                    self.scheduler.stats.seconds += time.perf_counter() - begin
                 self._tell(turn)
         except BaseException as error:
             _log.exception("the engine broke")
@@ -161,13 +150,13 @@ class EngineThread:
         with self.llm.runner.turn():
             for ticket in list(self.tickets.values()):
                 if ticket.request is not None:
-                    self._scheduler.remove(ticket.request)
-                self._scheduler.stats.failed += 1
+                    self.scheduler.remove(ticket.request)
+                self.scheduler.stats.failed += 1
                 self._post([(ticket, reason)], [ticket])
 
     def _read_inbox(self) -> bool:
         """Take in what came, or wait for it where there is nothing else to do. False: the thread is to end."""
-        waits, timeout = self._scheduler.is_idle, _POLL_S if self._scheduler.has_waiting else None
+        waits, timeout = self.scheduler.is_idle, _POLL_S if self.scheduler.has_waiting else None
         while True:
             try:
                 message = self._inbox.get(waits, timeout)
@@ -181,50 +170,48 @@ class EngineThread:
                 self._abort(ticket, is_read)
             elif ticket.request is not None and not ticket.ended.done():
                 self._of[ticket.request] = ticket
-                self._scheduler.add(ticket.request)
+                self.scheduler.add(ticket.request)
 
     def _abort(self, ticket: Ticket, is_read: bool) -> None:
         request = ticket.request
         if request is None or request not in self._of:
             return
         with self.llm.runner.turn():
-            self._scheduler.remove(request)
-        self._scheduler.stats.aborted += 1
-        left = [index for index, seq in enumerate(request.seqs) if not seq.is_finished]
-        for index in left:
-            request.seqs[index].finish_reason = "abort"
+            self.scheduler.remove(request)
+        self.scheduler.stats.aborted += 1
+        left = [answer for answer in request.answers if not answer.seq.is_finished]
+        for answer in left:
+            answer.seq.finish_reason = "abort"
         self._post([(ticket, self._output(ticket, left))] if is_read else [], [ticket])
 
     def _tell(self, turn: Turn) -> None:
         """Send out what came of a turn."""
-        posts, ended, grown = list[_Post](), list[Ticket](), dict[Request, list[int]]()
-        for answer in turn.grown:
-            grown.setdefault(answer.request, []).append(answer.index)
-        for request, indices in grown.items():
+        posts, ended = list[_Post](), list[Ticket]()
+        for request, answers in turn.grown.items():
             if request in turn.failed:
                 continue
             ticket = self._of[request]
-            output = self._output(ticket, indices)
+            output = self._output(ticket, answers)
             if isinstance(output, Exception):
                 with self.llm.runner.turn():
-                    self._scheduler.remove(request)
+                    self.scheduler.remove(request)
                 turn.failed[request] = output
                 continue
             if output is not None:
                 posts.append((ticket, output))
             if request.is_finished:
-                self._scheduler.stats.finished += 1
+                self.scheduler.stats.finished += 1
                 ended.append(ticket)
         for request, error in turn.failed.items():
-            self._scheduler.stats.failed += 1
+            self.scheduler.stats.failed += 1
             posts.append((self._of[request], error))
             ended.append(self._of[request])
         self._post(posts, ended)
 
-    def _output(self, ticket: Ticket, indices: Iterable[int]) -> RequestOutput | Exception | None:
+    def _output(self, ticket: Ticket, answers: Iterable[Answer]) -> RequestOutput | Exception | None:
         """The output, or why there is none: the text of an answer could not be made."""
         try:
-            return ticket.output(self.llm, indices)
+            return ticket.output(answers)
         except Exception as error:
             return error
 

@@ -1,19 +1,31 @@
-"""From the engine's outputs to the choices of an answer, whole or piece by piece.
+"""From the engine's outputs to the answer of an endpoint, whole or piece by piece.
 
 Both ways read the same deltas, so the pieces of a stream joined are the whole answer.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fastapi import Request
+
+from .. import __version__
 from ..core.figures import tokens_per_pass
 from ..core.outputs import Origin, Round
-from ..core.request import TokenLogprob
+from ..core.request import SamplingParams, TokenLogprob
 from ..drafters import PredictedOutput
-from ..outputs import Completion
+from ..errors import PacelineError
+from ..outputs import Completion, RequestOutput
 from ..sampling import Detokenizer
+from .errors import ApiError, body_of
+from .metrics import Watch
+from .streams import DONE, event
 from .tools import ToolReader
+
+if TYPE_CHECKING:
+    from .service import Service
 
 
 @dataclass
@@ -74,31 +86,135 @@ class Delta:
     provenance: list[dict[str, object]]
 
 
-class ChatForm:
-    """Answers of /v1/chat/completions."""
+@dataclass
+class Answering:
+    """One request to /v1/chat/completions that is being answered; subclasses give answers the form of other endpoints.
 
-    id_prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+    last: of each prompt, the last output of the engine. seconds: how long it took.
+    """
 
-    def opening(self, choice: Choice) -> dict[str, Any] | None:
-        """The first piece of a choice: who speaks."""
+    service: "Service"
+    request: Request
+    choices: list[Choice]
+    params: SamplingParams
+    last: dict[int, RequestOutput] = field(default_factory=dict[int, RequestOutput])
+    seconds: float = 0.0
+    id_prefix, whole_name, piece_name, end_of_stream = "chatcmpl-", "chat.completion", "chat.completion.chunk", DONE
+
+    def __post_init__(self) -> None:
+        self.log: dict[str, Any] = self.request.scope["log"]
+        self.watch = Watch(self.service.metrics)
+        self.head: dict[str, Any] = {
+            "id": self.id_prefix + self.log["request_id"].removeprefix("req_"),
+            "object": self.whole_name,
+            "created": int(time.time()),
+            "model": self.service.settings.model,
+            "system_fingerprint": f"paceline-{__version__}",
+        }
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the answer says how it was decoded."""
+        return self.service.settings.return_metrics or self.choices[0].pieces is not None
+
+    async def deltas(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[tuple[Choice, Delta]]:
+        """What comes, choice by choice. However it ends the log learns of it, and the metrics unless it was refused."""
+        is_refused, end = False, "abort"
+        try:
+            async with aclosing(outputs):
+                async for place, output in outputs:
+                    self.last[place] = output
+                    for part in output.outputs:
+                        choice = self.choices[place * len(output.outputs) + part.index]
+                        if choice.finish_reason is None:
+                            self.watch.tokens(choice.index, len(part.token_ids))
+                            yield choice, choice.take(part)
+        except Exception as error:
+            is_refused, end = isinstance(error, PacelineError) and not self.last, "error"
+            raise
+        finally:
+            reasons = [] if is_refused else [one.finish_reason or end for one in self.choices]
+            self.seconds = self.watch.end(reasons)
+            passes = tokens_per_pass(one for choice in self.choices for one in choice.rounds)
+            usage = self.usage()
+            self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
+            self.log |= {"finish_reasons": reasons, "tokens_per_pass": round(passes, 3)}
+            self._observe()
+            if self.service.settings.tracer is not None and not is_refused:
+                self.log["trace_id"] = self.service.settings.tracer.record(self, reasons)
+
+    def _observe(self) -> None:
+        """Count the request, whose prompts were read, in the histograms."""
+        metrics = self.watch.metrics
+        for output in self.last.values():
+            timings = output.metrics
+            metrics.observe("request_prompt_tokens", len(output.prompt_token_ids))
+            metrics.observe("request_queue_time_seconds", timings.queue)
+            metrics.observe("request_prefill_time_seconds", timings.vision + timings.prefill)
+            metrics.observe("request_decode_time_seconds", timings.decode)
+        for choice in self.choices if self.last else ():
+            metrics.observe("request_generation_tokens", choice.num_tokens)
+        if self.last and self.params.max_tokens is not None:
+            metrics.observe("request_params_max_tokens", self.params.max_tokens)
+
+    async def events(
+        self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
+    ) -> AsyncGenerator[str]:
+        """The pieces as server-sent events."""
+        head = {**self.head, "object": self.piece_name}
+        no_usage = {"usage": None} if include_usage else {}
+        opened = set[int]()
+        async with aclosing(self.deltas(outputs)) as deltas:
+            async for choice, delta in deltas:
+                pieces = list[dict[str, Any]]()
+                if choice.index not in opened and (opening := self._opening(choice)) is not None:
+                    pieces.append(_choice(choice, opening, False, ()))
+                opened.add(choice.index)
+                is_last = choice.finish_reason is not None
+                if delta.text or delta.logprobs or delta.provenance or is_last:
+                    pieces.append(_choice(choice, self._piece(choice, delta), is_last, delta.provenance))
+                for piece in pieces:
+                    yield event({**head, "choices": [piece], **no_usage})
+        if include_usage or self.has_metrics:
+            yield event({**head, "choices": [], **self.ending()})
+
+    def failed(self, error: ApiError) -> str:
+        """The event of an error behind the first piece."""
+        return event(body_of(error))
+
+    def whole(self) -> dict[str, Any]:
+        """The answer at once."""
+        made = [_choice(one, self._entire(one), True, one.provenance) for one in self.choices]
+        return {**self.head, "choices": made, **self.ending()}
+
+    def usage(self) -> dict[str, Any]:
+        """The numbers of tokens."""
+        return usage_of(self.last.values(), self.choices, bool(self.params.prediction))
+
+    def ending(self) -> dict[str, Any]:
+        """What an answer ends with."""
+        usage = {"usage": self.usage()}
+        if not self.has_metrics:
+            return usage
+        return {**usage, "metrics": figures_of(self.choices, self.watch.first_s, self.seconds)}
+
+    def _opening(self, choice: Choice) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
-    def piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        """A piece of a choice."""
+    def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         message: dict[str, Any] = {"content": delta.text} if delta.text else {}
         if choice.finish_reason is not None and choice.tools is not None and choice.tools.calls:
             message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(choice.tools.calls)]
-        return {"delta": message, "logprobs": self.logprobs(delta.logprobs)}
+        return {"delta": message, "logprobs": self._logprobs(choice, delta.logprobs)}
 
-    def entire(self, choice: Choice) -> dict[str, Any]:
-        """A whole choice."""
+    def _entire(self, choice: Choice) -> dict[str, Any]:
         calls = choice.tools.calls if choice.tools is not None else []
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if calls:
             message |= {"content": choice.text.strip() or None, "tool_calls": calls}
-        return {"message": message, "logprobs": self.logprobs(choice.logprobs)}
+        return {"message": message, "logprobs": self._logprobs(choice, choice.logprobs)}
 
-    def logprobs(self, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         """Those of its tokens, where asked for."""
         if not given:
             return None
@@ -110,24 +226,21 @@ class ChatForm:
         }
 
 
-class CompletionForm:
-    """Answers of /v1/completions. echo: the prompt of each choice, which comes before it; or none."""
+@dataclass(kw_only=True)
+class CompletionAnswering(Answering):
+    """One request to /v1/completions. echo: the prompt of each choice, which comes before it; or none."""
 
-    id_prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
+    echo: Sequence[str]
+    offsets: dict[int, int] = field(default_factory=dict[int, int])  # of the text that each choice has so far
+    id_prefix, whole_name, piece_name = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, echo: Sequence[str] = ()):
-        self.echo, self._offsets = echo, dict[int, int]()
-
-    def opening(self, choice: Choice) -> dict[str, Any] | None:
-        """The first piece of a choice: its prompt, where that is asked for."""
+    def _opening(self, choice: Choice) -> dict[str, Any] | None:
         return {"text": self.echo[choice.index], "logprobs": None} if self.echo else None
 
-    def piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
-        """A piece of a choice."""
+    def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         return {"text": delta.text, "logprobs": self._logprobs(choice, delta.logprobs)}
 
-    def entire(self, choice: Choice) -> dict[str, Any]:
-        """A whole choice."""
+    def _entire(self, choice: Choice) -> dict[str, Any]:
         prompt = self.echo[choice.index] if self.echo else ""
         return {"text": prompt + choice.text, "logprobs": self._logprobs(choice, choice.logprobs)}
 
@@ -135,9 +248,9 @@ class CompletionForm:
         if not given:
             return None
         tokens = [one.texts.get(one.token_id, "") for one in given]
-        at = self._offsets.get(choice.index, len(self.echo[choice.index]) if self.echo else 0)
+        at = self.offsets.get(choice.index, len(self.echo[choice.index]) if self.echo else 0)
         offsets = [at := at + len(text) for text in ["", *tokens]]
-        self._offsets[choice.index] = offsets.pop()
+        self.offsets[choice.index] = offsets.pop()
         top = [{one.texts.get(token, ""): _finite(one[token].logprob) for token in one} for one in given]
         return {
             "tokens": tokens,
@@ -147,7 +260,7 @@ class CompletionForm:
         }
 
 
-def choice_of(choice: Choice, content: dict[str, Any], is_last: bool, provenance: Sequence[object]) -> dict[str, Any]:
+def _choice(choice: Choice, content: dict[str, Any], is_last: bool, provenance: Sequence[object]) -> dict[str, Any]:
     """A choice, or a piece of one, with what both APIs have."""
     made = {"index": choice.index, **content, "finish_reason": None}
     if is_last:
@@ -155,21 +268,18 @@ def choice_of(choice: Choice, content: dict[str, Any], is_last: bool, provenance
     return made | ({"provenance": list(provenance)} if choice.pieces is not None else {})
 
 
-def usage_of(
-    num_prompt_tokens: int, num_cached_tokens: int, choices: Sequence[Choice], is_predicted: bool = False
-) -> dict[str, Any]:
-    """The numbers of tokens; those of a prompt count once for all its choices.
+def usage_of(outputs: Collection[RequestOutput], choices: Sequence[Choice], is_predicted: bool) -> dict[str, Any]:
+    """The numbers of tokens; those of a prompt, of which there is an output, count once for all its choices.
 
-    num_cached_tokens: of the prompts, those that the prefix cache had.
     is_predicted: also of the prediction. Its rejected tokens were drafted and are not in the answer: they are no
         completion tokens.
     """
-    num = sum(one.num_tokens for one in choices)
+    num_prompt_tokens, num = sum(len(one.prompt_token_ids) for one in outputs), sum(one.num_tokens for one in choices)
     usage: dict[str, Any] = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num,
         "total_tokens": num_prompt_tokens + num,
-        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in outputs)},
     }
     if is_predicted:
         rounds = [one for choice in choices for one in choice.rounds if one.source == PredictedOutput.name]

@@ -2,11 +2,13 @@
 
 import hashlib
 from base64 import b64encode
+from collections.abc import Callable
+from functools import partial
 from importlib import resources
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -17,34 +19,25 @@ from ..hf.images import ImageLimits
 from ..hf.prompts import TemplatedChat
 from ..llm import LLM
 from . import protocol
-from .answers import ChatForm, CompletionForm
+from .answers import Answering, CompletionAnswering
 from .chats import chat_prompt, read_messages
-from .errors import ApiError, handle_errors, unsupported
-from .gate import Gate
-from .responses import ResponseAnswering, ResponseForm, ResponsesRequest
-from .service import Answering, Service, Settings
+from .errors import ApiError, unsupported
+from .gate import gated_app
+from .responses import ResponseAnswering, ResponsesRequest
+from .service import Service, Settings
 from .tools import forced_form, reader_of
 
 
 def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     """The application; `app.state.service` is its `Service`."""
     cors = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
-    middleware = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
-    limits = {"max_body_bytes": settings.max_body_bytes, "body_timeout_s": settings.request_timeout_s}
-    gate = Middleware(Gate, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts, **limits)
-    app = FastAPI(
-        title="Paceline",
-        docs_url=None,  # these pages load scripts of other hosts
-        redoc_url=None,
-        middleware=[*(middleware if settings.allow_origins else ()), gate],
-    )
-    handle_errors(app)
-    service = app.state.service = Service(engine, llm, settings)
+    outer = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
+    service = Service(engine, llm, settings)
+    metrics = partial(service.metrics.text, engine)
+    app = gated_app(service, settings, lambda: engine.is_alive, metrics, outer if settings.allow_origins else ())
     page, page_headers = _page()
 
-    async def answer_chat(
-        body: protocol.ChatRequest, request: Request, form: ChatForm, kind: type[Answering]
-    ) -> Response:
+    async def answer_chat(body: protocol.ChatRequest, request: Request, kind: Callable[..., Answering]) -> Response:
         service.check(body)
         service.check_texts(["".join(protocol.texts_of(body.messages))])
         if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -52,16 +45,16 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
         most = {"max_tokens": body.max_completion_tokens}
         params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
         prompt = await run_in_threadpool(chat_prompt, body, settings.images, service.template)
-        return await service.answer(request, body, form, [prompt], params, lambda: reader_of(body), kind)
+        return await service.answer(request, body, kind, [prompt], params, lambda: reader_of(body))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
-        return await answer_chat(body, request, ChatForm(), Answering)
+        return await answer_chat(body, request, Answering)
 
     @app.post("/v1/responses")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         body.check()
-        return await answer_chat(body.as_chat(), request, ResponseForm(body), ResponseAnswering)
+        return await answer_chat(body.as_chat(), request, partial(ResponseAnswering, asked=body))
 
     @app.post("/v1/completions")
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
@@ -74,7 +67,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
             raise unsupported("echo with logprobs")
         shown = body.prompts if body.echo else ()
         echo = [text for one in shown for text in [await run_in_threadpool(service.text_of, one)] * params.n]
-        return await service.answer(request, body, CompletionForm(echo), body.prompts, params)
+        return await service.answer(request, body, partial(CompletionAnswering, echo=echo), body.prompts, params)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -98,18 +91,6 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
         service.check_model(body.model)
         service.check_texts([body.tokens])
         return {"prompt": await run_in_threadpool(service.text_of, body.tokens)}
-
-    @app.get("/health")
-    async def health() -> Response:
-        return Response(status_code=200 if engine.is_alive else 503)
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        return Response(status_code=200 if engine.is_alive and not service.is_draining else 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(engine), media_type="text/plain; version=0.0.4")
 
     @app.get("/")
     async def chat_page() -> Response:

@@ -6,13 +6,17 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, Response
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..schema import brief
-from .errors import CLIENT_GONE, ApiError, ClientGone, answer_of
+from .errors import CLIENT_GONE, ApiError, ClientGone, answer_of, handle_errors
 
 logger = logging.getLogger("paceline.server")
 _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
@@ -24,27 +28,30 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 """Of this machine, in a Host header."""
 
 
-class Gate:
-    """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add what they know.
+@dataclass(frozen=True, kw_only=True)
+class GateSettings:
+    """What every server asks of requests.
 
+    model: its name in requests.
     api_keys: one of which must be sent to every path that answers with the model; empty: none is asked for.
-    max_body_bytes: of a body; those of all requests in progress may have `HELD_BODIES` times as many together.
-    body_timeout_s: until a body is there as a whole.
     allowed_hosts: names by which the server may be called, in lower case, without a port; empty: any.
+    max_body_bytes: of a body; those of all requests in progress may have `HELD_BODIES` times as many together.
+    request_timeout_s: until a body is there as a whole, and for an answer, its wait for a slot included.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        api_keys: Sequence[str],
-        max_body_bytes: int,
-        body_timeout_s: float,
-        allowed_hosts: Sequence[str] = (),
-    ):
-        self.app, self.max_body_bytes, self.body_timeout_s = app, max_body_bytes, body_timeout_s
-        self.held_bytes = 0
-        self.allowed_hosts = frozenset(allowed_hosts)
-        self.keys = [key.encode() for key in api_keys]
+    model: str
+    api_keys: Sequence[str] = ()
+    allowed_hosts: Sequence[str] = ()
+    max_body_bytes: int = 32 << 20
+    request_timeout_s: float = 600.0
+
+
+class Gate:
+    """ASGI middleware. `scope["log"]` is the request's log line, to which endpoints add what they know."""
+
+    def __init__(self, app: ASGIApp, settings: GateSettings):
+        self.app, self.settings, self.held_bytes = app, settings, 0
+        self.keys = [key.encode() for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with an error."""
@@ -87,10 +94,10 @@ class Gate:
 
     def _check_host(self, scope: Scope) -> None:
         """A page whose name was made to lead to this machine (DNS rebinding) is betrayed by that name."""
-        if not self.allowed_hosts or scope["path"] in _PROBES:
+        if not self.settings.allowed_hosts or scope["path"] in _PROBES:
             return
         given = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-        if re.sub(r":\d*$", "", given) not in self.allowed_hosts:
+        if re.sub(r":\d*$", "", given) not in self.settings.allowed_hosts:
             what = f"This server is not called {brief(given)}. Fix: start it with --allowed-hosts NAME."
             raise ApiError(403, what, "host_not_allowed")
 
@@ -107,12 +114,12 @@ class Gate:
 
     async def _with_body(self, scope: Scope, receive: Receive) -> Receive:
         """The same messages, of which the body is read already."""
-        pieces, is_whole = list[bytes](), False
+        pieces, is_whole, most = list[bytes](), False, self.settings.max_body_bytes
         length = dict(scope["headers"]).get(b"content-length", b"0")
-        too_large = ApiError(413, f"The body is larger than {self.max_body_bytes} bytes.", "request_too_large")
-        if length.isdigit() and int(length) > self.max_body_bytes:
+        too_large = ApiError(413, f"The body is larger than {most} bytes.", "request_too_large")
+        if length.isdigit() and int(length) > most:
             raise too_large
-        async with asyncio.timeout(self.body_timeout_s):
+        async with asyncio.timeout(self.settings.request_timeout_s):
             while not is_whole:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -120,9 +127,9 @@ class Gate:
                 pieces.append(message.get("body", b""))
                 scope["held_bytes"] += len(pieces[-1])
                 self.held_bytes += len(pieces[-1])
-                if scope["held_bytes"] > self.max_body_bytes:
+                if scope["held_bytes"] > most:
                     raise too_large
-                if self.held_bytes > HELD_BODIES * self.max_body_bytes:
+                if self.held_bytes > HELD_BODIES * most:
                     what = "The requests in progress are as large as this server takes together."
                     raise ApiError(429, what, "rate_limit_exceeded", retry_after_s=1)
                 is_whole = not message.get("more_body", False)
@@ -132,3 +139,35 @@ class Gate:
             return body.pop() if body else await receive()
 
         return replay
+
+
+def gated_app(
+    service: Any,
+    settings: GateSettings,
+    is_alive: Callable[[], bool],
+    metrics: Callable[[], str],
+    outer: Sequence[Middleware] = (),
+) -> FastAPI:
+    """An application behind a `Gate` that tells its state and its metrics; `app.state.service` is the service.
+
+    service: what answers; it is ready unless it `is_draining`. outer: middleware before the gate.
+    """
+    # FastAPI's pages of documentation load scripts of other hosts
+    middleware = [*outer, Middleware(Gate, settings=settings)]
+    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=middleware)
+    handle_errors(app)
+    app.state.service = service
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200 if is_alive() else 503)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return Response(status_code=200 if is_alive() and not service.is_draining else 503)
+
+    @app.get("/metrics")
+    async def metrics_page() -> Response:
+        return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4")
+
+    return app

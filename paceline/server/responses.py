@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from ..outputs import RequestOutput
-from .answers import ChatForm, Choice
+from .answers import Answering, Choice
 from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
@@ -24,7 +24,6 @@ from .protocol import (
     Sampling,
     Text,
 )
-from .service import Answering
 from .streams import event
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -39,10 +38,6 @@ class InputText(Fields):
     logprobs: list[Any] | None = None
     provenance: list[Any] | None = None
 
-    def as_chat(self) -> Text:
-        """As a chat has it."""
-        return Text(type="text", text=self.text)
-
 
 class InputImage(Fields):
     """An image of a message."""
@@ -51,10 +46,6 @@ class InputImage(Fields):
     image_url: str
     detail: Literal["auto", "low", "high"] | None = None
     file_id: None = None
-
-    def as_chat(self) -> Image:
-        """As a chat has it."""
-        return Image(type="image_url", image_url=ImageURL(url=self.image_url, detail=self.detail))
 
 
 class InputMessage(Fields):
@@ -71,10 +62,14 @@ class InputMessage(Fields):
         """As a chat has it. Text alone becomes one text, which every chat template takes."""
         if isinstance(self.content, str):
             return Message(role=self.role, content=self.content)
-        if any(isinstance(part, InputImage) for part in self.content):
-            return Message(role=self.role, content=[part.as_chat() for part in self.content])
-        text = "".join(part.text for part in self.content if isinstance(part, InputText))
-        return Message(role=self.role, content=text)
+        parts = [
+            Text(type="text", text=part.text)
+            if isinstance(part, InputText)
+            else Image(type="image_url", image_url=ImageURL(url=part.image_url, detail=part.detail))
+            for part in self.content
+        ]
+        texts = [part.text for part in parts if isinstance(part, Text)]
+        return Message(role=self.role, content="".join(texts) if len(texts) == len(parts) else parts)
 
 
 class PlainFormat(Fields):
@@ -82,19 +77,11 @@ class PlainFormat(Fields):
 
     type: Literal["text", "json_object"]
 
-    def as_chat(self) -> ResponseFormat:
-        """As a chat has it."""
-        return ResponseFormat(type=self.type)
-
 
 class SchemaFormat(JsonSchema):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
-
-    def as_chat(self) -> ResponseFormat:
-        """As a chat has it."""
-        return ResponseFormat(type="json_schema", json_schema=JsonSchema(name=self.name, schema=self.schema_))
 
 
 Format: TypeAlias = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
@@ -159,40 +146,30 @@ class ResponsesRequest(Sampling):
         said = [one.as_chat() for one in given]
         if self.instructions is not None:
             said.insert(0, Message(role="system", content=self.instructions))
-        wanted = None if self.text is None or self.text.format is None else self.text.format.as_chat()
+        wanted, schema = None if self.text is None else self.text.format, None
+        if isinstance(wanted, SchemaFormat):
+            schema = JsonSchema(name=wanted.name, schema=wanted.schema_)
         has_logprobs = _LOGPROBS in (self.include or ())
         return ChatRequest(
             **{name: getattr(self, name) for name in Sampling.model_fields},
             messages=said,
             max_completion_tokens=self.max_output_tokens,
-            response_format=wanted,
+            response_format=None if wanted is None else ResponseFormat(type=wanted.type, json_schema=schema),
             logprobs=has_logprobs,
             top_logprobs=self.top_logprobs if has_logprobs else None,
         )
 
 
-class ResponseForm(ChatForm):
-    """Answers of /v1/responses."""
-
-    id_prefix, whole = "resp_", "response"
-
-    def __init__(self, body: ResponsesRequest):
-        self.body = body
-
-    def part(self, choice: Choice) -> dict[str, Any]:
-        """The content of the answer."""
-        logprobs = (self.logprobs(choice.logprobs) or {"content": []})["content"]
-        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
-        return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
-
-
-@dataclass
+@dataclass(kw_only=True)
 class ResponseAnswering(Answering):
-    """One request that is being answered."""
+    """One request to /v1/responses. asked: the body of the request."""
 
+    asked: ResponsesRequest
+    id_prefix, whole_name = "resp_", "response"
     end_of_stream = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._numbers = count()
         self._item_id = self.head["id"].replace("resp_", "msg_", 1)
 
@@ -204,14 +181,14 @@ class ResponseAnswering(Answering):
         async with aclosing(self.deltas(outputs)) as deltas:
             async for _, delta in deltas:
                 if not has_begun:
-                    for one in self._opening():
+                    for one in self._beginning():
                         yield one
                     has_begun = True
                 if delta.text or delta.logprobs or delta.provenance:
-                    logprobs = (self._form.logprobs(delta.logprobs) or {"content": []})["content"]
+                    logprobs = (self._logprobs(choice, delta.logprobs) or {"content": []})["content"]
                     more = {"provenance": delta.provenance} if choice.pieces is not None else {}
                     yield self._of_part("output_text.delta", delta=delta.text, logprobs=logprobs, **more)
-        part, whole = self._form.part(choice), self.whole()
+        part, whole = self._part(choice), self.whole()
         yield self._of_part("output_text.done", text=choice.text, logprobs=part["logprobs"])
         yield self._of_part("content_part.done", part=part)
         yield self._event("output_item.done", output_index=0, item=whole["output"][0])
@@ -235,15 +212,16 @@ class ResponseAnswering(Answering):
             "output_tokens_details": {"reasoning_tokens": 0, **used.get("completion_tokens_details", {})},
             "total_tokens": used["total_tokens"],
         }
-        item = self._item(status, [self._form.part(choice)])
+        item = self._item(status, [self._part(choice)])
         return {**self._response(status), "output": [item], "usage": usage, **ending}
 
-    @property
-    def _form(self) -> ResponseForm:
-        assert isinstance(self.form, ResponseForm)
-        return self.form
+    def _part(self, choice: Choice) -> dict[str, Any]:
+        """The content of the answer."""
+        logprobs = (self._logprobs(choice, choice.logprobs) or {"content": []})["content"]
+        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
+        return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
 
-    def _opening(self) -> list[str]:
+    def _beginning(self) -> list[str]:
         begun, part = self._response("in_progress"), {"type": "output_text", "text": "", "annotations": []}
         return [
             self._event("created", response=begun),
@@ -264,7 +242,7 @@ class ResponseAnswering(Answering):
 
     def _response(self, status: str) -> dict[str, Any]:
         """An answer with what was asked for, and no output."""
-        body = self._form.body
+        body = self.asked
         wanted = body.text.format if body.text is not None else None
         return {
             "id": self.head["id"],

@@ -7,14 +7,14 @@ OpenAI API that gives log-probabilities, ours or vLLM's. The small model's token
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from starlette.middleware import Middleware
+from fastapi.responses import JSONResponse, Response
 
 from ..cascade.audit import DriftAlarm
 from ..cascade.calibration import Calibration, sampling_options
@@ -22,8 +22,8 @@ from ..cascade.cascade import Reason, decide
 from ..core.request import TokenLogprob
 from ..schema import brief
 from . import protocol
-from .errors import ApiError, body_of, handle_errors
-from .gate import Gate
+from .errors import ApiError, body_of
+from .gate import GateSettings, gated_app
 from .metrics import Metrics, Watch
 from .streams import DONE, EventStream, connected, event
 from .upstream import Upstream
@@ -34,21 +34,16 @@ DECIDED_BY = "x-paceline-decided-by"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouteSettings:
+class RouteSettings(GateSettings):
     """How a router behaves.
 
-    model: its name in requests. audit_share: the share of requests whose small answer the large model checks.
-    false_alarm: the chance that the drift alarm is ever raised while the promise holds. The others: see `Settings`.
+    audit_share: the share of requests whose small answer the large model checks. false_alarm: the chance that the drift
+    alarm is ever raised while the promise holds.
     """
 
-    model: str
     max_disagreement: float | None = None
     audit_share: float = 0.05
     false_alarm: float = 0.01
-    api_keys: Sequence[str] = ()
-    allowed_hosts: Sequence[str] = ()
-    max_body_bytes: int = 32 << 20
-    request_timeout_s: float = 600.0
 
 
 @dataclass
@@ -63,14 +58,6 @@ class Verdict:
     def decided_by(self) -> str:
         """The model that answers."""
         return "small" if self.reason is Reason.CONFIDENT else "large"
-
-
-@dataclass(frozen=True)
-class SmallAnswer:
-    """What the gate reads of an answer."""
-
-    finish_reason: str | None
-    logprobs: Sequence[TokenLogprob]
 
 
 class Router:
@@ -137,8 +124,8 @@ class Router:
                 raise
             verdict = Verdict(Reason.NO_ROOM)
         else:
-            found = SmallAnswer(answer["choices"][0]["finish_reason"], read_logprobs(answer, self.small.url))
-            verdict = Verdict(*decide(found, self.choice, True, True), answer)
+            logprobs, finish_reason = read_logprobs(answer, self.small.url), answer["choices"][0]["finish_reason"]
+            verdict = Verdict(*decide(finish_reason, logprobs, self.choice, True, True), answer)
         if is_drawn:
             await self._audit(short, verdict)
         return verdict
@@ -231,11 +218,7 @@ class RouteMetrics(Metrics):
 def make_router_app(router: Router) -> FastAPI:
     """The application; `app.state.service` is its `Router`."""
     settings = router.settings
-    limits = {"max_body_bytes": settings.max_body_bytes, "body_timeout_s": settings.request_timeout_s}
-    gate = Middleware(Gate, api_keys=settings.api_keys, allowed_hosts=settings.allowed_hosts, **limits)
-    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=[gate])
-    handle_errors(app)
-    app.state.service = router
+    app = gated_app(router, settings, lambda: True, partial(router.metrics.page, router.alarm))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
@@ -245,18 +228,6 @@ def make_router_app(router: Router) -> FastAPI:
     async def models() -> dict[str, Any]:
         entry = {"id": settings.model, "object": "model", "owned_by": "paceline"}
         return {"object": "list", "data": [{**entry, "small": router.small.model, "large": router.large.model}]}
-
-    @app.get("/health")
-    async def health() -> Response:
-        return Response(status_code=200)
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        return Response(status_code=503 if router.is_draining else 200)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        return PlainTextResponse(router.metrics.page(router.alarm), media_type="text/plain; version=0.0.4")
 
     return app
 

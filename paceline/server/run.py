@@ -8,13 +8,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from ..errors import ConfigError
 from .connections import Connection
+
+if TYPE_CHECKING:
+    from ..async_llm import AsyncLLM
+    from .route import Router
 
 LogFormat = Literal["text", "json"]
 MAX_CONNECTIONS = 512
@@ -51,18 +55,6 @@ def set_up_logs(form: LogFormat) -> None:
         logger.setLevel(level)
 
 
-class Drainable(Protocol):
-    """What answers, and can finish: an `AsyncLLM`, or a router."""
-
-    async def drain(self, timeout: float) -> None:
-        """Take nothing more, and wait for what is being answered, for so many seconds at most."""
-        ...
-
-    def shutdown(self) -> None:
-        """End it."""
-        ...
-
-
 class Server(uvicorn.Server):
     """Serves until SIGTERM or Ctrl-C; what is being answered then is finished within `drain_s` seconds.
 
@@ -73,7 +65,7 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         app: FastAPI,
-        engine: Drainable,
+        engine: "AsyncLLM | Router",
         drain_s: float,
         announce: Callable[[str], None],
         max_connections: int = MAX_CONNECTIONS,

@@ -7,13 +7,10 @@ The SDK and its exporter come with the extra: pip install 'paceline[tracing]'.
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError
-from .answers import figures_of
-
-if TYPE_CHECKING:
-    from .service import Answering
+from .answers import Answering, figures_of
 
 
 class Tracer:
@@ -35,7 +32,7 @@ class Tracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("paceline.server")
 
-    def record(self, run: "Answering", reasons: Sequence[str]) -> str:
+    def record(self, run: Answering, reasons: Sequence[str]) -> str:
         """A span of a request that has just ended; returns the id of its trace.
 
         reasons: why each choice ended; the span has failed where one says "error".
@@ -43,7 +40,7 @@ class Tracer:
         from opentelemetry.trace import SpanKind, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in run.headers}
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in run.request.headers.raw}
         begin_ns = time.time_ns() - int(run.seconds * 1e9)
         parent = TraceContextTextMapPropagator().extract(headers)
         span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, _attributes(run, reasons), (), begin_ns)
@@ -57,10 +54,10 @@ class Tracer:
         self._provider.shutdown()
 
 
-def _attributes(run: "Answering", reasons: Sequence[str]) -> dict[str, Any]:
+def _attributes(run: Answering, reasons: Sequence[str]) -> dict[str, Any]:
     """What a span says. Of several prompts, the longest times count."""
     queue, prefill, decode = (
-        max((seconds(one) for one in run.timings.values()), default=0.0)
+        max((seconds(one.metrics) for one in run.last.values()), default=0.0)
         for seconds in (lambda one: one.queue, lambda one: one.vision + one.prefill, lambda one: one.decode)
     )
     said = {

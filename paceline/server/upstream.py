@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -13,25 +12,16 @@ from .errors import ApiError
 _TIMES = httpx.Timeout(None, connect=10.0)  # the deadline of a request is its router's
 
 
-@dataclass
 class Upstream:
     """One server with one model.
 
     url: with or without /v1. model: its name there. max_model_len: tokens of its context, where the server says so.
     """
 
-    url: str
-    model: str
-    max_model_len: int | None = None
-    api_key: str | None = None
-    http: httpx.AsyncClient = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.url = _base(self.url)
+    def __init__(self, url: str, model: str, max_model_len: int | None = None, api_key: str | None = None):
+        self.url, self.model, self.max_model_len = _base(url), model, max_model_len
         # not by the proxies of the environment: the address is the user's own
-        self.http = httpx.AsyncClient(
-            base_url=self.url, headers=_headers(self.api_key), timeout=_TIMES, trust_env=False
-        )
+        self.http = httpx.AsyncClient(base_url=self.url, headers=_headers(api_key), timeout=_TIMES, trust_env=False)
 
     @classmethod
     def open(cls, url: str, api_key: str | None = None) -> "Upstream":

@@ -11,7 +11,7 @@ import pytest
 from paceline import AsyncLLM, DraftModel, PromptLookup, SamplingParams
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import DraftError, EngineStopped
-from paceline.requests import Request
+from paceline.requests import Answer
 from paceline.sampling import Detokenizer
 from tests.async_llm.common import TEXTS, answer, engine_of, facts, tiny_llm
 from tests.helpers import all_free
@@ -70,13 +70,13 @@ def plant(monkeypatch, llm, stage: str) -> None:
 
         monkeypatch.setattr(Detokenizer, "feed", feed)
     elif stage == "detokenise":
-        take = Request.take_text
+        take = Answer.take_text
 
-        def take_text(self, index):
-            fault_if(is_due(self.seqs[index]))
-            return take(self, index)
+        def take_text(self):
+            fault_if(is_due(self.seq))
+            return take(self)
 
-        monkeypatch.setattr(Request, "take_text", take_text)
+        monkeypatch.setattr(Answer, "take_text", take_text)
 
 
 STAGES = ["policy", "draft", "pass", "verify", "stop strings", "detokenise", "observe"]

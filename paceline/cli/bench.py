@@ -1,6 +1,5 @@
 """`paceline bench`: what speculation gains, measured against plain decoding and other systems."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,7 +143,7 @@ def _table(run: dict[str, Any], model: str) -> Table:
     from ..eval.results import last_part
 
     compared = {name: sum(one["verdicts"].values()) for name, one in {**run["categories"], None: run}.items()}
-    columns: dict[str, Callable[[tuple[str | None, dict[str, Any]]], str]] = {
+    columns = {
         "Category": lambda row: escape(row[0] or "all"),
         "Prompts": lambda row: str(row[1]["prompts"]),
         "Plain\ntok/s": lambda row: number(row[1]["plain_tokens_per_s"], ".1f"),
@@ -223,7 +222,7 @@ def _machine(summary: dict[str, Any]) -> list[str]:
 
 
 def _peer_table(summary: dict[str, Any]) -> Table:
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+    columns = {
         "Peer": lambda one: escape(one["side"]),
         "tok/s": lambda one: number(one["tokens_per_s"], ".1f"),
         "over our\nplain": lambda one: _with_interval(one["over_plain"]),

@@ -1,6 +1,5 @@
 """`paceline check` and `paceline check-draft`: is speculation exact, and does a head still draft as recorded?"""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +24,7 @@ from .screen import Screen, mark, table_of
 
 if TYPE_CHECKING:
     from ..eval.check import CheckReport, Comparison
-    from ..eval.trials import Difference, Trial, TrialCheck
+    from ..eval.trials import Trial, TrialCheck
     from ..heads.folder import HeadInfo
     from ..llm import LLM
 
@@ -258,7 +257,7 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
 
 def _print_trials(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], screen: Screen) -> None:
     for check in checks:
-        columns: dict[str, Callable[[Difference], str]] = {
+        columns = {
             escape(f"{check.trial.name}, {len(check.measured.answers)} prompts"): lambda one: one.what,
             "Now": lambda one: f"{one.measured:.3f}",
             "Recorded": lambda one: f"{one.recorded:.3f}",

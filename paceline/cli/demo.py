@@ -1,7 +1,7 @@
 """`paceline demo`: the same prompts decoded plainly and with speculation, side by side."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,8 +14,7 @@ from rich.table import Table
 
 from ..config import parse
 from .options import AnswerOptions, ModelOptions, Opt, Speculation, SpeculationOptions, command, open_engine
-from .screen import Screen, number, table_of
-from .tokens import Painter, legend
+from .screen import Painter, Screen, legend, number, table_of
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
@@ -153,7 +152,7 @@ def _svg(llm: "LLM", pairs: "list[Pair]", total: "Speeds", sentence: str) -> str
 def _table(pairs: "list[Pair]", total: "Speeds") -> Table:
     from ..eval.demo import speeds
 
-    columns: dict[str, Callable[[tuple[str, Speeds]], str]] = {
+    columns = {
         "Prompt": lambda row: escape(row[0]),
         "Plain\ntok/s": lambda row: number(row[1].plain_tokens_per_s, ".1f"),
         "Spec.\ntok/s": lambda row: number(row[1].speculative_tokens_per_s, ".1f"),

@@ -12,8 +12,7 @@ from ..errors import ConfigError
 from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
 from .options import ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
-from .screen import Screen
-from .tokens import Painter, legend
+from .screen import Painter, Screen, legend
 
 if TYPE_CHECKING:
     from ..core.outputs import Timings

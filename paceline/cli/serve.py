@@ -1,5 +1,6 @@
 """`paceline serve`: an HTTP server with the endpoints of the OpenAI API."""
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from rich.markup import escape
 
 from ..drafters.registry import spec_class
 from ..errors import ConfigError
-from .config_file import read_config
+from ..system.files import read_text
 from .options import ModelArgument, ModelOptions, Opt, Speculation, SpeculationOptions, command, open_engine
 from .screen import Screen
 from .serve_vllm import EngineOptions, VllmCommand, check_engine, vllm_command
@@ -21,6 +22,40 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 KEY_VARIABLE = "PACELINE_API_KEY"
 
 
+def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Make the values of a YAML file the defaults of the options, as vLLM's `--config`. Raises `ConfigError`.
+
+    A name has - or _, a repeatable option a list or one value, and an object stands for its JSON.
+    """
+    if path is None:
+        return None
+    from ..system.yaml_values import parse_yaml
+
+    given = parse_yaml(read_text(path, "the config file"), str(path))
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path} has no options", got=type(given).__name__, expected="lines such as port: 8000")
+    options = {str(one.name): one for one in ctx.command.params if one.name not in ("config", "help")}
+    ctx.default_map = {}
+    for key, value in given.items():
+        name = str(key).replace("-", "_")
+        if name not in options:
+            known = ", ".join(sorted(options))
+            raise ConfigError(f"{path} has an option that {ctx.command.name} has not", got=key, expected=known)
+        is_many = getattr(options[name], "multiple", False)
+        if isinstance(value, list) and not is_many:
+            raise ConfigError(f"{path} gives {key} more than once", got=value, expected="one value")
+        if value is not None:
+            words = [_as_word(one) for one in (value if isinstance(value, list) else [value])]
+            ctx.default_map[name] = words if is_many else words[0]
+    return path
+
+
+def _as_word(value: object) -> object:
+    """As the command line would have it."""
+    return value if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """Where the server listens, whom it answers, and how much."""
@@ -28,7 +63,7 @@ class ServerOptions:
     config: Annotated[
         Path | None,
         Opt(
-            "YAML file of options, MODEL as model; the command line wins.", _SERVER, None, "FILE", callback=read_config
+            "YAML file of options, MODEL as model; the command line wins.", _SERVER, None, "FILE", callback=_read_config
         ),
     ] = None
     host: Annotated[str, Opt("Address to listen at; 0.0.0.0: all of this machine.", _SERVER)] = "127.0.0.1"

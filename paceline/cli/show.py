@@ -13,8 +13,7 @@ from rich.text import Text
 
 from ..errors import ConfigError
 from .options import Opt, command
-from .screen import Screen
-from .tokens import STYLES, legend
+from .screen import STYLES, Screen, legend
 
 if TYPE_CHECKING:
     from ..eval.results import SavedResults

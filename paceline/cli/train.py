@@ -3,7 +3,6 @@
 import json
 import shlex
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -123,7 +122,7 @@ def _say_done(done: "Done", target: str, screen: Screen) -> None:
     if screen.json:
         return
     if done.stage == "eval":
-        columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        columns = {
             "Prompts": lambda trial: escape(trial["name"]),
             "Temperature": lambda trial: f"{trial['params']['temperature']:g}",
             "Tokens a pass": lambda trial: f"{trial['result']['mean_acceptance_length']:.2f}",

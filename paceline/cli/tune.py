@@ -1,7 +1,7 @@
 """`paceline tune`: which drafter pays for a model on this machine and these prompts."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -116,7 +116,7 @@ def _open_candidates(
 
 def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: Path, screen: Screen) -> None:
     """The table, what it means, the options of other engines, and how to use the file."""
-    columns: dict[str, Callable[[Candidate], str]] = {
+    columns = {
         "Drafter": lambda one: escape(one.config.name),
         "Plain\ntok/s": lambda one: f"{one.plain_tokens_per_s:.1f}",
         "Spec.\ntok/s": lambda one: f"{one.tokens_per_s:.1f}",

@@ -59,7 +59,7 @@ def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str
     }
 
 
-def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict[str, object]:
+def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict[str, Any]:
     """One drafter against plain decoding: overall, by category, by position, by source."""
     categories = dict.fromkeys(one.ask.category for one in answers)
     mine = [one for one in answers if one.side == side]

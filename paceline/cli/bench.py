@@ -1,7 +1,7 @@
 """`paceline bench`: what speculation gains, measured against plain decoding and other systems."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -15,11 +15,11 @@ from .options import (
     AnswerOptions,
     ModelArgument,
     ModelOptions,
-    Opt,
     SpeculationOptions,
     choose_prompts,
     command,
     open_engine,
+    opt,
 )
 from .process import uninterrupted
 from .screen import Screen, mark, number, table_of
@@ -32,19 +32,17 @@ def bench(
     answers: AnswerOptions,
     loading: ModelOptions,
     screen: Screen,
-    suite: Annotated[
-        str, Opt(f"built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: {PROMPT_FILE}", PROMPTS, "-s")
-    ] = "built-in",
-    data: Annotated[str | None, Opt("Folder that holds the suite's files.", PROMPTS, metavar="DIR")] = None,
-    download: Annotated[bool, Opt("Fetch the suite's published file into your cache, once.", PROMPTS)] = False,
-    num_prompts: Annotated[
-        int | None, Opt("Use only this many, evenly from each category; always the same ones.", PROMPTS, min=1)
-    ] = None,
-    batch: Annotated[int, Opt("Prompts decoded side by side.", MEASURING, min=1)] = 1,
-    repeat: Annotated[int, Opt("How often each prompt is measured.", MEASURING, min=1)] = 1,
-    out: Annotated[
-        str | None, Opt("Result folder. Default: results/DATE-MODEL-DRAFTER.", MEASURING, "-o", "DIR")
-    ] = None,
+    suite: str = opt(
+        "built-in", f"built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: {PROMPT_FILE}", PROMPTS, "-s"
+    ),
+    data: str | None = opt(None, "Folder that holds the suite's files.", PROMPTS, metavar="DIR"),
+    download: bool = opt(False, "Fetch the suite's published file into your cache, once.", PROMPTS),
+    num_prompts: int | None = opt(
+        None, "Use only this many, evenly from each category; always the same ones.", PROMPTS, min=1
+    ),
+    batch: int = opt(1, "Prompts decoded side by side.", MEASURING, min=1),
+    repeat: int = opt(1, "How often each prompt is measured.", MEASURING, min=1),
+    out: str | None = opt(None, "Result folder. Default: results/DATE-MODEL-DRAFTER.", MEASURING, "-o", "DIR"),
 ) -> None:
     """Measure what speculation gains: plain and speculative decoding of the same prompts, in turns.
 

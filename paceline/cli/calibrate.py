@@ -18,6 +18,7 @@ from .options import (
     Weights,
     command,
     open_engine,
+    opt,
     remark_raw,
 )
 from .screen import Screen
@@ -38,24 +39,25 @@ def calibrate(
     ],
     loading: LoadOptions,
     screen: Screen,
-    max_disagreement: Annotated[
-        float, Opt("At most this share of all prompts may get another answer than the large model's.", _PROMISE)
-    ] = 0.01,
-    confidence: Annotated[float, Opt("Confidence that the promise holds.", _PROMISE)] = 0.95,
-    short_limit: Annotated[int, Opt("Tokens within which a small answer must end.", _PROMISE, min=1)] = 16,
-    signal: Annotated[
-        list[str] | None,
-        Opt("min_prob (default), mean_prob or margin; of several the best, each tested more strictly.", _PROMISE),
-    ] = None,
-    num_prompts: Annotated[int | None, Opt("Only the first of them.", PROMPTS, min=1)] = None,
-    temperature: Annotated[float, Opt("0: greedy.", PROMPTS, "-t")] = 0.0,
+    max_disagreement: float = opt(
+        0.01, "At most this share of all prompts may get another answer than the large model's.", _PROMISE
+    ),
+    confidence: float = opt(0.95, "Confidence that the promise holds.", _PROMISE),
+    short_limit: int = opt(16, "Tokens within which a small answer must end.", _PROMISE, min=1),
+    signal: list[str] | None = opt(
+        None, "min_prob (default), mean_prob or margin; of several the best, each tested more strictly.", _PROMISE
+    ),
+    num_prompts: int | None = opt(None, "Only the first of them.", PROMPTS, min=1),
+    temperature: float = opt(0.0, "0: greedy.", PROMPTS, "-t"),
     seed: Seed = 0,
-    out: Annotated[
-        Path,
-        Opt("The calibration; a plot is written beside it where matplotlib is installed.", short="-o", metavar="FILE"),
-    ] = Path("calib.json"),
-    small_weights: Annotated[Weights | None, Opt("Quantize the small model.", MODEL)] = None,
-    large_weights: Annotated[Weights | None, Opt("Quantize the large model.", MODEL)] = None,
+    out: Path = opt(
+        Path("calib.json"),
+        "The calibration; a plot is written beside it where matplotlib is installed.",
+        short="-o",
+        metavar="FILE",
+    ),
+    small_weights: Weights | None = opt(None, "Quantize the small model.", MODEL),
+    large_weights: Weights | None = opt(None, "Quantize the large model.", MODEL),
 ) -> None:
     """Find out when a small model may answer alone, so that hardly an answer differs from a large model's.
 

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from .options import ModelOptions, Opt, command, open_engine
+from .options import ModelOptions, command, open_engine, opt
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def doctor(
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, Opt("Sequences side by side that the memory plan allows for.", min=1)] = 8,
-    drafter_free: Annotated[bool, Opt("Plan no memory for an INT4 self-draft.")] = False,
+    batch: int = opt(8, "Sequences side by side that the memory plan allows for.", min=1),
+    drafter_free: bool = opt(False, "Plan no memory for an INT4 self-draft."),
 ) -> None:
     """Measure what your machine can do with a model, and learn what limits it.
 

@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +28,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ..core.outputs import Origin
     from ..outputs import Completion, StreamChunk
 
 STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
@@ -192,13 +194,13 @@ class Painter:
         return Text.assemble(*zip(pieces, styles, strict=True))
 
 
-def legend(origins: Iterable[str]) -> Text:
+def legend(origins: "Iterable[str | Origin]") -> Text:
     """What the colours mean, and how many tokens had each."""
     from ..eval.page import MEANINGS
 
-    seen, text = list(origins), Text()
+    counts, text = Counter(one if isinstance(one, str) else one.value for one in origins), Text()
     for origin, style in STYLES.items():
-        if count := seen.count(origin):
+        if count := counts[origin]:
             text.append("■ ", style).append(f"{MEANINGS[origin]} {count}   ", "dim")
     return text
 

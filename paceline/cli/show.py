@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from ..errors import ConfigError
-from .options import Opt, command
+from .options import command, opt
 from .screen import STYLES, Screen, legend
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def plot(
         ),
     ],
     screen: Screen,
-    out: Annotated[Path | None, Opt("Default: `plots` in the first folder.", short="-o", metavar="DIR")] = None,
-    format: Annotated[list[FigureFormat] | None, Opt("Repeat it for several; default: both.", short="-f")] = None,
+    out: Path | None = opt(None, "Default: `plots` in the first folder.", short="-o", metavar="DIR"),
+    format: list[FigureFormat] | None = opt(None, "Repeat it for several; default: both.", short="-f"),
 ) -> None:
     """Draw results: speed-ups, acceptance, the cost of a pass, batch sizes. Several results are compared.
 
@@ -64,10 +64,10 @@ def plot(
 def show(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="A folder that `paceline bench` wrote.")],
     screen: Screen,
-    answer: Annotated[int | None, Opt("Which answer to print; default: 1.", short="-n", min=1)] = None,
-    html: Annotated[bool, Opt("Write one page with all answers and their rounds.")] = False,
-    out: Annotated[Path | None, Opt("Default: answers.html in RESULT.", short="-o", metavar="FILE")] = None,
-    open: Annotated[bool, Opt("Open the page in the browser.")] = False,
+    answer: int | None = opt(None, "Which answer to print; default: 1.", short="-n", min=1),
+    html: bool = opt(False, "Write one page with all answers and their rounds."),
+    out: Path | None = opt(None, "Default: answers.html in RESULT.", short="-o", metavar="FILE"),
+    open: bool = opt(False, "Open the page in the browser."),
 ) -> None:
     """Show the answers of a benchmark, every token coloured by its origin.
 
@@ -125,14 +125,9 @@ def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:
     one = answers[number - 1]
     if screen.json:
         keys = ("id", "category", "text", "token_ids", "origins", "sources", "seconds")
-        about = {
-            "answer": number,
-            "answers": len(answers),
-            "drafter": one.side,
-            "rounds": len(one.rounds),
-            "pieces": one.texts,
-        }
-        screen.put_json({**about, **{key: getattr(one, key) for key in keys}})
+        about = {"drafter": one.side, "rounds": len(one.rounds), "pieces": one.texts}
+        about |= {key: getattr(one, key) for key in keys}
+        screen.put_json({"answer": number, "answers": len(answers), **about})
         return
     title = f"[bold]{escape(one.category or one.id)}[/bold] · {escape(one.side)}"
     screen.out.rule(f"{title} [dim]answer {number} of {len(answers)}[/dim]", align="left", style="dim")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from .options import Opt, command, quieten
+from .options import command, opt, quieten
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
@@ -34,15 +34,12 @@ def train(
             help="prepare, train or eval; default: all. Then what to change, for example train.lr=1e-3.",
         ),
     ] = None,
-    config: Annotated[
-        Path | None, Opt("A YAML file; it needs model, prompts and out.", short="-c", metavar="FILE")
-    ] = None,
-    target: Annotated[str | None, Opt("The same as model=MODEL.", short="-m", metavar="MODEL")] = None,
-    prepared: Annotated[
-        list[Path] | None,
-        Opt("Answers that `prepare` wrote before, instead of that stage; repeatable.", metavar="FOLDER"),
-    ] = None,
-    out: Annotated[Path | None, Opt("The same as out=FOLDER.", short="-o", metavar="FOLDER")] = None,
+    config: Path | None = opt(None, "A YAML file; it needs model, prompts and out.", short="-c", metavar="FILE"),
+    target: str | None = opt(None, "The same as model=MODEL.", short="-m", metavar="MODEL"),
+    prepared: list[Path] | None = opt(
+        None, "Answers that `prepare` wrote before, instead of that stage; repeatable.", metavar="FOLDER"
+    ),
+    out: Path | None = opt(None, "The same as out=FOLDER.", short="-o", metavar="FOLDER"),
 ) -> None:
     """Train a drafter for a model: the model answers prompts, a head learns from the answers, then it is measured.
 

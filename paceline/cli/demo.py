@@ -103,9 +103,9 @@ def _open_with_head(
     if not packaged_heads():
         return chosen, open_engine(model, screen, loading, chosen)
     plain = open_engine(model, screen, loading)
-    for head in heads_for(plain.loaded.fingerprint)[:1]:
-        if head.is_default:
-            chosen = replace(chosen, config=parse(head.demo, speculation.num_speculative_tokens, speculation.policy))
+    best = next((head for head in heads_for(plain.loaded.fingerprint) if head.is_default), None)
+    if best is not None:
+        chosen = replace(chosen, config=parse(best.demo, speculation.num_speculative_tokens, speculation.policy))
     return chosen, open_engine(plain.loaded, screen, loading, chosen)
 
 

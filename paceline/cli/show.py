@@ -85,12 +85,6 @@ def show(
     if not html:
         _print_answer(opened, answer or 1, screen)
         return
-    page = _write_page(opened, out, screen)
-    if open:
-        _open_page(page, screen)
-
-
-def _write_page(opened: "SavedResults", out: Path | None, screen: Screen) -> Path:
     from ..eval.page import SIGN, chosen, page
     from ..system.files import check_out, write_text
 
@@ -103,7 +97,8 @@ def _write_page(opened: "SavedResults", out: Path | None, screen: Screen) -> Pat
         screen.put_json({"page": str(file), "answers": len(chosen(opened.answers())), "bytes": len(text.encode())})
     else:
         screen.print_path(file)
-    return file
+    if open:
+        _open_page(file, screen)
 
 
 def _open_page(file: Path, screen: Screen) -> None:

@@ -13,7 +13,6 @@ from .options import command, opt, quieten
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..train.log import TrainEvent
     from ..train.stages import Done, Stages
 
 Method = Literal["eagle", "eagle3", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
@@ -72,7 +71,7 @@ def train(
 
 def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     """Run one stage to its end; returns its result."""
-    from ..train.log import Stepped
+    from ..train.log import Evaluated, Started, Stepped
     from ..train.stages import Done, Preparing
 
     result = dict[str, Any]()
@@ -97,22 +96,15 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
                 skipped = f", {event.skipped} steps skipped" if event.skipped else ""
                 text = f"loss {event.loss:.3f}, agreement {agreement}, {event.tokens_per_s:.0f} tok/s{skipped}"
                 report(stage, event.step, event.steps, text)
-            else:
-                _say_event(event, screen)
+            elif isinstance(event, Started):
+                how = "resuming with" if event.resumed else "training on"
+                data = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in event.data.items())
+                screen.say(escape(f"{how} {data}; {event.steps} steps"))
+            elif isinstance(event, Evaluated):
+                agreement = " ".join(f"{share:.3f}" for share in event.agreement)
+                text = f"step {event.step}, {event.tokens} tokens: loss {event.loss:.3f}, agreement {agreement}"
+                screen.say(f"{escape(text)}, [bold]estimated accepted length {event.accepted_length:.2f}[/bold]")
     return result
-
-
-def _say_event(event: "TrainEvent", screen: Screen) -> None:
-    from ..train.log import Evaluated, Started
-
-    if isinstance(event, Started):
-        how = "resuming with" if event.resumed else "training on"
-        data = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in event.data.items())
-        screen.say(escape(f"{how} {data}; {event.steps} steps"))
-    elif isinstance(event, Evaluated):
-        agreement = " ".join(f"{share:.3f}" for share in event.agreement)
-        text = f"step {event.step}, {event.tokens} tokens: loss {event.loss:.3f}, agreement {agreement}"
-        screen.say(f"{escape(text)}, [bold]estimated accepted length {event.accepted_length:.2f}[/bold]")
 
 
 def _say_done(done: "Done", target: str, screen: Screen) -> None:

@@ -110,10 +110,6 @@ def bench(
         raise ended
 
 
-_SHOWN = 5
-"""Bugs to print; the folder has all."""
-
-
 def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
     """The tables, and what they do not say."""
     for run in summary["runs"]:
@@ -192,7 +188,7 @@ def _remarks(run: dict[str, Any]) -> list[str]:
             f"{sign} against plain decoding: {verdicts['identical']} identical, {verdicts['near_tie']} near-ties, "
             f"{verdicts['bug']} bugs"
         )
-    for one in [one for one in run["differences"] if one["verdict"] == "bug"][:_SHOWN]:
+    for one in [one for one in run["differences"] if one["verdict"] == "bug"][:5]:  # the folder has all
         remarks.append(f"  prompt {escape(one['id'])}, turn {one['turn'] + 1}: {escape(one['reason'])}")
     if run["not_compared"]:
         remarks.append(

@@ -23,7 +23,7 @@ from ..config import SpecConfig, parse
 from ..drafters.registry import usages
 from ..errors import ConfigError
 from .process import silence_loggers
-from .screen import FLAGS, Screen
+from .screen import FLAGS, Screen, screen_of
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
@@ -79,7 +79,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if is_dataclass(kind):
                 arguments[name] = parameter.annotation(**{one.name: given[one.name] for one in fields(kind)})
             else:
-                arguments[name] = ctx.find_root().obj if kind is Screen else given[name]
+                arguments[name] = screen_of(ctx) if kind is Screen else given[name]
         function(**arguments)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__

@@ -210,12 +210,20 @@ def mark(passed: bool) -> str:
     return "[green]✓[/green]" if passed else "[red]✗[/red]"
 
 
+def screen_of(ctx: typer.Context) -> Screen:
+    """The screen of this run."""
+    root = ctx.find_root()
+    if not isinstance(root.obj, Screen):
+        root.obj = Screen()
+    return root.obj
+
+
 def _flag(name: str, attribute: str, value: bool, help: str) -> Any:
     """An option that sets an attribute of the screen, before the other options are read."""
 
     def callback(ctx: typer.Context, is_given: bool) -> bool:
         if is_given:
-            setattr(ctx.find_root().obj, attribute, value)
+            setattr(screen_of(ctx), attribute, value)
         return is_given
 
     return typer.Option(name, metavar="", callback=callback, is_eager=True, help=help)

@@ -126,10 +126,8 @@ def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:
         return
     title = f"[bold]{escape(one.category or one.id)}[/bold] · {escape(one.side)}"
     screen.out.rule(f"{title} [dim]answer {number} of {len(answers)}[/dim]", align="left", style="dim")
-    text = Text()
-    for piece, origin in zip(one.texts, one.origins, strict=True):
-        text.append(piece, STYLES.get(origin, "default"))
-    screen.out.print(text, soft_wrap=True)
+    styles = (STYLES.get(origin, "default") for origin in one.origins)
+    screen.out.print(Text.assemble(*zip(one.texts, styles, strict=True)), soft_wrap=True)
     screen.out.print(legend(one.origins), soft_wrap=True)
     pace = f", {one.tokens_per_s:.1f} tok/s" if one.tokens_per_s else ""
     drafted = sum(len(one_round.parents) - 1 for one_round in one.rounds)

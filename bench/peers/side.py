@@ -23,7 +23,7 @@ class PeerSide(Side):
 
     def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
         """Ask the peer, with its own count of tokens and its own clock. Raises `ConfigError` for an image."""
-        if any(ask.has_image for ask in asks):
+        if any(ask.question.image for ask in asks):
             raise ConfigError("peers are asked about text alone", got="a prompt with an image", fix="leave --peer out")
         answers = []
         for ask in asks:

@@ -1,8 +1,7 @@
 """`paceline bench`: what speculation gains, measured against plain decoding and other systems."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -16,11 +15,11 @@ from .options import (
     AnswerOptions,
     ModelArgument,
     ModelOptions,
-    Opt,
     SpeculationOptions,
     choose_prompts,
     command,
     open_engine,
+    opt,
 )
 from .process import uninterrupted
 from .screen import Screen, mark, number, table_of
@@ -33,19 +32,17 @@ def bench(
     answers: AnswerOptions,
     loading: ModelOptions,
     screen: Screen,
-    suite: Annotated[
-        str, Opt(f"built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: {PROMPT_FILE}", PROMPTS, "-s")
-    ] = "built-in",
-    data: Annotated[str | None, Opt("Folder that holds the suite's files.", PROMPTS, metavar="DIR")] = None,
-    download: Annotated[bool, Opt("Fetch the suite's published file into your cache, once.", PROMPTS)] = False,
-    num_prompts: Annotated[
-        int | None, Opt("Use only this many, evenly from each category; always the same ones.", PROMPTS, min=1)
-    ] = None,
-    batch: Annotated[int, Opt("Prompts decoded side by side.", MEASURING, min=1)] = 1,
-    repeat: Annotated[int, Opt("How often each prompt is measured.", MEASURING, min=1)] = 1,
-    out: Annotated[
-        str | None, Opt("Result folder. Default: results/DATE-MODEL-DRAFTER.", MEASURING, "-o", "DIR")
-    ] = None,
+    suite: str = opt(
+        "built-in", f"built-in, spec_bench, mt_bench, humaneval, gsm8k, mbpp, or a file: {PROMPT_FILE}", PROMPTS, "-s"
+    ),
+    data: str | None = opt(None, "Folder that holds the suite's files.", PROMPTS, metavar="DIR"),
+    download: bool = opt(False, "Fetch the suite's published file into your cache, once.", PROMPTS),
+    num_prompts: int | None = opt(
+        None, "Use only this many, evenly from each category; always the same ones.", PROMPTS, min=1
+    ),
+    batch: int = opt(1, "Prompts decoded side by side.", MEASURING, min=1),
+    repeat: int = opt(1, "How often each prompt is measured.", MEASURING, min=1),
+    out: str | None = opt(None, "Result folder. Default: results/DATE-MODEL-DRAFTER.", MEASURING, "-o", "DIR"),
 ) -> None:
     """Measure what speculation gains: plain and speculative decoding of the same prompts, in turns.
 
@@ -113,10 +110,6 @@ def bench(
         raise ended
 
 
-_SHOWN = 5
-"""Bugs to print; the folder has all."""
-
-
 def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
     """The tables, and what they do not say."""
     for run in summary["runs"]:
@@ -144,7 +137,7 @@ def _table(run: dict[str, Any], model: str) -> Table:
     from ..eval.results import last_part
 
     compared = {name: sum(one["verdicts"].values()) for name, one in {**run["categories"], None: run}.items()}
-    columns: dict[str, Callable[[tuple[str | None, dict[str, Any]]], str]] = {
+    columns = {
         "Category": lambda row: escape(row[0] or "all"),
         "Prompts": lambda row: str(row[1]["prompts"]),
         "Plain\ntok/s": lambda row: number(row[1]["plain_tokens_per_s"], ".1f"),
@@ -195,7 +188,7 @@ def _remarks(run: dict[str, Any]) -> list[str]:
             f"{sign} against plain decoding: {verdicts['identical']} identical, {verdicts['near_tie']} near-ties, "
             f"{verdicts['bug']} bugs"
         )
-    for one in [one for one in run["differences"] if one["verdict"] == "bug"][:_SHOWN]:
+    for one in [one for one in run["differences"] if one["verdict"] == "bug"][:5]:  # the folder has all
         remarks.append(f"  prompt {escape(one['id'])}, turn {one['turn'] + 1}: {escape(one['reason'])}")
     if run["not_compared"]:
         remarks.append(
@@ -223,7 +216,7 @@ def _machine(summary: dict[str, Any]) -> list[str]:
 
 
 def _peer_table(summary: dict[str, Any]) -> Table:
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+    columns = {
         "Peer": lambda one: escape(one["side"]),
         "tok/s": lambda one: number(one["tokens_per_s"], ".1f"),
         "over our\nplain": lambda one: _with_interval(one["over_plain"]),

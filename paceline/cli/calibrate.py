@@ -18,13 +18,13 @@ from .options import (
     Weights,
     command,
     open_engine,
+    opt,
     remark_raw,
 )
 from .screen import Screen
 
 if TYPE_CHECKING:
     from ..cascade import Calibration
-    from ..llm import LLM
 
 _PROMISE = "Promise"
 
@@ -38,24 +38,25 @@ def calibrate(
     ],
     loading: LoadOptions,
     screen: Screen,
-    max_disagreement: Annotated[
-        float, Opt("At most this share of all prompts may get another answer than the large model's.", _PROMISE)
-    ] = 0.01,
-    confidence: Annotated[float, Opt("Confidence that the promise holds.", _PROMISE)] = 0.95,
-    short_limit: Annotated[int, Opt("Tokens within which a small answer must end.", _PROMISE, min=1)] = 16,
-    signal: Annotated[
-        list[str] | None,
-        Opt("min_prob (default), mean_prob or margin; of several the best, each tested more strictly.", _PROMISE),
-    ] = None,
-    num_prompts: Annotated[int | None, Opt("Only the first of them.", PROMPTS, min=1)] = None,
-    temperature: Annotated[float, Opt("0: greedy.", PROMPTS, "-t")] = 0.0,
+    max_disagreement: float = opt(
+        0.01, "At most this share of all prompts may get another answer than the large model's.", _PROMISE
+    ),
+    confidence: float = opt(0.95, "Confidence that the promise holds.", _PROMISE),
+    short_limit: int = opt(16, "Tokens within which a small answer must end.", _PROMISE, min=1),
+    signal: list[str] | None = opt(
+        None, "min_prob (default), mean_prob or margin; of several the best, each tested more strictly.", _PROMISE
+    ),
+    num_prompts: int | None = opt(None, "Only the first of them.", PROMPTS, min=1),
+    temperature: float = opt(0.0, "0: greedy.", PROMPTS, "-t"),
     seed: Seed = 0,
-    out: Annotated[
-        Path,
-        Opt("The calibration; a plot is written beside it where matplotlib is installed.", short="-o", metavar="FILE"),
-    ] = Path("calib.json"),
-    small_weights: Annotated[Weights | None, Opt("Quantize the small model.", MODEL)] = None,
-    large_weights: Annotated[Weights | None, Opt("Quantize the large model.", MODEL)] = None,
+    out: Path = opt(
+        Path("calib.json"),
+        "The calibration; a plot is written beside it where matplotlib is installed.",
+        short="-o",
+        metavar="FILE",
+    ),
+    small_weights: Weights | None = opt(None, "Quantize the small model.", MODEL),
+    large_weights: Weights | None = opt(None, "Quantize the large model.", MODEL),
 ) -> None:
     """Find out when a small model may answer alone, so that hardly an answer differs from a large model's.
 
@@ -72,7 +73,10 @@ def calibrate(
         from ..eval.prompts import read_prompts
         from ..system.files import check_out, claimed
 
-    signals = [Signal(name) for name in _checked(signal or [Signal.MIN_PROB.value], [s.value for s in Signal])]
+    for name in signal or ():
+        if name not in list(Signal):
+            raise typer.BadParameter(f"unknown signal {name!r}: one of {', '.join(Signal)}")
+    signals = [Signal(name) for name in dict.fromkeys(signal or [Signal.MIN_PROB])]
     texts = read_prompts(prompts, num_prompts)
     check_sample(len(texts), max_disagreement, confidence, len(signals))
     if out.suffix != ".json":
@@ -91,7 +95,10 @@ def calibrate(
         )
     with claimed(out):
         try:
-            engines = _open(small, small_weights, loading, screen), _open(large, large_weights, loading, screen)
+            engines = (
+                open_engine(small, screen, ModelOptions(**vars(loading), weights=small_weights)),
+                open_engine(large, screen, ModelOptions(**vars(loading), weights=large_weights)),
+            )
             remark_raw(sum(isinstance(one, str) for one in texts), engines[1], screen)
             with screen.stages() as progress:
                 made = measure(
@@ -119,35 +126,15 @@ def calibrate(
     _show(made, out, plot, screen)
 
 
-def _open(model: str, weights: Weights | None, loading: LoadOptions, screen: Screen) -> "LLM":
-    """A plain engine."""
-    return open_engine(model, screen, ModelOptions(**vars(loading), weights=weights))
-
-
-def _checked(names: list[str], known: list[str]) -> list[str]:
-    for name in names:
-        if name not in known:
-            raise typer.BadParameter(f"unknown signal {name!r}: one of {', '.join(known)}")
-    return list(dict.fromkeys(names))
-
-
 def _show(made: "Calibration", out: Path, plot: Path | None, screen: Screen) -> None:
     choice = made.choose()
     rate, bound = choice.wrong_alone
     if screen.json:
         keys = ("threshold", "coverage", "max_disagreement", "confidence")
-        screen.put_json(
-            {
-                "file": str(out),
-                "picture": plot and str(plot),
-                "prompts": made.count,
-                "ended": made.ended,
-                "signal": choice.signal.value,
-                "differ": choice.point.differ,
-                **{key: getattr(choice, key) for key in keys},
-                "differ_when_alone": {"seen": rate, "upper_bound_not_promised": bound},
-            }
-        )
+        about = {"file": str(out), "picture": plot and str(plot), "prompts": made.count, "ended": made.ended}
+        about |= {"signal": choice.signal.value, "differ": choice.point.differ}
+        about |= {key: getattr(choice, key) for key in keys}
+        screen.put_json({**about, "differ_when_alone": {"seen": rate, "upper_bound_not_promised": bound}})
         return
     alone = f"{choice.point.covered} of {made.count} prompts ({100 * choice.coverage:.1f}%)"
     for line in (

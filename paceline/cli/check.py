@@ -1,6 +1,5 @@
 """`paceline check` and `paceline check-draft`: is speculation exact, and does a head still draft as recorded?"""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,19 +12,19 @@ from .options import (
     LoadOptions,
     ModelArgument,
     ModelOptions,
-    Opt,
     Seed,
     Speculation,
     SpeculationOptions,
     command,
     open_engine,
+    opt,
     remark_raw,
 )
 from .screen import Screen, mark, table_of
 
 if TYPE_CHECKING:
     from ..eval.check import CheckReport, Comparison
-    from ..eval.trials import Difference, Trial, TrialCheck
+    from ..eval.trials import Trial, TrialCheck
     from ..heads.folder import HeadInfo
     from ..llm import LLM
 
@@ -36,12 +35,12 @@ def check(
     speculation: SpeculationOptions,
     loading: ModelOptions,
     screen: Screen,
-    prompts: Annotated[str | None, Opt(f"{PROMPT_FILE} Default: 8 built in.", metavar="FILE")] = None,
-    num_prompts: Annotated[int | None, Opt("Only the first of them.", min=1)] = None,
-    max_tokens: Annotated[int, Opt("Length of an answer.", min=1)] = 64,
-    temperature: Annotated[list[float] | None, Opt("Repeat it for several; default: 0 and 0.8.", short="-t")] = None,
+    prompts: str | None = opt(None, f"{PROMPT_FILE} Default: 8 built in.", metavar="FILE"),
+    num_prompts: int | None = opt(None, "Only the first of them.", min=1),
+    max_tokens: int = opt(64, "Length of an answer.", min=1),
+    temperature: list[float] | None = opt(None, "Repeat it for several; default: 0 and 0.8.", short="-t"),
     seed: Seed = 0,
-    no_law_test: Annotated[bool, Opt("Leave out the test of the sampled distribution.")] = False,
+    no_law_test: bool = opt(False, "Leave out the test of the sampled distribution."),
 ) -> None:
     """Check on your machine that speculation leaves the answers unchanged, or learn where it does not.
 
@@ -55,23 +54,22 @@ def check(
     # The default policy may draft nothing, which would prove nothing.
     chosen = speculation.choose("lookup", policy="fixed")
     from ..core.request import SamplingParams
-    from ..eval.prompts import EXAMPLES, read_prompts
+    from ..eval.prompts import EXAMPLES, read_prompts, user_prompt
 
     temperatures = temperature or [0.0, 0.8]
     for one in temperatures:
         SamplingParams(temperature=one)  # refuse before minutes of loading
-    texts = read_prompts(prompts, num_prompts) if prompts is not None else None
+    given = read_prompts(prompts, num_prompts) if prompts is not None else None
     llm = open_engine(model, screen, loading, chosen)
-    remark_raw(sum(isinstance(one, str) for one in texts or ()), llm, screen)
+    remark_raw(sum(isinstance(one, str) for one in given or ()), llm, screen)
     from ..eval.check import check as run_check
-    from ..eval.prompts import user_prompt
+    from ..system.provenance import provenance
 
-    if texts is None:
-        texts = [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
+    built_in = [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
     with screen.stages() as progress:
         report = run_check(
             llm,
-            texts,
+            given or built_in,
             max_tokens=max_tokens,
             temperatures=temperatures,
             seed=seed,
@@ -79,8 +77,6 @@ def check(
             progress=progress,
         )
     if screen.json:
-        from ..system.provenance import provenance
-
         screen.put_json(
             {
                 **chosen.as_json(model),
@@ -119,8 +115,7 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
             f"{mark(all(side.is_rounding for side in sides))} independent reference: {len(measured)} answers, scores "
             f"differ by up to {most:.2f} times what rounding explains [dim](fails above {TYPICAL:g})[/dim]"
         )
-    law = report.law_test
-    if law is not None:
+    if (law := report.law_test) is not None:
         differing = f", {law.num_different} differ from plain decoding" if law.num_different is not None else ""
         screen.print(
             f"{mark(law.passed)} distribution test: {law.samples:,} samples of {law.tokens} tokens, "
@@ -160,12 +155,10 @@ def check_draft(
     ],
     loading: LoadOptions,
     screen: Screen,
-    model: Annotated[str | None, Opt("The target model; default: the one it was trained for, by name.")] = None,
-    num_prompts: Annotated[int | None, Opt("Only the first of the recorded prompts.", min=1)] = None,
-    prompts: Annotated[
-        str | None, Opt("The prompt file of a record that does not hold its prompts.", metavar="FILE")
-    ] = None,
-    tolerance: Annotated[float, Opt("Allowed difference, in addition to the sampling error.", min=0.0, max=1.0)] = 0.05,
+    model: str | None = opt(None, "The target model; default: the one it was trained for, by name."),
+    num_prompts: int | None = opt(None, "Only the first of the recorded prompts.", min=1),
+    prompts: str | None = opt(None, "The prompt file of a record that does not hold its prompts.", metavar="FILE"),
+    tolerance: float = opt(0.05, "Allowed difference, in addition to the sampling error.", min=0.0, max=1.0),
 ) -> None:
     """Does a trained head still draft as well as when it was recorded?
 
@@ -258,7 +251,7 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
 
 def _print_trials(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], screen: Screen) -> None:
     for check in checks:
-        columns: dict[str, Callable[[Difference], str]] = {
+        columns = {
             escape(f"{check.trial.name}, {len(check.measured.answers)} prompts"): lambda one: one.what,
             "Now": lambda one: f"{one.measured:.3f}",
             "Recorded": lambda one: f"{one.recorded:.3f}",

@@ -1,7 +1,7 @@
 """`paceline demo`: the same prompts decoded plainly and with speculation, side by side."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,9 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..config import parse
-from .options import AnswerOptions, ModelOptions, Opt, Speculation, SpeculationOptions, command, open_engine
-from .screen import Screen, number, table_of
-from .tokens import Painter, legend
+from .options import AnswerOptions, ModelOptions, Speculation, SpeculationOptions, command, open_engine, opt
+from .screen import Painter, Screen, legend, number, table_of
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
@@ -36,8 +35,8 @@ def demo(
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help="A folder, a hub id, or a name that `paceline models` lists.")
     ] = "smollm2-135m",
-    num_prompts: Annotated[int, Opt("How many of the prompts to show.", min=1)] = 4,
-    svg: Annotated[Path | None, Opt("Save the answers and the table as an image.", metavar="FILE")] = None,
+    num_prompts: int = opt(4, "How many of the prompts to show.", min=1),
+    svg: Path | None = opt(None, "Save the answers and the table as an image.", metavar="FILE"),
 ) -> None:
     """Watch the same prompts decoded plainly and with speculation, and compare the speed and the text.
 
@@ -99,12 +98,12 @@ def _open_with_head(
     model: str, chosen: Speculation, speculation: SpeculationOptions, loading: ModelOptions, screen: Screen
 ) -> "tuple[Speculation, LLM]":
     """The engine with the drafter that the packaged head for this very model recommends; without one, as asked for."""
-    from ..zoo.packaged import best_head, packaged_heads
+    from ..zoo.packaged import heads_for, packaged_heads
 
     if not packaged_heads():
         return chosen, open_engine(model, screen, loading, chosen)
     plain = open_engine(model, screen, loading)
-    best = best_head(plain.loaded.fingerprint)
+    best = next((head for head in heads_for(plain.loaded.fingerprint) if head.is_default), None)
     if best is not None:
         chosen = replace(chosen, config=parse(best.demo, speculation.num_speculative_tokens, speculation.policy))
     return chosen, open_engine(plain.loaded, screen, loading, chosen)
@@ -115,7 +114,7 @@ def _show(llm: "LLM", examples: "Sequence[Example]", params: "SamplingParams", s
     from ..eval.demo import Begin, Pair, demo
 
     pairs: list[Pair] = []
-    painter, origins = Painter(llm.tokenizer), list[str]()
+    painter = Painter(llm.tokenizer)
     with screen.stages() if screen.json else nullcontext(lambda stage, done, total: None) as report:
         for event in demo(llm, examples, params):
             if isinstance(event, Pair):
@@ -124,16 +123,15 @@ def _show(llm: "LLM", examples: "Sequence[Example]", params: "SamplingParams", s
             elif screen.json:
                 continue
             elif isinstance(event, Begin):
-                painter, origins = Painter(llm.tokenizer), []
+                painter = Painter(llm.tokenizer)
                 label = "with speculation" if event.is_speculative else "plain"
                 screen.out.print()
                 screen.out.rule(f"[bold]{escape(event.name)}[/bold] · {label}", align="left", style="dim")
             else:
-                origins += [origin.value for origin in event.origins]
                 screen.out.print(painter.paint(event), end="", soft_wrap=True)
-                if event.finish_reason is not None:
+                if event.completion is not None:
                     screen.out.print()
-                    screen.out.print(legend(origins))
+                    screen.out.print(legend(event.completion.origins))
     return pairs
 
 
@@ -144,7 +142,7 @@ def _svg(llm: "LLM", pairs: "list[Pair]", total: "Speeds", sentence: str) -> str
         answer = pair.speculative
         console.rule(f"[bold]{escape(pair.name)}[/bold] · with speculation", align="left", style="dim")
         console.print(Painter(llm.tokenizer).paint(answer))
-        console.print(legend(origin.value for origin in answer.origins), "")
+        console.print(legend(answer.origins), "")
     console.print(_table(pairs, total))
     console.print(sentence)
     return console.export_svg(title="paceline demo", unique_id=_SVG_ID)
@@ -153,7 +151,7 @@ def _svg(llm: "LLM", pairs: "list[Pair]", total: "Speeds", sentence: str) -> str
 def _table(pairs: "list[Pair]", total: "Speeds") -> Table:
     from ..eval.demo import speeds
 
-    columns: dict[str, Callable[[tuple[str, Speeds]], str]] = {
+    columns = {
         "Prompt": lambda row: escape(row[0]),
         "Plain\ntok/s": lambda row: number(row[1].plain_tokens_per_s, ".1f"),
         "Spec.\ntok/s": lambda row: number(row[1].speculative_tokens_per_s, ".1f"),

@@ -1,6 +1,5 @@
 """`paceline doctor`: what this machine can do with a model, and what limits it."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,11 +8,11 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from .options import ModelOptions, Opt, command, open_engine
+from .options import ModelOptions, command, open_engine, opt
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..eval.doctor import DrafterMemory, MachineReport, ModelReport
+    from ..eval.doctor import MachineReport, ModelReport
 
 
 @command
@@ -28,8 +27,8 @@ def doctor(
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, Opt("Sequences side by side that the memory plan allows for.", min=1)] = 8,
-    drafter_free: Annotated[bool, Opt("Plan no memory for an INT4 self-draft.")] = False,
+    batch: int = opt(8, "Sequences side by side that the memory plan allows for.", min=1),
+    drafter_free: bool = opt(False, "Plan no memory for an INT4 self-draft."),
 ) -> None:
     """Measure what your machine can do with a model, and learn what limits it.
 
@@ -67,7 +66,7 @@ def doctor(
 
 def _print_machine(machine: "MachineReport", screen: Screen) -> None:
     """Hardware, versions, threads, load and bandwidth."""
-    facts, found, load = machine.facts, machine.processors, machine.load
+    facts, found, load = machine.provenance, machine.processors, machine.load
     memory = facts["memory_bytes"]
     busy = "unknown" if load.busy_cores is None else f"others use {load.busy_cores:.1f} cores"
     state = "[bold yellow]busy[/bold yellow], " if load.disturbs else "quiet, " if load.busy_cores is not None else ""
@@ -75,9 +74,9 @@ def _print_machine(machine: "MachineReport", screen: Screen) -> None:
     average = "" if load.average is None else f"; average of a minute {load.average:.1f}"
     rows = {
         "CPU": escape(f"{facts['cpu'] or 'unknown'}, {found.cores} cores, {found.cpus} logical"),
-        "instructions": ", ".join(machine.flags) or "unknown",
+        "instructions": ", ".join(machine.cpu_flags) or "unknown",
         "kernels": escape(machine.kernels),
-        "memory": f"{_size(memory if isinstance(memory, int) else None)}, {_size(machine.available)} available",
+        "memory": f"{_size(memory if isinstance(memory, int) else None)}, {_size(machine.available_bytes)} available",
         "GPU": escape(str(facts["gpu"] or "none")),
         "versions": ", ".join(f"{name} {facts[name]}" for name in ("paceline", "torch", "transformers")),
         "threads": f"{machine.threads}, where {found.reason}; they {machine.waiting}",
@@ -104,8 +103,8 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
         "self-test": f"[green]passed[/green]: trees give the logits of plain transformers, {trees}",
         "floor": f"{_size(costs.weight_bytes)} at {costs.bandwidth / 1e9:.1f} GB/s: {1e3 * costs.floor:.2f} ms a pass",
     }
-    screen.out.print(_table(escape(f"{report.name}, {report.dtype} on {report.device}"), rows))
-    columns: dict[str, Callable[[tuple[int, float]], str]] = {
+    screen.out.print(_table(escape(f"{report.model}, {report.dtype} on {report.device}"), rows))
+    passes = {
         "rows": lambda cost: str(cost[0]),
         "ms": lambda cost: f"{1e3 * cost[1]:.2f}",
         "times one row": lambda cost: f"{cost[1] / costs.seconds[1]:.2f}",
@@ -113,8 +112,8 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
         "tokens/s if all are accepted": lambda cost: f"{cost[0] / cost[1]:,.0f}",
     }
     title = f"Passes after {report.context} tokens of context"
-    screen.out.print(table_of(columns, sorted(costs.seconds.items()), 0, title))
-    bounds: dict[str, Callable[[DrafterMemory], str]] = {
+    screen.out.print(table_of(passes, sorted(costs.seconds.items()), 0, title))
+    bounds = {
         "drafter": lambda one: one.drafter,
         "memory at most": lambda one: _size(one.total),
         "for each": lambda one: f"{one.each} bytes a {one.of}",
@@ -125,26 +124,17 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
 
 def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: list[str]) -> dict[str, object]:
     """Everything, in bytes, seconds and bytes per second; what is of the model is null without one."""
-    shown: dict[str, object] = {
-        "provenance": dict(machine.facts),
-        "cpu_flags": machine.flags,
-        "kernels": machine.kernels,
+    shown: dict[str, object] = asdict(machine) | {
         "processors": {**asdict(machine.processors), "threads": machine.processors.threads},
         "reason": machine.processors.reason,
-        "threads": machine.threads,
-        "waiting": machine.waiting,
         "load": {**asdict(machine.load), "disturbs": machine.load.disturbs},
-        "available_bytes": machine.available,
-        "bandwidth": machine.bandwidth,
         "findings": sentences,
     }
     if report is None:
         return shown | {"model": None, "pass_times": None, "floor_s": None}
     memory, costs = report.memory, report.costs
-    keys = ("dtype", "device", "numerics", "row_multiple", "native", "attends_trees", "context")
     return shown | {
-        "model": report.name,
-        **{key: getattr(report, key) for key in keys},
+        **{key: value for key, value in asdict(report).items() if key != "costs"},
         "self_test": "passed",
         "memory": {**asdict(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
         "drafters": [{**asdict(one), "total": one.total} for one in report.drafters],

@@ -11,9 +11,8 @@ from ..core.figures import MIN_TIMED
 from ..errors import ConfigError
 from ..schema import brief, validate
 from ..system.files import parse_json, read_stdin, read_text
-from .options import ModelArgument, ModelOptions, Opt, SpeculationOptions, command, open_engine
-from .screen import Screen
-from .tokens import Painter, legend
+from .options import ModelArgument, ModelOptions, SpeculationOptions, command, open_engine, opt
+from .screen import Painter, Screen, legend
 
 if TYPE_CHECKING:
     from ..core.outputs import Timings
@@ -30,16 +29,13 @@ class PromptOptions:
     """The ways to give a prompt, of which exactly one must be used, and images that stand before the text."""
 
     text: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="Text to continue, as --prompt.")] = None
-    prompt: Annotated[str | None, Opt("Text to continue.", _PROMPT, "-p")] = None
-    chat: Annotated[str | None, Opt("A message; the model's chat template is applied to it.", _PROMPT, "-c")] = None
-    prompt_file: Annotated[str | None, Opt("A file with text to continue; - reads stdin.", _PROMPT, metavar="FILE")] = (
-        None
+    prompt: str | None = opt(None, "Text to continue.", _PROMPT, "-p")
+    chat: str | None = opt(None, "A message; the model's chat template is applied to it.", _PROMPT, "-c")
+    prompt_file: str | None = opt(None, "A file with text to continue; - reads stdin.", _PROMPT, metavar="FILE")
+    token_ids: str | None = opt(None, "A prompt as token ids.", _PROMPT, metavar="1,2,3")
+    image: list[str] | None = opt(
+        None, "An image before the text, for a vision-language model; repeatable.", _PROMPT, "-i", "FILE|URL"
     )
-    token_ids: Annotated[str | None, Opt("A prompt as token ids.", _PROMPT, metavar="1,2,3")] = None
-    image: Annotated[
-        list[str] | None,
-        Opt("An image before the text, for a vision-language model; repeatable.", _PROMPT, "-i", "FILE|URL"),
-    ] = None
 
     def __post_init__(self) -> None:
         count = sum(one is not None for one in (self.text, self.prompt, self.chat, self.prompt_file, self.token_ids))
@@ -77,29 +73,27 @@ class PromptOptions:
 class SamplingOptions:
     """`SamplingParams` as options."""
 
-    temperature: Annotated[float, Opt("0: greedy.", _SAMPLING, "-t")] = 0.0
-    top_k: Annotated[int, Opt("0: off.", _SAMPLING)] = 0
-    top_p: Annotated[float, Opt("1: off.", _SAMPLING)] = 1.0
-    min_p: Annotated[float, Opt("0: off.", _SAMPLING)] = 0.0
-    repetition_penalty: Annotated[float, Opt("Over prompt and answer; 1: off.", _SAMPLING)] = 1.0
-    presence_penalty: Annotated[float, Opt("Over the answer; 0: off.", _SAMPLING)] = 0.0
-    frequency_penalty: Annotated[float, Opt("Over the answer; 0: off.", _SAMPLING)] = 0.0
-    no_repeat_ngram_size: Annotated[int, Opt("Never repeat this many tokens in a row; 0: off.", _SAMPLING)] = 0
-    logit_bias: Annotated[str | None, Opt('By token id: {"42": -5}.', _SAMPLING, metavar="JSON")] = None
-    bad_word: Annotated[list[str] | None, Opt("Never generate this word; repeatable.", _SAMPLING)] = None
-    seed: Annotated[int | None, Opt("Reproduces a sampled answer; random by default.", _SAMPLING)] = None
-    n: Annotated[int, Opt("Number of answers.", _SAMPLING)] = 1
-    max_tokens: Annotated[int, Opt("Maximum number of tokens.", _END)] = 256
-    min_tokens: Annotated[int, Opt("Minimum number of tokens.", _END)] = 0
-    stop: Annotated[list[str] | None, Opt("Stop before this text; repeatable.", _END)] = None
-    stop_token_id: Annotated[list[int] | None, Opt("Stop at this token; repeatable.", _END)] = None
-    ignore_eos: Annotated[bool, Opt("Go on past the end-of-sequence token.", _END)] = False
-    json_schema: Annotated[str | None, Opt("JSON by the schema in this file.", _FORM, metavar="FILE")] = None
-    regex: Annotated[str | None, Opt("Text that this regular expression matches as a whole.", _FORM)] = None
-    choice: Annotated[list[str] | None, Opt("This text, or another that is given so; repeatable.", _FORM)] = None
-    logprobs: Annotated[int | None, Opt("Log-probabilities of each token and of the top K (in --json).", _OUTPUT)] = (
-        None
-    )
+    temperature: float = opt(0.0, "0: greedy.", _SAMPLING, "-t")
+    top_k: int = opt(0, "0: off.", _SAMPLING)
+    top_p: float = opt(1.0, "1: off.", _SAMPLING)
+    min_p: float = opt(0.0, "0: off.", _SAMPLING)
+    repetition_penalty: float = opt(1.0, "Over prompt and answer; 1: off.", _SAMPLING)
+    presence_penalty: float = opt(0.0, "Over the answer; 0: off.", _SAMPLING)
+    frequency_penalty: float = opt(0.0, "Over the answer; 0: off.", _SAMPLING)
+    no_repeat_ngram_size: int = opt(0, "Never repeat this many tokens in a row; 0: off.", _SAMPLING)
+    logit_bias: str | None = opt(None, 'By token id: {"42": -5}.', _SAMPLING, metavar="JSON")
+    bad_word: list[str] | None = opt(None, "Never generate this word; repeatable.", _SAMPLING)
+    seed: int | None = opt(None, "Reproduces a sampled answer; random by default.", _SAMPLING)
+    n: int = opt(1, "Number of answers.", _SAMPLING)
+    max_tokens: int = opt(256, "Maximum number of tokens.", _END)
+    min_tokens: int = opt(0, "Minimum number of tokens.", _END)
+    stop: list[str] | None = opt(None, "Stop before this text; repeatable.", _END)
+    stop_token_id: list[int] | None = opt(None, "Stop at this token; repeatable.", _END)
+    ignore_eos: bool = opt(False, "Go on past the end-of-sequence token.", _END)
+    json_schema: str | None = opt(None, "JSON by the schema in this file.", _FORM, metavar="FILE")
+    regex: str | None = opt(None, "Text that this regular expression matches as a whole.", _FORM)
+    choice: list[str] | None = opt(None, "This text, or another that is given so; repeatable.", _FORM)
+    logprobs: int | None = opt(None, "Log-probabilities of each token and of the top K (in --json).", _OUTPUT)
 
     def params(self) -> "SamplingParams":
         """Raises `ConfigError` for wrong values."""
@@ -127,8 +121,8 @@ def generate(
     sampling: SamplingOptions,
     loading: ModelOptions,
     screen: Screen,
-    stream: Annotated[bool, Opt("Show text as it comes.", _OUTPUT, name="--stream/--no-stream")] = True,
-    color: Annotated[bool, Opt("Colour each token by its origin.", _OUTPUT)] = False,
+    stream: bool = opt(True, "Show text as it comes.", _OUTPUT, name="--stream/--no-stream"),
+    color: bool = opt(False, "Colour each token by its origin.", _OUTPUT),
 ) -> None:
     """Answer a prompt; the answer goes to stdout, remarks to stderr.
 
@@ -210,7 +204,7 @@ def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen
 def _remark(answer: "Completion", timings: "Timings", screen: Screen, color: bool) -> None:
     """One line on how the answer was decoded, and the legend of its colours."""
     if color:
-        screen.err.print(legend(origin.value for origin in answer.origins), soft_wrap=True)
+        screen.err.print(legend(answer.origins), soft_wrap=True)
     is_timed = timings.decode and answer.num_decoded >= MIN_TIMED
     pace = f"{answer.num_decoded / timings.decode:.1f} tok/s, " if is_timed else ""
     promise = f"the tokens of plain decoding, numerics {answer.numerics}" if answer.exact else "same distribution"

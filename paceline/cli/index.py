@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .options import MODEL, Opt, command, quieten
+from .options import MODEL, Opt, command, opt, quieten
 from .screen import Screen
 
 
@@ -22,9 +22,9 @@ def index(
     out: Annotated[Path, Opt("The folder to write; a new one.", short="-o", metavar="FOLDER")],
     model: Annotated[str, Opt("The model to draft for, or another with its tokenizer.", MODEL, "-m", "MODEL")],
     screen: Screen,
-    suffix: Annotated[
-        list[str] | None, Opt("How the names of files in a folder end, such as .py; repeatable.", metavar="TEXT")
-    ] = None,
+    suffix: list[str] | None = opt(
+        None, "How the names of files in a folder end, such as .py; repeatable.", metavar="TEXT"
+    ),
 ) -> None:
     """Index a corpus for --drafter suffix:FOLDER, which drafts what followed there in the same words.
 

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from ..drafters.registry import table as drafter_table
-from .options import Opt, command, quieten
+from .options import Opt, command, opt, quieten
 from .screen import Screen
 
 _CacheDir = Annotated[str | None, Opt("Where models are kept; default: your cache folder.")]
@@ -20,7 +20,7 @@ def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `paceline models` lists.")],
     screen: Screen,
     cache_dir: _CacheDir = None,
-    force: Annotated[bool, Opt("Fetch it again, even if it is there and whole.")] = False,
+    force: bool = opt(False, "Fetch it again, even if it is there and whole."),
 ) -> None:
     """Fetch a model by name into your cache, checked by its hash; a packaged model is merged with its base.
 
@@ -114,11 +114,10 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a new one.")],
     to: Annotated[Literal["vllm", "sglang", "speculators"], Opt("The engine that is to load it.")],
     screen: Screen,
-    model: Annotated[
-        str | None,
-        Opt("The head's target model, for layouts that hold its output rows or its name.", metavar="TARGET"),
-    ] = None,
-    num_speculative_tokens: Annotated[int, Opt("Tokens to draft in every step there.", short="-k", min=1)] = 3,
+    model: str | None = opt(
+        None, "The head's target model, for layouts that hold its output rows or its name.", metavar="TARGET"
+    ),
+    num_speculative_tokens: int = opt(3, "Tokens to draft in every step there.", short="-k", min=1),
 ) -> None:
     """Write a trained head for vLLM, SGLang or speculators, and check that it reads back as the same head.
 

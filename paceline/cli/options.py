@@ -3,16 +3,16 @@
 A parameter of a command that is a dataclass of options becomes one option for each of its fields:
 
     @command
-    def doctor(model: ModelArgument, loading: ModelOptions, screen: Screen) -> None: ...
+    def doctor(model: ModelArgument, loading: ModelOptions, screen: Screen, batch: int = opt(8, "...", min=1)): ...
 
-    paceline doctor MODEL [--numerics ...] [--dtype ...] ... [--json] [--no-progress] [--debug]
+    paceline doctor MODEL [--batch ...] [--numerics ...] [--dtype ...] ... [--json] [--no-progress] [--debug]
 """
 
 import inspect
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
@@ -51,6 +51,11 @@ class Opt:
     callback: Callable[[typer.Context, Any], Any] | None = None
 
 
+def opt(default: Any, help: str, *more: Any, **named: Any) -> Any:
+    """The default of a parameter, or of a field in a class of options, with what `Opt` takes."""
+    return field(default=default, metadata={"option": Opt(help, *more, **named)})
+
+
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """A typer command of a function whose parameters are options, classes of options, and the `Screen`.
 
@@ -62,7 +67,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         kind = parameter.annotation
         if is_dataclass(kind):
             hints = get_type_hints(kind, include_extras=True)
-            options += [_option(one.name, hints[one.name], one.default) for one in fields(kind)]
+            options += [_option(one.name, hints[one.name], one) for one in fields(kind)]
         elif kind is not Screen:
             options.append(_option(name, kind, parameter.default))
     options += [_option(name, flag, False) for name, flag in FLAGS.items()]
@@ -83,13 +88,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:
     """A parameter as typer reads it; an `Opt` becomes a typer option."""
-    kind, note = get_args(annotation)
+    note = None
+    if isinstance(default, Field):
+        note, default = default.metadata.get("option"), default.default
+    if note is None:
+        kind, note = get_args(kind)
     default = inspect.Parameter.empty if default is MISSING else default
     if isinstance(note, Opt):
         names = [one for one in (note.name or f"--{name.replace('_', '-')}", note.short) if one is not None]
-        option = typer.Option(
+        note = typer.Option(
             *names,
             help=note.help,
             rich_help_panel=note.panel,
@@ -100,8 +109,7 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
             callback=note.callback,
             is_eager=note.callback is not None,
         )
-        annotation = Annotated[kind, option]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, note])
 
 
 SPECULATION, MODEL, PROMPTS, MEASURING = "Speculation", "Model", "Prompts", "Measuring"
@@ -123,8 +131,8 @@ Seed = Annotated[int, Opt("For sampled answers and confidence intervals.", PROMP
 class AnswerOptions:
     """What answers are measured."""
 
-    max_tokens: Annotated[int, Opt("Length of an answer.", PROMPTS, min=1)] = 128
-    temperature: Annotated[float, Opt("0: greedy.", PROMPTS, "-t")] = 0.0
+    max_tokens: int = opt(128, "Length of an answer.", PROMPTS, min=1)
+    temperature: float = opt(0.0, "0: greedy.", PROMPTS, "-t")
     seed: Seed = 0
 
     def params(self) -> "SamplingParams":
@@ -151,22 +159,20 @@ class Speculation:
 class SpeculationOptions:
     """The drafter, how much it drafts, and the verification of its drafts."""
 
-    drafter: Annotated[list[str] | None, Opt(f"{DRAFTER_NAMES}.", SPECULATION, "-d", "DRAFTER")] = None
-    speculative_config: Annotated[
-        str | None, Opt("The drafter as JSON with vLLM's keys, instead of --drafter.", SPECULATION, "-sc", "JSON")
-    ] = None
-    num_speculative_tokens: Annotated[
-        int | None,
-        Opt("Tokens to draft in every round; default: the policy decides, down to none.", SPECULATION, "-k", min=1),
-    ] = None
-    policy: Annotated[
-        Policy | None,
-        Opt("cost_model: as many tokens as pay (default without -k); dynamic: a simpler rule; fixed: -k.", SPECULATION),
-    ] = None
-    profile: Annotated[
-        Path | None, Opt("A file of `paceline tune`: its drafter and measurements.", SPECULATION, metavar="FILE")
-    ] = None
-    allow_lossy: Annotated[bool, Opt("Permit verification that changes the answers (typical).", SPECULATION)] = False
+    drafter: list[str] | None = opt(None, f"{DRAFTER_NAMES}.", SPECULATION, "-d", "DRAFTER")
+    speculative_config: str | None = opt(
+        None, "The drafter as JSON with vLLM's keys, instead of --drafter.", SPECULATION, "-sc", "JSON"
+    )
+    num_speculative_tokens: int | None = opt(
+        None, "Tokens to draft in every round; default: the policy decides, down to none.", SPECULATION, "-k", min=1
+    )
+    policy: Policy | None = opt(
+        None, "cost_model: as many tokens as pay (default without -k); dynamic: a simpler rule; fixed: -k.", SPECULATION
+    )
+    profile: Path | None = opt(
+        None, "A file of `paceline tune`: its drafter and measurements.", SPECULATION, metavar="FILE"
+    )
+    allow_lossy: bool = opt(False, "Permit verification that changes the answers (typical).", SPECULATION)
 
     def choose(self, default: str, policy: Policy | None = None) -> Speculation:
         """What was asked for. default, policy: for what neither an option nor the profile decides.
@@ -214,29 +220,26 @@ class SpeculationOptions:
 class LoadOptions:
     """How models are loaded and run."""
 
-    device: Annotated[str | None, Opt("cpu, cuda, cuda:1; default: a GPU if there is one.", MODEL)] = None
-    threads: Annotated[int | None, Opt("CPU threads.", MODEL, min=1)] = None
-    numerics: Annotated[
-        Literal["fast", "invariant"] | None,
-        Opt("invariant: bit-identical to plain decoding, the default where possible; fast: up to rounding.", MODEL),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        Opt("bfloat16, float16, float32 or float64; default: the checkpoint's, or float32 if the CPU lacks it.", MODEL),
-    ] = None
-    max_model_len: Annotated[int | None, Opt("Maximum tokens of prompt and answer together.", MODEL, min=1)] = None
-    revision: Annotated[str | None, Opt("Branch, tag or commit of a hub id.", MODEL)] = None
-    trust_remote_code: Annotated[bool, Opt("Run Python code that comes with the model.", MODEL)] = False
+    device: str | None = opt(None, "cpu, cuda, cuda:1; default: a GPU if there is one.", MODEL)
+    threads: int | None = opt(None, "CPU threads.", MODEL, min=1)
+    numerics: Literal["fast", "invariant"] | None = opt(
+        None, "invariant: bit-identical to plain decoding, the default where possible; fast: up to rounding.", MODEL
+    )
+    dtype: str | None = opt(
+        None, "bfloat16, float16, float32 or float64; default: the checkpoint's, or float32 if the CPU lacks it.", MODEL
+    )
+    max_model_len: int | None = opt(None, "Maximum tokens of prompt and answer together.", MODEL, min=1)
+    revision: str | None = opt(None, "Branch, tag or commit of a hub id.", MODEL)
+    trust_remote_code: bool = opt(False, "Run Python code that comes with the model.", MODEL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(LoadOptions):
     """How a model is loaded and run."""
 
-    weights: Annotated[
-        Weights | None,
-        Opt("Quantize the weights when loading; the answers are the quantized model's (fp8: CUDA).", MODEL),
-    ] = None
+    weights: Weights | None = opt(
+        None, "Quantize the weights when loading; the answers are the quantized model's (fp8: CUDA).", MODEL
+    )
 
 
 def open_engine(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from rich.markup import escape
 
 from ..errors import ConfigError, LossyNotAllowed
-from .options import Opt, command
+from .options import Opt, command, opt
 from .screen import Screen
 from .serve import KEY_VARIABLE, LOCAL
 
@@ -20,19 +20,19 @@ def route(
     large: Annotated[str, Opt("Address of the server of the large model.", _ROUTER, metavar="URL")],
     calibration: Annotated[Path, Opt("What `paceline calibrate` measured of these models.", _PROMISE, metavar="FILE")],
     screen: Screen,
-    allow_lossy: Annotated[bool, Opt("Permit answers of the small model alone, which may differ.", _PROMISE)] = False,
-    max_disagreement: Annotated[
-        float | None, Opt("Share of all chats that may differ; default: the calibration's.", _PROMISE)
-    ] = None,
-    audit_share: Annotated[
-        float, Opt("Share of the chats for which the large model checks the small one.", _PROMISE, min=0, max=1)
-    ] = 0.05,
-    served_model_name: Annotated[str, Opt("Name of the model in requests.", _ROUTER, metavar="NAME")] = "cascade",
-    host: Annotated[str, Opt("Address to listen at.", _ROUTER)] = "127.0.0.1",
-    port: Annotated[int, Opt("0: any free one.", _ROUTER, min=0, max=65535)] = 8000,
-    drain_timeout: Annotated[float, Opt("After SIGTERM, seconds to finish what is being answered.", _ROUTER)] = 30.0,
-    request_timeout: Annotated[float, Opt("Seconds for an answer.", _ROUTER, min=0.001)] = 600.0,
-    log_format: Annotated[Literal["text", "json"], Opt("Form of the lines on stderr.", _ROUTER)] = "text",
+    allow_lossy: bool = opt(False, "Permit answers of the small model alone, which may differ.", _PROMISE),
+    max_disagreement: float | None = opt(
+        None, "Share of all chats that may differ; default: the calibration's.", _PROMISE
+    ),
+    audit_share: float = opt(
+        0.05, "Share of the chats for which the large model checks the small one.", _PROMISE, min=0, max=1
+    ),
+    served_model_name: str = opt("cascade", "Name of the model in requests.", _ROUTER, metavar="NAME"),
+    host: str = opt("127.0.0.1", "Address to listen at.", _ROUTER),
+    port: int = opt(8000, "0: any free one.", _ROUTER, min=0, max=65535),
+    drain_timeout: float = opt(30.0, "After SIGTERM, seconds to finish what is being answered.", _ROUTER),
+    request_timeout: float = opt(600.0, "Seconds for an answer.", _ROUTER, min=0.001),
+    log_format: Literal["text", "json"] = opt("text", "Form of the lines on stderr.", _ROUTER),
 ) -> None:
     """Answer chats of the OpenAI API with a small model where it is confident, and with a large one otherwise.
 

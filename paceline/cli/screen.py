@@ -3,9 +3,10 @@
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -22,6 +23,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ..core.outputs import Origin
+    from ..outputs import Completion, StreamChunk
+
+STYLES = {"drafted": "green", "recovered": "yellow", "bonus": "cyan", "plain": "default"}
+"""The colour of a token by its origin, the value of an `Origin`."""
 
 
 class Screen:
@@ -163,6 +174,35 @@ def table_of(
     for row in rows:
         table.add_row(*[cell(row) for cell in columns.values()])
     return table
+
+
+class Painter:
+    """Turns the chunks of one answer into coloured text.
+
+    A character may span tokens: it gets the colour of the token that completes it.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop: tuple[str, ...] = ()):
+        from ..sampling import Detokenizer
+
+        self._text = Detokenizer(tokenizer, stop)
+
+    def paint(self, chunk: "StreamChunk | Completion") -> Text:
+        """The text that this chunk, or a whole answer, completes."""
+        pieces = self._text.pieces(chunk.token_ids, chunk.finish_reason is not None)
+        styles = (STYLES[origin.value] for origin in chunk.origins)
+        return Text.assemble(*zip(pieces, styles, strict=True))
+
+
+def legend(origins: "Iterable[str | Origin]") -> Text:
+    """What the colours mean, and how many tokens had each."""
+    from ..eval.page import MEANINGS
+
+    counts, text = Counter(one if isinstance(one, str) else one.value for one in origins), Text()
+    for origin, style in STYLES.items():
+        if count := counts[origin]:
+            text.append("■ ", style).append(f"{MEANINGS[origin]} {count}   ", "dim")
+    return text
 
 
 def mark(passed: bool) -> str:

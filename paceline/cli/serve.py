@@ -1,5 +1,6 @@
 """`paceline serve`: an HTTP server with the endpoints of the OpenAI API."""
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +12,8 @@ from rich.markup import escape
 
 from ..drafters.registry import spec_class
 from ..errors import ConfigError
-from .config_file import read_config
-from .options import ModelArgument, ModelOptions, Opt, Speculation, SpeculationOptions, command, open_engine
+from ..system.files import read_text
+from .options import ModelArgument, ModelOptions, Speculation, SpeculationOptions, command, open_engine, opt
 from .screen import Screen
 from .serve_vllm import EngineOptions, VllmCommand, check_engine, vllm_command
 
@@ -21,65 +22,94 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 KEY_VARIABLE = "PACELINE_API_KEY"
 
 
+def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Make the values of a YAML file the defaults of the options, as vLLM's `--config`. Raises `ConfigError`.
+
+    A name has - or _, a repeatable option a list or one value, and an object stands for its JSON.
+    """
+    if path is None:
+        return None
+    from ..system.yaml_values import parse_yaml
+
+    given = parse_yaml(read_text(path, "the config file"), str(path))
+    given = {} if given is None else given
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path} has no options", got=type(given).__name__, expected="lines such as port: 8000")
+    options = {str(one.name): one for one in ctx.command.params if one.name not in ("config", "help")}
+    ctx.default_map = {}
+    for key, value in given.items():
+        name = str(key).replace("-", "_")
+        if name not in options:
+            known = ", ".join(sorted(options))
+            raise ConfigError(f"{path} has an option that {ctx.command.name} has not", got=key, expected=known)
+        is_many = getattr(options[name], "multiple", False)
+        if isinstance(value, list) and not is_many:
+            raise ConfigError(f"{path} gives {key} more than once", got=value, expected="one value")
+        if value is not None:
+            words = [_as_word(one) for one in (value if isinstance(value, list) else [value])]
+            ctx.default_map[name] = words if is_many else words[0]
+    return path
+
+
+def _as_word(value: object) -> object:
+    """As the command line would have it."""
+    return value if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """Where the server listens, whom it answers, and how much."""
 
-    config: Annotated[
-        Path | None,
-        Opt(
-            "YAML file of options, MODEL as model; the command line wins.", _SERVER, None, "FILE", callback=read_config
-        ),
-    ] = None
-    host: Annotated[str, Opt("Address to listen at; 0.0.0.0: all of this machine.", _SERVER)] = "127.0.0.1"
-    port: Annotated[int, Opt("0: any free one.", _SERVER, min=0, max=65535)] = 8000
-    served_model_name: Annotated[
-        str | None, Opt("Name of the model in requests; default: MODEL.", _SERVER, metavar="NAME")
-    ] = None
-    max_num_seqs: Annotated[int | None, Opt("Answers decoded side by side; default: 8.", _SERVER, min=1)] = None
-    prefix_cache_bytes: Annotated[
-        int | None,
-        Opt("Memory for the beginnings of texts that were read; default: 1 GiB; 0: off.", _SERVER, min=0, metavar="N"),
-    ] = None
-    drain_timeout: Annotated[
-        float, Opt("After SIGTERM or Ctrl-C, seconds to finish what is being answered.", _SERVER, min=0)
-    ] = 30.0
-    api_key: Annotated[
-        list[str] | None,
-        Opt(f"Key that clients must send; repeatable. Better in {KEY_VARIABLE}: others see options.", _SAFETY),
-    ] = None
-    allowed_hosts: Annotated[
-        list[str] | None,
-        Opt(
-            "Name by which clients call it; repeatable, * for any. Default: local if --host is.", _SAFETY, None, "HOST"
-        ),
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None, Opt("Page of another host that may call from browsers; repeatable.", _SAFETY, metavar="URL")
-    ] = None
-    allow_image_hosts: Annotated[
-        list[str] | None,
-        Opt("Host from which image URLs are fetched; repeatable. Default: data URIs alone.", _SAFETY, metavar="HOST"),
-    ] = None
-    max_waiting: Annotated[
-        int, Opt("Requests that may wait for a slot; more are refused with 429.", _LIMITS, min=0)
-    ] = 256
-    max_connections: Annotated[int, Opt("Open connections; more are refused with 503.", _LIMITS, min=1)] = 512
-    max_body_mb: Annotated[int, Opt("Size of a request.", _LIMITS, min=1)] = 32
-    max_image_mb: Annotated[int, Opt("Size of an image.", _LIMITS, min=1)] = 20
-    request_timeout: Annotated[float, Opt("Seconds for an answer, its wait included.", _LIMITS, min=0.001)] = 600.0
-    return_metrics: Annotated[bool, Opt("Say with every answer how it was decoded.", _OUTPUT)] = False
-    return_provenance: Annotated[
-        bool, Opt("The same, and where each token came from, unless a request says otherwise.", _OUTPUT)
-    ] = False
-    metric_prefix: Annotated[
-        Literal["paceline", "vllm"], Opt("vllm: names of /metrics as vLLM's dashboards read them.", _OUTPUT)
-    ] = "paceline"
-    otlp_traces_endpoint: Annotated[
-        str | None,
-        Opt("OpenTelemetry collector, a span a request: http://localhost:4318/v1/traces.", _OUTPUT, metavar="URL"),
-    ] = None
-    log_format: Annotated[Literal["text", "json"], Opt("Form of the lines on stderr.", _OUTPUT)] = "text"
+    config: Path | None = opt(
+        None,
+        "YAML file of options, MODEL as model; the command line wins.",
+        _SERVER,
+        None,
+        "FILE",
+        callback=_read_config,
+    )
+    host: str = opt("127.0.0.1", "Address to listen at; 0.0.0.0: all of this machine.", _SERVER)
+    port: int = opt(8000, "0: any free one.", _SERVER, min=0, max=65535)
+    served_model_name: str | None = opt(None, "Name of the model in requests; default: MODEL.", _SERVER, metavar="NAME")
+    max_num_seqs: int | None = opt(None, "Answers decoded side by side; default: 8.", _SERVER, min=1)
+    prefix_cache_bytes: int | None = opt(
+        None, "Memory for the beginnings of texts that were read; default: 1 GiB; 0: off.", _SERVER, min=0, metavar="N"
+    )
+    drain_timeout: float = opt(
+        30.0, "After SIGTERM or Ctrl-C, seconds to finish what is being answered.", _SERVER, min=0
+    )
+    api_key: list[str] | None = opt(
+        None, f"Key that clients must send; repeatable. Better in {KEY_VARIABLE}: others see options.", _SAFETY
+    )
+    allowed_hosts: list[str] | None = opt(
+        None,
+        "Name by which clients call it; repeatable, * for any. Default: local if --host is.",
+        _SAFETY,
+        None,
+        "HOST",
+    )
+    allow_origin: list[str] | None = opt(
+        None, "Page of another host that may call from browsers; repeatable.", _SAFETY, metavar="URL"
+    )
+    allow_image_hosts: list[str] | None = opt(
+        None, "Host from which image URLs are fetched; repeatable. Default: data URIs alone.", _SAFETY, metavar="HOST"
+    )
+    max_waiting: int = opt(256, "Requests that may wait for a slot; more are refused with 429.", _LIMITS, min=0)
+    max_connections: int = opt(512, "Open connections; more are refused with 503.", _LIMITS, min=1)
+    max_body_mb: int = opt(32, "Size of a request.", _LIMITS, min=1)
+    max_image_mb: int = opt(20, "Size of an image.", _LIMITS, min=1)
+    request_timeout: float = opt(600.0, "Seconds for an answer, its wait included.", _LIMITS, min=0.001)
+    return_metrics: bool = opt(False, "Say with every answer how it was decoded.", _OUTPUT)
+    return_provenance: bool = opt(
+        False, "The same, and where each token came from, unless a request says otherwise.", _OUTPUT
+    )
+    metric_prefix: Literal["paceline", "vllm"] = opt(
+        "paceline", "vllm: names of /metrics as vLLM's dashboards read them.", _OUTPUT
+    )
+    otlp_traces_endpoint: str | None = opt(
+        None, "OpenTelemetry collector, a span a request: http://localhost:4318/v1/traces.", _OUTPUT, metavar="URL"
+    )
+    log_format: Literal["text", "json"] = opt("text", "Form of the lines on stderr.", _OUTPUT)
 
     def host_names(self, local: Sequence[str]) -> Sequence[str]:
         """Names by which the server may be called; none: any. local: names of this machine."""

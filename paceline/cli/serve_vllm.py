@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..config import EngineFlags, engine_flags
 from ..errors import ConfigError
-from .options import ModelOptions, Opt, SpeculationOptions
+from .options import ModelOptions, SpeculationOptions, opt
 
 if TYPE_CHECKING:
     from .serve import ServerOptions
@@ -60,18 +60,16 @@ MISSING = {
 class EngineOptions:
     """Which engine serves, and over how many devices and hosts vLLM spreads a model."""
 
-    engine: Annotated[
-        Literal["paceline", "vllm"], Opt("vllm: run `vllm serve`; options after -- go to it as they are.", _ENGINE)
-    ] = "paceline"
-    tensor_parallel_size: Annotated[
-        int | None, Opt("Devices that share each layer (vLLM).", _ENGINE, metavar="N", min=1)
-    ] = None
-    pipeline_parallel_size: Annotated[
-        int | None, Opt("Groups of layers, each on devices of its own (vLLM).", _ENGINE, metavar="N", min=1)
-    ] = None
-    data_parallel_size: Annotated[int | None, Opt("Copies of the model (vLLM).", _ENGINE, metavar="N", min=1)] = None
-    nnodes: Annotated[int, Opt("Hosts; several are joined by Ray (vLLM).", _ENGINE, metavar="N", min=1)] = 1
-    only_print: Annotated[bool, Opt("Show the command of vLLM and start nothing.", _ENGINE, name="--print")] = False
+    engine: Literal["paceline", "vllm"] = opt(
+        "paceline", "vllm: run `vllm serve`; options after -- go to it as they are.", _ENGINE
+    )
+    tensor_parallel_size: int | None = opt(None, "Devices that share each layer (vLLM).", _ENGINE, metavar="N", min=1)
+    pipeline_parallel_size: int | None = opt(
+        None, "Groups of layers, each on devices of its own (vLLM).", _ENGINE, metavar="N", min=1
+    )
+    data_parallel_size: int | None = opt(None, "Copies of the model (vLLM).", _ENGINE, metavar="N", min=1)
+    nnodes: int = opt(1, "Hosts; several are joined by Ray (vLLM).", _ENGINE, metavar="N", min=1)
+    only_print: bool = opt(False, "Show the command of vLLM and start nothing.", _ENGINE, name="--print")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from ..errors import ConfigError
-from .options import Opt, command
-from .screen import Screen
-from .tokens import STYLES, legend
+from .options import command, opt
+from .screen import STYLES, Screen, legend
 
 if TYPE_CHECKING:
     from ..eval.results import SavedResults
@@ -36,8 +35,8 @@ def plot(
         ),
     ],
     screen: Screen,
-    out: Annotated[Path | None, Opt("Default: `plots` in the first folder.", short="-o", metavar="DIR")] = None,
-    format: Annotated[list[FigureFormat] | None, Opt("Repeat it for several; default: both.", short="-f")] = None,
+    out: Path | None = opt(None, "Default: `plots` in the first folder.", short="-o", metavar="DIR"),
+    format: list[FigureFormat] | None = opt(None, "Repeat it for several; default: both.", short="-f"),
 ) -> None:
     """Draw results: speed-ups, acceptance, the cost of a pass, batch sizes. Several results are compared.
 
@@ -65,10 +64,10 @@ def plot(
 def show(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="A folder that `paceline bench` wrote.")],
     screen: Screen,
-    answer: Annotated[int | None, Opt("Which answer to print; default: 1.", short="-n", min=1)] = None,
-    html: Annotated[bool, Opt("Write one page with all answers and their rounds.")] = False,
-    out: Annotated[Path | None, Opt("Default: answers.html in RESULT.", short="-o", metavar="FILE")] = None,
-    open: Annotated[bool, Opt("Open the page in the browser.")] = False,
+    answer: int | None = opt(None, "Which answer to print; default: 1.", short="-n", min=1),
+    html: bool = opt(False, "Write one page with all answers and their rounds."),
+    out: Path | None = opt(None, "Default: answers.html in RESULT.", short="-o", metavar="FILE"),
+    open: bool = opt(False, "Open the page in the browser."),
 ) -> None:
     """Show the answers of a benchmark, every token coloured by its origin.
 
@@ -86,12 +85,6 @@ def show(
     if not html:
         _print_answer(opened, answer or 1, screen)
         return
-    page = _write_page(opened, out, screen)
-    if open:
-        _open_page(page, screen)
-
-
-def _write_page(opened: "SavedResults", out: Path | None, screen: Screen) -> Path:
     from ..eval.page import SIGN, chosen, page
     from ..system.files import check_out, write_text
 
@@ -104,7 +97,8 @@ def _write_page(opened: "SavedResults", out: Path | None, screen: Screen) -> Pat
         screen.put_json({"page": str(file), "answers": len(chosen(opened.answers())), "bytes": len(text.encode())})
     else:
         screen.print_path(file)
-    return file
+    if open:
+        _open_page(file, screen)
 
 
 def _open_page(file: Path, screen: Screen) -> None:
@@ -126,21 +120,14 @@ def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:
     one = answers[number - 1]
     if screen.json:
         keys = ("id", "category", "text", "token_ids", "origins", "sources", "seconds")
-        about = {
-            "answer": number,
-            "answers": len(answers),
-            "drafter": one.side,
-            "rounds": len(one.rounds),
-            "pieces": one.texts,
-        }
-        screen.put_json({**about, **{key: getattr(one, key) for key in keys}})
+        about = {"drafter": one.side, "rounds": len(one.rounds), "pieces": one.texts}
+        about |= {key: getattr(one, key) for key in keys}
+        screen.put_json({"answer": number, "answers": len(answers), **about})
         return
     title = f"[bold]{escape(one.category or one.id)}[/bold] · {escape(one.side)}"
     screen.out.rule(f"{title} [dim]answer {number} of {len(answers)}[/dim]", align="left", style="dim")
-    text = Text()
-    for piece, origin in zip(one.texts, one.origins, strict=True):
-        text.append(piece, STYLES.get(origin, "default"))
-    screen.out.print(text, soft_wrap=True)
+    styles = (STYLES.get(origin, "default") for origin in one.origins)
+    screen.out.print(Text.assemble(*zip(one.texts, styles, strict=True)), soft_wrap=True)
     screen.out.print(legend(one.origins), soft_wrap=True)
     pace = f", {one.tokens_per_s:.1f} tok/s" if one.tokens_per_s else ""
     drafted = sum(len(one_round.parents) - 1 for one_round in one.rounds)

@@ -3,18 +3,16 @@
 import json
 import shlex
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
-from .options import Opt, command, quieten
+from .options import command, opt, quieten
 from .screen import Screen, table_of
 
 if TYPE_CHECKING:
-    from ..train.log import TrainEvent
     from ..train.stages import Done, Stages
 
 Method = Literal["eagle", "eagle3", "peagle", "medusa", "blockwise", "mtp", "space", "qat", "distill"]
@@ -36,15 +34,12 @@ def train(
             help="prepare, train or eval; default: all. Then what to change, for example train.lr=1e-3.",
         ),
     ] = None,
-    config: Annotated[
-        Path | None, Opt("A YAML file; it needs model, prompts and out.", short="-c", metavar="FILE")
-    ] = None,
-    target: Annotated[str | None, Opt("The same as model=MODEL.", short="-m", metavar="MODEL")] = None,
-    prepared: Annotated[
-        list[Path] | None,
-        Opt("Answers that `prepare` wrote before, instead of that stage; repeatable.", metavar="FOLDER"),
-    ] = None,
-    out: Annotated[Path | None, Opt("The same as out=FOLDER.", short="-o", metavar="FOLDER")] = None,
+    config: Path | None = opt(None, "A YAML file; it needs model, prompts and out.", short="-c", metavar="FILE"),
+    target: str | None = opt(None, "The same as model=MODEL.", short="-m", metavar="MODEL"),
+    prepared: list[Path] | None = opt(
+        None, "Answers that `prepare` wrote before, instead of that stage; repeatable.", metavar="FOLDER"
+    ),
+    out: Path | None = opt(None, "The same as out=FOLDER.", short="-o", metavar="FOLDER"),
 ) -> None:
     """Train a drafter for a model: the model answers prompts, a head learns from the answers, then it is measured.
 
@@ -77,7 +72,7 @@ def train(
 
 def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
     """Run one stage to its end; returns its result."""
-    from ..train.log import Stepped
+    from ..train.log import Evaluated, Started, Stepped
     from ..train.stages import Done, Preparing
 
     result = dict[str, Any]()
@@ -102,29 +97,22 @@ def _follow(run: "Stages", stage: str, screen: Screen) -> dict[str, Any]:
                 skipped = f", {event.skipped} steps skipped" if event.skipped else ""
                 text = f"loss {event.loss:.3f}, agreement {agreement}, {event.tokens_per_s:.0f} tok/s{skipped}"
                 report(stage, event.step, event.steps, text)
-            else:
-                _say_event(event, screen)
+            elif isinstance(event, Started):
+                how = "resuming with" if event.resumed else "training on"
+                data = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in event.data.items())
+                screen.say(escape(f"{how} {data}; {event.steps} steps"))
+            elif isinstance(event, Evaluated):
+                agreement = " ".join(f"{share:.3f}" for share in event.agreement)
+                text = f"step {event.step}, {event.tokens} tokens: loss {event.loss:.3f}, agreement {agreement}"
+                screen.say(f"{escape(text)}, [bold]estimated accepted length {event.accepted_length:.2f}[/bold]")
     return result
-
-
-def _say_event(event: "TrainEvent", screen: Screen) -> None:
-    from ..train.log import Evaluated, Started
-
-    if isinstance(event, Started):
-        how = "resuming with" if event.resumed else "training on"
-        data = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in event.data.items())
-        screen.say(escape(f"{how} {data}; {event.steps} steps"))
-    elif isinstance(event, Evaluated):
-        agreement = " ".join(f"{share:.3f}" for share in event.agreement)
-        text = f"step {event.step}, {event.tokens} tokens: loss {event.loss:.3f}, agreement {agreement}"
-        screen.say(f"{escape(text)}, [bold]estimated accepted length {event.accepted_length:.2f}[/bold]")
 
 
 def _say_done(done: "Done", target: str, screen: Screen) -> None:
     if screen.json:
         return
     if done.stage == "eval":
-        columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        columns = {
             "Prompts": lambda trial: escape(trial["name"]),
             "Temperature": lambda trial: f"{trial['params']['temperature']:g}",
             "Tokens a pass": lambda trial: f"{trial['result']['mean_acceptance_length']:.2f}",

@@ -1,9 +1,9 @@
 """`paceline tune`: which drafter pays for a model on this machine and these prompts."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.markup import escape
 
@@ -17,11 +17,11 @@ from .options import (
     AnswerOptions,
     ModelArgument,
     ModelOptions,
-    Opt,
     Speculation,
     choose_prompts,
     command,
     open_engine,
+    opt,
 )
 from .screen import Screen, table_of
 
@@ -38,13 +38,12 @@ def tune(
     answers: AnswerOptions,
     loading: ModelOptions,
     screen: Screen,
-    prompts: Annotated[str | None, Opt(f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE")] = None,
-    drafter: Annotated[
-        list[str] | None,
-        Opt(f"{DRAFTER_NAMES}; repeat it. Default: all without a model, and its heads.", SPECULATION, "-d", "DRAFTER"),
-    ] = None,
-    num_prompts: Annotated[int, Opt("At most this many, evenly from each category.", PROMPTS, min=1)] = 24,
-    out: Annotated[str | None, Opt("Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE")] = None,
+    prompts: str | None = opt(None, f"Your own: {PROMPT_FILE} Default: 8 built in.", PROMPTS, "-p", "FILE"),
+    drafter: list[str] | None = opt(
+        None, f"{DRAFTER_NAMES}; repeat it. Default: all without a model, and its heads.", SPECULATION, "-d", "DRAFTER"
+    ),
+    num_prompts: int = opt(24, "At most this many, evenly from each category.", PROMPTS, min=1),
+    out: str | None = opt(None, "Where to keep it. Default: paceline-MODEL.json.", MEASURING, "-o", "FILE"),
 ) -> None:
     """Find out which drafter pays for a model on this machine and your prompts, and keep it in a file.
 
@@ -73,7 +72,7 @@ def tune(
             if left_out:
                 screen.say(f"[yellow]{left_out} prompts left out:[/yellow] longer than the context")
             if not drafter:
-                configs = candidates_of(None, heads_for(plain.loaded.fingerprint))
+                configs = candidates_of(None, [head.name for head in heads_for(plain.loaded.fingerprint)])
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
             how = BenchOptions(**vars(answers))
             with screen.stages() as progress:
@@ -116,7 +115,7 @@ def _open_candidates(
 
 def _show(tuned: "Tuned", candidates: "Sequence[Candidate]", model: str, path: Path, screen: Screen) -> None:
     """The table, what it means, the options of other engines, and how to use the file."""
-    columns: dict[str, Callable[[Candidate], str]] = {
+    columns = {
         "Drafter": lambda one: escape(one.config.name),
         "Plain\ntok/s": lambda one: f"{one.plain_tokens_per_s:.1f}",
         "Spec.\ntok/s": lambda one: f"{one.tokens_per_s:.1f}",

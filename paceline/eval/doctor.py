@@ -30,17 +30,17 @@ _GROUP_SIZE = 32  # of the INT4 self-draft, by default
 class MachineReport:
     """The hardware, what may be used of it, and how busy it is. Bytes, and bytes per second.
 
-    facts: versions, CPU, memory and GPU, from `provenance`. waiting: how threads wait for each other, in
-    words. available: memory that can be taken now. kernels: which do the work, and why, in words.
+    provenance: versions, CPU, memory and GPU. waiting: how threads wait for each other, in words. available_bytes: of
+    memory, now. kernels: which do the work, and why, in words.
     """
 
-    facts: Mapping[str, object]
-    flags: tuple[str, ...]
+    provenance: Mapping[str, object]
+    cpu_flags: tuple[str, ...]
     processors: Processors
     threads: int
     waiting: str
     load: Load
-    available: int | None
+    available_bytes: int | None
     bandwidth: float
     kernels: str = ""
 
@@ -95,7 +95,7 @@ class DrafterMemory:
 class ModelReport:
     """What was found of one model; native: its passes run in the native library."""
 
-    name: str
+    model: str
     dtype: str
     device: str
     numerics: str
@@ -117,24 +117,20 @@ def examine_machine(device: torch.device | str | None = None) -> MachineReport:
     place = chosen_device(device)
     load = watch_load()
     return MachineReport(
-        facts=provenance(),
-        flags=cpu_flags(),
+        provenance=provenance(),
+        cpu_flags=cpu_flags(),
         processors=processors(),
         threads=torch.get_num_threads(),
         waiting=waiting(),
         load=load,
-        available=torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory(),
+        available_bytes=torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else available_memory(),
         bandwidth=read_bandwidth(place),
         kernels=str(load_kernels()),
     )
 
 
 def examine_model(
-    llm: LLM,
-    machine: MachineReport,
-    slots: int = 8,
-    with_draft: bool = True,
-    progress: Progress = silent,
+    llm: LLM, machine: MachineReport, slots: int = 8, with_draft: bool = True, progress: Progress = silent
 ) -> ModelReport:
     """Measure the passes of a model that is loaded and not decoding.
 
@@ -146,10 +142,10 @@ def examine_model(
     cached = (*runner.cache.keys, *runner.cache.values)
     per_token = sum(t.nbytes // (t.shape[0] * t.shape[2]) for t in cached)
     draft = int4_bytes(loaded.model) if with_draft else 0
-    memory = MemoryPlan(held_bytes(loaded.model), per_token, slots, runner.max_length, draft, machine.available)
+    memory = MemoryPlan(held_bytes(loaded.model), per_token, slots, runner.max_length, draft, machine.available_bytes)
     bandwidth = max(machine.bandwidth, read_bandwidth(loaded.device))
     return ModelReport(
-        name=loaded.name,
+        model=loaded.name,
         dtype=str(loaded.dtype).removeprefix("torch."),
         device=str(loaded.device),
         numerics=llm.numerics,

@@ -7,6 +7,7 @@ Decoding one token reads every weight once and computes little with it, so a ste
 `PassCosts` says from measured times what drafts may cost for speculation to pay.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -51,16 +52,12 @@ def weight_bytes(loaded: LoadedModel) -> int:
     a few rows, which count as nothing. Of a mixture's experts those count that one token is routed to.
     """
     routed = _routed_share(loaded)
-    seen: set[object] = set()
-    total = 0.0
+    sizes: dict[object, float] = {}
     for name, module in loaded.model.named_modules():
         share = routed if "experts" in name.split(".") else 1.0
         for tensor in _read_by(module):
-            key = _identity(tensor)
-            if key not in seen:
-                seen.add(key)
-                total += tensor.nbytes * share
-    return round(total)
+            sizes.setdefault(_identity(tensor), tensor.nbytes * share)
+    return round(sum(sizes.values()))
 
 
 @dataclass(frozen=True)
@@ -91,8 +88,8 @@ class PassCosts:
         known = sorted(self.seconds)
         if rows in self.seconds or len(known) < 2:
             return self.seconds.get(rows, self.seconds[known[0]])
-        above = next((i for i, count in enumerate(known) if count > rows), len(known) - 1)
-        low, high = known[max(above, 1) - 1], known[max(above, 1)]
+        above = min(max(bisect_left(known, rows), 1), len(known) - 1)
+        low, high = known[above - 1], known[above]
         slope = (self.seconds[high] - self.seconds[low]) / (high - low)
         return self.seconds[low] + slope * (rows - low)
 

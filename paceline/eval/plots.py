@@ -74,11 +74,6 @@ def new_figure(height: float) -> "tuple[Figure, Axes]":
     return figure, figure.subplots()
 
 
-def colour(index: int) -> str:
-    """The colour of the series of this number."""
-    return PALETTE[index % len(PALETTE)]
-
-
 def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
     """Speed-up over plain decoding for each category and overall, with confidence intervals."""
     series = [(label, run) for label, run in _runs(results) if run.categories or run.speedup]
@@ -92,7 +87,7 @@ def speedup_by_category(results: Sequence[SavedResults]) -> "Figure":
         found = {name: _bounds(one) for name, one in {**run.categories, "all": run}.items() if one.speedup is not None}
         at = [row + thick * (index - (len(series) - 1) / 2) for row, name in enumerate(rows) if name in found]
         shown = [found[name] for name in rows if name in found]
-        axes.barh(at, [value for value, _, _ in shown], thick * 0.9, color=colour(index), label=label)
+        axes.barh(at, [value for value, _, _ in shown], thick * 0.9, color=_style(index)["color"], label=label)
         for y, (value, low, high) in zip(at, shown, strict=True):
             if high > low:
                 axes.plot([low, high], [y, y], color="black", linewidth=1.2, marker="|", markersize=5)
@@ -134,7 +129,6 @@ def pass_times(results: Sequence[SavedResults]) -> "Figure":
     series = [(one, one.pass_times) for one in results if one.pass_times.get(1)]
     if not series:
         raise NoData("no result has pass_times with one row; `paceline doctor --json` measures them")
-    used = [one for one, _ in series]
     figure, axes = new_figure(5.2)
     for index, (one, times) in enumerate(series):
         label, style = f"{one.model}, T(1) = {1e3 * times[1]:.3g} ms", _style(index)
@@ -142,9 +136,9 @@ def pass_times(results: Sequence[SavedResults]) -> "Figure":
         if one.floor_s:
             label = f"floor: weights read once, {1e3 * one.floor_s:.3g} ms"
             axes.axhline(one.floor_s / times[1], color=style["color"], linestyle=":", label=label)
-    rows = sorted({n for _, times in series for n in times})
-    _count_powers(axes, rows)
+    _count_powers(axes, sorted({n for _, times in series for n in times}))
     title = "Cost of verifying n tokens in one pass"
+    used = [one for one, _ in series]
     return _labelled(figure, axes, used, title, "rows of a pass (tokens)", "time of a pass, T(n)/T(1)")
 
 
@@ -173,8 +167,8 @@ def speedup_by_batch(results: Sequence[SavedResults]) -> "Figure":
         )
     axes.axhline(1.0, color="black", linewidth=1.2, linestyle="--", label="plain decoding")
     _count_powers(axes, sizes)
-    title, height = "Speed-up over batch size", "speed-up over plain decoding (times)"
-    return _labelled(figure, axes, results, title, "batch size (sequences)", height)
+    height = "speed-up over plain decoding (times)"
+    return _labelled(figure, axes, results, "Speed-up over batch size", "batch size (sequences)", height)
 
 
 FIGURES: dict[str, Callable[[Sequence[SavedResults]], "Figure"]] = {
@@ -243,7 +237,7 @@ def _count_powers(axes: "Axes", counts: Sequence[int]) -> None:
 
 
 def _style(index: int) -> dict[str, Any]:
-    return {"color": colour(index), "marker": MARKERS[index % len(MARKERS)]}
+    return {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
 
 
 def _foot(one: SavedResults) -> str:
@@ -257,13 +251,13 @@ def _foot(one: SavedResults) -> str:
 
 def _runs(results: Sequence[SavedResults]) -> list[tuple[str, SavedRun]]:
     """Each run with a label of its own."""
-    labelled = []
     has_batches = len({run.batch for one in results for run in one.runs}) > 1
-    for one in results:
-        for run in one.runs:
-            name = f"{short_name(run.drafter)}, batch {run.batch}" if has_batches else short_name(run.drafter)
-            labelled.append((f"{name} ({one.name})" if len(results) > 1 else name, run))
-    return labelled
+
+    def label(one: SavedResults, run: SavedRun) -> str:
+        name = short_name(run.drafter) + f", batch {run.batch}" * has_batches
+        return name + f" ({one.name})" * (len(results) > 1)
+
+    return [(label(one, run), run) for one in results for run in one.runs]
 
 
 def _bounds(one: SavedSpeedup) -> tuple[float, float, float]:

@@ -151,17 +151,13 @@ def _chat(value: object, key: str, folder: Path, where: str) -> tuple[Mapping[st
 
 
 def _content(content: str | list[Any], folder: Path, where: str) -> str | list[Any]:
-    if isinstance(content, str):
-        return content
-    return [
-        {
-            key: _source(one, folder, where) if key in _FILES and isinstance(one, str) else one
-            for key, one in part.items()
-        }
-        if isinstance(part, dict) and part.get("type", "image") == "image"
-        else part
-        for part in content
-    ]
+    def whole(part: Any) -> Any:
+        if not isinstance(part, dict) or part.get("type", "image") != "image":
+            return part
+        files = {key: part[key] for key in _FILES if isinstance(part.get(key), str)}
+        return {**part, **{key: _source(given, folder, where) for key, given in files.items()}}
+
+    return content if isinstance(content, str) else [whole(part) for part in content]
 
 
 def _images(row: Mapping[str, Any], folder: Path, where: str) -> tuple[str, ...]:

@@ -49,29 +49,21 @@ class Ask:
     """One turn of one prompt, the same for every side.
 
     index: place of the prompt in the run, the unit of every interval. repeat, turn: from 0. seed: of a sampled answer.
-    text: what the user says in this turn. messages: the whole chat; empty for a prompt that is bare text.
+    messages: the whole chat up to this turn; empty for a prompt that is bare text.
     """
 
     index: int
     repeat: int
     turn: int
-    id: str
-    category: str
-    topic: str
-    text: str
+    question: Question
     messages: list[dict[str, object]]
     token_ids: list[int]
     seed: int
 
     @property
-    def has_image(self) -> bool:
-        """Whether the chat shows an image."""
-        return any(isinstance(message["content"], list) for message in self.messages)
-
-    @property
     def prompt(self) -> list[int] | list[dict[str, object]]:
-        """What our engines are given: token ids, the same for every side, or the chat with its images."""
-        return self.messages if self.has_image else self.token_ids
+        """What our engines are given: token ids, the same for every side, or the chat with its image."""
+        return self.token_ids if self.question.image is None else self.messages
 
     def params(self, options: BenchOptions, max_tokens: int | None = None) -> SamplingParams:
         """What an engine is asked for."""
@@ -110,8 +102,11 @@ class Answer:
 
     def as_dict(self) -> dict[str, Any]:
         """One line of `answers.jsonl`."""
-        line = {key: getattr(self.ask, key) for key in ("index", "id", "category", "topic", "turn", "repeat", "seed")}
-        line |= {"side": self.side, "prompt": self.ask.text, "num_prompt_tokens": len(self.ask.token_ids)}
+        ask, question = self.ask, self.ask.question
+        line: dict[str, Any] = {"index": ask.index}
+        line |= {key: getattr(question, key) for key in ("id", "category", "topic")}
+        line |= {key: getattr(ask, key) for key in ("turn", "repeat", "seed")}
+        line |= {"side": self.side, "prompt": question.turns[ask.turn], "num_prompt_tokens": len(ask.token_ids)}
         line |= {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("ask", "side")}
         return {**line, "rounds": [asdict(one) for one in self.rounds]}
 
@@ -284,8 +279,7 @@ class BenchRun:
             return None
         seed = self.options.seed + index + 100_003 * (repeat + 1009 * turn)  # samples of their own
         messages = [] if _is_bare(self.plain.llm, question) else question.messages(answers)
-        text = question.turns[turn]
-        return Ask(index, repeat, turn, question.id, question.category, question.topic, text, messages, ids, seed)
+        return Ask(index, repeat, turn, question, messages, ids, seed)
 
 
 def fitting(llm: LLM, questions: Sequence[Question]) -> tuple[list[Question], int]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,27 +116,16 @@ def choose(questions: Seq[Question], count: int | None = None) -> list[Question]
     groups: dict[str, list[Question]] = defaultdict(list)
     for question in questions:
         groups[question.category].append(question)
-    quota = dict.fromkeys(groups, 0)
-    left = len(questions) if count is None else min(count, len(questions))
-    while left:
-        for name in [name for name, group in groups.items() if quota[name] < len(group)][:left]:
-            quota[name] += 1
-            left -= 1
-    turns = range(max(quota.values(), default=0))
-    return [
-        group[(2 * i + 1) * len(group) // (2 * quota[name])]
-        for i in turns
-        for name, group in groups.items()
-        if i < quota[name]
-    ]
+    longest = max(map(len, groups.values()), default=0)
+    turns = [(i, name) for i in range(longest) for name, group in groups.items() if i < len(group)][:count]
+    quota = Counter(name for _, name in turns)
+    return [groups[name][(2 * i + 1) * len(groups[name]) // (2 * quota[name])] for i, name in turns]
 
 
 def hash_questions(questions: Seq[Question]) -> str:
     """SHA-256 over the prompts, images included, and their order."""
-    rows = list[list[object]]()
-    for one in questions:
-        image = [] if one.image is None else [sha256_of(one.image)]
-        rows.append([one.id, one.chat, one.turns, *image])
+    images = ([] if one.image is None else [sha256_of(one.image)] for one in questions)
+    rows = ([one.id, one.chat, one.turns, *image] for one, image in zip(questions, images, strict=True))
     return hash_prompts([json.dumps(row, ensure_ascii=False) for row in rows])
 
 
@@ -154,9 +143,9 @@ def _find(suite: str, data: str | Path | None, download: bool) -> Path:
     if data is None:
         return _downloaded(suite, known, download)
     folder = Path(data)
-    for path in (*(folder / suite / file for file in known.files), *(folder / file for file in known.files), folder):
-        if path.is_file():
-            return path
+    places = [*(place / file for place in (folder / suite, folder) for file in known.files), folder]
+    if found := next((path for path in places if path.is_file()), None):
+        return found
     raise ConfigError(
         f"no prompts of {suite} in {str(folder)!r}", got="no such folder" if not folder.exists() else "other files",
         expected=_expected(suite, known), fix=f"fetch {known.published}",

@@ -59,9 +59,9 @@ def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str
     }
 
 
-def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict[str, object]:
+def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict[str, Any]:
     """One drafter against plain decoding: overall, by category, by position, by source."""
-    categories = dict.fromkeys(one.ask.category for one in answers)
+    categories = dict.fromkeys(one.ask.question.category for one in answers)
     mine = [one for one in answers if one.side == side]
     rounds = [r for one in mine for r in one.rounds if r.num_drafted or not r.with_prompt]
     return {
@@ -69,7 +69,8 @@ def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict
         "speedup_with_prefill": _versus(answers, PLAIN, side, seed, with_prefill=True)["speedup"],
         "speculative_tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
         "categories": {
-            name: _comparison([one for one in answers if one.ask.category == name], side, seed) for name in categories
+            name: _comparison([one for one in answers if one.ask.question.category == name], side, seed)
+            for name in categories
         },
         **acceptance_by_position([(r.num_drafted, r.num_accepted) for r in rounds]),
         "rounds": len(rounds),
@@ -78,7 +79,7 @@ def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict
         "mean_nodes": _mean(r.num_nodes for r in rounds),
         "sources": _sources(mine),
         "differences": [
-            {key: getattr(one.ask, key) for key in ("id", "turn", "repeat")}
+            {"id": one.ask.question.id, "turn": one.ask.turn, "repeat": one.ask.repeat}
             | {"verdict": one.verdict, "reason": one.reason}
             for one in mine
             if one.verdict not in (None, Verdict.IDENTICAL)

@@ -116,11 +116,7 @@ class AcceptanceCounts:
 
 
 def measure_acceptance(
-    llm: LLM,
-    prompts: Sequence[Prompt],
-    params: SamplingParams,
-    budget: DraftBudget,
-    progress: Progress = silent,
+    llm: LLM, prompts: Sequence[Prompt], params: SamplingParams, budget: DraftBudget, progress: Progress = silent
 ) -> AcceptanceCounts:
     """Answer the prompts with the drafter of `llm`, which drafts `budget` in every round; answer i has seed + i.
 
@@ -172,13 +168,12 @@ def differences(measured: AcceptanceCounts, recorded: AcceptanceCounts, toleranc
         raise ConfigError(
             "the record is of other prompts", got=len(measured.answers), expected=f"{len(recorded.answers)} prompts"
         )
-    sides = (measured, recorded)
+    sides, num_answers = (measured, recorded), len(measured.answers)
     rounds = np.array([[answer.rounds for answer in side.answers] for side in sides])  # [2, answers]
     totals = rounds.sum(1, keepdims=True).clip(min=1)
 
     def compare(what: str, counts: list[list[int]], is_relative: bool = False) -> Difference:
         ratios = np.sum(counts, axis=1, keepdims=True) / totals
-        num_answers = rounds.shape[1]
         # What each answer adds to the deviation of the ratio, linearised.
         ours, theirs = (np.array(counts) - ratios * rounds) * num_answers / totals
         error = (ours - theirs).std(ddof=1) / math.sqrt(num_answers) if num_answers > 1 else 0.0
@@ -226,15 +221,12 @@ class Trial:
     def as_dict(self) -> dict[str, object]:
         """The entry of training.json."""
         default, params = asdict(SamplingParams()), asdict(self.params)
+        always = ("temperature", "max_tokens", "seed")
         return {
-            "name": self.name,
+            **asdict(self),
             "prompts": {key: value for key, value in asdict(self.prompts).items() if value is not None},
-            "params": {
-                k: v for k, v in params.items() if k in ("temperature", "max_tokens", "seed") or v != default[k]
-            },
+            "params": {key: value for key, value in params.items() if key in always or value != default[key]},
             "budget": {"depth": self.budget.depth, "nodes": self.budget.nodes},
-            "drafter": self.drafter,
-            "setting": self.setting,
             "result": self.result.as_dict(),
         }
 

@@ -5,11 +5,11 @@ best speed-up, pooled over all tokens, whose 95% interval lies above 1; else non
 """
 
 import shlex
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from ..config import EngineFlags, SpecConfig, engine_flags, parse
 from ..core.outputs import Round
@@ -25,7 +25,7 @@ from ..zoo.registry import Progress, silent
 from .machine import PassCosts, about_drafts, ms
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide
 from .suites import Question
-from .summary import FEW, summarise
+from .summary import FEW, speculative_summary
 
 SURE = 1.05
 """The gain that fewer than `FEW` prompts must show, which have no interval."""
@@ -144,13 +144,12 @@ def measure(
     progress: Progress = silent,
 ) -> list[Candidate]:
     """Decode the prompts plainly and with every candidate in turns; `llms` belong to `configs`, on the same weights."""
-    names = [config.name for config in configs]
-    sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
+    sides = [EngineSide(config.name, llm) for config, llm in zip(configs, llms, strict=True)]
     run = BenchRun(EngineSide(PLAIN, llms[0].plain()), sides, options)
     run.measure(questions, progress)
-    runs = cast("list[dict[str, Any]]", summarise(run, names, {})["runs"])
     found = []
-    for config, summary, llm in zip(configs, runs, llms, strict=True):
+    for config, llm in zip(configs, llms, strict=True):
+        summary = speculative_summary(run.answers, config.name, options.seed)
         rounds = [r for answer in run.answers if answer.side == config.name for r in answer.rounds]
         policy = llm.decoder.policy
         estimates = policy.estimates if isinstance(policy, CostModel) else None
@@ -231,10 +230,9 @@ def tuned_of(
     prompts: their "file" (None: built in), how many were "chosen", and what else is to be kept of them. model: as it is
     called on the command line.
     """
-    best = best_of(candidates)
+    best, loaded = best_of(candidates), plain.loaded
     shown = best or max(candidates, key=lambda one: one.overall.value)
     policy = llms[list(candidates).index(shown)].decoder.policy
-    loaded = plain.loaded
     remarks = list[str]()
     if prompts["file"] is None:
         remarks.append("These were built-in prompts, not yours: with --prompts FILE the choice fits your work.")
@@ -263,9 +261,7 @@ def flags_of(candidates: Seq[Candidate], best: Candidate | None, model: str) -> 
         return engine_flags(SpecConfig(), {})
     single = [one for one in candidates if one.config.method != "choose" and best_of([one])]
     single.sort(key=lambda one: -one.overall.value)
-    depths = dict(best.depths)
-    for one in single:
-        depths = {**one.depths, **depths}
+    depths = ChainMap(best.depths, *(one.depths for one in single))
     flags = engine_flags(for_others(best.config), depths, [for_others(one.config) for one in single])
     return [replace(one, remark=one.remark.replace("--model MODEL", f"--model {shlex.quote(model)}")) for one in flags]
 

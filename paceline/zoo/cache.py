@@ -45,9 +45,6 @@ class Manifest:
     files: Mapping[str, FileRecord]
     provenance: Mapping[str, object] = field(default_factory=dict[str, object])
 
-    def matches(self, model: ZooEntry) -> bool:
-        return (self.format, self.name, self.source_sha256) == (FORMAT, model.name, model.sha256)
-
 
 @dataclass(frozen=True)
 class Installed:
@@ -189,10 +186,11 @@ def _damaged(folder: Path, got: str, expected: str) -> DownloadError:
 def _problem_of(folder: Path, model: ZooEntry) -> str | None:
     """Why `folder` is not a complete and current copy of `model`; None when it is."""
     try:
-        manifest = verify(folder)
+        found = verify(folder)
     except PacelineError as error:
         return str(error)
-    return None if manifest.matches(model) else "it was pulled by another version of Paceline; pull it again"
+    is_current = (found.format, found.name, found.source_sha256) == (FORMAT, model.name, model.sha256)
+    return None if is_current else "it was pulled by another version of Paceline; pull it again"
 
 
 def _locked(folder: Path, progress: Progress) -> AbstractContextManager[Any]:
@@ -213,8 +211,7 @@ def _build(model: ZooEntry, base: Path | None, work: Path, progress: Progress) -
     built.mkdir(parents=True)
     model.build(base, built, progress)
     unlock(built)
-    paths = sorted(built.iterdir())
-    files: dict[str, FileRecord] = {}
+    paths, files = sorted(built.iterdir()), dict[str, FileRecord]()
     for done, path in enumerate(paths, start=1):
         files[path.name] = FileRecord(path.stat().st_size, sha256_of(path))
         progress("hash", done, len(paths))

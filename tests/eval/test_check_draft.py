@@ -82,11 +82,9 @@ def test_packaged_heads(head, monkeypatch):
     _install(monkeypatch, head.parent)
     found = packaged.packaged_heads()
     assert [(one.name, one.method, one.is_default) for one in found] == [("tiny-medusa", "medusa", True)]
-    assert packaged.best_head(found[0].fingerprint) == found[0]
-    assert packaged.best_head("0" * 64) is None
     assert packaged.head_folder("tiny-medusa") == head
     assert packaged.head_method(head) == "medusa"
-    assert packaged.heads_for(found[0].fingerprint) == ["tiny-medusa"]
+    assert packaged.heads_for(found[0].fingerprint) == found
     assert packaged.heads_for("0" * 64) == []
     run = head.parent / "run"
     run.mkdir()
@@ -96,7 +94,7 @@ def test_packaged_heads(head, monkeypatch):
     with pytest.raises(ConfigError, match="did you mean 'tiny-medusa'"):
         packaged.head_folder("tiny-medussa")
     edit(head / "training.json", lambda record: record.update(default=False))
-    assert packaged.best_head(found[0].fingerprint) is None
+    assert not packaged.heads_for(found[0].fingerprint)[0].is_default
     (head / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match="'tiny-medusa' is damaged"):
         packaged.packaged_heads()

@@ -116,7 +116,7 @@ def test_summary(engine, measure, questions):
 
 def test_a_planted_bug_is_called_a_bug(engine, measure, questions):
     run = measure(engine(AcceptsAll()), questions)
-    wrong = [one.ask.id for one in run.answers if one.verdict == "bug"]
+    wrong = [one.ask.question.id for one in run.answers if one.verdict == "bug"]
     assert wrong
     found = summarise(run, ["lookup"], {})
     assert found["verdicts"]["bug"] == len(wrong)

@@ -103,13 +103,13 @@ class PassLayout:
     starts: list[int]
     num_nodes: int
     tree: TokenTree | None
-    batch_invariant: bool
+    batch_invariant: bool = False
     row_multiple: int = 1
     max_length: int = 1 << 30
     slots: list[int] = field(default_factory=list)  # where row b lies in the cache's tensors; empty: in slot b
     num_given: int | None = None  # nodes before those that only pad the pass
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    head_rows: int | None = None  # rows from the end whose logits are wanted; None: all
+    head_rows: int | None = None  # rows from the end whose logits are wanted; None: all; 0: of a prefill
     is_mask: Tensor | None = None  # [B, N], where there are mask tokens; in each row they follow the candidates
     offsets: list[int] = field(default_factory=list)  # empty: zeros
     rows: PromptRows | None = None

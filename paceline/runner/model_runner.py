@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache, round_up
-from ..attention.masks import PassLayout, PromptRows
+from ..attention.masks import PromptRows
 from ..attention.states import StateStore
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
@@ -274,12 +274,8 @@ class ModelRunner:
     @torch.inference_mode()
     def read_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
         """Cache tokens in one pass. `rows` replace their embeddings."""
-        count, starts = len(token_ids), [self.cache.lengths[slot]]
-        layout = PassLayout(
-            starts, count, None, self.invariant, self.row_multiple, self.max_length, [slot], device=self.loaded.device,
-            offsets=[self.cache.offsets[slot]], rows=rows,
-        )  # fmt: skip
-        self.cache.begin([slot], count, whole=self.loaded.attends_trees)
+        count = len(token_ids)
+        layout = self.loaded.begin(self.cache, [slot], count, rows=rows, **self._numerics)
         ids = torch.tensor([[*token_ids]], device=self.loaded.device)
         self.loaded.prefill(ids, layout, self.cache, self._kept_states)
         self.cache.lengths[slot] += count
@@ -293,27 +289,22 @@ class ModelRunner:
         """
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
-        offsets = [self.cache.offsets[slot] for slot in slots]
-        starts = [self.cache.lengths[slot] for slot in slots]
-        if static is not None and self._fits_static(tree, masked or any(offsets) or count > 0):
+        special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
+        if static is not None and self._fits_static(tree, special):
             logits = static.run(slots, tree, self.row_multiple, self._kept_states)
         else:
             tree = tree.behind(text) if count else tree
             padded = tree.padded(round_up(tree.num_nodes, self.row_multiple))
-            self.cache.begin(slots, padded.num_nodes, count, self.loaded.attends_trees)
-            layout = PassLayout(
-                starts,
+            layout = self.loaded.begin(
+                self.cache,
+                slots,
                 padded.num_nodes,
                 padded,
-                self.invariant,
-                self.row_multiple,
-                self.max_length,
-                list(slots),
-                tree.num_nodes,
-                padded.device,
+                count,
+                num_given=tree.num_nodes,
                 head_rows=padded.num_nodes - count,
                 is_mask=padded.token_ids >= self.vocab_size if masked else None,
-                offsets=offsets,
+                **self._numerics,
             )
             logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, self._kept_states)
             logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
@@ -326,6 +317,11 @@ class ModelRunner:
         assert self.static is not None
         fits = not special and self.static.takes(tree.num_nodes, self.row_multiple)
         return fits and (not self.invariant or tree.is_chain)
+
+    @property
+    def _numerics(self) -> dict[str, Any]:
+        """Options of `PassLayout` that every pass has."""
+        return dict(batch_invariant=self.invariant, row_multiple=self.row_multiple, max_length=self.max_length)
 
     @property
     def _kept_states(self) -> StateStore | None:

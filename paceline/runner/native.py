@@ -42,32 +42,16 @@ class NativeDecoder:
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
     ) -> Tensor:
-        """Raw logits, float32 [B, N, V]; of the last `layout.head_rows` nodes where that is given.
+        """Raw logits, float32 [B, N, V], of the last `layout.head_rows` nodes; hidden states go to `states`.
 
-        token_ids: [B, N]; None: those of the tree. Hidden states are written where `states` keeps them.
+        token_ids: [B, N]; None: those of the tree.
         """
-        head_rows = layout.head_rows or layout.num_nodes
-        logits = torch.empty(len(layout.starts), head_rows, self._described.model.head.outs)
-        self._run(token_ids, layout, cache, states, logits)
-        return logits
-
-    def prefill(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
-    ) -> None:
-        self._run(token_ids, layout, cache, states, None)
-
-    def _run(
-        self,
-        token_ids: Tensor | None,
-        layout: PassLayout,
-        cache: SlotCache,
-        states: StateStore | None,
-        logits: Tensor | None,
-    ) -> None:
         held = _Held()
         batch, nodes, tree, rows = len(layout.starts), layout.num_nodes, layout.tree, layout.rows
-        one = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, logits=address(logits))
-        one.head_rows = 0 if logits is None else logits.shape[1]
+        head_rows = nodes if layout.head_rows is None else layout.head_rows
+        logits = torch.empty(batch, head_rows, self._described.model.head.outs)
+        one = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, head_rows=head_rows)
+        one.logits = address(logits) if head_rows else None
         entering = self._entering(token_ids, layout)
         if entering is not None:
             one.rows = held.tensor(entering)
@@ -105,6 +89,7 @@ class NativeDecoder:
             one.states = held.places(kept[0, 0], states.layers, self._described.num_layers + 1)
             one.state_columns, one.state_row = kept.shape[1], kept.stride(1)
         run(self._described.model, one)
+        return logits
 
     def _places(self, cache: SlotCache) -> tuple[Places, Places]:
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)

@@ -19,7 +19,6 @@ from ..attention.attend import Scores, attend
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import StateStore
-from ..quant import PackedLinear
 from .adapters import AdaptedLinear, AttachedAdapter
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -113,10 +112,10 @@ class FusedDecoder:
         self.attached = attached
         self._cos = self._sin = torch.empty(0)
 
-    def prefill(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
+    def logits(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
     ) -> Tensor:
-        """States after the last layer, before the final norm. [B, N] -> [B N, E]. Hidden states go to `states`."""
+        """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states go to `states`."""
         assert token_ids is not None
         if layout.rows is not None:
             x = layout.rows.embeds.flatten(0, 1).clone()  # the layers add to it in place
@@ -136,15 +135,9 @@ class FusedDecoder:
             made[len(self.layers)] = self.norm(x).view(*token_ids.shape, -1)
         if states is not None:
             states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
-        return x
-
-    def logits(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
-    ) -> Tensor:
-        """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
-        assert token_ids is not None
-        x = self.prefill(token_ids, layout, cache, states).view(*token_ids.shape, -1)
-        normed = self.norm(x[:, -(layout.head_rows or 0) :])
+        if layout.head_rows == 0:
+            return torch.empty(0)
+        normed = self.norm(x.view(*token_ids.shape, -1)[:, -(layout.head_rows or 0) :])
         return self.head(normed.flatten(0, 1)).unflatten(0, normed.shape[:2])
 
     def rotations(self, longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,26 +163,11 @@ class TransformersDecoder:
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
     ) -> Tensor:
-        """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
-        return self._call(self._model, token_ids, layout, cache, states).logits[:, -(layout.head_rows or 0) :]
-
-    def prefill(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
-    ) -> None:
-        self._call(self._model.base_model, token_ids, layout, cache, states)
-
-    def _call(
-        self,
-        module: nn.Module,
-        token_ids: Tensor | None,
-        layout: PassLayout,
-        cache: SlotCache,
-        states: StateStore | None,
-    ) -> Any:
+        """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states go to `states`."""
         options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
         if states is not None:
             options["output_hidden_states"] = True
-        if layout.head_rows is not None:
+        if layout.head_rows:
             options["logits_to_keep"] = layout.head_rows
         if self._attends_trees:
             options["paceline_pass"] = layout
@@ -205,11 +183,12 @@ class TransformersDecoder:
             options["inputs_embeds"] = self.attached.embed(embeddings(token_ids))
         else:
             options["input_ids"] = token_ids
-        out = module(**options)
+        head_rows = layout.head_rows
+        out: Any = (self._model.base_model if head_rows == 0 else self._model)(**options)
         if states is not None:
             made = {index: out.hidden_states[index] for index in states.layers}
             states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
-        return out
+        return torch.empty(0) if head_rows == 0 else out.logits[:, -(head_rows or 0) :]
 
 
 def fuse(model: PreTrainedModel) -> bool:
@@ -252,6 +231,4 @@ def project(linear: nn.Module, x: Tensor, plus: Tensor | None = None) -> Tensor:
         return linear.forward(x)
     if type(linear) is AdaptedLinear:  # the same operation as without an adapter, for the same bits in plain rows
         return linear.corrected(project(linear.base, x, plus), x)
-    if type(linear) is PackedLinear:
-        return torch.ops.mkldnn._linear_pointwise.binary(x, plus, linear.packed, linear.bias, "add")
     return linear.forward(x).add_(plus)

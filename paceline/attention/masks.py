@@ -122,19 +122,13 @@ class PassLayout:
         self.offsets = self.offsets or [0] * len(self.starts)
 
     @cached_property
-    def depth(self) -> Tensor:
-        """Edges to the root. [B, N]."""
-        if self.tree is not None:
-            return self.tree.depth
-        return torch.arange(self.num_nodes, device=self.device).expand(len(self.starts), -1)
-
-    @cached_property
     def columns(self) -> Tensor:
         """Committed length + depth: the column of plain decoding. [B, N].
 
         Only probes can reach past the context; they stay on the last place.
         """
-        return (torch.tensor(self.starts, device=self.device)[:, None] + self.depth).clamp_(max=self.max_length - 1)
+        depth = torch.arange(self.num_nodes, device=self.device) if self.tree is None else self.tree.depth
+        return (torch.tensor(self.starts, device=self.device)[:, None] + depth).clamp_(max=self.max_length - 1)
 
     @cached_property
     def position_ids(self) -> Tensor:

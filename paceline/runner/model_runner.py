@@ -3,10 +3,10 @@
 import statistics
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ from .static_pass import StaticPasses
 from .torch_decoder import FusedDecoder
 
 PREFILL_CHUNK = 512
-_T = TypeVar("_T")
 
 
 class ModelRunner:
@@ -184,13 +183,11 @@ class ModelRunner:
             if self._asking:
                 time.sleep(0.0005)
 
-    def read(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> float:
-        """Cache a text but for its last token, the first root, in the slot that `admit` gave for it.
-
-        Returns the seconds in the vision tower.
-        """
+    def read(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
+        """Cache a text but for its last token, the first root, in the slot that `admit` gave for it."""
         self.restore_prefix(slot, token_ids, vision)
-        return _returned(self.reading(slot, token_ids, vision))
+        for _ in self.reading(slot, token_ids, vision):
+            pass
 
     @torch.inference_mode()
     def reading(
@@ -198,6 +195,7 @@ class ModelRunner:
     ) -> Generator[None, None, float]:
         """`read` in parts, between which passes over other slots may come; behind what the slot holds of the text.
 
+        Returns the seconds in the vision tower.
         defer_last_chunk: see `prefill`; it is about the text after the images.
         """
         begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
@@ -261,9 +259,10 @@ class ModelRunner:
 
         defer_last_chunk: the last chunk is not read, so that it may share the pass of the first draft.
         """
-        _returned(self._prefilling(slot, token_ids, defer_last_chunk))
+        for _ in self._prefilling(slot, token_ids, defer_last_chunk):
+            pass
 
-    def _prefilling(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool) -> Generator[None, None, None]:
+    def _prefilling(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool) -> Iterator[None]:
         for begin in range(0, len(token_ids), self.chunk):
             if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
@@ -290,7 +289,9 @@ class ModelRunner:
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
         special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
-        if static is not None and self._fits_static(tree, special):
+        if static is not None and (special or (self.invariant and not tree.is_chain)):
+            static = None
+        if static is not None and static.takes(num_nodes, self.row_multiple):
             logits = static.run(slots, tree, self.row_multiple, self._kept_states)
         else:
             tree = tree.behind(text) if count else tree
@@ -311,12 +312,6 @@ class ModelRunner:
         if count:
             self.cache.lengths[slots[0]] += count
         return logits
-
-    def _fits_static(self, tree: TokenTree, special: bool) -> bool:
-        """Whether a static pass takes this tree; special: it has masks or text, or positions other than columns."""
-        assert self.static is not None
-        fits = not special and self.static.takes(tree.num_nodes, self.row_multiple)
-        return fits and (not self.invariant or tree.is_chain)
 
     @property
     def _numerics(self) -> dict[str, Any]:
@@ -378,11 +373,3 @@ def median_seconds(once: Callable[[], object]) -> float:
             once()
             times.append(time.perf_counter() - begin)
     return statistics.median(times[1:])
-
-
-def _returned(parts: Generator[None, None, _T]) -> _T:
-    while True:
-        try:
-            next(parts)
-        except StopIteration as end:
-            return end.value

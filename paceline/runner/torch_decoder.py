@@ -19,21 +19,17 @@ from ..attention.attend import Scores, attend
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import StateStore
+from ..hf.describe import has_fixed_ropes
 from .adapters import AdaptedLinear, AttachedAdapter
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing to update as a text grows
 
 
-class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; the weight stays the model's."""
-
-    def __init__(self, norm: Any):
-        self.weight: Tensor = norm.weight
-        self.eps, self.shape = float(norm.variance_epsilon), tuple(norm.weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x, self.shape, self.weight, self.eps)
+def _rms_norm(norm: Any) -> nn.RMSNorm:
+    """Torch's norm, which is one operation, with the weight of transformers'."""
+    made = nn.RMSNorm(norm.weight.shape, float(norm.variance_epsilon), device="meta")
+    made.weight = norm.weight
+    return made
 
 
 class FusedLayer(nn.Module):
@@ -55,12 +51,10 @@ class FusedLayer(nn.Module):
         self.o: nn.Module = attention.o_proj
         self.gate_up: nn.Module = _joined(mlp.gate_proj, mlp.up_proj)
         self.down: nn.Module = mlp.down_proj
-        self.norm = RmsNorm(layer.input_layernorm)
-        self.mlp_norm = RmsNorm(layer.post_attention_layernorm)
-        self.q_norm = RmsNorm(attention.q_norm) if hasattr(attention, "q_norm") else None
-        self.k_norm = RmsNorm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        kept = (layer.input_layernorm, layer.post_attention_layernorm, *_present(attention, "q_norm", "k_norm"))
-        self.norms = nn.ModuleList(kept)  # their weights stay parameters of the model
+        self.norm = _rms_norm(layer.input_layernorm)
+        self.mlp_norm = _rms_norm(layer.post_attention_layernorm)
+        self.q_norm = _rms_norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self.k_norm = _rms_norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         inner, width = int(mlp.down_proj.in_features), int(mlp.down_proj.out_features)
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.places: dict[str, tuple[str, int, int]] = {  # transformers' name: module here, first output, outputs
@@ -77,10 +71,10 @@ class FusedLayer(nn.Module):
         """From x [B N, E] to the next x; cos, sin [B N, 1, d] as `FusedDecoder` made them."""
         batch, heads, d = len(layout.starts), self.heads, self.head_dim
         turning = heads + self.kv_heads
-        qkv = project(self.qkv, self.norm(x)).view(-1, turning + self.kv_heads, d)
+        qkv = project(self.qkv, self.norm.forward(x)).view(-1, turning + self.kv_heads, d)
         if self.q_norm is not None and self.k_norm is not None:
-            qkv[:, :heads] = self.q_norm(qkv[:, :heads])
-            qkv[:, heads:turning] = self.k_norm(qkv[:, heads:turning])
+            qkv[:, :heads] = self.q_norm.forward(qkv[:, :heads])
+            qkv[:, heads:turning] = self.k_norm.forward(qkv[:, heads:turning])
         turned = qkv[:, :turning]
         swapped = turned.roll(d // 2, -1)
         turned.mul_(cos).addcmul_(swapped, sin)
@@ -92,21 +86,18 @@ class FusedLayer(nn.Module):
         keys, values = cache.update(key, value, self.index)
         out = attend(query, keys, values, layout, self.scores)
         x = project(self.o, out.reshape(x.shape[0], heads * d), plus=x)
-        gate, up = project(self.gate_up, self.mlp_norm(x)).chunk(2, -1)
+        gate, up = project(self.gate_up, self.mlp_norm.forward(x)).chunk(2, -1)
         return project(self.down, nn.functional.silu(gate).mul_(up), plus=x)
 
 
 class FusedDecoder:
-    """Runs a model whose layers are fused: embeddings, layers, final norm, head.
-
-    attached: the adapter attached to the layers.
-    """
+    """Runs a model whose layers are fused: embeddings, layers, final norm, head."""
 
     def __init__(self, model: PreTrainedModel, attached: AttachedAdapter | None = None):
         base: Any = model.base_model
         self.embeddings: Tensor = base.embed_tokens.weight
         self.layers: list[FusedLayer] = list(base.layers)
-        self.norm = RmsNorm(base.norm)
+        self.norm = _rms_norm(base.norm)
         self.rotary_emb: Any = base.rotary_emb
         self.head: Any = model.get_output_embeddings()
         self.attached = attached
@@ -194,8 +185,7 @@ class TransformersDecoder:
 def fuse(model: PreTrainedModel) -> bool:
     """Replace the decoder layers of a model of the Llama form; False leaves one of another form as it is."""
     config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    if config.model_type not in MODEL_TYPES or rope.get("rope_type", "default") not in _ROPES:
+    if config.model_type not in MODEL_TYPES or not has_fixed_ropes(config):
         return False
     if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
         return False
@@ -208,10 +198,6 @@ def fuse(model: PreTrainedModel) -> bool:
 def is_fused(model: PreTrainedModel) -> bool:
     """Whether `fuse` has been here."""
     return any(isinstance(module, FusedLayer) for module in model.modules())
-
-
-def _present(module: Any, *names: str) -> list[nn.Module]:
-    return [getattr(module, name) for name in names if hasattr(module, name)]
 
 
 def _joined(*linears: nn.Linear) -> nn.Linear:

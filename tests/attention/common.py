@@ -107,8 +107,7 @@ class TreePlusOne(PassLayout):
 
     @property
     def position_ids(self):
-        true = torch.tensor(self.starts)[:, None] + self.depth
-        return true + (self.tree is not None)
+        return self.columns + (self.tree is not None)
 
 
 class RowNumbers(PassLayout):

@@ -187,7 +187,7 @@ class MasksOneFurther(PassLayout):
 
     @property
     def position_ids(self):
-        right = torch.tensor(self.starts)[:, None] + self.depth
+        right = self.columns
         return right if self.is_mask is None else right + self.is_mask.long()
 
 

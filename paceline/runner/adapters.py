@@ -24,8 +24,10 @@ from transformers import PreTrainedModel
 from ..errors import DraftError, IncompatibleModels
 from ..heads.int4_draft import Int4Draft
 from ..heads.space import Factors, SpaceAdapter
-from ..quant import Fp8Linear, Int4Linear, Int8Linear, PackedLinear
-from ..quant.packed import Shelf, device_of
+from ..quant.fp8 import Fp8Linear
+from ..quant.int4 import Int4Linear
+from ..quant.int8 import Int8Linear
+from ..quant.packed import PackedLinear, Shelf, device_of
 
 _MAX_GAIN = 2.0**20  # factors that raise the largest input by no more cannot overflow: their outputs are not bounded
 _LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)

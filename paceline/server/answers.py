@@ -12,7 +12,7 @@ from ..core.outputs import Origin, Round
 from ..core.request import TokenLogprob
 from ..drafters import PredictedOutput
 from ..outputs import Completion
-from ..sampling import Detokenizer
+from ..sampling.detokenize import Detokenizer
 from .tools import ToolReader
 
 

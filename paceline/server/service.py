@@ -21,7 +21,7 @@ from ..hf.images import ImageLimits
 from ..hf.prompts import Prompt
 from ..llm import LLM
 from ..outputs import RequestOutput
-from ..sampling import Detokenizer
+from ..sampling.detokenize import Detokenizer
 from ..schema import brief
 from . import protocol
 from .answers import ChatForm, Choice, CompletionForm, Delta, choice_of, figures_of, usage_of

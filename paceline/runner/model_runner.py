@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -274,7 +273,10 @@ class ModelRunner:
     def read_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
         """Cache tokens in one pass. `rows` replace their embeddings."""
         count = len(token_ids)
-        layout = self.loaded.begin(self.cache, [slot], count, rows=rows, **self._numerics)
+        layout = self.loaded.begin(
+            self.cache, [slot], count, rows=rows, batch_invariant=self.invariant, row_multiple=self.row_multiple,
+            max_length=self.max_length,
+        )  # fmt: skip
         ids = torch.tensor([[*token_ids]], device=self.loaded.device)
         self.loaded.prefill(ids, layout, self.cache, self._kept_states)
         self.cache.lengths[slot] += count
@@ -288,9 +290,9 @@ class ModelRunner:
         """
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
-        special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
-        if static is not None and (special or (self.invariant and not tree.is_chain)):
-            static = None
+        if static is not None:
+            special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
+            static = None if special or (self.invariant and not tree.is_chain) else static
         if static is not None and static.takes(num_nodes, self.row_multiple):
             logits = static.run(slots, tree, self.row_multiple, self._kept_states)
         else:
@@ -305,18 +307,15 @@ class ModelRunner:
                 num_given=tree.num_nodes,
                 head_rows=padded.num_nodes - count,
                 is_mask=padded.token_ids >= self.vocab_size if masked else None,
-                **self._numerics,
+                batch_invariant=self.invariant,
+                row_multiple=self.row_multiple,
+                max_length=self.max_length,
             )
             logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, self._kept_states)
             logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
         if count:
             self.cache.lengths[slots[0]] += count
         return logits
-
-    @property
-    def _numerics(self) -> dict[str, Any]:
-        """Options of `PassLayout` that every pass has."""
-        return dict(batch_invariant=self.invariant, row_multiple=self.row_multiple, max_length=self.max_length)
 
     @property
     def _kept_states(self) -> StateStore | None:

@@ -24,7 +24,7 @@ from paceline import LLM, Fixed, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.errors import PacelineError
 from paceline.eval.machine import weight_bytes
-from paceline.quant import Weights
+from paceline.quant.linears import Weights
 from paceline.runner import LoadedModel, ModelRunner, with_weights, wrap_model
 from paceline.system.provenance import provenance
 

@@ -19,7 +19,7 @@ from paceline.attention.masks import PassLayout
 from paceline.core.draft import Draft
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
-from paceline.sampling import target_distribution
+from paceline.sampling.distribution import target_distribution
 
 VOCAB, TOKEN, ROWS, REPEATS = 49_152, 7, 16, 3
 SIZE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

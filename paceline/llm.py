@@ -34,7 +34,7 @@ from .hf.prompts import Chat, Prompt, TemplatedChat, as_chats, as_list, read_pro
 from .other_names import INSTEAD
 from .outputs import RequestOutput, StreamChunk
 from .policy import CostModel, Fixed
-from .quant import QuantReport, Weights
+from .quant.linears import QuantReport, Weights
 from .requests import Request, default_params, drop_waiting_pixels, open_request, ready_sequences
 from .runner import LoadedModel, load_model, make_runner, with_weights, wrap_model
 from .schema import brief, checked_call, checked_names

@@ -17,7 +17,9 @@ from .hf.prompts import Prompt, TemplatedChat, as_prompt, is_chat, read_prompt, 
 from .outputs import Completion, RequestOutput
 from .runner import LoadedModel, ModelRunner
 from .runner.prefill import text_logits
-from .sampling import Detokenizer, make_grammar, token_logprob
+from .sampling.detokenize import Detokenizer
+from .sampling.grammar import make_grammar
+from .sampling.scores import token_logprob
 
 MAX_WAITING_PIXEL_BYTES = 1 << 30
 """Pixels held for prompts that wait for a slot; the images of further prompts are read again when a slot is free."""

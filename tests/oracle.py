@@ -10,7 +10,7 @@ from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.runner import LoadedModel
 from paceline.runner.prefill import look, whole_text
-from paceline.sampling import target_distribution
+from paceline.sampling.distribution import target_distribution
 from paceline.verify import choose_token
 
 

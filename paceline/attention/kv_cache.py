@@ -70,8 +70,6 @@ class SlotCache(Cache):
         self._free = list(range(num_slots))
         self._is_used: dict[int, Callable[[], bool] | None] = {}  # by slot, of those that were allocated with it
 
-    # Slots
-
     @torch.inference_mode()
     def allocate(self, is_used: Callable[[], bool] | None = None) -> int:
         """Take the lowest free slot, empty. Raises `CacheFull` when none is left.
@@ -202,8 +200,6 @@ class SlotCache(Cache):
             keys, values = (torch.cat(part, 1)[None, :, :length] for part in zip(*pairs, strict=True))
             self.update(keys, values, index)
         self.lengths[slot] = length
-
-    # Storage
 
     def _zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
         # Not uninitialised memory: a masked column is multiplied by 0, and 0 * NaN would be NaN.

@@ -103,13 +103,13 @@ class PassLayout:
     starts: list[int]
     num_nodes: int
     tree: TokenTree | None
-    batch_invariant: bool
+    batch_invariant: bool = False
     row_multiple: int = 1
     max_length: int = 1 << 30
     slots: list[int] = field(default_factory=list)  # where row b lies in the cache's tensors; empty: in slot b
     num_given: int | None = None  # nodes before those that only pad the pass
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    head_rows: int | None = None  # rows from the end whose logits are wanted; None: all
+    head_rows: int | None = None  # rows from the end whose logits are wanted; None: all; 0: of a prefill
     is_mask: Tensor | None = None  # [B, N], where there are mask tokens; in each row they follow the candidates
     offsets: list[int] = field(default_factory=list)  # empty: zeros
     rows: PromptRows | None = None
@@ -122,19 +122,13 @@ class PassLayout:
         self.offsets = self.offsets or [0] * len(self.starts)
 
     @cached_property
-    def depth(self) -> Tensor:
-        """Edges to the root. [B, N]."""
-        if self.tree is not None:
-            return self.tree.depth
-        return torch.arange(self.num_nodes, device=self.device).expand(len(self.starts), -1)
-
-    @cached_property
     def columns(self) -> Tensor:
         """Committed length + depth: the column of plain decoding. [B, N].
 
         Only probes can reach past the context; they stay on the last place.
         """
-        return (torch.tensor(self.starts, device=self.device)[:, None] + self.depth).clamp_(max=self.max_length - 1)
+        depth = torch.arange(self.num_nodes, device=self.device) if self.tree is None else self.tree.depth
+        return (torch.tensor(self.starts, device=self.device)[:, None] + depth).clamp_(max=self.max_length - 1)
 
     @cached_property
     def position_ids(self) -> Tensor:

@@ -21,7 +21,9 @@ from ..core.structured import StructuredOutputsParams
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.fingerprint import fingerprint
 from ..llm import LLM
-from ..quant import Fp8Linear, Int4Linear, Int8Linear
+from ..quant.fp8 import Fp8Linear
+from ..quant.int4 import Int4Linear
+from ..quant.int8 import Int8Linear
 from ..schema import Many, checked, checked_call, validate
 from ..system.files import read_kind, to_json, write_text
 from .bound import Point, Share, last_that_holds, prompts_needed, upper_bound

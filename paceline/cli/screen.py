@@ -183,7 +183,7 @@ class Painter:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop: tuple[str, ...] = ()):
-        from ..sampling import Detokenizer
+        from ..sampling.detokenize import Detokenizer
 
         self._text = Detokenizer(tokenizer, stop)
 

@@ -17,7 +17,8 @@ from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..errors import CacheFull
 from ..runner import ModelRunner
-from ..sampling import target_distribution, token_logprob
+from ..sampling.distribution import target_distribution
+from ..sampling.scores import token_logprob
 from ..system.hardware import one_thread
 from . import first_pass
 from .contract import call, check_contract

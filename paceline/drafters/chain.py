@@ -13,7 +13,7 @@ from ..core.interfaces import DraftBudget
 from ..core.request import Sequence
 from ..core.tree import TokenTree
 from ..runner import ModelRunner
-from ..sampling import DraftSampler, confidence
+from ..sampling.draft_sampler import DraftSampler, confidence
 from .trees import padded_confidences
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..core.tree import ancestors
 from ..heads.parts import Attention, Mlp, Output, rotation
 from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, address, addresses, library, run
-from ..quant import PackedLinear, pack_linears
+from ..quant.packed import PackedLinear, pack_linears
 from .top_tokens import Best
 
 BLOCK = 64

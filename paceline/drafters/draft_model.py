@@ -19,9 +19,9 @@ from ..core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, M
 from ..core.outputs import Walk
 from ..core.request import Sequence
 from ..errors import IncompatibleModels
-from ..quant import Weights
+from ..quant.linears import Weights
 from ..runner import LoadedModel, ModelRunner, load_model, with_weights
-from ..sampling import DraftSampler
+from ..sampling.draft_sampler import DraftSampler
 from ..schema import checked, checked_call
 from ..zoo import resolve
 from .chain import Chains

@@ -24,10 +24,10 @@ from ..core.request import Sequence
 from ..errors import ConfigError
 from ..heads.folder import load_head
 from ..heads.int4_draft import Int4Draft
-from ..quant import LmHead, QuantReport, quantize_head, quantize_linears
+from ..quant.linears import LmHead, QuantReport, quantize_head, quantize_linears
 from ..runner import ModelRunner
 from ..runner.adapters import put_int4
-from ..sampling import DraftSampler
+from ..sampling.draft_sampler import DraftSampler
 from ..schema import checked, checked_call
 from ..zoo.packaged import head_folder
 from .chain import Chains

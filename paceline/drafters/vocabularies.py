@@ -28,7 +28,7 @@ from ..core.interfaces import DraftBudget, ModelFacts
 from ..core.request import SamplingParams, Sequence
 from ..core.tree import TokenTree
 from ..errors import IncompatibleModels
-from ..sampling import DraftSampler
+from ..sampling.draft_sampler import DraftSampler
 from ..sampling.scores import before_banned
 from .chain import Chains, CommonTokens
 from .spelling import Spelling

@@ -13,8 +13,8 @@ from ..hf.load import chosen_device
 from ..kernels import load as load_kernels
 from ..kernels.packing import BLOCK
 from ..llm import LLM
-from ..quant import Int4Linear, PackedLinear
-from ..quant.packed import device_of, has_kernels
+from ..quant.int4 import Int4Linear
+from ..quant.packed import PackedLinear, device_of, has_kernels
 from ..system.hardware import Load, Processors, available_memory, cpu_flags, processors, waiting, watch_load
 from ..system.provenance import provenance
 from ..zoo.registry import Progress, silent

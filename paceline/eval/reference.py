@@ -30,7 +30,7 @@ from ..core.rng import Purpose, gumbel
 from ..core.tree import TokenTree
 from ..runner import LoadedModel
 from ..runner.prefill import look, whole_text
-from ..sampling import target_distribution
+from ..sampling.distribution import target_distribution
 
 NUM_TOP = 20
 """The most likely tokens of a position, whose scores are compared."""

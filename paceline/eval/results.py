@@ -141,7 +141,7 @@ def token_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) 
     A character that spans tokens goes to the token that completes it and leaves the ones before it empty. At the end an
     incomplete one becomes a replacement character of the last token.
     """
-    from ..sampling import Detokenizer
+    from ..sampling.detokenize import Detokenizer
 
     return Detokenizer(tokenizer, skip_special_tokens=False).pieces(token_ids, is_end=True)
 

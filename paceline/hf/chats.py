@@ -10,7 +10,6 @@ from ..errors import ConfigError
 from ..schema import brief
 from .images import ImageSource, open_image
 
-Part: TypeAlias = Mapping[str, object]
 Message: TypeAlias = Mapping[str, object]
 """With "role" and "content": a text, or a list of parts, each a text or an image."""
 
@@ -86,7 +85,7 @@ def _part(part: object) -> tuple[bool, Any]:
     return False, text
 
 
-def _url(part: Part) -> str:
+def _url(part: Mapping[str, object]) -> str:
     """That of OpenAI's form; its "detail" has no meaning here, since the processor sets the resolution."""
     _refuse_others(part, ("image_url",))
     inner = part.get("image_url")
@@ -102,7 +101,7 @@ def _url(part: Part) -> str:
     return inner
 
 
-def _source(part: Part) -> ImageSource:
+def _source(part: Mapping[str, object]) -> ImageSource:
     _refuse_others(part, _SOURCES)
     given = [key for key in _SOURCES if part.get(key) is not None]
     if len(given) != 1:
@@ -112,7 +111,7 @@ def _source(part: Part) -> ImageSource:
     return f"data:;base64,{value}" if given[0] == "base64" else value  # type: ignore[return-value]  # open_image judges
 
 
-def _refuse_others(part: Part, known: tuple[str, ...]) -> None:
+def _refuse_others(part: Mapping[str, object], known: tuple[str, ...]) -> None:
     for key in part:
         if key not in ("type", *known):
             raise ConfigError(

@@ -19,7 +19,6 @@ from ..quant.packed import Described
 
 MAX_RANK = 256
 """The largest rank of an adapter's factors that `pass.h` has room for."""
-_ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing to update as a text grows
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,20 @@ FORMS: dict[str, Form] = {
 }
 
 
+def has_fixed_ropes(config: Any) -> bool:
+    """Whether the rotations of a text config have fixed frequencies: nothing to update as a text grows."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
+    return all(rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn") for rope in kinds)
+
+
 def describe(model: PreTrainedModel) -> "Description | None":
     """What the library must know of a model; None where there is no library, or a layer it does not know."""
     config: Any = model.config.get_text_config()
     weight: Any = model.get_input_embeddings().weight  # type: ignore[union-attr]
     if config.model_type not in FORMS or weight.device.type != "cpu" or weight.dtype not in FORMATS:
         return None
-    ropes = getattr(config, "rope_parameters", None) or {}
-    nested = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
-    if library() is None or any(rope.get("rope_type", "default") not in _ROPES for rope in nested):
+    if library() is None or not has_fixed_ropes(config):
         return None
     try:
         return Description(model)
@@ -185,10 +189,6 @@ class Description:
             raise IncompatibleModels(
                 "the SPACE adapter's rank is too large for a CPU", got=len(a), expected=f"at most {MAX_RANK}"
             )
-        matrix.a, matrix.b = (ctypes.pointer(self._factor(one)) for one in (a, b))
-
-    def _factor(self, weight: Tensor) -> Matrix:
-        packed = pack(weight.detach())
-        made = Matrix(data=address(packed), outs=weight.shape[0], ins=weight.shape[1], format=FORMATS[weight.dtype])
-        self._held += [packed, made]
-        return made
+        factors = [Described(len(one), one.shape[1], pack(one.detach()), None) for one in (a, b)]
+        self._held += factors
+        matrix.a, matrix.b = (ctypes.pointer(factor.struct) for factor in factors)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _FACTS = (
@@ -64,8 +64,8 @@ def fingerprint(model: PreTrainedModel) -> str:
     Computed while the layers are still those of transformers; a module tree in which they were fused, packed or
     quantised since keeps what `remember` noted.
     """
-    known = vars(model).get(_KEPT)
-    if isinstance(known, str) and _is_changed(model):
+    known, ours = vars(model).get(_KEPT), __name__.partition(".")[0] + "."
+    if isinstance(known, str) and any(type(module).__module__.startswith(ours) for module in model.modules()):
         return known
     return hash_checkpoint(model.config, model.state_dict())
 
@@ -73,12 +73,6 @@ def fingerprint(model: PreTrainedModel) -> str:
 def remember(model: PreTrainedModel, value: str) -> None:
     """Note the fingerprint on a module tree of ours, whose layers are about to be replaced; copies of it keep it."""
     vars(model)[_KEPT] = value
-
-
-def _is_changed(model: nn.Module) -> bool:
-    """Whether the model's own layers have been replaced by ours."""
-    ours = __name__.partition(".")[0] + "."
-    return any(type(module).__module__.startswith(ours) for module in model.modules())
 
 
 def hash_vocabulary(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -68,9 +68,6 @@ def open_image(source: ImageSource, limits: ImageLimits = LIMITS) -> Image.Image
     raise ConfigError("this is no image", got=type(source).__name__, expected=_FORMS)
 
 
-# From the source to bytes
-
-
 def _read(source: str | PathLike[str], limits: ImageLimits) -> bytes:
     name = short(str(source))
     try:
@@ -105,9 +102,6 @@ def _from_data_url(url: str, limits: ImageLimits) -> bytes:
         return base64.b64decode(b"".join(raw.split()), validate=True)
     except binascii.Error as error:
         raise ConfigError(f"the data URL {short(url)} is not base64", got=str(error)) from error
-
-
-# From bytes to an image
 
 
 def _given(image: Image.Image, limits: ImageLimits) -> Image.Image:

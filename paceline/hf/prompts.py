@@ -14,11 +14,10 @@ from ..core.interfaces import ModelFacts
 from ..core.vision import VisionPrompt
 from ..errors import CacheFull, ConfigError
 from ..schema import brief, scalar
-from .chats import has_images, split_chat, text_chat
+from .chats import Message, has_images, split_chat, text_chat
 from .image_prompts import read_chat, render, text_prompt, writable
 
-Chat: TypeAlias = Seq[Mapping[str, object]]
-"""Messages with "role" and "content": a text, or a list of parts, each a text or an image."""
+Chat: TypeAlias = Seq[Message]
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,19 @@ METHODS = {
 _INSTEAD = 'or give the model that was not quantised: weights="int4" (--weights int4) rounds it while it is loaded'
 
 
+def _settings(config: Any) -> dict[str, Any] | None:
+    about = getattr(config, "quantization_config", None)
+    return about if about is None or isinstance(about, dict) else about.to_dict()
+
+
 def check_quantization(name: str, config: Any) -> None:
     """Raise `ConfigError` for a kind of quantised weights that is not read, or not without a package that is missing.
 
     config: of transformers, as config.json describes the model.
     """
-    about = getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(), "quantization_config", None
-    )
-    if about is None:
+    given = _settings(config) or _settings(config.get_text_config())
+    if given is None:
         return
-    given: dict[str, Any] = about if isinstance(about, dict) else about.to_dict()
     is_older = given.get("load_in_4bit") or given.get("load_in_8bit")  # of bitsandbytes, which left out its name
     method = str(given.get("quant_method") or ("bitsandbytes" if is_older else None))
     if method not in METHODS:
@@ -59,6 +61,5 @@ def check_dtype(name: str, model: PreTrainedModel, wanted: torch.dtype | None) -
 
 def has_shared_outliers(config: Any) -> bool:
     """True for bitsandbytes' LLM.int8 (Dettmers et al. 2022): an outlier in one row moves its column in all of them."""
-    about = getattr(config, "quantization_config", None) or {}
-    given: dict[str, Any] = about if isinstance(about, dict) else about.to_dict()
+    given = _settings(config) or {}
     return bool(given.get("load_in_8bit")) and given.get("llm_int8_threshold", 6.0) > 0

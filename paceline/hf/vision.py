@@ -11,7 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar, final
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +59,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Features:
+class Features(NamedTuple):
     """The features of an image from the tower.
 
     rows: one for each placeholder [M, E].
@@ -69,10 +68,6 @@ class Features:
 
     rows: Tensor
     deep: tuple[Tensor, ...] = ()
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.nbytes for t in (self.rows, *self.deep))
 
 
 @final
@@ -170,13 +165,9 @@ def text_half(model: PreTrainedModel) -> PreTrainedModel:
 def language_model(model: PreTrainedModel) -> PreTrainedModel:
     """The decoder inside a vision-language model, without its head."""
     base = model.base_model
-    return getattr(base, _language_name(base))
-
-
-def _language_name(base: nn.Module) -> str:
     for name in ("language_model", "text_model"):
         if hasattr(base, name):
-            return name
+            return getattr(base, name)
     raise IncompatibleModels(
         "no language model was found inside this model",
         got=type(base).__name__,
@@ -188,13 +179,11 @@ def _language_name(base: nn.Module) -> str:
 def vision_half(model: PreTrainedModel, processor: ProcessorMixin | None) -> Vision:
     """Tower, projector and rules of a model; its language model is not held, so that quantising it frees it."""
     base, config = model.base_model, model.config
-    name = _language_name(base)
     shared = {id(t): t for t in (*base.parameters(), *base.buffers())}
-    tower = copy.deepcopy(base, {**shared, id(getattr(base, name)): nn.Module()})
+    tower = copy.deepcopy(base, {**shared, id(language_model(model)): nn.Module()})
     ids = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video")}
-    image = config.image_token_id
     placeholders = frozenset(i for i in ids if isinstance(i, int))
-    return Vision(family_of(config), processor, tower.eval(), int(image), placeholders)
+    return Vision(family_of(config), processor, tower.eval(), int(config.image_token_id), placeholders)
 
 
 @final
@@ -225,18 +214,21 @@ class TextHalf(PreTrainedModel):
         return CausalLMOutputWithPast(logits=logits, hidden_states=out.hidden_states)
 
 
+def num_bytes(value: Any) -> int:
+    """Bytes of the tensors in tuples or in an output of transformers, each counted once."""
+    return sum({id(leaf): leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor)}.values())
+
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-@final
 class BoundedCache(Generic[Key, Value]):
     """Values by key, at most `max_bytes` in all, measured by `size`; one that is larger by itself is not kept."""
 
     def __init__(self, max_bytes: int, size: Callable[[Value], int]):
         self.max_bytes, self.num_bytes, self._size = max_bytes, 0, size
         self._held: OrderedDict[Key, Value] = OrderedDict()
-        self.hits = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -245,7 +237,6 @@ class BoundedCache(Generic[Key, Value]):
         """The value of the key, which becomes the most recent one; None where there is none."""
         if key not in self._held:
             return None
-        self.hits += 1
         self._held.move_to_end(key)
         return self._held[key]
 
@@ -277,7 +268,7 @@ class SharedVisionTower(nn.Module):
     def __init__(self, tower: nn.Module):
         super().__init__()
         self.tower = tower
-        self.held: BoundedCache[str, Any] = BoundedCache(_KEPT, _num_bytes)
+        self.held: BoundedCache[str, Any] = BoundedCache(_KEPT, num_bytes)
 
     def forward(self, pixel_values: Tensor, *others: object, **options: object) -> Any:
         """As the tower; in transformers' convention, which differs between families."""
@@ -339,8 +330,3 @@ def _form(config: Any) -> dict[str, object]:
     drop = ("_name_or_path", "torch_dtype", "dtype", "transformers_version", "architectures")
     also = {key: getattr(config, key, None) for key in ("vision_feature_layer", "vision_feature_select_strategy")}
     return {**{key: value for key, value in tower.items() if key not in drop}, **also}
-
-
-def _num_bytes(out: Any) -> int:
-    """Bytes of the tensors in an output of transformers, each counted once."""
-    return sum({id(leaf): leaf.nbytes for leaf in tree_leaves(out) if isinstance(leaf, Tensor)}.values())

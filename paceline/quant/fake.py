@@ -20,7 +20,6 @@ from ..errors import ConfigError
 from .int4 import BITS, SMALLEST_SCALE, codes_on, fitted_grid, grid_of, params_of
 
 _WEIGHT_UNIT = 8.0  # levels
-_GRID_UNIT = 1.0  # of the scale's logarithm, and levels of the zero point
 
 
 @final
@@ -59,8 +58,8 @@ class FakeInt4Linear(nn.Module):
     @property
     def grid(self) -> tuple[Tensor, Tensor]:
         """Scales and zero points [out, in / group_size], as float32 that bfloat16 holds exactly."""
-        scale = self.scale0 * (_GRID_UNIT * self.log_scale).exp()
-        zero = self.zero0 + _GRID_UNIT * self.scale0 * self.shift
+        scale = self.scale0 * self.log_scale.exp()
+        zero = self.zero0 + self.scale0 * self.shift
         return _as_bfloat16(scale.clamp_min(SMALLEST_SCALE)), _as_bfloat16(zero)
 
     def rounded(self) -> Tensor:

@@ -103,27 +103,22 @@ class Int4Linear(QuantizedLinear):
         place: Place = anywhere,
     ):
         super().__init__()
-        self.in_features, self.out_features, self.group_size = linear.in_features, linear.out_features, group_size
-        pieces: list[tuple[Tensor, Tensor]] = []
-        for rows in cast("Tensor", linear.weight).detach().split(_ROWS):
-            codes, params = quantize_int4(rows, group_size, bits)
-            pieces.append((_pack(codes), params))
-        packed, params = torch.cat([packed for packed, _ in pieces]), torch.cat([params for _, params in pieces], dim=1)
-        self._hold(packed, params, place)
-        self.bias = linear.bias
+        weight = cast("Tensor", linear.weight).detach()
+        pieces = (quantize_int4(rows, group_size, bits) for rows in weight.split(_ROWS))
+        packed, params = zip(*((_pack(codes), params) for codes, params in pieces), strict=True)
+        self._hold(weight.shape, torch.cat(packed), torch.cat(params, 1), linear.bias, place)
 
     @classmethod
     def of(cls, codes: Tensor, params: Tensor, bias: Tensor | None = None, place: Place = anywhere) -> "Int4Linear":
         """The layer of codes int32 [out, in] and params bfloat16 [in / group_size, out, 2] that were chosen before."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.out_features, made.in_features = codes.shape
-        made.group_size = made.in_features // len(params)
-        made._hold(_pack(codes), params, place)
-        made.bias = bias
+        made._hold(codes.shape, _pack(codes), params, bias, place)
         return made
 
-    def _hold(self, packed: Tensor, params: Tensor, place: Place) -> None:
+    def _hold(self, shape: torch.Size, packed: Tensor, params: Tensor, bias: Tensor | None, place: Place) -> None:
+        (self.out_features, self.in_features), self.bias = shape, bias
+        self.group_size = self.in_features // len(params)
         self._native = has_kernels(packed.device)
         if self._native:
             packed, params = place(packed), place(pack_params(params))
@@ -147,17 +142,16 @@ class Int4Linear(QuantizedLinear):
         """The weights as the kernels take them. Raises AttributeError where ATen multiplies."""
         if not self._native:
             raise AttributeError("the codes are not in the native kernels' order")
-        shape = self.out_features, self.in_features
-        return Described(*shape, self.packed, self.bias, self.packed_params, group=self.group_size)
+        outs, ins = self.out_features, self.in_features
+        return Described(outs, ins, self.packed, self.bias, self.packed_params, group=self.group_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""
         if self._native:
             return self.matrix(x)
         rows = x.reshape(-1, self.in_features).bfloat16()
-        if rows.device.type == "cuda":
-            out = torch.ops.aten._weight_int4pack_mm(rows, self.packed, self.group_size, self.packed_params)
-        else:
-            out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group_size, self.packed_params)
+        on_cpu = rows.device.type != "cuda"
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu if on_cpu else torch.ops.aten._weight_int4pack_mm
+        out = product(rows, self.packed, self.group_size, self.packed_params)
         out = out.to(x.dtype).view(*x.shape[:-1], self.out_features)
         return out if self.bias is None else out + self.bias

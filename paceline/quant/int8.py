@@ -80,8 +80,7 @@ class Int8Linear(QuantizedLinear):
         """The weights as the kernels take them. Raises AttributeError where ATen multiplies."""
         if self.sums is None:
             raise AttributeError("the codes are not in the native kernels' order")
-        shape = self.out_features, self.in_features
-        return Described(*shape, self.packed, self.bias, self.scales, self.sums)
+        return Described(self.out_features, self.in_features, self.packed, self.bias, self.scales, self.sums)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], in the dtype of `x`."""

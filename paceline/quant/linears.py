@@ -16,13 +16,11 @@ from .packed import PackedLinear, QuantizedLinear, Shelf
 
 Weights: TypeAlias = Literal["int8", "int4", "fp8"]
 """Formats of the target's weights."""
+LmHead: TypeAlias = Literal["int4", "shared"]
+"""The output head of a self-draft: its own in 4 bits, or the target's."""
 Dense: TypeAlias = nn.Linear | PackedLinear
 _Make: TypeAlias = Callable[[Dense], QuantizedLinear | None]
 """A quantised copy of a layer; None where the kernels do not take its shape."""
-
-
-LmHead: TypeAlias = Literal["int4", "shared"]
-"""The output head of a self-draft: its own in 4 bits, or the target's."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ take the factors from here (`describe`) and need no bound there: no row reads wh
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
@@ -23,8 +24,10 @@ from transformers import PreTrainedModel
 from ..errors import DraftError, IncompatibleModels
 from ..heads.int4_draft import Int4Draft
 from ..heads.space import Factors, SpaceAdapter
-from ..quant import Fp8Linear, Int4Linear, Int8Linear, PackedLinear
-from ..quant.packed import Shelf, device_of
+from ..quant.fp8 import Fp8Linear
+from ..quant.int4 import Int4Linear
+from ..quant.int8 import Int8Linear
+from ..quant.packed import PackedLinear, Shelf, device_of
 
 _MAX_GAIN = 2.0**20  # factors that raise the largest input by no more cannot overflow: their outputs are not bounded
 _LINEARS = (nn.Linear, PackedLinear, Int8Linear, Int4Linear, Fp8Linear)
@@ -55,8 +58,9 @@ class AttachedAdapter:
         """Whether the attached weights are those of this adapter as they are now, in the precision of the model."""
         if adapter.config != self.adapter.config:
             return False
+        same = partial(torch.allclose, rtol=0, atol=0, equal_nan=True)  # broken weights are weights too
         pairs = zip(self.adapter.parameters(), adapter.parameters(), strict=True)
-        return all(_equal(attached, given.detach().to(attached.device, attached.dtype)) for attached, given in pairs)
+        return all(same(attached, given.detach().to(attached.device, attached.dtype)) for attached, given in pairs)
 
     @contextmanager
     def applied(self, token_ids: Tensor, is_mask: Tensor) -> Iterator[Tensor]:
@@ -92,8 +96,7 @@ class AttachedAdapter:
 class AdaptedLinear(nn.Module):
     """A linear layer of any kind whose outputs in mask rows are corrected: out[rows] += b (a x[rows]).
 
-    a: the first factor [r, in].
-    b: the second factor [out, r].
+    Its factors are a [r, in] and b [out, r].
     """
 
     def __init__(self, base: nn.Module, a: Tensor, b: Tensor, attached: AttachedAdapter):
@@ -147,11 +150,6 @@ def bounded(rows: Tensor) -> Tensor:
     """
     most = 1024.0 if rows.dtype == torch.float16 else torch.finfo(rows.dtype).max ** 0.5 / 64
     return rows.nan_to_num_(0.0).clamp_(-most, most)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """NaN is equal to NaN: broken weights are weights too."""
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def share_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -240,15 +238,11 @@ def decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
 
 def place_of(layer: nn.Module, name: str) -> tuple[str, int, int]:
     """Where a linear, named as transformers does, is in a layer: submodule, first of its outputs, how many."""
-    places: Any = getattr(layer, "places", None)  # of fused layers
-    if places is not None:
-        if name in places:
-            return places[name]
-    else:
-        try:
-            found = layer.get_submodule(name)
-        except AttributeError:
-            found = None
+    places: Any = getattr(layer, "places", {})  # of fused layers, which have no linear of such a name
+    if name in places:
+        return places[name]
+    with suppress(AttributeError):
+        found = layer.get_submodule(name)
         if isinstance(found, _LINEARS):
             return name, 0, int(found.out_features)
     raise IncompatibleModels(

@@ -19,7 +19,8 @@ from ..hf.fingerprint import fingerprint, remember
 from ..hf.load import check_architecture, context_of, eos_ids_of, open_checkpoint
 from ..hf.quantized import has_shared_outliers
 from ..hf.vision import family_of, is_vlm, text_half, vision_half
-from ..quant import PackedLinear, QuantReport, Weights, pack_linears, quantize_target
+from ..quant.linears import QuantReport, Weights, quantize_target
+from ..quant.packed import PackedLinear, pack_linears
 from .adapters import share_copy
 from .loaded import LoadedModel, decoder_of
 from .self_test import check, own_reference, plain_image_reference, plain_reference

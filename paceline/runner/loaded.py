@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -10,6 +11,7 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import StateStore
 from ..core.interfaces import ModelFacts
+from ..core.tree import TokenTree
 from ..core.vision import VisionPrompt
 from ..hf.describe import describe
 from ..hf.vision import Vision
@@ -57,6 +59,20 @@ class LoadedModel(ModelFacts):
     def attached(self) -> AttachedAdapter | None:
         return self.decoder.attached
 
+    def begin(
+        self,
+        cache: SlotCache,
+        slots: Sequence[int],
+        num_nodes: int,
+        tree: TokenTree | None = None,
+        text: int | None = None,
+        **options: Any,
+    ) -> PassLayout:
+        """Announce a pass to the cache; where its nodes lie. text: see `SlotCache.begin`; options: of `PassLayout`."""
+        starts = cache.begin(slots, num_nodes, text, self.attends_trees)
+        offsets, device = [cache.offsets[slot] for slot in slots], self.device if tree is None else tree.device
+        return PassLayout(starts, num_nodes, tree, slots=list(slots), offsets=offsets, device=device, **options)
+
     def forward(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
     ) -> Tensor:
@@ -78,7 +94,8 @@ class LoadedModel(ModelFacts):
         self, token_ids: Tensor, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
     ) -> None:
         """Fill the cache; the output head is left out, since nothing reads its logits."""
-        self.decoder.prefill(token_ids, layout, cache, states)
+        layout.head_rows = 0
+        self.decoder.logits(token_ids, layout, cache, states)
 
     def offset_of(self, prompt: VisionPrompt | None) -> int:
         """What is added to a column behind the images of a prompt to get its position."""

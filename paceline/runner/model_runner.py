@@ -3,17 +3,16 @@
 import statistics
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..attention.kv_cache import SlotCache, round_up
-from ..attention.masks import PassLayout, PromptRows
+from ..attention.masks import PromptRows
 from ..attention.states import StateStore
 from ..core.tree import TokenTree
 from ..core.vision import PromptImage, VisionPrompt
@@ -29,7 +28,6 @@ from .static_pass import StaticPasses
 from .torch_decoder import FusedDecoder
 
 PREFILL_CHUNK = 512
-_T = TypeVar("_T")
 
 
 class ModelRunner:
@@ -184,13 +182,11 @@ class ModelRunner:
             if self._asking:
                 time.sleep(0.0005)
 
-    def read(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> float:
-        """Cache a text but for its last token, the first root, in the slot that `admit` gave for it.
-
-        Returns the seconds in the vision tower.
-        """
+    def read(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
+        """Cache a text but for its last token, the first root, in the slot that `admit` gave for it."""
         self.restore_prefix(slot, token_ids, vision)
-        return _returned(self.reading(slot, token_ids, vision))
+        for _ in self.reading(slot, token_ids, vision):
+            pass
 
     @torch.inference_mode()
     def reading(
@@ -198,6 +194,7 @@ class ModelRunner:
     ) -> Generator[None, None, float]:
         """`read` in parts, between which passes over other slots may come; behind what the slot holds of the text.
 
+        Returns the seconds in the vision tower.
         defer_last_chunk: see `prefill`; it is about the text after the images.
         """
         begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
@@ -261,9 +258,10 @@ class ModelRunner:
 
         defer_last_chunk: the last chunk is not read, so that it may share the pass of the first draft.
         """
-        _returned(self._prefilling(slot, token_ids, defer_last_chunk))
+        for _ in self._prefilling(slot, token_ids, defer_last_chunk):
+            pass
 
-    def _prefilling(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool) -> Generator[None, None, None]:
+    def _prefilling(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool) -> Iterator[None]:
         for begin in range(0, len(token_ids), self.chunk):
             if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
@@ -274,12 +272,11 @@ class ModelRunner:
     @torch.inference_mode()
     def read_chunk(self, slot: int, token_ids: Sequence[int], rows: PromptRows | None = None) -> None:
         """Cache tokens in one pass. `rows` replace their embeddings."""
-        count, starts = len(token_ids), [self.cache.lengths[slot]]
-        layout = PassLayout(
-            starts, count, None, self.invariant, self.row_multiple, self.max_length, [slot], device=self.loaded.device,
-            offsets=[self.cache.offsets[slot]], rows=rows,
+        count = len(token_ids)
+        layout = self.loaded.begin(
+            self.cache, [slot], count, rows=rows, batch_invariant=self.invariant, row_multiple=self.row_multiple,
+            max_length=self.max_length,
         )  # fmt: skip
-        self.cache.begin([slot], count, whole=self.loaded.attends_trees)
         ids = torch.tensor([[*token_ids]], device=self.loaded.device)
         self.loaded.prefill(ids, layout, self.cache, self._kept_states)
         self.cache.lengths[slot] += count
@@ -293,39 +290,32 @@ class ModelRunner:
         """
         num_nodes, static, count = tree.num_nodes, self.static, len(text)
         masked = self.num_masks > 0 and any(max(row) >= self.vocab_size for row in tree.lists.token_ids)
-        offsets = [self.cache.offsets[slot] for slot in slots]
-        starts = [self.cache.lengths[slot] for slot in slots]
-        if static is not None and self._fits_static(tree, masked or any(offsets) or count > 0):
+        if static is not None:
+            special = masked or count > 0 or any(self.cache.offsets[slot] for slot in slots)
+            static = None if special or (self.invariant and not tree.is_chain) else static
+        if static is not None and static.takes(num_nodes, self.row_multiple):
             logits = static.run(slots, tree, self.row_multiple, self._kept_states)
         else:
             tree = tree.behind(text) if count else tree
             padded = tree.padded(round_up(tree.num_nodes, self.row_multiple))
-            self.cache.begin(slots, padded.num_nodes, count, self.loaded.attends_trees)
-            layout = PassLayout(
-                starts,
+            layout = self.loaded.begin(
+                self.cache,
+                slots,
                 padded.num_nodes,
                 padded,
-                self.invariant,
-                self.row_multiple,
-                self.max_length,
-                list(slots),
-                tree.num_nodes,
-                padded.device,
+                count,
+                num_given=tree.num_nodes,
                 head_rows=padded.num_nodes - count,
                 is_mask=padded.token_ids >= self.vocab_size if masked else None,
-                offsets=offsets,
+                batch_invariant=self.invariant,
+                row_multiple=self.row_multiple,
+                max_length=self.max_length,
             )
             logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, self._kept_states)
             logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
         if count:
             self.cache.lengths[slots[0]] += count
         return logits
-
-    def _fits_static(self, tree: TokenTree, special: bool) -> bool:
-        """Whether a static pass takes this tree; special: it has masks or text, or positions other than columns."""
-        assert self.static is not None
-        fits = not special and self.static.takes(tree.num_nodes, self.row_multiple)
-        return fits and (not self.invariant or tree.is_chain)
 
     @property
     def _kept_states(self) -> StateStore | None:
@@ -382,11 +372,3 @@ def median_seconds(once: Callable[[], object]) -> float:
             once()
             times.append(time.perf_counter() - begin)
     return statistics.median(times[1:])
-
-
-def _returned(parts: Generator[None, None, _T]) -> _T:
-    while True:
-        try:
-            next(parts)
-        except StopIteration as end:
-            return end.value

@@ -6,7 +6,6 @@ those of plain decoding whatever shares its pass: trees, other sequences, the te
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from ctypes import c_void_p
 from itertools import chain
 from typing import Any, cast
 from weakref import ref
@@ -24,10 +23,7 @@ from .adapters import AttachedAdapter
 
 
 class NativeDecoder:
-    """Runs a model whose layers have been described: embeddings, layers, final norm, head.
-
-    attached: the adapter attached to the layers.
-    """
+    """Runs a model whose layers have been described: embeddings, layers, final norm, head."""
 
     def __init__(self, model: PreTrainedModel, described: Description, attached: AttachedAdapter | None = None):
         self.attached = attached
@@ -42,32 +38,16 @@ class NativeDecoder:
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
     ) -> Tensor:
-        """Raw logits, float32 [B, N, V]; of the last `layout.head_rows` nodes where that is given.
+        """Raw logits, float32 [B, N, V], of the last `layout.head_rows` nodes; hidden states go to `states`.
 
-        token_ids: [B, N]; None: those of the tree. Hidden states are written where `states` keeps them.
+        token_ids: [B, N]; None: those of the tree.
         """
-        head_rows = layout.head_rows or layout.num_nodes
-        logits = torch.empty(len(layout.starts), head_rows, self._described.model.head.outs)
-        self._run(token_ids, layout, cache, states, logits)
-        return logits
-
-    def prefill(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
-    ) -> None:
-        self._run(token_ids, layout, cache, states, None)
-
-    def _run(
-        self,
-        token_ids: Tensor | None,
-        layout: PassLayout,
-        cache: SlotCache,
-        states: StateStore | None,
-        logits: Tensor | None,
-    ) -> None:
         held = _Held()
         batch, nodes, tree, rows = len(layout.starts), layout.num_nodes, layout.tree, layout.rows
-        one = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, logits=address(logits))
-        one.head_rows = 0 if logits is None else logits.shape[1]
+        head_rows = nodes if layout.head_rows is None else layout.head_rows
+        logits = torch.empty(batch, head_rows, self._described.model.head.outs)
+        one = Pass(batch=batch, nodes=nodes, max_position=layout.max_length - 1, head_rows=head_rows)
+        one.logits = address(logits) if head_rows else None
         entering = self._entering(token_ids, layout)
         if entering is not None:
             one.rows = held.tensor(entering)
@@ -102,9 +82,11 @@ class NativeDecoder:
         one.keys, one.values, one.capacity = ctypes.addressof(keys), ctypes.addressof(values), cache.capacity
         if states is not None:
             kept = states.rows(cache.capacity, self._described.model.hidden, cache.keys[0])
-            one.states = held.places(kept[0, 0], states.layers, self._described.num_layers + 1)
+            row_of = dict(zip(states.layers, kept[0, 0], strict=True))
+            one.states = held.tensors([row_of.get(layer) for layer in range(self._described.num_layers + 1)])
             one.state_columns, one.state_row = kept.shape[1], kept.stride(1)
         run(self._described.model, one)
+        return logits
 
     def _places(self, cache: SlotCache) -> tuple[Places, Places]:
         keys, values = cache.tensors(self._described.kv_heads, self._described.head_dims, self._dtype)
@@ -150,16 +132,8 @@ class _Held:
         return address(tensor)
 
     def tensors(self, tensors: Sequence[Tensor | None]) -> int:
-        """A pointer to an array of pointers."""
+        """A pointer to an array of pointers, null for None."""
         self._held += [tensors, array := addresses(tensors)]
-        return ctypes.addressof(array)
-
-    def places(self, rows: Tensor, keys: Sequence[int], count: int) -> int:
-        """A pointer to `count` pointers: of each key to its row of a tensor, others null."""
-        array = (c_void_p * count)()
-        for key, row in zip(keys, rows, strict=True):
-            array[key] = row.data_ptr()
-        self._held += [rows, array]
         return ctypes.addressof(array)
 
     def integers(self, numbers: Iterable[int]) -> int:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.kv_cache import SlotCache
-from ..attention.masks import PassLayout, PromptRows
+from ..attention.masks import PromptRows
 from ..core.vision import PromptImage, VisionPrompt
-from ..hf.vision import BoundedCache, Features, Vision
+from ..hf.vision import BoundedCache, Features, Vision, num_bytes
 from .loaded import LoadedModel
 
 FEATURE_BYTES = 512 << 20
@@ -27,7 +27,7 @@ class ImagePrefill:
     """Features of images that one runner has computed; their `max_bytes` may be changed."""
 
     def __init__(self) -> None:
-        self.features: BoundedCache[str, Features] = BoundedCache(FEATURE_BYTES, lambda features: features.num_bytes)
+        self.features: BoundedCache[str, Features] = BoundedCache(FEATURE_BYTES, num_bytes)
 
     def look(self, vision: Vision, images: Sequence[PromptImage]) -> tuple[list[Features], float]:
         """Features of each image, and the seconds that the tower took for those that were not at hand."""
@@ -115,17 +115,8 @@ def whole_text(
     dither: a seed. Every number that enters the first layer is then moved up or down by its last bit, so that all later
         roundings fall differently.
     """
-    cache, device, count = SlotCache(1, len(token_ids)), loaded.device, len(token_ids)
-    starts, offsets = cache.begin([cache.allocate()], count, whole=loaded.attends_trees), [loaded.offset_of(vision)]
-    layout = PassLayout(starts, count, None, False, device=device, head_rows=min(rows, count), offsets=offsets)
-    ids = torch.tensor([list(token_ids)], device=device)
-    embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
-    if vision is not None:
-        layout.rows = prompt_rows(embeddings, token_ids, 0, vision, features)
-    if dither is not None:
-        entering = layout.rows or PromptRows(embeddings(ids))
-        layout.rows = replace(entering, embeds=_dithered(entering.embeds, dither))
-    return loaded.forward(ids, layout, cache)[0]
+    cache = SlotCache(1, len(token_ids))
+    return _read_on(loaded, cache, cache.allocate(), token_ids, vision, features, min(rows, len(token_ids)), dither)
 
 
 @torch.inference_mode()
@@ -137,17 +128,34 @@ def text_logits(
     most: int = 512,
 ) -> Iterator[Tensor]:
     """Logits [M, V] after each token of a text, in chunks of at most `most` tokens, in a cache of its own."""
-    cache, device, offset = SlotCache(1, len(token_ids)), loaded.device, loaded.offset_of(vision)
+    cache = SlotCache(1, len(token_ids))
     slot = cache.allocate()
-    embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
     for begin, end in chunks(len(token_ids), vision.blocks if vision else (), most):
-        count, ids = end - begin, list(token_ids[begin:end])
-        cache.begin([slot], count, whole=loaded.attends_trees)
-        layout = PassLayout([begin], count, None, False, slots=[slot], device=device, head_rows=count, offsets=[offset])
-        if vision is not None:
-            layout.rows = prompt_rows(embeddings, ids, begin, vision, features)
-        yield loaded.forward(torch.tensor([ids], device=device), layout, cache)[0]
+        yield _read_on(loaded, cache, slot, token_ids[begin:end], vision, features)
         cache.lengths[slot] = end
+
+
+def _read_on(
+    loaded: LoadedModel,
+    cache: SlotCache,
+    slot: int,
+    token_ids: Sequence[int],
+    vision: VisionPrompt | None,
+    features: Sequence[Features],
+    head_rows: int | None = None,
+    dither: int | None = None,
+) -> Tensor:
+    """Logits [M, V] of tokens behind what a slot holds, see `whole_text`; they are not committed."""
+    cache.offsets[slot] = loaded.offset_of(vision)
+    layout = loaded.begin(cache, [slot], len(token_ids), head_rows=head_rows)
+    ids = torch.tensor([list(token_ids)], device=loaded.device)
+    embeddings: nn.Module = loaded.model.get_input_embeddings()  # type: ignore[assignment]
+    if vision is not None:
+        layout.rows = prompt_rows(embeddings, token_ids, layout.starts[0], vision, features)
+    if dither is not None:
+        entering = layout.rows or PromptRows(embeddings(ids))
+        layout.rows = replace(entering, embeds=_dithered(entering.embeds, dither))
+    return loaded.forward(ids, layout, cache)[0]
 
 
 def look(loaded: LoadedModel, vision: VisionPrompt | None) -> list[Features]:

@@ -13,7 +13,6 @@ Its bits are those of reading anew because texts are cut only where that changes
 """
 
 import itertools
-from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +24,7 @@ from torch import Tensor
 from ..attention.kv_cache import SlotCache
 from ..attention.states import StateStore
 from ..core.vision import VisionPrompt
+from ..hf.vision import BoundedCache
 
 PAGE = 16
 """Columns of a page of native passes; vLLM's block size."""
@@ -57,20 +57,17 @@ class Page:
 
 
 @final
-class PrefixCache:
+class PrefixCache(BoundedCache[_Key, Page]):
     """Pages of at most `max_bytes` in all, see `resize`; the least recently used go first.
 
     keeps_text: False keeps only what comes before the end of a prompt's last image. It may be changed at any time.
     """
 
     def __init__(self, max_bytes: int = PREFIX_BYTES):
-        self.max_bytes, self.num_bytes, self.keeps_text = max_bytes, 0, False
-        self._pages = OrderedDict[_Key, Page]()  # the oldest first; a page is older than the one before it
+        super().__init__(max_bytes, lambda page: page.num_bytes)  # a page is older than the one before it
+        self.keeps_text = False
         self._numbers = itertools.count(1)
         self._watched = dict[int, tuple[int, ...]]()  # the states that each slot has from its first column on
-
-    def __len__(self) -> int:
-        return len(self._pages)
 
     def restore(
         self,
@@ -90,7 +87,7 @@ class PrefixCache:
         watched = self._watched[slot] = states.wanted
         for begin, end in pairwise([0, *self._kept(vision, ends)]):
             key = pages[-1].number if pages else _ROOT, _read_by(token_ids, vision, begin, end)
-            page, end = self._pages.get(key), min(end, last)
+            page, end = self._held.get(key), min(end, last)
             if page is None or not page.has(end - begin, watched):
                 break
             keys.append(key)
@@ -123,18 +120,17 @@ class PrefixCache:
             key, end = (number, _read_by(token_ids, vision, begin, end)), min(end, last)
             if end > held:
                 break
-            page = self._pages.get(key)
+            page = self._held.get(key)
             if page is None or not page.has(end - begin, watched):
                 rows = {layer: states.read(slot, begin, end, (layer,)).clone() for layer in watched}
                 number = next(self._numbers) if page is None else page.number
-                self._drop(key)
+                self.drop(key)
                 page = Page(number, cache.copy_of(slot, begin, end), rows)
                 if not self._make_room(page.num_bytes, keys):
                     break
-                self._pages[key] = page
-                self.num_bytes += page.num_bytes
+                self.put(key, page)
             keys[key] = None
-            self._pages.move_to_end(key)
+            self._held.move_to_end(key)
             number = page.number
         self._touch(keys)
 
@@ -146,12 +142,8 @@ class PrefixCache:
     def shrink(self, num_bytes: int) -> None:
         """Drop pages until so many bytes fewer are held, or all of them."""
         most = max(0, self.num_bytes - num_bytes)
-        while self._pages and self.num_bytes > most:
-            self._drop(next(iter(self._pages)))
-
-    def clear(self) -> None:
-        self._pages.clear()
-        self.num_bytes = 0
+        while self._held and self.num_bytes > most:
+            self.drop(next(iter(self._held)))
 
     def _kept(self, vision: VisionPrompt | None, ends: Iterable[int]) -> list[int]:
         """The ends of the pages that may be kept at all."""
@@ -163,20 +155,16 @@ class PrefixCache:
     def _touch(self, keys: Iterable[_Key]) -> None:
         """Make these pages of a text the most recent; its first is the last to go."""
         for key in reversed([*keys]):
-            self._pages.move_to_end(key)
+            self._held.move_to_end(key)
 
     def _make_room(self, num_bytes: int, needed: Container[_Key]) -> bool:
         """Drop pages for so many bytes; False where those that are needed leave no room."""
         while self.num_bytes + num_bytes > self.max_bytes:
-            oldest = next(iter(self._pages), None)
+            oldest = next(iter(self._held), None)
             if oldest is None or oldest in needed:
                 return False
-            self._drop(oldest)
+            self.drop(oldest)
         return True
-
-    def _drop(self, key: _Key) -> None:
-        if key in self._pages:
-            self.num_bytes -= self._pages.pop(key).num_bytes
 
 
 def page_ends(length: int, vision: VisionPrompt | None, page: int = PAGE) -> Iterator[int]:

@@ -14,7 +14,7 @@ from ..core.tree import TokenTree
 from ..errors import ConfigError, IncompatibleModels, NumericsError
 from ..hf.image_prompts import process_chat, prompt_of
 from ..hf.vision import Vision, language_model
-from ..quant import QuantizedLinear
+from ..quant.packed import QuantizedLinear
 from .loaded import ImageReference, LoadedModel
 from .model_runner import ModelRunner
 from .prefill import whole_text

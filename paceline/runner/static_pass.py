@@ -14,6 +14,7 @@ in every pass; the nodes of a padding row all go to a scratch place, the columns
     holds                committed     | the pass         | scratch of rows 0 and 2: never read
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -81,6 +82,7 @@ class StaticPass:
     """One bucket: the buffers that a pass is loaded into, and the computation over them.
 
     watched: layers whose states are returned too, counted as in `states`.
+    run: `compute`, or its recording.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class StaticPass:
         # Held, not looked up again: a graph reads and writes at the addresses that these have now.
         self._layers = list(zip(cache.keys, cache.values, strict=True))
         self._cos, self._sin = decoder.rotations(cache.capacity, decoder.embeddings)
+        self.run = self.compute
         self._kinds = {(layer.scores.window, layer.heads // layer.kv_heads) for layer in decoder.layers}
 
     def load(self, slots: Sequence[int], starts: Sequence[int], tree: TokenTree) -> None:
@@ -104,7 +107,7 @@ class StaticPass:
         place = [self.scratch(slots, starts)] * bucket.batch
         for row, slot, start in zip(rows, slots, starts, strict=True):
             place[row] = (start, slot, start)
-        numbers = [number for row in place for number in row] + rows
+        numbers = [*itertools.chain(*place), *rows]
         # Pinned, and made anew each time: torch hands the memory out again only after the copy has been made.
         staged = torch.tensor(numbers, pin_memory=self._device.type == "cuda").to(self._device, non_blocking=True)
         self._place.copy_(staged[: -len(rows)].view(-1, 3))
@@ -169,9 +172,7 @@ class StaticPasses:
 
     def __init__(self, decoder: FusedDecoder, cache: SlotCache, max_length: int):
         self._decoder, self._cache, self._max_length = decoder, cache, max_length
-        self._passes: dict[
-            tuple[Bucket, tuple[int, ...]], tuple[StaticPass, Callable[[], tuple[Tensor, dict[int, Tensor]]]]
-        ] = {}
+        self._passes: dict[tuple[Bucket, tuple[int, ...]], StaticPass] = {}
         self._built_on: list[Tensor] = []
         self.num_runs = 0
 
@@ -198,14 +199,15 @@ class StaticPasses:
         watched = () if states is None else states.layers
         bucket = Bucket.of(window, nodes, max(starts) + nodes, self._cache.capacity)
         found = self._passes.get((bucket, watched))
-        made = found[0] if found else StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
+        made = found or StaticPass(bucket, self._decoder, self._cache, self._max_length, watched)
         made.load(slots, starts, tree)
         if found is None:  # captured with its first pass loaded: warming up writes what the pass itself will write
             if len(self._passes) >= _MOST:
                 del self._passes[next(iter(self._passes))]
-            found = self._passes[bucket, watched] = made, repeatable(made.compute, self._decoder.embeddings.device)
+            made.run = repeatable(made.compute, self._decoder.embeddings.device)
+            self._passes[bucket, watched] = made
         self.num_runs += 1
-        logits, passing = found[1]()
+        logits, passing = made.run()
         if states is not None:
             kept = {layer: made.take(passing[layer], tree.num_nodes) for layer in watched}
             states.write(slots, starts, kept, tree.num_nodes, self._cache.capacity)

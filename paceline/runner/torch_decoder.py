@@ -19,22 +19,17 @@ from ..attention.attend import Scores, attend
 from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout
 from ..attention.states import StateStore
-from ..quant import PackedLinear
+from ..hf.describe import has_fixed_ropes
 from .adapters import AdaptedLinear, AttachedAdapter
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-_ROPES = ("default", "linear", "llama3", "yarn")  # fixed frequencies: nothing to update as a text grows
 
 
-class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension; the weight stays the model's."""
-
-    def __init__(self, norm: Any):
-        self.weight: Tensor = norm.weight
-        self.eps, self.shape = float(norm.variance_epsilon), tuple(norm.weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x, self.shape, self.weight, self.eps)
+def _rms_norm(norm: Any) -> nn.RMSNorm:
+    """Torch's norm, which is one operation, with the weight of transformers'."""
+    made = nn.RMSNorm(norm.weight.shape, float(norm.variance_epsilon), device="meta")
+    made.weight = norm.weight
+    return made
 
 
 class FusedLayer(nn.Module):
@@ -56,12 +51,10 @@ class FusedLayer(nn.Module):
         self.o: nn.Module = attention.o_proj
         self.gate_up: nn.Module = _joined(mlp.gate_proj, mlp.up_proj)
         self.down: nn.Module = mlp.down_proj
-        self.norm = RmsNorm(layer.input_layernorm)
-        self.mlp_norm = RmsNorm(layer.post_attention_layernorm)
-        self.q_norm = RmsNorm(attention.q_norm) if hasattr(attention, "q_norm") else None
-        self.k_norm = RmsNorm(attention.k_norm) if hasattr(attention, "k_norm") else None
-        kept = (layer.input_layernorm, layer.post_attention_layernorm, *_present(attention, "q_norm", "k_norm"))
-        self.norms = nn.ModuleList(kept)  # their weights stay parameters of the model
+        self.norm = _rms_norm(layer.input_layernorm)
+        self.mlp_norm = _rms_norm(layer.post_attention_layernorm)
+        self.q_norm = _rms_norm(attention.q_norm) if hasattr(attention, "q_norm") else None
+        self.k_norm = _rms_norm(attention.k_norm) if hasattr(attention, "k_norm") else None
         inner, width = int(mlp.down_proj.in_features), int(mlp.down_proj.out_features)
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.places: dict[str, tuple[str, int, int]] = {  # transformers' name: module here, first output, outputs
@@ -78,10 +71,10 @@ class FusedLayer(nn.Module):
         """From x [B N, E] to the next x; cos, sin [B N, 1, d] as `FusedDecoder` made them."""
         batch, heads, d = len(layout.starts), self.heads, self.head_dim
         turning = heads + self.kv_heads
-        qkv = project(self.qkv, self.norm(x)).view(-1, turning + self.kv_heads, d)
+        qkv = project(self.qkv, self.norm.forward(x)).view(-1, turning + self.kv_heads, d)
         if self.q_norm is not None and self.k_norm is not None:
-            qkv[:, :heads] = self.q_norm(qkv[:, :heads])
-            qkv[:, heads:turning] = self.k_norm(qkv[:, heads:turning])
+            qkv[:, :heads] = self.q_norm.forward(qkv[:, :heads])
+            qkv[:, heads:turning] = self.k_norm.forward(qkv[:, heads:turning])
         turned = qkv[:, :turning]
         swapped = turned.roll(d // 2, -1)
         turned.mul_(cos).addcmul_(swapped, sin)
@@ -93,30 +86,27 @@ class FusedLayer(nn.Module):
         keys, values = cache.update(key, value, self.index)
         out = attend(query, keys, values, layout, self.scores)
         x = project(self.o, out.reshape(x.shape[0], heads * d), plus=x)
-        gate, up = project(self.gate_up, self.mlp_norm(x)).chunk(2, -1)
+        gate, up = project(self.gate_up, self.mlp_norm.forward(x)).chunk(2, -1)
         return project(self.down, nn.functional.silu(gate).mul_(up), plus=x)
 
 
 class FusedDecoder:
-    """Runs a model whose layers are fused: embeddings, layers, final norm, head.
-
-    attached: the adapter attached to the layers.
-    """
+    """Runs a model whose layers are fused: embeddings, layers, final norm, head."""
 
     def __init__(self, model: PreTrainedModel, attached: AttachedAdapter | None = None):
         base: Any = model.base_model
         self.embeddings: Tensor = base.embed_tokens.weight
         self.layers: list[FusedLayer] = list(base.layers)
-        self.norm = RmsNorm(base.norm)
+        self.norm = _rms_norm(base.norm)
         self.rotary_emb: Any = base.rotary_emb
         self.head: Any = model.get_output_embeddings()
         self.attached = attached
         self._cos = self._sin = torch.empty(0)
 
-    def prefill(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
+    def logits(
+        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
     ) -> Tensor:
-        """States after the last layer, before the final norm. [B, N] -> [B N, E]. Hidden states go to `states`."""
+        """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states go to `states`."""
         assert token_ids is not None
         if layout.rows is not None:
             x = layout.rows.embeds.flatten(0, 1).clone()  # the layers add to it in place
@@ -136,15 +126,9 @@ class FusedDecoder:
             made[len(self.layers)] = self.norm(x).view(*token_ids.shape, -1)
         if states is not None:
             states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
-        return x
-
-    def logits(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None = None
-    ) -> Tensor:
-        """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
-        assert token_ids is not None
-        x = self.prefill(token_ids, layout, cache, states).view(*token_ids.shape, -1)
-        normed = self.norm(x[:, -(layout.head_rows or 0) :])
+        if layout.head_rows == 0:
+            return torch.empty(0)
+        normed = self.norm(x.view(*token_ids.shape, -1)[:, -(layout.head_rows or 0) :])
         return self.head(normed.flatten(0, 1)).unflatten(0, normed.shape[:2])
 
     def rotations(self, longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,26 +154,11 @@ class TransformersDecoder:
     def logits(
         self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
     ) -> Tensor:
-        """Raw logits [B, N, V]; of the last `layout.head_rows` nodes only where that is given."""
-        return self._call(self._model, token_ids, layout, cache, states).logits[:, -(layout.head_rows or 0) :]
-
-    def prefill(
-        self, token_ids: Tensor | None, layout: PassLayout, cache: SlotCache, states: StateStore | None
-    ) -> None:
-        self._call(self._model.base_model, token_ids, layout, cache, states)
-
-    def _call(
-        self,
-        module: nn.Module,
-        token_ids: Tensor | None,
-        layout: PassLayout,
-        cache: SlotCache,
-        states: StateStore | None,
-    ) -> Any:
+        """Raw logits [B, N, V] of the last `layout.head_rows` nodes; hidden states go to `states`."""
         options: dict[str, object] = {"position_ids": layout.position_ids, "past_key_values": cache, "use_cache": True}
         if states is not None:
             options["output_hidden_states"] = True
-        if layout.head_rows is not None:
+        if layout.head_rows:
             options["logits_to_keep"] = layout.head_rows
         if self._attends_trees:
             options["paceline_pass"] = layout
@@ -205,18 +174,18 @@ class TransformersDecoder:
             options["inputs_embeds"] = self.attached.embed(embeddings(token_ids))
         else:
             options["input_ids"] = token_ids
-        out = module(**options)
+        head_rows = layout.head_rows
+        out: Any = (self._model.base_model if head_rows == 0 else self._model)(**options)
         if states is not None:
             made = {index: out.hidden_states[index] for index in states.layers}
             states.write(layout.slots, layout.starts, made, layout.num_nodes, cache.capacity)
-        return out
+        return torch.empty(0) if head_rows == 0 else out.logits[:, -(head_rows or 0) :]
 
 
 def fuse(model: PreTrainedModel) -> bool:
     """Replace the decoder layers of a model of the Llama form; False leaves one of another form as it is."""
     config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    if config.model_type not in MODEL_TYPES or rope.get("rope_type", "default") not in _ROPES:
+    if config.model_type not in MODEL_TYPES or not has_fixed_ropes(config):
         return False
     if getattr(config, "hidden_act", "silu") not in ("silu", "swish"):
         return False
@@ -229,10 +198,6 @@ def fuse(model: PreTrainedModel) -> bool:
 def is_fused(model: PreTrainedModel) -> bool:
     """Whether `fuse` has been here."""
     return any(isinstance(module, FusedLayer) for module in model.modules())
-
-
-def _present(module: Any, *names: str) -> list[nn.Module]:
-    return [getattr(module, name) for name in names if hasattr(module, name)]
 
 
 def _joined(*linears: nn.Linear) -> nn.Linear:
@@ -252,6 +217,4 @@ def project(linear: nn.Module, x: Tensor, plus: Tensor | None = None) -> Tensor:
         return linear.forward(x)
     if type(linear) is AdaptedLinear:  # the same operation as without an adapter, for the same bits in plain rows
         return linear.corrected(project(linear.base, x, plus), x)
-    if type(linear) is PackedLinear:
-        return torch.ops.mkldnn._linear_pointwise.binary(x, plus, linear.packed, linear.bias, "add")
     return linear.forward(x).add_(plus)

@@ -59,8 +59,8 @@ class DraftSampler:
             return tokens, q
         rows = torch.tensor(sampled, dtype=torch.long, device=logits.device)
         seeds = torch.tensor([seqs[row].seed for row in sampled], dtype=torch.long, device=logits.device)
-        places = [[len(seqs[row].token_ids) + offset] for row in sampled]
-        positions = torch.tensor(places, dtype=torch.long, device=logits.device).reshape(-1, 1)
+        starts = torch.tensor([len(seqs[row].token_ids) for row in sampled], dtype=torch.long, device=logits.device)
+        positions = (starts + offset)[:, None]
         if q is None:
             noise = gumbel(seeds, positions, Purpose.TARGET, logits.shape[1]).squeeze(1)
             tokens[rows] = argmax(scores[rows] + noise)
@@ -68,7 +68,6 @@ class DraftSampler:
             q[rows] = torch.softmax(scores[rows], dim=-1)
             # The round is part of the key: a position drafted again after a rejection gets fresh numbers, so nothing
             # that was learnt from the discarded token can bias the new one.
-            starts = torch.tensor([len(seqs[row].token_ids) for row in sampled], device=logits.device)
             keys = seeds + starts * _ROUND
             tokens[rows] = _draw(q[rows], uniforms(keys, positions, Purpose.DRAFT, 1).squeeze(1))
         return tokens, q

@@ -18,7 +18,7 @@ from ..core.request import SamplingParams, TokenLogprob
 from ..drafters import PredictedOutput
 from ..errors import PacelineError
 from ..outputs import Completion, RequestOutput
-from ..sampling import Detokenizer
+from ..sampling.detokenize import Detokenizer
 from .errors import ApiError, body_of
 from .metrics import Watch
 from .streams import DONE, event

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..hf.images import ImageLimits
 from ..hf.prompts import Prompt
 from ..llm import LLM
-from ..sampling import Detokenizer
+from ..sampling.detokenize import Detokenizer
 from ..schema import brief
 from . import protocol
 from .answers import Answering, Choice

@@ -12,7 +12,7 @@ from paceline import AsyncLLM, DraftModel, PromptLookup, SamplingParams
 from paceline.engine.scheduler import Scheduler
 from paceline.errors import DraftError, EngineStopped
 from paceline.requests import Answer
-from paceline.sampling import Detokenizer
+from paceline.sampling.detokenize import Detokenizer
 from tests.async_llm.common import TEXTS, answer, engine_of, facts, tiny_llm
 from tests.helpers import all_free
 from tests.lossless.drafters import small_draft

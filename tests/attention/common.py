@@ -7,7 +7,8 @@ from paceline.core.interfaces import Drafter
 from paceline.core.request import SamplingParams, Sequence
 from paceline.decoding import SpeculativeDecoder
 from paceline.policy import Fixed
-from paceline.runner import LoadedModel, ModelRunner, SlotCache, model_runner
+from paceline.runner import LoadedModel, ModelRunner, SlotCache
+from paceline.runner import loaded as loaded_model
 from paceline.verify import Coupled
 from tests.helpers import runner as shared_runner
 from tests.helpers import sequence
@@ -106,8 +107,7 @@ class TreePlusOne(PassLayout):
 
     @property
     def position_ids(self):
-        true = torch.tensor(self.starts)[:, None] + self.depth
-        return true + (self.tree is not None)
+        return self.columns + (self.tree is not None)
 
 
 class RowNumbers(PassLayout):
@@ -147,4 +147,4 @@ def with_cache(runner: ModelRunner, mutant: type[SlotCache]) -> ModelRunner:
 def with_layout(monkeypatch, loaded: LoadedModel, mutant: type[PassLayout]) -> None:
     """Passes from now on are laid out by the mutant; runners made before have passed their self-test already."""
     shared_runner(loaded, 1)
-    monkeypatch.setattr(model_runner, "PassLayout", mutant)
+    monkeypatch.setattr(loaded_model, "PassLayout", mutant)

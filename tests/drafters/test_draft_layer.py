@@ -13,7 +13,7 @@ from paceline.drafters.top_tokens import TokenRanking
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.kernels import load
 from paceline.kernels.library import library
-from paceline.quant import PackedLinear
+from paceline.quant.packed import PackedLinear
 from tests.drafters.heads import causal
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")

@@ -26,7 +26,8 @@ from paceline.drafters import top_tokens as ranking
 from paceline.drafters.ngram_pool import NgramPool
 from paceline.errors import DraftError
 from paceline.runner import ModelRunner
-from paceline.sampling import DraftSampler, draft_sampler
+from paceline.sampling import draft_sampler
+from paceline.sampling.draft_sampler import DraftSampler
 from paceline.sampling.scores import bar, before_banned, columns_of
 from tests.drafters.heads import SOME, blockwise, medusa, mtp
 from tests.drafters.test_eagle import random_head

@@ -4,15 +4,12 @@ import pytest
 import torch
 
 from paceline import LLM, Fixed, SamplingParams, SelfQuantized
-from paceline.quant import (
-    Fp8Linear,
-    Int4Linear,
-    Int8Linear,
-    PackedLinear,
-    quantize_linears,
-    quantize_target,
-)
 from paceline.quant import linears as linears_file
+from paceline.quant.fp8 import Fp8Linear
+from paceline.quant.int4 import Int4Linear
+from paceline.quant.int8 import Int8Linear
+from paceline.quant.linears import quantize_linears, quantize_target
+from paceline.quant.packed import PackedLinear
 from paceline.runner.adapters import share_copy
 from paceline.runner.torch_decoder import is_fused
 from tests.helpers import REPEATING, loaded

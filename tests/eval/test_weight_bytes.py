@@ -10,7 +10,7 @@ import torch
 from paceline.eval import machine
 from paceline.eval.doctor import held_bytes, int4_bytes
 from paceline.eval.machine import read_bandwidth, weight_bytes
-from paceline.quant import quantize_linears
+from paceline.quant.linears import quantize_linears
 from paceline.runner import LoadedModel, load_model, wrap_model
 from paceline.runner.adapters import share_copy
 from tests.tiny import tiny_model

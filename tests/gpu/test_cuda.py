@@ -6,9 +6,8 @@ import torch
 from paceline import LLM, DraftModel, Fixed, PromptLookup, SamplingParams, SelfQuantized
 from paceline.core.tree import TokenTree
 from paceline.drafters import Eagle, Medusa, Mtp
-from paceline.quant import Fp8Linear, Int4Linear
-from paceline.quant.fp8 import dequantize_fp8, quantize_fp8
-from paceline.quant.int4 import quantize_int4
+from paceline.quant.fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
+from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import RandomTrees
 from tests.drafters.heads import medusa, mtp, random_head

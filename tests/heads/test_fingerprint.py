@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.hf import fingerprint
-from paceline.quant import quantize_linears
+from paceline.quant.linears import quantize_linears
 from paceline.runner import load_model, with_weights, wrap_model
 from paceline.runner.adapters import share_copy
 from paceline.runner.torch_decoder import FusedDecoder

@@ -11,10 +11,9 @@ from paceline.core.tree import TokenTree
 from paceline.drafters import SelfQuantized
 from paceline.kernels import load
 from paceline.kernels.packing import pack, pack_codes, pack_params, unpack, unpack_codes, unpack_params
-from paceline.quant import Int4Linear, Int8Linear, PackedLinear
-from paceline.quant.int4 import quantize_int4
-from paceline.quant.int8 import dequantize_int8
-from paceline.quant.packed import Described
+from paceline.quant.int4 import Int4Linear, quantize_int4
+from paceline.quant.int8 import Int8Linear, dequantize_int8
+from paceline.quant.packed import Described, PackedLinear
 from paceline.runner import ModelRunner, with_weights, wrap_model
 from paceline.verify import Coupled
 from tests.kernels.test_passes import assert_same_cache, random_tree, rows

@@ -7,7 +7,8 @@ import pytest
 from paceline import LLM, CostModel, Fixed, PromptLookup, SamplingParams
 from paceline.config import parse
 from paceline.policy import Profile
-from paceline.quant import Int4Linear, Int8Linear
+from paceline.quant.int4 import Int4Linear
+from paceline.quant.int8 import Int8Linear
 from paceline.tuned import Tuned, save_tuned
 from tests.tiny import tiny_model
 

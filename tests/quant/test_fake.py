@@ -6,10 +6,9 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.heads.int4_draft import from_planes, to_planes
-from paceline.quant import Int4Linear
 from paceline.quant import fake as fake_file
 from paceline.quant.fake import FakeInt4Linear, torchao_modules
-from paceline.quant.int4 import fitted_grid, grid_of, quantize_int4
+from paceline.quant.int4 import Int4Linear, fitted_grid, grid_of, quantize_int4
 from tests.quant.helpers import dequantize_int4, round_to_bits
 
 

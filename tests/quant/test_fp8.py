@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, IncompatibleModels
-from paceline.quant import Fp8Linear, quantize_target
 from paceline.quant import linears as linears_module
-from paceline.quant.fp8 import dequantize_fp8, quantize_fp8
+from paceline.quant.fp8 import Fp8Linear, dequantize_fp8, quantize_fp8
+from paceline.quant.linears import quantize_target
 from tests.quant.test_int4 import linear
 from tests.tiny import tiny_model
 

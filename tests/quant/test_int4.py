@@ -7,8 +7,8 @@ from torch import nn
 from paceline import LLM, SamplingParams, SelfQuantized
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.kernels.packing import pack_codes
-from paceline.quant import Int4Linear, quantize_linears
-from paceline.quant.int4 import quantize_int4
+from paceline.quant.int4 import Int4Linear, quantize_int4
+from paceline.quant.linears import quantize_linears
 from paceline.runner.adapters import share_copy
 from paceline.runner.torch_decoder import is_fused
 from tests.helpers import REPEATING

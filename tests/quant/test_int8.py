@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from paceline.kernels.library import library
-from paceline.quant import Int8Linear, PackedLinear
-from paceline.quant.int8 import dequantize_int8, quantize_int8
+from paceline.quant.int8 import Int8Linear, dequantize_int8, quantize_int8
+from paceline.quant.packed import PackedLinear
 from tests.quant.test_int4 import linear
 
 needs_native = pytest.mark.skipif(library() is None, reason="no native kernels here")

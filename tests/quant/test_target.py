@@ -6,8 +6,9 @@ from torch import nn
 
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.kernels.library import library
-from paceline.quant import Int4Linear, Int8Linear, check_weights, quantize_linears, quantize_target
-from paceline.quant.int4 import quantize_int4
+from paceline.quant.int4 import Int4Linear, quantize_int4
+from paceline.quant.int8 import Int8Linear
+from paceline.quant.linears import check_weights, quantize_linears, quantize_target
 from paceline.runner.adapters import share_copy
 from tests.helpers import REPEATING
 from tests.quant.helpers import round_to_bits

@@ -181,7 +181,7 @@ def test_pages_of_answers_are_caught_in_torch(monkeypatch):
 
 
 def held(runner: ModelRunner) -> int:
-    return sum(page.num_bytes for page in runner.prefixes._pages.values())
+    return sum(page.num_bytes for page in runner.prefixes._held.values())
 
 
 def test_the_least_recent_text_goes_first_and_from_its_end():

@@ -6,7 +6,7 @@ import torch
 from paceline.core.draft import Draft
 from paceline.core.request import SamplingParams
 from paceline.core.tree import TokenTree
-from paceline.sampling import target_distribution
+from paceline.sampling.distribution import target_distribution
 from paceline.verify import Coupled, choose_token
 from tests.sampling.helpers import HISTORY, WARPS, V, every_score, sequence
 

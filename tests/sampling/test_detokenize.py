@@ -13,7 +13,7 @@ from torch.nn.functional import one_hot
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from paceline import LLM, SamplingParams
-from paceline.sampling import Detokenizer
+from paceline.sampling.detokenize import Detokenizer
 from tests.tiny import tiny_model
 
 TEXTS = [

@@ -7,7 +7,9 @@ from torch import Tensor
 from paceline.core.request import SamplingParams, Sequence
 from paceline.core.rng import Purpose, gumbel
 from paceline.core.tree import TokenTree
-from paceline.sampling import DraftSampler, confidence, target_distribution, token_logprob
+from paceline.sampling.distribution import target_distribution
+from paceline.sampling.draft_sampler import DraftSampler, confidence
+from paceline.sampling.scores import token_logprob
 from tests.sampling.helpers import EOS, HISTORY, WARPS, V, sequence
 
 

@@ -10,7 +10,7 @@ from paceline.core.outputs import TargetDistribution
 from paceline.core.request import SamplingParams, Sequence
 from paceline.core.tree import TokenTree
 from paceline.errors import NumericsError
-from paceline.sampling import target_distribution
+from paceline.sampling.distribution import target_distribution
 from tests.sampling.helpers import EOS, HISTORY, WARPS, V, check_law, edit_in_place, every_score, sequence
 
 

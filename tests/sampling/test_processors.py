@@ -9,7 +9,7 @@ from transformers.generation import logits_process as hf
 
 from paceline.core.request import SamplingParams
 from paceline.errors import ConfigError, NumericsError
-from paceline.sampling import target_distribution
+from paceline.sampling.distribution import target_distribution
 from tests.sampling.helpers import HISTORY, WARPS, V, hf_processors, hf_warpers, root_only, sequence
 
 

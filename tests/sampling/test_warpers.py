@@ -6,8 +6,9 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from paceline.core.request import SamplingParams
-from paceline.sampling import target_distribution, warp
 from paceline.sampling import warpers as warpers_module
+from paceline.sampling.distribution import target_distribution
+from paceline.sampling.warpers import warp
 from tests.sampling.helpers import V, hf_warpers, root_only, sequence
 
 SPREADS = {"flat": 0.3, "usual": 2.0, "peaked": 6.0, "constant": 0.0}

@@ -187,7 +187,7 @@ class MasksOneFurther(PassLayout):
 
     @property
     def position_ids(self):
-        right = torch.tensor(self.starts)[:, None] + self.depth
+        right = self.columns
         return right if self.is_mask is None else right + self.is_mask.long()
 
 
@@ -211,13 +211,13 @@ def test_mutants_are_caught(monkeypatch, mutant):
 @pytest.mark.parametrize("wrong", [torch.ones_like, lambda is_mask: is_mask.roll(-1, 1), torch.zeros_like])
 def test_native_passes_take_the_rows_of_masks(monkeypatch, wrong):
     """All rows, each one row too early, none."""
-    right = NativeDecoder._run
+    right = NativeDecoder.logits
 
     def run(self, ids, layout, *rest):
         is_mask = None if layout.is_mask is None else wrong(layout.is_mask)
         return right(self, ids, dataclasses.replace(layout, is_mask=is_mask), *rest)
 
-    monkeypatch.setattr(NativeDecoder, "_run", run)
+    monkeypatch.setattr(NativeDecoder, "logits", run)
     on = adapter("llama", K)
     assert worst(attached("llama", on), "llama", on) > 0.01
 

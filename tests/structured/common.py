@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline import SamplingParams, StructuredOutputsParams
 from paceline.core.request import Sequence
-from paceline.sampling import Grammar, make_grammar
+from paceline.sampling.grammar import Grammar, make_grammar
 from tests.helpers import VOCAB, loaded, sequence
 
 END = frozenset({2})

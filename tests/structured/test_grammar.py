@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline import StructuredOutputsParams
 from paceline.errors import ConfigError
-from paceline.sampling import Grammar, make_grammar
+from paceline.sampling.grammar import Grammar, make_grammar
 from tests.structured.common import (
     END,
     FORMS,

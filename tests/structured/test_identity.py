@@ -6,7 +6,7 @@ from paceline import DraftModel, Lookahead, Ratio, Typical
 from paceline.core.interfaces import Drafter
 from paceline.core.request import Sequence
 from paceline.decoding import loop
-from paceline.sampling import Grammar
+from paceline.sampling.grammar import Grammar
 from tests.adversaries import Constant, Scripted
 from tests.helpers import REPEATING, assert_sound, loaded, result, run, runner, sequence
 from tests.lossless.drafters import DRAFTERS, small_draft

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from paceline import LLM, PromptLookup, SamplingParams, SelfQuantized, TokenRecycling
 from paceline.errors import CacheFull, ConfigError, IncompatibleModels
 from paceline.eval.check import check
-from paceline.quant import PackedLinear
+from paceline.quant.packed import PackedLinear
 from paceline.runner import LoadedModel, load, load_model, wrap_model
 from paceline.runner.torch_decoder import FusedLayer
 from tests.oracle import autoregressive

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from ...errors import ConfigError
 from ...heads.int4_draft import Int4Draft, Int4DraftConfig
-from ...quant import Int4Linear
 from ...quant.fake import FakeInt4Linear
+from ...quant.int4 import Int4Linear
 from ...runner import LoadedModel
 from ...runner.adapters import share_copy
 from ...schema import Text, checked, validate

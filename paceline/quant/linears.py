@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -37,13 +37,6 @@ class QuantReport:
     num_kept: int
     num_bytes: int
     lm_head: str = "shared"
-
-
-def check_weights(weights: str | None) -> Weights | None:
-    """Raises `ConfigError` unless `weights` is `"int8"`, `"int4"`, `"fp8"` or None."""
-    if weights is not None and weights not in get_args(Weights):
-        raise ConfigError("unknown weights", got=repr(weights), expected="'int8', 'int4', 'fp8' or None")
-    return cast("Weights | None", weights)
 
 
 @torch.inference_mode()

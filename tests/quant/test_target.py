@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from paceline import LLM
 from paceline.errors import ConfigError, IncompatibleModels
 from paceline.kernels.library import library
 from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.quant.int8 import Int8Linear
-from paceline.quant.linears import check_weights, quantize_linears, quantize_target
+from paceline.quant.linears import quantize_linears, quantize_target
 from paceline.runner.adapters import share_copy
 from tests.helpers import REPEATING
 from tests.quant.helpers import round_to_bits
@@ -110,10 +111,8 @@ def test_fewer_bits_are_further_away():
 
 def test_options_that_cannot_be():
     model = tiny_model("llama")
-    assert check_weights(None) is None
-    assert check_weights("int4") == "int4"
-    with pytest.raises(ConfigError, match=r"weights.*'int3'.*'int8', 'int4', 'fp8' or None"):
-        check_weights("int3")
+    with pytest.raises(ConfigError, match=r"weights.*'int3'"):
+        LLM(model, weights="int3")
     with pytest.raises(ConfigError, match=r"weights.*fp8"):
         quantize_target(model, "fp8")  # on a CPU
     with pytest.raises(ConfigError, match=r"group size.*33"):

@@ -1,4 +1,4 @@
-"""Does vLLM accept as many tokens of an exported EAGLE-3 head as Paceline does? Both greedy, in float32, a chain of k.
+"""Does vLLM accept as many tokens of an exported EAGLE-3 or P-EAGLE head as Paceline? Greedy, in float32, a chain of k.
 
     python bench/vllm_roundtrip.py TARGET EXPORTED_HEAD --vllm-python ~/vllm/bin/python --prompts HumanEval.jsonl.gz
 
@@ -40,6 +40,8 @@ def vllm_side(task: dict) -> dict:
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
     speculative = {"method": "eagle3", "model": task["head"], "num_speculative_tokens": task["k"]}
+    if "mask_token_id" in json.loads((Path(task["head"]) / "config.json").read_text()):  # P-EAGLE
+        speculative["parallel_drafting"] = True
     llm = LLM(
         model=task["model"],
         dtype="float32",

@@ -64,9 +64,8 @@ def test_peagle_layouts(tmp_path):
     with pytest.raises(ConfigError, match="no P-EAGLE head"):
         read_published(folder_of(tmp_path / "beyond", eagle3_config(ptd_token_id=VOCAB), tensors), target())
     with pytest.raises(IncompatibleModels, match="parallel_drafting without mask_hidden"):
-        read_published(
-            folder_of(tmp_path / "bare", eagle3_config(parallel_drafting=True), published(eagle(own_lm_head=True)))
-        )
+        bare = published(eagle(own_lm_head=True))
+        read_published(folder_of(tmp_path / "bare", eagle3_config(parallel_drafting=True), bare), target())
 
 
 def test_eagle_repository(tmp_path):

@@ -86,12 +86,13 @@ def assert_identical(drafter, params, slots=4, invariant=False, arms=1, eos=NO_E
 @pytest.mark.diagonal
 @pytest.mark.parametrize(("slots", "invariant"), [(1, False), (1, True), (4, True)])
 @pytest.mark.parametrize("tree", ["dynamic", "static", "chain"])
-@pytest.mark.parametrize("version", [1, 3])
-def test_every_tree(version, tree, slots, invariant):
-    drafter = Eagle(random_head(loaded(), version), tree)
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "peagle"])
+def test_every_tree(method, tree, slots, invariant):
+    masks = {"mask_token_id": 7, "num_speculative_tokens": 3} if method == "peagle" else {}
+    drafter = Eagle(random_head(loaded(), 1 if method == "eagle" else 3, **masks), tree)
     params = [SamplingParams(temperature=t, max_tokens=12) for t in (0.0, 0.8) for _ in range(2)]
     made = assert_identical(drafter, params, slots, invariant)
-    assert {source for seq in made for source in seq.sources} <= {"", "eagle3" if version == 3 else "eagle"}
+    assert {source for seq in made for source in seq.sources} <= {"", method}
 
 
 def test_every_option():

@@ -63,8 +63,8 @@ def test_peagle_layouts(tmp_path):
         read_published(folder_of(tmp_path / "without", eagle3_config(), tensors), target())
     with pytest.raises(ConfigError, match="no P-EAGLE head"):
         read_published(folder_of(tmp_path / "beyond", eagle3_config(ptd_token_id=VOCAB), tensors), target())
+    bare = published(eagle(own_lm_head=True))
     with pytest.raises(IncompatibleModels, match="parallel_drafting without mask_hidden"):
-        bare = published(eagle(own_lm_head=True))
         read_published(folder_of(tmp_path / "bare", eagle3_config(parallel_drafting=True), bare), target())
 
 

@@ -27,12 +27,12 @@ from torch import Tensor
 
 from ..errors import ConfigError, IncompatibleModels
 from ..schema import checked, validate
+from ..zoo.packaged import MASK_IDS
 from .eagle import EagleConfig, EagleHead
 from .parts import Vocabulary, Width
 from .published import Layout, Published, TargetFacts, is_copy, refuse, stored_weights, target_rows, vllm_command
 
 IDS = "eagle_aux_hidden_state_layer_ids"
-MASK_IDS = ("mask_token_id", "ptd_token_id", "pard_token")
 HOT_TOKENS = "hot_tokens.pt"
 SPECULATORS_VERSION = "0.9.0"
 _CONTEXT = 131072  # where the target is not loaded: rotary tables reach as far, and engines cut to the target's

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("paceline")
 INSTALL = "`pip install paceline-zoo` brings the trained models (in a checkout: `pip install -e models`)"
+MASK_IDS = ("mask_token_id", "ptd_token_id", "pard_token")
+"""What others call the mask token of a P-EAGLE head in its config.json."""
 _CONFIG, _RECORD = "config.json", "training.json"
 
 
@@ -144,6 +146,8 @@ def _published_method(config: dict[str, Any]) -> str:
         return "medusa"
     names = " ".join(map(str, config.get("architectures") or []))
     marks = ("draft_vocab_size", "eagle_config", "eagle_aux_hidden_state_layer_ids", "speculators_model_type")
+    if config.get("speculators_model_type") == "peagle" or any(config.get(name) is not None for name in MASK_IDS):
+        return "peagle"
     return "eagle3" if "Eagle3" in names or any(mark in config for mark in marks) else "eagle"
 
 

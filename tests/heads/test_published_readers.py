@@ -240,6 +240,8 @@ def test_medusa_rows_shared_with_the_target(tmp_path):
     [
         (plain_config(architectures=["LlamaForCausalLM"]), "eagle"),
         (plain_config(), "eagle3"),
+        (eagle3_config(ptd_token_id=3), "peagle"),
+        (speculators_config(speculators_model_type="peagle"), "peagle"),
         (speculators_config(), "eagle3"),
         ({"medusa_num_heads": 3, "medusa_num_layers": 1}, "medusa"),
         ({"model_type": "medusa"}, "medusa"),

@@ -65,11 +65,10 @@ def check(
     from ..eval.check import check as run_check
     from ..system.provenance import provenance
 
-    built_in = [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]]
     with screen.stages() as progress:
         report = run_check(
             llm,
-            given or built_in,
+            given or [user_prompt(llm.loaded, example.prompt) for example in EXAMPLES[:num_prompts]],
             max_tokens=max_tokens,
             temperatures=temperatures,
             seed=seed,

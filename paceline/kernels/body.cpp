@@ -203,7 +203,7 @@ static void multiply_rows(const Matrix& m, const Input& in, int64_t row, int row
   memset(out, 0, 4 * (size_t)rows * BLOCK);
   for (int64_t first = 0; first < pairs; first += panel) {
     const int64_t count = min_(panel, pairs - first);
-    Ahead ahead = {w + first * pair_bytes(m) + (HAS_DP ? 8192 : 2048), pair_bytes(m)};
+    Ahead ahead = {w + first * pair_bytes(m) + (LANES == 16 ? 8192 : 2048), pair_bytes(m)};
     if (!once) ahead = {w + (first + count) * pair_bytes(m), (pair_bytes(m) + sweeps - 1) / sweeps};
     for (int t = 0; t < tiles; t++) {
       const int begin = rows * t / tiles, number = rows * (t + 1) / tiles - begin;
@@ -357,10 +357,13 @@ struct Reach {
 // Keys of 16 columns side by side: floats [d, 16], or pairs of bfloat16 [d / 2, 16].
 template <bool PAIRS, int FORMAT> INLINE void lay(const void* const* columns, int64_t d, uint32_t* to) {
 #if defined(__AVX512F__)
-  if (PAIRS && d % 32 == 0) {
-    for (int64_t part = 0; part < d / 32; part++) {
+  const int64_t words = PAIRS ? d / 2 : d;
+  if (words % 16 == 0) {
+    for (int64_t part = 0; part < words / 16; part++) {
       __m512i r[16], t[16];
-      UNROLL for (int c = 0; c < 16; c++) r[c] = _mm512_loadu_si512((const char*)columns[c] + 64 * part);
+      UNROLL for (int c = 0; c < 16; c++)
+        r[c] = PAIRS ? _mm512_loadu_si512((const char*)columns[c] + 64 * part)
+                     : (__m512i)load_cached<FORMAT>(columns[c], 16 * part);
       UNROLL for (int c = 0; c < 16; c += 2) {
         t[c] = _mm512_unpacklo_epi32(r[c], r[c + 1]);
         t[c + 1] = _mm512_unpackhi_epi32(r[c], r[c + 1]);

@@ -62,11 +62,12 @@ def open_kernels(sources: Path = SOURCES) -> Loaded:
             library, reason = _built(sources, digest)
         except (CompileError, OSError) as error:
             return Loaded(None, " ".join(str(error).split()))
-    isas = tuple(isa for isa in ISAS if library.paceline_select(isa.encode()))  # the last, which is the best, stays
+    isas = tuple(isa for isa in ISAS if library.paceline_select(isa.encode()))
     if asked:
         _check(asked, isas, f"this CPU or this library, {reason}, has no such kernels")
-        library.paceline_select(asked.encode())
-    return Loaded(library, reason, isas, asked or isas[-1])
+    library.paceline_select(asked.encode())
+    library.paceline_isa.restype = ctypes.c_char_p
+    return Loaded(library, reason, isas, asked or library.paceline_isa().decode())
 
 
 @functools.cache

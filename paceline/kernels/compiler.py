@@ -20,11 +20,12 @@ LIBRARY = "libpaceline.so"
 _X86 = platform.machine() in ("x86_64", "AMD64")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
 ISAS: dict[str, tuple[str, ...]] = {"portable": ()}
-"""The instruction sets that `body.cpp` is compiled for, the lowest first, and their flags."""
+"""The instruction sets that `body.cpp` is compiled for, each with all of the one before it, and their flags."""
 if _X86:
     ISAS |= {
         "avx2": ("-mavx2", "-mfma", "-mf16c"),
         "avx512": _AVX512,
+        "avx512_vnni": (*_AVX512, "-mavx512vnni"),
         "avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
     }
 # No fast math and no contraction: a sum has the same bits wherever it is written down.

@@ -2,7 +2,7 @@
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
 #define BYTES_DOT 1
 #else
 #define BYTES_DOT 0
@@ -92,14 +92,12 @@ static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t r
 // (code - 8) scale + zero. Within a group two sums are taken over codes, one for j = 0, 1 and one for j = 2, 3, then
 // scaled, and what was left out of the weights, zero - 8 scale, meets the sum of the inputs.
 
-// Add the products with pair j of each eight, to sums of codes plus 128 or of codes.
+// Add the products with pair j of each eight, of codes plus 128: 0x4300 | code in bfloat16.
 template <int R, int C>
 INLINE void add_pair(const vu* codes, int j, const Input& in, int64_t row, int64_t k, vf (*part)[C]) {
 #if defined(__AVX512BF16__)
-  __m512bh weights[C];  // 0x4300 | code is 128 + code in bfloat16
-  UNROLL for (int c = 0; c < C; c++)
-    weights[c] = (__m512bh)_mm512_ternarylogic_epi32((__m512i)(codes[c] >> (4 * j)), _mm512_set1_epi32(0x000f000f),
-                                                     _mm512_set1_epi32(0x43004300), 0xea);  // (a & b) | c
+  __m512bh weights[C];
+  UNROLL for (int c = 0; c < C; c++) weights[c] = (__m512bh)cut(codes[c] >> (4 * j), 0x000f000f, 0x43004300);
   UNROLL for (int r = 0; r < R; r++) {
     int32_t pair;
     memcpy(&pair, in.narrow + (row + r) * in.stride + k + 2 * j, 4);
@@ -108,7 +106,8 @@ INLINE void add_pair(const vu* codes, int j, const Input& in, int64_t row, int64
   }
 #else
   UNROLL for (int c = 0; c < C; c++) {
-    const vf even = to_float((vi)(codes[c] >> (4 * j) & 15u)), odd = to_float((vi)(codes[c] >> (16 + 4 * j) & 15u));
+    const vf even = bits(cut(codes[c] << (16 - 4 * j), 0x000f0000, 0x43000000));
+    const vf odd = bits(cut(codes[c] >> (4 * j), 0x000f0000, 0x43000000));
     UNROLL for (int r = 0; r < R; r++) {
       const float* x = in.wide + (row + r) * in.stride + k + 2 * j;
       part[r][c] = fma(odd, set(x[1]), fma(even, set(x[0]), part[r][c]));
@@ -132,10 +131,8 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
       const half_t* from = params + (g * BLOCK + column + c * LANES) * 2;
       const vu both = loadu<vu>(from);
       scale[c] = bits(both << 16);
-      lowest[c] = fma(scale[c], set(HAS_DP ? -136.0f : -8.0f), bits(both & 0xffff0000u));
-#if defined(__AVX512BF16__)
-      _mm_prefetch((const char*)from + 2048, _MM_HINT_T1);
-#endif
+      lowest[c] = fma(scale[c], set(-136.0f), bits(both & 0xffff0000u));
+      if (LANES == 16) __builtin_prefetch((const char*)from + 2048, 0, 2);
     }
     UNROLL for (int first = 0; first < 2; first += SIDES) {
       vf part[SIDES][R][C];
@@ -147,9 +144,7 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
         UNROLL for (int c = 0; c < C; c++) {
           const char* from = w + (at * BLOCK + column + c * LANES) * 4;
           codes[c] = loadu<vu>(from);
-#if defined(__AVX512BF16__)
-          if (first == 0) _mm_prefetch(from + 8192, _MM_HINT_T1);
-#endif
+          if (LANES == 16 && first == 0) __builtin_prefetch(from + 8192, 0, 2);
         }
         UNROLL for (int s = 0; s < SIDES; s++) {
           add_pair<R, C>(codes, 2 * (first + s), in, row, 8 * at, part[s]);

@@ -32,6 +32,9 @@ DECLARE(avx2)
 #if defined(PACELINE_HAS_AVX512)
 DECLARE(avx512)
 #endif
+#if defined(PACELINE_HAS_AVX512_VNNI)
+DECLARE(avx512_vnni)
+#endif
 #if defined(PACELINE_HAS_AVX512_BF16)
 DECLARE(avx512_bf16)
 #endif
@@ -45,6 +48,7 @@ struct Isa {
   void (*multiply)(const Matrix*, const float*, int64_t, float*, void*, Worker*);
   int64_t (*multiply_bytes)(const Matrix*, int64_t);
   int (*runs_here)();
+  int (*pays_here)();  // or one of those behind it is faster
 };
 
 static int always() { return 1; }
@@ -74,34 +78,43 @@ static int has_avx512() {
   const Features f = features();
   return has_avx2() && f.zmm && f.ebx7 >> 16 & 1 && f.ebx7 >> 17 & 1 && f.ebx7 >> 30 & 1 && f.ebx7 >> 31 & 1;
 }
-static int has_avx512_bf16() {
+static int has_avx512_vnni() {
   unsigned a, b, c = 0, d;
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
-  return has_avx512() && features().eax71 >> 5 & 1 && c >> 11 & 1;  // BF16, VNNI
+  return has_avx512() && c >> 11 & 1;
+}
+static int has_avx512_bf16() { return has_avx512_vnni() && features().eax71 >> 5 & 1; }
+
+// Intel's product of pairs of bfloat16 takes as long as four products of floats, so that it gains nothing.
+static int is_not_intel() {
+  unsigned a, b = 0, c, d;
+  return !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx;
 }
 #endif
 
-#define ISA(name, runs_here)                                                                              \
-  {#name, name::scratch_bytes, name::num_phases, name::prepare, name::run, name::multiply, name::multiply_bytes, runs_here}
+#define ISA(name, ...) \
+  {#name, name::scratch_bytes, name::num_phases, name::prepare, name::run, name::multiply, name::multiply_bytes, __VA_ARGS__}
 static const Isa isas[] = {
 #if defined(PACELINE_HAS_AVX512_BF16)
-    ISA(avx512_bf16, has_avx512_bf16),
+    ISA(avx512_bf16, has_avx512_bf16, is_not_intel),
+#endif
+#if defined(PACELINE_HAS_AVX512_VNNI)
+    ISA(avx512_vnni, has_avx512_vnni, always),
 #endif
 #if defined(PACELINE_HAS_AVX512)
-    ISA(avx512, has_avx512),
+    ISA(avx512, has_avx512, always),
 #endif
 #if defined(PACELINE_HAS_AVX2)
-    ISA(avx2, has_avx2),
+    ISA(avx2, has_avx2, always),
 #endif
-    ISA(portable, always),
+    ISA(portable, always, always),
 };
 constexpr int NUM_ISAS = sizeof isas / sizeof *isas;
 static const Isa* chosen = nullptr;
 
 static const Isa& isa() {
-  if (!chosen)
-    for (int i = NUM_ISAS - 1; i >= 0; i--)
-      if (isas[i].runs_here()) chosen = &isas[i];
+  for (int i = 0; !chosen; i++)
+    if (isas[i].runs_here() && isas[i].pays_here()) chosen = &isas[i];
   return *chosen;
 }
 
@@ -276,10 +289,10 @@ const char* paceline_source_hash() {
 
 const char* paceline_isa() { return isa().name; }
 
-// 1: taken; 0: unknown, not compiled, or nothing that this processor has.
+// 1: taken, from the next pass on; 0: unknown, not compiled, or nothing that this processor has. "": the best.
 int paceline_select(const char* name) {
   for (int i = 0; i < NUM_ISAS; i++)
-    if (!strcmp(isas[i].name, name) && isas[i].runs_here()) {
+    if (*name ? !strcmp(isas[i].name, name) && isas[i].runs_here() : isas[i].runs_here() && isas[i].pays_here()) {
       pthread_mutex_lock(&gate);
       chosen = &isas[i];
       pthread_mutex_unlock(&gate);

@@ -106,7 +106,6 @@ def library() -> Any:
     found = load().library
     if found is None:
         return None
-    found.paceline_isa.restype = ctypes.c_char_p
     found.paceline_run.argtypes = [POINTER(Model), POINTER(Pass), ctypes.c_int]
     found.paceline_multiply.argtypes = [POINTER(Matrix), c_void_p, c_int64, c_void_p, ctypes.c_int]
     found.paceline_advise.argtypes = [c_void_p, c_int64]

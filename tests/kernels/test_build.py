@@ -25,6 +25,7 @@ SWITCH = "".join(
 )
 MAIN = f"""#include <string.h>
 {SWITCH}
+extern "C" const char* paceline_isa() {{ return "{tuple(ISAS)[-1]}"; }}
 extern "C" const char* paceline_source_hash() {{ return PACELINE_SOURCE_HASH; }}
 extern "C" int paceline_select(const char* name) {{ return {" + ".join(f"{isa}_(name)" for isa in ISAS)}; }}
 """
@@ -175,6 +176,17 @@ def test_prebuilt_is_taken_while_its_sources_are_these(sources, tmp_path, cache,
     (sources / LIBRARY).unlink()  # rather than to write into what is mapped
     (sources / LIBRARY).write_bytes(b"no library at all")
     assert open_kernels(sources).reason.startswith("compiled with ")
+
+
+def test_pairs_of_bfloat16_are_not_taken_on_intel():
+    """Their product takes four times as long there as one of floats."""
+    if "avx512_bf16" not in load().isas:
+        pytest.skip("needs a CPU with AVX-512-BF16")
+    kernels = load().library
+    kernels.paceline_select(b"")
+    best = kernels.paceline_isa()
+    kernels.paceline_select(load().isa.encode())
+    assert best == (b"avx512_vnni" if "GenuineIntel" in Path("/proc/cpuinfo").read_text() else b"avx512_bf16")
 
 
 def test_torch_can_be_asked_for(sources, monkeypatch, cache):

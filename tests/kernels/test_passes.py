@@ -105,9 +105,8 @@ def test_rows_of_wide_layers(dtype, isa):
         assert torch.equal(runner.forward([slot], TokenTree.chain([tokens[:count]]))[0], alone[:count])
     with torch.inference_mode():
         want = model.float()(torch.tensor([tokens])).logits[0]
-    assert (alone - want).abs().max() / want.std() < {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.15}[
-        dtype
-    ]
+    bounds = {torch.float32: 1e-4, torch.float16: 0.04, torch.bfloat16: 0.3 if isa == "avx512_bf16" else 0.15}
+    assert (alone - want).abs().max() / want.std() < bounds[dtype]
 
 
 def assert_same_cache(runner: ModelRunner, one: int, other: int, length: int) -> None:

@@ -27,8 +27,10 @@ struct Input {
   half_t* narrow;  // bfloat16, for products of pairs; null where there is no instruction for them
   uint8_t* high;   // bytes of which two make a number, for products with INT8; null where none is read
   uint8_t* low;
+  int8_t* high4;   // likewise for INT4: signed, and in the order of a word of codes
+  int8_t* low4;
   float* scales;   // of those bytes, one a row
-  float* sums;     // of every 32 numbers, as they are multiplied with INT4
+  float* sums;     // of every 32 numbers, in units of the bytes' scale where there are bytes, for INT4
   int64_t stride;  // elements from row to row
 };
 
@@ -282,14 +284,14 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
   float* x = in.wide + row * in.stride;
   for (int64_t i = size; i < in.stride; i++) x[i] = 0;
   if (in.narrow) narrow_row(x, in.narrow + row * in.stride, in.stride);
-  if (in.sums)
+  float* sums = in.sums + row * (in.stride / 32);
+  if (in.sums && !in.scales)
     for (int64_t i = 0; i < in.stride / 32; i++) {
       vf sum = zero();
-      for (int64_t j = 32 * i; j < 32 * (i + 1); j += LANES)
-        sum += in.narrow ? widen(loadu<vh>(in.narrow + row * in.stride + j)) : load(x + j);
-      in.sums[row * (in.stride / 32) + i] = sum_lanes(sum);
+      for (int64_t j = 32 * i; j < 32 * (i + 1); j += LANES) sum += load(x + j);
+      sums[i] = sum_lanes(sum);
     }
-  if (in.high) {
+  if (in.scales) {
     vu most_bits = {};  // of numbers without signs, which are ordered as their bits are, infinity and NaN on top
     for (int64_t i = 0; i < in.stride; i += LANES) {
       const vu magnitude = loadu<vu>(x + i) & 0x7fffffffu;
@@ -302,11 +304,20 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
       most = bits(most_bits)[i] > most ? bits(most_bits)[i] : most;
     }
     const vf magic = set(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer, whose byte is the lowest of the sum
-    typedef uint8_t bytes __attribute__((vector_size(LANES)));
+    vf sum = zero();
     for (int64_t i = 0; i < in.stride; i += LANES) {
       const vf y = load(x + i) * (127.0f / most), high = y + magic, low = (y - (high - magic)) * 254.0f + magic;
-      storeu(in.high + row * in.stride + i, __builtin_convertvector((ubits(high) ^ 0x80) & 0xff, bytes));
-      storeu(in.low + row * in.stride + i, __builtin_convertvector((ubits(low) ^ 0x80) & 0xff, bytes));
+      if (in.high) {
+        storeu(in.high + row * in.stride + i, __builtin_convertvector((ubits(high) ^ 0x80) & 0xff, bytes));
+        storeu(in.low + row * in.stride + i, __builtin_convertvector((ubits(low) ^ 0x80) & 0xff, bytes));
+      }
+      if (!in.sums) continue;
+      storeu(in.high4 + row * in.stride + i, as_codes(__builtin_convertvector(ubits(high) & 0xff, bytes)));
+      storeu(in.low4 + row * in.stride + i, as_codes(__builtin_convertvector(ubits(low) & 0xff, bytes)));
+      sum += fma(low - magic, set(1.0f / 254), high - magic);
+      if (i % 32 < 32 - LANES) continue;
+      sums[i / 32] = sum_lanes(sum);
+      sum = zero();
     }
     in.scales[row] = broken ? __builtin_nanf("") : most / 127.0f;
   }

@@ -18,6 +18,12 @@ INLINE vi dot_bytes(vi sum, const uint8_t* four, vi codes) {
   return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(bytes), (__m512i)codes);
 }
 
+INLINE vi dot_bytes(vi sum, vi codes, const int8_t* four) {
+  int32_t bytes;
+  memcpy(&bytes, four, 4);
+  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(bytes));
+}
+
 // C vectors of outputs from `column` on.
 template <int R, int C>
 INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours, int column, const int32_t* code_sums,
@@ -89,22 +95,71 @@ static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t r
 }
 
 // INT4: codes [k / 8, 32] of 32 bits, where bits 4 j hold k = 2 j and bits 16 + 4 j hold k = 2 j + 1. A weight is
-// (code - 8) scale + zero. Within a group two sums are taken over codes, one for j = 0, 1 and one for j = 2, 3, then
-// scaled, and what was left out of the weights, zero - 8 scale, meets the sum of the inputs.
+// (code - 8) scale + zero. Within a group sums are taken over codes, then scaled, and what was left out of the weights,
+// zero - 8 scale, meets the sum of the inputs. With VNNI a row is bytes, as for INT8. Otherwise there are two sums, one for
+// j = 0, 1 and one for j = 2, 3.
+
+#if BYTES_DOT
+// A word's bytes under the mask 0x0f0f0f0f hold k = 0, 4, 1, 5, and four bits further on 2, 6, 3, 7.
+INLINE bytes as_codes(bytes x) {
+  return __builtin_shufflevector(x, x, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+}
+
+template <int R, int C>
+INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, const Input& in, int64_t row, int column,
+                      float* out) {
+  const int64_t groups = m.ins / m.group, eights = m.group / 8, parts = m.group / 32, stride = in.stride;
+  const int8_t *high = in.high4 + row * stride, *low = in.low4 + row * stride;
+  vf sums[R][C];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
+  for (int64_t g = 0; g < groups; g++) {
+    vi h[R][C], l[R][C];
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int c = 0; c < C; c++) h[r][c] = l[r][c] = vi{};
+    for (int64_t at = g * eights; at < (g + 1) * eights; at++) {
+      int64_t at_low = 8 * at + (low - high);
+      __asm__("" : "+r"(at_low));
+      vu codes[C];
+      UNROLL for (int c = 0; c < C; c++) {
+        const char* from = w + (at * BLOCK + column + c * LANES) * 4;
+        codes[c] = loadu<vu>(from);
+        __builtin_prefetch(from + 8192, 0, 2);
+      }
+      UNROLL for (int half = 0; half < 2; half++) {
+        vi four[C];
+        UNROLL for (int c = 0; c < C; c++) four[c] = (vi)(codes[c] >> (4 * half) & 0x0f0f0f0fu);
+        UNROLL for (int r = 0; r < R; r++)
+          UNROLL for (int c = 0; c < C; c++) {
+            h[r][c] = dot_bytes(h[r][c], four[c], high + r * stride + 8 * at + 4 * half);
+            l[r][c] = dot_bytes(l[r][c], four[c], high + r * stride + at_low + 4 * half);
+          }
+      }
+    }
+    UNROLL for (int c = 0; c < C; c++) {
+      const half_t* from = params + (g * BLOCK + column + c * LANES) * 2;
+      const vu both = loadu<vu>(from);
+      __builtin_prefetch((const char*)from + 2048, 0, 2);
+      const vf scale = bits(both << 16), lowest = fma(scale, set(-8.0f), bits(both & 0xffff0000u));
+      UNROLL for (int r = 0; r < R; r++) {
+        const float* own = in.sums + (row + r) * (stride / 32) + g * parts;
+        float total = own[0];
+        for (int64_t i = 1; i < parts; i++) total += own[i];
+        const vf dot = fma(to_float(l[r][c]), set(1.0f / 254), to_float(h[r][c]));
+        sums[r][c] = fma(lowest, set(total), fma(scale, dot, sums[r][c]));
+      }
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c] * in.scales[row + r]);
+}
+constexpr int int4_columns(int rows) { return rows <= 4 ? 2 : 1; }
+#else
+INLINE bytes as_codes(bytes x) { return x; }
 
 // Add the products with pair j of each eight, of codes plus 128: 0x4300 | code in bfloat16.
 template <int R, int C>
 INLINE void add_pair(const vu* codes, int j, const Input& in, int64_t row, int64_t k, vf (*part)[C]) {
-#if defined(__AVX512BF16__)
-  __m512bh weights[C];
-  UNROLL for (int c = 0; c < C; c++) weights[c] = (__m512bh)cut(codes[c] >> (4 * j), 0x000f000f, 0x43004300);
-  UNROLL for (int r = 0; r < R; r++) {
-    int32_t pair;
-    memcpy(&pair, in.narrow + (row + r) * in.stride + k + 2 * j, 4);
-    UNROLL for (int c = 0; c < C; c++)
-      part[r][c] = (vf)_mm512_dpbf16_ps((__m512)part[r][c], weights[c], (__m512bh)_mm512_set1_epi32(pair));
-  }
-#else
   UNROLL for (int c = 0; c < C; c++) {
     const vf even = bits(cut(codes[c] << (16 - 4 * j), 0x000f0000, 0x43000000));
     const vf odd = bits(cut(codes[c] >> (4 * j), 0x000f0000, 0x43000000));
@@ -113,14 +168,13 @@ INLINE void add_pair(const vu* codes, int j, const Input& in, int64_t row, int64
       part[r][c] = fma(odd, set(x[1]), fma(even, set(x[0]), part[r][c]));
     }
   }
-#endif
 }
 
-// BOTH: the two sums of a group side by side, so that one does not wait for the other; else one after the other.
-template <int R, int C, bool BOTH>
+// The two sums of a group are taken side by side where the registers suffice, so that one does not wait for the other.
+template <int R, int C>
 INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, const Input& in, int64_t row, int column,
                       float* out) {
-  constexpr int SIDES = BOTH ? 2 : 1;
+  constexpr int SIDES = 3 * R * C <= (LANES == 16 ? 24 : 12) ? 2 : 1;
   const int64_t groups = m.ins / m.group, eights = m.group / 8, parts = m.group / 32;
   vf sums[R][C];
   UNROLL for (int r = 0; r < R; r++)
@@ -166,10 +220,12 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
     UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c]);
 }
 
+constexpr int int4_columns(int rows) { return LANES == 16 ? rows <= 6 ? 2 : 1 : rows <= 2 ? 2 : 1; }
+#endif
+
 template <int R>
 static void tile_int4(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
-  constexpr int C = LANES == 16 ? R <= 6 ? 2 : 1 : R <= 2 ? 2 : 1;
-  constexpr bool BOTH = 3 * R * C <= (LANES == 16 ? 24 : 12);  // sums that stay in registers
+  constexpr int C = int4_columns(R);
   const half_t* params = (const half_t*)m.scales + block * (m.ins / m.group) * BLOCK * 2;
-  for (int column = 0; column < BLOCK; column += C * LANES) int4_part<R, C, BOTH>(m, w, params, in, row, column, out);
+  for (int column = 0; column < BLOCK; column += C * LANES) int4_part<R, C>(m, w, params, in, row, column, out);
 }

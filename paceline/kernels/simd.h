@@ -28,7 +28,7 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
-typedef int8_t vb __attribute__((vector_size(LANES)));
+typedef uint8_t bytes __attribute__((vector_size(LANES)));
 
 template <class V, class T> INLINE V loadu(const T* p) { V v; memcpy(&v, p, sizeof v); return v; }
 template <class V, class T> INLINE void storeu(T* p, V v) { memcpy(p, &v, sizeof v); }

@@ -30,7 +30,7 @@ struct Input {
   int8_t* high4;   // likewise for INT4: signed, and in the order of a word of codes
   int8_t* low4;
   float* scales;   // of those bytes, one a row
-  float* sums;     // of every 32 numbers, in units of the bytes' scale where there are bytes, for INT4
+  float* sums;     // of every 32 numbers, in units of the bytes' scale, for INT4
   int64_t stride;  // elements from row to row
 };
 
@@ -284,13 +284,6 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
   float* x = in.wide + row * in.stride;
   for (int64_t i = size; i < in.stride; i++) x[i] = 0;
   if (in.narrow) narrow_row(x, in.narrow + row * in.stride, in.stride);
-  float* sums = in.sums + row * (in.stride / 32);
-  if (in.sums && !in.scales)
-    for (int64_t i = 0; i < in.stride / 32; i++) {
-      vf sum = zero();
-      for (int64_t j = 32 * i; j < 32 * (i + 1); j += LANES) sum += load(x + j);
-      sums[i] = sum_lanes(sum);
-    }
   if (in.scales) {
     vu most_bits = {};  // of numbers without signs, which are ordered as their bits are, infinity and NaN on top
     for (int64_t i = 0; i < in.stride; i += LANES) {
@@ -312,13 +305,15 @@ static void finish_input(const Input& in, int64_t row, int64_t size) {
         storeu(in.low + row * in.stride + i, __builtin_convertvector((ubits(low) ^ 0x80) & 0xff, bytes));
       }
       if (!in.sums) continue;
-      storeu(in.high4 + row * in.stride + i, as_codes(__builtin_convertvector(ubits(high) & 0xff, bytes)));
-      storeu(in.low4 + row * in.stride + i, as_codes(__builtin_convertvector(ubits(low) & 0xff, bytes)));
+      storeu(in.high4 + row * in.stride + i, __builtin_convertvector(ubits(high) & 0xff, bytes));
+      storeu(in.low4 + row * in.stride + i, __builtin_convertvector(ubits(low) & 0xff, bytes));
       sum += fma(low - magic, set(1.0f / 254), high - magic);
       if (i % 32 < 32 - LANES) continue;
-      sums[i / 32] = sum_lanes(sum);
+      in.sums[(row * in.stride + i) / 32] = sum_lanes(sum);
       sum = zero();
     }
+    if (in.sums) as_codes(in.high4 + row * in.stride, in.stride);
+    if (in.sums) as_codes(in.low4 + row * in.stride, in.stride);
     in.scales[row] = broken ? __builtin_nanf("") : most / 127.0f;
   }
 }

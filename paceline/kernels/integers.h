@@ -18,12 +18,6 @@ INLINE vi dot_bytes(vi sum, const uint8_t* four, vi codes) {
   return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(bytes), (__m512i)codes);
 }
 
-INLINE vi dot_bytes(vi sum, vi codes, const int8_t* four) {
-  int32_t bytes;
-  memcpy(&bytes, four, 4);
-  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(bytes));
-}
-
 // C vectors of outputs from `column` on.
 template <int R, int C>
 INLINE void int8_part(const char* w, const Input& in, int64_t row, int64_t fours, int column, const int32_t* code_sums,
@@ -96,56 +90,89 @@ static void tile_int8(const Matrix& m, const char* w, const Input& in, int64_t r
 
 // INT4: codes [k / 8, 32] of 32 bits, where bits 4 j hold k = 2 j and bits 16 + 4 j hold k = 2 j + 1. A weight is
 // (code - 8) scale + zero. Within a group sums are taken over codes, then scaled, and what was left out of the weights,
-// zero - 8 scale, meets the sum of the inputs. With VNNI a row is bytes, as for INT8. Otherwise there are two sums, one for
-// j = 0, 1 and one for j = 2, 3.
+// zero - 8 scale, meets the sum of the inputs. A row is two rows of bytes, as for INT8 with VNNI, and sums are integers.
 
+// Adds the products of four codes an output with four inputs. Without VNNI an int32 holds two int16, each of which has room
+// for eight such sums.
+INLINE void dot_codes(vi& high_sum, vi& low_sum, vi codes, const int8_t* high, const int8_t* low) {
+#if defined(__AVX2__)
+  int32_t h, l;
+  memcpy(&h, high, 4);
+  memcpy(&l, low, 4);
 #if BYTES_DOT
+  high_sum = (vi)_mm512_dpbusd_epi32((__m512i)high_sum, (__m512i)codes, _mm512_set1_epi32(h));
+  low_sum = (vi)_mm512_dpbusd_epi32((__m512i)low_sum, (__m512i)codes, _mm512_set1_epi32(l));
+#elif defined(__AVX512F__)
+  high_sum = (vi)_mm512_add_epi16((__m512i)high_sum, _mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(h)));
+  low_sum = (vi)_mm512_add_epi16((__m512i)low_sum, _mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(l)));
+#else
+  high_sum = (vi)_mm256_add_epi16((__m256i)high_sum, _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(h)));
+  low_sum = (vi)_mm256_add_epi16((__m256i)low_sum, _mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(l)));
+#endif
+#else
+  for (int j = 0; j < 4; j++) low_sum += (codes >> (8 * j) & 15) * (254 * high[j] + low[j]);
+#endif
+}
+INLINE vf sum_codes(vi sum) {
+#if defined(__AVX512F__) && !BYTES_DOT
+  sum = (vi)_mm512_madd_epi16((__m512i)sum, _mm512_set1_epi16(1));
+#elif defined(__AVX2__) && !BYTES_DOT
+  sum = (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
+#endif
+  return to_float(sum);
+}
+
 // A word's bytes under the mask 0x0f0f0f0f hold k = 0, 4, 1, 5, and four bits further on 2, 6, 3, 7.
-INLINE bytes as_codes(bytes x) {
-  return __builtin_shufflevector(x, x, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+static void as_codes(int8_t* x, int64_t size) {
+  for (int64_t i = 0; i < size; i += 8) {
+    int8_t from[8];
+    memcpy(from, x + i, 8);
+    for (int k = 0; k < 4; k++) x[i + 2 * k] = from[k], x[i + 2 * k + 1] = from[k + 4];
+  }
 }
 
 template <int R, int C>
 INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, const Input& in, int64_t row, int column,
                       float* out) {
-  const int64_t groups = m.ins / m.group, eights = m.group / 8, parts = m.group / 32, stride = in.stride;
+  const int64_t span = BYTES_DOT ? m.group : 32;  // inputs whose products are added as integers
+  const int64_t spans = m.ins / span, eights = span / 8, parts = span / 32, stride = in.stride;
   const int8_t *high = in.high4 + row * stride, *low = in.low4 + row * stride;
   vf sums[R][C];
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
-  for (int64_t g = 0; g < groups; g++) {
+  for (int64_t i = 0; i < spans; i++) {
     vi h[R][C], l[R][C];
     UNROLL for (int r = 0; r < R; r++)
       UNROLL for (int c = 0; c < C; c++) h[r][c] = l[r][c] = vi{};
-    for (int64_t at = g * eights; at < (g + 1) * eights; at++) {
+    for (int64_t at = i * eights; at < (i + 1) * eights; at++) {
       int64_t at_low = 8 * at + (low - high);
       __asm__("" : "+r"(at_low));
       vu codes[C];
       UNROLL for (int c = 0; c < C; c++) {
         const char* from = w + (at * BLOCK + column + c * LANES) * 4;
         codes[c] = loadu<vu>(from);
-        __builtin_prefetch(from + 8192, 0, 2);
+        if (LANES == 16) __builtin_prefetch(from + 8192, 0, 2);
       }
       UNROLL for (int half = 0; half < 2; half++) {
         vi four[C];
         UNROLL for (int c = 0; c < C; c++) four[c] = (vi)(codes[c] >> (4 * half) & 0x0f0f0f0fu);
         UNROLL for (int r = 0; r < R; r++)
           UNROLL for (int c = 0; c < C; c++) {
-            h[r][c] = dot_bytes(h[r][c], four[c], high + r * stride + 8 * at + 4 * half);
-            l[r][c] = dot_bytes(l[r][c], four[c], high + r * stride + at_low + 4 * half);
+            const int8_t* from = high + r * stride + 4 * half;
+            dot_codes(h[r][c], l[r][c], four[c], from + 8 * at, from + at_low);
           }
       }
     }
     UNROLL for (int c = 0; c < C; c++) {
-      const half_t* from = params + (g * BLOCK + column + c * LANES) * 2;
+      const half_t* from = params + (i * span / m.group * BLOCK + column + c * LANES) * 2;
       const vu both = loadu<vu>(from);
-      __builtin_prefetch((const char*)from + 2048, 0, 2);
+      if (LANES == 16) __builtin_prefetch((const char*)from + 2048, 0, 2);
       const vf scale = bits(both << 16), lowest = fma(scale, set(-8.0f), bits(both & 0xffff0000u));
       UNROLL for (int r = 0; r < R; r++) {
-        const float* own = in.sums + (row + r) * (stride / 32) + g * parts;
+        const float* own = in.sums + (row + r) * (stride / 32) + i * parts;
         float total = own[0];
-        for (int64_t i = 1; i < parts; i++) total += own[i];
-        const vf dot = fma(to_float(l[r][c]), set(1.0f / 254), to_float(h[r][c]));
+        for (int64_t j = 1; j < parts; j++) total += own[j];
+        const vf dot = fma(sum_codes(l[r][c]), set(1.0f / 254), sum_codes(h[r][c]));
         sums[r][c] = fma(lowest, set(total), fma(scale, dot, sums[r][c]));
       }
     }
@@ -153,79 +180,9 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c] * in.scales[row + r]);
 }
-constexpr int int4_columns(int rows) { return rows <= 4 ? 2 : 1; }
-#else
-INLINE bytes as_codes(bytes x) { return x; }
-
-// Add the products with pair j of each eight, of codes plus 128: 0x4300 | code in bfloat16.
-template <int R, int C>
-INLINE void add_pair(const vu* codes, int j, const Input& in, int64_t row, int64_t k, vf (*part)[C]) {
-  UNROLL for (int c = 0; c < C; c++) {
-    const vf even = bits(cut(codes[c] << (16 - 4 * j), 0x000f0000, 0x43000000));
-    const vf odd = bits(cut(codes[c] >> (4 * j), 0x000f0000, 0x43000000));
-    UNROLL for (int r = 0; r < R; r++) {
-      const float* x = in.wide + (row + r) * in.stride + k + 2 * j;
-      part[r][c] = fma(odd, set(x[1]), fma(even, set(x[0]), part[r][c]));
-    }
-  }
-}
-
-// The two sums of a group are taken side by side where the registers suffice, so that one does not wait for the other.
-template <int R, int C>
-INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, const Input& in, int64_t row, int column,
-                      float* out) {
-  constexpr int SIDES = 3 * R * C <= (LANES == 16 ? 24 : 12) ? 2 : 1;
-  const int64_t groups = m.ins / m.group, eights = m.group / 8, parts = m.group / 32;
-  vf sums[R][C];
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int c = 0; c < C; c++) sums[r][c] = zero();
-  for (int64_t g = 0; g < groups; g++) {
-    vf scale[C], lowest[C];
-    UNROLL for (int c = 0; c < C; c++) {
-      const half_t* from = params + (g * BLOCK + column + c * LANES) * 2;
-      const vu both = loadu<vu>(from);
-      scale[c] = bits(both << 16);
-      lowest[c] = fma(scale[c], set(-136.0f), bits(both & 0xffff0000u));
-      if (LANES == 16) __builtin_prefetch((const char*)from + 2048, 0, 2);
-    }
-    UNROLL for (int first = 0; first < 2; first += SIDES) {
-      vf part[SIDES][R][C];
-      UNROLL for (int s = 0; s < SIDES; s++)
-        UNROLL for (int r = 0; r < R; r++)
-          UNROLL for (int c = 0; c < C; c++) part[s][r][c] = zero();
-      for (int64_t at = g * eights; at < (g + 1) * eights; at++) {
-        vu codes[C];
-        UNROLL for (int c = 0; c < C; c++) {
-          const char* from = w + (at * BLOCK + column + c * LANES) * 4;
-          codes[c] = loadu<vu>(from);
-          if (LANES == 16 && first == 0) __builtin_prefetch(from + 8192, 0, 2);
-        }
-        UNROLL for (int s = 0; s < SIDES; s++) {
-          add_pair<R, C>(codes, 2 * (first + s), in, row, 8 * at, part[s]);
-          add_pair<R, C>(codes, 2 * (first + s) + 1, in, row, 8 * at, part[s]);
-        }
-      }
-      UNROLL for (int s = 0; s < SIDES; s++)
-        UNROLL for (int r = 0; r < R; r++)
-          UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(scale[c], part[s][r][c], sums[r][c]);
-    }
-    UNROLL for (int r = 0; r < R; r++) {
-      const float* own = in.sums + (row + r) * (in.stride / 32) + g * parts;
-      float total = own[0];
-      for (int64_t i = 1; i < parts; i++) total += own[i];
-      UNROLL for (int c = 0; c < C; c++) sums[r][c] = fma(lowest[c], set(total), sums[r][c]);
-    }
-  }
-  UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c]);
-}
-
-constexpr int int4_columns(int rows) { return LANES == 16 ? rows <= 6 ? 2 : 1 : rows <= 2 ? 2 : 1; }
-#endif
-
 template <int R>
 static void tile_int4(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
-  constexpr int C = int4_columns(R);
+  constexpr int C = LANES == 16 ? R <= 4 ? 2 : 1 : R == 1 ? 4 : R == 2 ? 2 : 1;
   const half_t* params = (const half_t*)m.scales + block * (m.ins / m.group) * BLOCK * 2;
   for (int column = 0; column < BLOCK; column += C * LANES) int4_part<R, C>(m, w, params, in, row, column, out);
 }

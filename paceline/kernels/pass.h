@@ -73,12 +73,12 @@ static Input cut_input(Cutter& cut, int64_t rows, int64_t size, const Sizes& s) 
     in.high = cut.take<uint8_t>(rows * in.stride + 32);
     in.low = cut.take<uint8_t>(rows * in.stride + 32);
   }
-  if (s.sums && BYTES_DOT) {
+  if (s.sums) {
     in.high4 = cut.take<int8_t>(rows * in.stride + 32);
     in.low4 = cut.take<int8_t>(rows * in.stride + 32);
+    in.sums = cut.take<float>(rows * in.stride / 32);
   }
-  if (s.bytes || (s.sums && BYTES_DOT)) in.scales = cut.take<float>(rows);
-  if (s.sums) in.sums = cut.take<float>(rows * in.stride / 32);
+  if (s.bytes || s.sums) in.scales = cut.take<float>(rows);
   return in;
 }
 

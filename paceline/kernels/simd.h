@@ -59,14 +59,6 @@ INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-INLINE vu cut(vu x, uint32_t mask, uint32_t more) {  // x & mask | more
-#if defined(__AVX512F__)
-  return (vu)_mm512_ternarylogic_epi32((__m512i)x, _mm512_set1_epi32((int)mask), _mm512_set1_epi32((int)more), 0xea);
-#else
-  return (x & mask) | more;
-#endif
-}
-
 INLINE vf widen(vh x) {  // bfloat16, exactly
 #if defined(__AVX512F__)
   return bits((vu)_mm512_cvtepu16_epi32((__m256i)x) << 16);

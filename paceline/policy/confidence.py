@@ -4,8 +4,10 @@ A drafter that is too sure at every node is far too sure of a path, so the produ
 bucket of products the ratio of hits to expected hits is learnt; a bucket with little evidence follows the one above.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 from typing import final
 
 from ..core.outputs import Round
@@ -14,15 +16,21 @@ EDGES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9)
 BUCKETS = len(EDGES) + 1
 HIGHEST = 0.3
 """The largest `min_prob`: a tree is never pruned to nothing because of a doubtful calibration."""
-_WEIGHT = 4.0  # expected hits that the bucket above counts for: the nodes of one tree are not independent evidence
+_WEIGHT = 4.0  # expected hits that the bucket above counts for; where evidence is independent, tries
+_MIDDLES = [(low + high) / 2 for low, high in pairwise((0.0, *EDGES, 1.0))]
 _FADE = 0.5 ** (1 / 256)  # per round; calibration belongs to the drafter, not to the text
 
 
 @final
 class PathOdds:
-    """hits / expected hits by bucket of the product of confidences, fading."""
+    """hits / expected hits by bucket of the product of confidences, fading.
 
-    def __init__(self, hits: Seq[float] = (), expected: Seq[float] = ()):
+    independent: whether each count is evidence by itself, as the nodes of one tree are not. Then a drafter that is
+        right more often than it says is also expected to be so on longer paths, where the ratio grows with every token.
+    """
+
+    def __init__(self, hits: Seq[float] = (), expected: Seq[float] = (), independent: bool = False):
+        self.independent = independent
         self.hits, self.expected = list(hits) or [0.0] * BUCKETS, list(expected) or [0.0] * BUCKETS
         self._ratios: list[float] | None = None
 
@@ -41,8 +49,13 @@ class PathOdds:
     def _of_buckets(self) -> list[float]:
         if self._ratios is None:
             ratio, ratios = 1.0, list[float]()
-            for hits, expected in zip(reversed(self.hits), reversed(self.expected), strict=True):
-                ratio = (hits + _WEIGHT * ratio) / (expected + _WEIGHT)
+            for bucket in reversed(range(BUCKETS)):
+                weight = _WEIGHT
+                if self.independent:
+                    weight *= _MIDDLES[bucket]
+                    if ratio > 1:  # and so not in the first bucket
+                        ratio **= min(2.0, math.log(_MIDDLES[bucket]) / math.log(_MIDDLES[bucket + 1]))
+                ratio = (self.hits[bucket] + weight * ratio) / (self.expected[bucket] + weight)
                 ratios.append(ratio)
             self._ratios = ratios[::-1]
         return self._ratios
@@ -74,7 +87,7 @@ class Confidence:
     """
 
     def __init__(self, accepted: PathOdds | None = None, deeper: PathOdds | None = None):
-        self.accepted, self.deeper = accepted or PathOdds(), deeper or PathOdds()
+        self.accepted, self.deeper = accepted or PathOdds(), deeper or PathOdds(independent=True)
 
     def observe(self, record: Round, passed: Seq[float]) -> None:
         """Count every node of a round, and every level that was drafted from a best path with the product `passed`."""

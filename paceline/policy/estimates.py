@@ -40,7 +40,7 @@ class Estimates:
         self._most_rows = 0  # of passes, as far as they were measured or not worth it
         self.sizes = {source: DraftSize(NODES_PER_LEVEL, columns) for source, columns in given.sizes.items()}
         self.confidence = {
-            source: Confidence(PathOdds(*tables["accepted"]), PathOdds(*tables["deeper"]))
+            source: Confidence(PathOdds(*tables["accepted"]), PathOdds(*tables["deeper"], independent=True))
             for source, tables in given.confidence.items()
         }
         for source, tables in given.acceptance.items():

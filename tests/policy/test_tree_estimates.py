@@ -99,3 +99,17 @@ def test_planning_trees_is_cheap():
     simulate(Timed, [Member("m", lambda r, p, i: 0.0, 0.0005, tree=Branching())], machine=Machine(stairs(flat, 8)))
     print(f"{1e6 * median(seconds):.0f} microseconds")
     assert median(seconds) < 1500e-6
+
+
+def test_a_drafter_that_is_right_more_often_than_it_says_is_drafted_deeper():
+    """Each token is said to be right half the time and is so nine times in ten; only two in a row were ever drafted."""
+    odds, shared = PathOdds(independent=True), PathOdds()
+    rng = random.Random(0)
+    for _ in range(100):
+        first, second = rng.random() < 0.9, rng.random() < 0.9
+        for one in (odds, shared):
+            one.fade()
+            one.add(0.5, first)
+            one.add(0.25, first and second)
+    assert odds.chance(0.25) == pytest.approx(0.81, abs=0.08)
+    assert odds.chance(0.0625) > 0.4 > 0.25 > shared.chance(0.0625)

@@ -180,6 +180,7 @@ INLINE void int4_part(const Matrix& m, const char* w, const half_t* params, cons
   UNROLL for (int r = 0; r < R; r++)
     UNROLL for (int c = 0; c < C; c++) storeu(out + r * BLOCK + column + c * LANES, sums[r][c] * in.scales[row + r]);
 }
+
 template <int R>
 static void tile_int4(const Matrix& m, const char* w, const Input& in, int64_t row, int64_t block, float* out) {
   constexpr int C = LANES == 16 ? R <= 4 ? 2 : 1 : R == 1 ? 4 : R == 2 ? 2 : 1;

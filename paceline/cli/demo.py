@@ -40,8 +40,8 @@ def demo(
 ) -> None:
     """Watch the same prompts decoded plainly and with speculation, and compare the speed and the text.
 
-    Some answers copy from the prompt, others do not. The default drafter is what its packaged head
-    recommends (`paceline models`), else lookup.
+    Some answers copy from the prompt, others do not. The default drafter is the one recommended with the
+    model's packaged head (`paceline models`), else lookup.
 
     Example:  paceline demo --drafter self-int4 --max-tokens 200
     """

@@ -18,14 +18,17 @@ import torch
 from paceline.core.tree import TokenTree
 from paceline.kernels import compiler, load
 from paceline.kernels import library as library_module
+from paceline.quant.int4 import Int4Linear, quantize_int4
 from paceline.runner import ModelRunner, wrap_model
 from tests.drafters.test_draft_layer import projects_with_the_bits_of_fc
 from tests.kernels.test_passes import random_tree, rows
+from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
 
 pytestmark = pytest.mark.skipif(load().library is None, reason=f"no native kernels here: {load().reason}")
 
 PROJECTION = "inputs of the row before"
+INT4 = "the scale of a tile's first row", "inputs out of order"
 FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whether this fault is switched on
     "a sum over k that depends on the rows": (
         "body.cpp",
@@ -81,6 +84,12 @@ FAULTS = {  # file, then pairs: what is there, what takes its place; FAULT: whet
         "pass->inputs + s.place[row] * size",
         "pass->inputs + s.place[FAULT && row ? row - 1 : row] * size",
     ),
+    INT4[0]: (
+        "integers.h",
+        "sums[r][c] * in.scales[row + r]);\n}\n\ntemplate",
+        "sums[r][c] * in.scales[row + (FAULT ? 0 : r)]);\n}\n\ntemplate",
+    ),
+    INT4[1]: ("integers.h", "x[i + 2 * k] = from[k]", "x[i + 2 * k] = from[FAULT ? 3 - k : k]"),
     # A busy machine may run two threads one after the other, so the second one is slow: it is late wherever it runs.
     "no waiting for the others": (
         "pool.h",
@@ -171,7 +180,19 @@ def test_faults_of_a_projection_are_seen(fault, switch):
     assert projects_with_the_bits_of_fc(3, torch.float32) == (fault == "none")
 
 
-@pytest.mark.parametrize("fault", [name for name in NAMES if name != PROJECTION])
+@pytest.mark.parametrize("fault", ["none", *INT4])
+def test_faults_of_int4_are_seen(fault, switch):
+    """Seven rows at once against one at a time, and against the weights that the codes stand for."""
+    torch.manual_seed(0)
+    plain, x = torch.nn.Linear(64, 40), torch.randn(7, 64)
+    layer, weight = Int4Linear(plain, 32), dequantize_int4(*quantize_int4(plain.weight, 32), 32)
+    switch(fault)
+    with torch.inference_mode():
+        together, alone, want = layer(x), torch.cat([layer(row[None]) for row in x]), x @ weight.T + plain.bias
+    assert (torch.equal(together, alone) and bool((together - want).abs().max() < 1e-3)) == (fault == "none")
+
+
+@pytest.mark.parametrize("fault", [name for name in NAMES if name not in (PROJECTION, *INT4)])
 def test_faults_are_seen(fault, switch):
     switch(fault)
     trials = 60 if fault == "no waiting for the others" else 6

@@ -1,8 +1,8 @@
-"""Does vLLM accept as many tokens of an exported EAGLE-3 or P-EAGLE head as Paceline? Greedy, in float32, a chain of k.
+"""Does vLLM accept as many drafted tokens as Paceline? Greedy, in float32, a chain of k.
 
-    python bench/vllm_roundtrip.py TARGET EXPORTED_HEAD --vllm-python ~/vllm/bin/python --prompts HumanEval.jsonl.gz
+    python bench/vllm_roundtrip.py TARGET DRAFT --vllm-python ~/vllm/bin/python --prompts HumanEval.jsonl.gz
 
-vLLM's first token of an answer comes without a draft, so Paceline is asked to go on behind it; from there on both draft
+DRAFT is an exported EAGLE-3, P-EAGLE or Medusa head, or a draft model. vLLM's first token of an answer comes without a draft, so Paceline is asked to go on behind it; from there on both draft
 at the same places of the same text, and the mean acceptance lengths must agree within --tolerance. What can make them
 differ although all is well: rounding that changes a token, and the last round of an answer, which is left out here.
 The last line is JSON; exit code 1 if they disagree. How to get vLLM for a CPU: bench/README.md.
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 PROMPTS = [
@@ -39,8 +40,8 @@ def vllm_side(task: dict) -> dict:
     """Runs in vLLM's interpreter, which need not have Paceline."""
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
-    speculative = {"method": "eagle3", "model": task["head"], "num_speculative_tokens": task["k"]}
-    if "mask_token_id" in json.loads((Path(task["head"]) / "config.json").read_text()):  # P-EAGLE
+    speculative = {"method": task["method"], "model": task["draft"], "num_speculative_tokens": task["k"]}
+    if task["parallel"]:  # P-EAGLE
         speculative["parallel_drafting"] = True
     llm = LLM(
         model=task["model"],
@@ -64,11 +65,11 @@ def vllm_side(task: dict) -> dict:
 
 def our_side(task: dict, firsts: list[int]) -> dict:
     """The same prompts, each with vLLM's first token behind it."""
-    from paceline import LLM, Fixed, SamplingParams
-    from paceline.drafters.eagle import Eagle
+    from paceline import LLM, DraftModel, Eagle, Fixed, Medusa, SamplingParams
 
+    drafter = {"eagle3": partial(Eagle, tree="chain"), "medusa": partial(Medusa, top_k=1), "draft_model": DraftModel}
     llm = LLM(
-        task["model"], drafter=Eagle(task["head"], tree="chain"), policy=Fixed(task["k"]), dtype="float32",
+        task["model"], drafter=drafter[task["method"]](task["draft"]), policy=Fixed(task["k"]), dtype="float32",
         numerics="fast", device="cpu", max_num_seqs=1, max_model_len=task["max_model_len"],
     )  # fmt: skip
     params = SamplingParams(temperature=0.0, max_tokens=task["max_tokens"] - 1, ignore_eos=True)
@@ -110,7 +111,7 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="the target's folder")
-    parser.add_argument("head", type=Path, help="a folder that `paceline export --to vllm` wrote")
+    parser.add_argument("draft", type=Path, help="a folder that `paceline export --to vllm` wrote, or a draft model's")
     parser.add_argument("--vllm-python", required=True, help="the interpreter that has vLLM")
     parser.add_argument("--prompts", type=Path, help="a file of prompts; default: a few of its own")
     parser.add_argument("--num-prompts", type=int, default=20)
@@ -131,9 +132,14 @@ def main() -> int:
     ]
     room = options.max_model_len - options.max_tokens - options.k - 1
     prompts = [ids for text in texts if len(ids := tokenizer(text, add_special_tokens=False)["input_ids"]) <= room]
+    config = json.loads((options.draft / "config.json").read_text())
+    is_head = any("Eagle" in name for name in config["architectures"])
+    method = "eagle3" if is_head else "medusa" if config.get("model_type") == "medusa" else "draft_model"
     task = {
         "model": str(options.model.resolve()),
-        "head": str(options.head.resolve()),
+        "draft": str(options.draft.resolve()),
+        "method": method,
+        "parallel": "mask_token_id" in config,
         "prompts": prompts,
         "k": options.k,
         "max_tokens": options.max_tokens,

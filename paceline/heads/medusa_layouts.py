@@ -2,7 +2,8 @@
 
 original      {head}.{block}.linear.weight (.bias), {head}.{blocks}.weight
 vLLM          blocks.{head}.layers.{block}.weight (.bias), lm_heads.{head}.weight, or lm_head.weight for all heads,
-              token_map: the target's ids of the output rows.  These are also our names; we write this layout.
+              token_map: the target's ids of the output rows.  These are also our names; we write this layout,
+              without token_map.
 """
 
 import re
@@ -87,15 +88,24 @@ def _unshare_output(published: Published, heads: int, rows: Tensor | None) -> No
 
 
 def medusa_layout(head: MedusaHead, engine: str, facts: TargetFacts) -> Layout:
-    """Medusa heads as vLLM reads them. Raises `NotExportable` for other engines and for features it lacks."""
+    """Medusa heads as vLLM reads them. Raises `NotExportable` for other engines and for features it lacks.
+
+    vLLM 0.32 refuses files with a token_map ("weights were not initialized"). Heads over some of the target's output
+    rows are written with all of them.
+    """
     c = head.config
+    notes = ["vLLM drafts a chain of each head's most probable token, not a tree."]
     if engine != "vllm":
         raise refuse(engine, "Medusa heads", "export them for vllm")
     if c.states != (facts.num_layers,):
         raise refuse(engine, f"Medusa heads that read states {c.states} and not the last one")
-    tensors, ids = stored_weights(head), head.draft_ids.cpu()
+    if c.draft_vocab_size < c.vocab_size:
+        if c.own_lm_head:
+            raise refuse(engine, "Medusa heads with output layers for a part of the vocabulary")
+        notes.append(f"It drafts any token there, here only the {c.draft_vocab_size:,} of the draft vocabulary.")
+    tensors = stored_weights(head)
     if not c.own_lm_head:
-        tensors["lm_head.weight"] = target_rows(engine, facts, ids)
+        tensors["lm_head.weight"] = target_rows(engine, facts, torch.arange(c.vocab_size))
     config = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -103,14 +113,11 @@ def medusa_layout(head: MedusaHead, engine: str, facts: TargetFacts) -> Layout:
         "vocab_size": c.vocab_size,
         "num_heads": c.num_heads,
         "num_hidden_layers": c.num_layers,
-        "truncated_vocab_size": c.draft_vocab_size,
+        "truncated_vocab_size": c.vocab_size,
         "original_lm_head": not c.own_lm_head,
         "medusa_fc_bias": c.bias,
         "max_paths": 64,
         "topk": 10,
         "torch_dtype": str(tensors["blocks.0.layers.0.weight"].dtype).removeprefix("torch."),
     }
-    if c.draft_vocab_size < c.vocab_size:
-        tensors["token_map"] = ids.to(torch.int64)
-    note = "vLLM drafts a chain of each head's most probable token, not a tree."
-    return Layout(config, tensors, vllm_command("medusa", c.num_heads), (note,))
+    return Layout(config, tensors, vllm_command("medusa", c.num_heads), tuple(notes))

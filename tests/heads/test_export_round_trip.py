@@ -32,12 +32,13 @@ HEADS = {
     "eagle3 embeddings": lambda: eagle(states=(0, 4, 5)),
     "peagle": lambda: eagle(mask_token_id=5, num_speculative_tokens=3),
     "medusa": medusa,
-    "medusa own rows": lambda: medusa(own_lm_head=True, bias=True, num_layers=2),
+    "medusa own rows": lambda: medusa(VOCAB, own_lm_head=True, bias=True, num_layers=2),
+    "medusa own rows of a part": lambda: medusa(own_lm_head=True),
 }
 REFUSED = {
-    "vllm": {"eagle bias", "eagle own rows", "eagle3 bias", "eagle3 last"},
+    "vllm": {"eagle bias", "eagle own rows", "eagle3 bias", "eagle3 last", "medusa own rows of a part"},
     "sglang": {"eagle qkv bias", "eagle own rows", "eagle3 normed", "eagle3 own table", "eagle3 bias", "eagle3 last",
-               "eagle3 embeddings", "peagle", "medusa", "medusa own rows"},
+               "eagle3 embeddings", "peagle", *(name for name in HEADS if "medusa" in name)},
     "speculators": {"eagle3 bias", "eagle3 last", *(name for name in HEADS if "eagle" not in name), *list(HEADS)[:6]},
 }  # fmt: skip
 
@@ -106,6 +107,15 @@ def test_eagle1_for_vllm_says_that_it_drafts_over_everything(tmp_path):
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert "fc.bias" not in tensors
     assert "lm_head.weight" not in tensors
+
+
+def test_medusa_for_vllm_has_all_output_rows(tmp_path):
+    """vLLM 0.32 loads no file with a token_map."""
+    done = export_head(saved(tmp_path / "head", medusa()), "vllm", tmp_path / "out", target())
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert "token_map" not in tensors
+    assert torch.equal(tensors["lm_head.weight"].float(), target().model.get_output_embeddings().weight)
+    assert any(f"only the {DRAFT} of" in note for note in done.notes)
 
 
 def test_speculators_names_its_target_and_leaves_nothing_out(tmp_path):

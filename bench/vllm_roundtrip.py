@@ -2,9 +2,10 @@
 
     python bench/vllm_roundtrip.py TARGET DRAFT --vllm-python ~/vllm/bin/python --prompts HumanEval.jsonl.gz
 
-DRAFT is an exported EAGLE-3, P-EAGLE or Medusa head, or a draft model. vLLM's first token of an answer comes without a draft, so Paceline is asked to go on behind it; from there on both draft
-at the same places of the same text, and the mean acceptance lengths must agree within --tolerance. What can make them
-differ although all is well: rounding that changes a token, and the last round of an answer, which is left out here.
+DRAFT is an exported EAGLE-3, P-EAGLE or Medusa head, or a draft model. vLLM's first token of an answer comes without
+a draft, so Paceline is asked to go on behind it; from there on both draft at the same places of the same text, and
+the mean acceptance lengths must agree within --tolerance. What can make them differ although all is well: rounding
+that changes a token, and the last round of an answer, which is left out here.
 The last line is JSON; exit code 1 if they disagree. How to get vLLM for a CPU: bench/README.md.
 """
 

@@ -101,31 +101,32 @@ class Metrics:
 
 
 class Watch:
-    """The times of one request, which go into the histograms. Choices of one request count their tokens apart."""
+    """The times of one request, which go into the histograms: until its first token, and, once it ended, of all."""
 
     def __init__(self, metrics: Metrics):
         self.metrics, self.begin = metrics, time.perf_counter()
         self.first_s: float | None = None
+        self.seconds = 0.0
         self._last = dict[int, float]()
 
     def tokens(self, index: int, count: int) -> None:
         """So many tokens of a choice are there now."""
+        if not count:
+            return
         now = time.perf_counter()
-        if count and self.first_s is None:
+        if self.first_s is None:
             self.first_s = now - self.begin
             self.metrics.observe("time_to_first_token_seconds", self.first_s)
-        if count and index in self._last:
+        if index in self._last:
             self.metrics.observe("inter_token_latency_seconds", (now - self._last[index]) / count, count)
-        if count:
-            self._last[index] = now
+        self._last[index] = now
 
-    def end(self, reasons: Iterable[str]) -> float:
-        """The request is over; returns its seconds. reasons: why each choice ended."""
-        seconds = time.perf_counter() - self.begin
-        self.metrics.observe("e2e_request_latency_seconds", seconds)
+    def end(self, reasons: Iterable[str] = ()) -> None:
+        """The request is over. reasons: why each choice ended."""
+        self.seconds = time.perf_counter() - self.begin
+        self.metrics.observe("e2e_request_latency_seconds", self.seconds)
         for reason in reasons:
             self.metrics.finished[reason] += 1
-        return seconds
 
 
 def _quoted(value: object) -> str:

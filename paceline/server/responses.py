@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from ..outputs import RequestOutput
-from .answers import Answering, Choice
+from .answers import Answering, Choice, entries
 from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
@@ -166,7 +166,6 @@ class ResponseAnswering(Answering):
 
     asked: ResponsesRequest
     id_prefix, whole_name = "resp_", "response"
-    end_of_stream = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,9 +184,8 @@ class ResponseAnswering(Answering):
                         yield one
                     has_begun = True
                 if delta.text or delta.logprobs or delta.provenance:
-                    logprobs = (self._logprobs(choice, delta.logprobs) or {"content": []})["content"]
                     more = {"provenance": delta.provenance} if choice.pieces is not None else {}
-                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=logprobs, **more)
+                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=entries(delta), **more)
         part, whole = self._part(choice), self.whole()
         yield self._of_part("output_text.done", text=choice.text, logprobs=part["logprobs"])
         yield self._of_part("content_part.done", part=part)
@@ -195,7 +193,7 @@ class ResponseAnswering(Answering):
         yield self._event(whole["status"], response=whole)
 
     def failed(self, error: ApiError) -> str:
-        """The event of an error behind the first piece."""
+        """The end of a stream, where there is an error behind the first piece."""
         told = {"code": error.code, "message": error.detail, "param": error.param}
         return event({"type": "error", "sequence_number": next(self._numbers), **told}, "error")
 
@@ -217,8 +215,7 @@ class ResponseAnswering(Answering):
 
     def _part(self, choice: Choice) -> dict[str, Any]:
         """The content of the answer."""
-        logprobs = (self._logprobs(choice, choice.logprobs) or {"content": []})["content"]
-        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
+        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": entries(choice)}
         return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
 
     def _beginning(self) -> list[str]:

@@ -99,12 +99,11 @@ class Router:
         self.metrics.models[verdict.decided_by] += 1
         headers = {DECIDED_BY: verdict.decided_by}
         if body.stream:
-            stream = EventStream(
-                self._events(sent, body, verdict, watch), end_at, log, lambda error: event(body_of(error)), DONE
-            )
+            events = self._events(sent, body, verdict, watch)
+            stream = EventStream(events, end_at, log, lambda error: event(body_of(error)) + DONE)
             stream.headers.update(headers)
             return stream
-        watch.end(())
+        watch.end()
         whole = as_asked(verdict.answer, body) if verdict.decided_by == "small" else verdict.answer
         return JSONResponse({**whole, "cascade": self._told(verdict)}, headers=headers)
 
@@ -163,13 +162,14 @@ class Router:
             if verdict.decided_by == "small":
                 for piece in pieces_of(as_asked(verdict.answer, body), body):
                     yield event({**piece, **told})
-                return
-            async with aclosing(self.large.stream(sent)) as pieces:
-                async for piece in pieces:
-                    yield event({**piece, **told})
+            else:
+                async with aclosing(self.large.stream(sent)) as pieces:
+                    async for piece in pieces:
+                        yield event({**piece, **told})
+            yield DONE
         finally:
             self._running -= 1
-            watch.end(())
+            watch.end()
 
     def _told(self, verdict: Verdict) -> dict[str, Any]:
         """What an answer says of who gave it. lossless: whether it is the large model's for certain."""

@@ -117,7 +117,7 @@ class Service:
             what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
             raise ApiError(400, what, "invalid_value", "n")
         choices = [
-            Choice(index, make_reader(), Detokenizer(self.llm.tokenizer) if is_painted else None)
+            Choice(index=index, tools=make_reader(), pieces=Detokenizer(self.llm.tokenizer) if is_painted else None)
             for index in range(count)
         ]
         run = kind(self, request, choices, params)
@@ -126,9 +126,7 @@ class Service:
         outputs = merged(sources)  # type: ignore[arg-type]
         if body.stream:
             options = body.stream_options or protocol.StreamOptions()
-            return EventStream(
-                run.events(outputs, options.include_usage), end_at, run.log, run.failed, run.end_of_stream
-            )
+            return EventStream(run.events(outputs, options.include_usage), end_at, run.log, run.failed)
         async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
             async for _ in deltas:
                 pass

@@ -48,21 +48,15 @@ def event(value: object, name: str = "") -> str:
 class EventStream(Response):
     """Server-sent events. An error before the first one has a status of its own, a later one is an event.
 
-    log: the request's log line, which learns how it ended. failed: the event of an error. end: what comes last.
+    log: the request's log line, which learns how it ended. failed: the end of a stream with an error.
     """
 
     def __init__(
-        self,
-        events: AsyncGenerator[str],
-        end_at: float,
-        log: dict[str, Any],
-        failed: Callable[[ApiError], str],
-        end: str,
+        self, events: AsyncGenerator[str], end_at: float, log: dict[str, Any], failed: Callable[[ApiError], str]
     ):
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
-        self.events, self.end_at, self.log = events, end_at, log
-        self.failed, self.end = failed, end
+        self.events, self.end_at, self.log, self.failed = events, end_at, log, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
@@ -87,7 +81,7 @@ class EventStream(Response):
                 raise
             self.log["error"] = str(error) or type(error).__name__
             await put(self.failed(as_api_error(error)))
-        await put(self.end, is_last=True)
+        await put("", is_last=True)
 
 
 async def merged(sources: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:

@@ -16,7 +16,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..schema import brief
-from .errors import CLIENT_GONE, ApiError, ClientGone, answer_of, handle_errors
+from .errors import CLIENT_GONE, HANDLERS, ApiError, ClientGone, answer_of
 
 logger = logging.getLogger("paceline.server")
 _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
@@ -154,8 +154,7 @@ def gated_app(
     """
     # FastAPI's pages of documentation load scripts of other hosts
     middleware = [*outer, Middleware(Gate, settings=settings)]
-    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=middleware)
-    handle_errors(app)
+    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=middleware, exception_handlers=HANDLERS)
     app.state.service = service
 
     @app.get("/health")

@@ -76,10 +76,11 @@ class Message(Fields):
     refusal: None = None
 
 
-def texts_of(messages: Sequence[Message]) -> list[str]:
-    """The texts of a chat."""
-    whole = [one.content for one in messages if isinstance(one.content, str)]
-    return whole + [part.text for one in messages for part in one.content or () if isinstance(part, Text)]
+def text_of(content: str | Sequence[Text | Image] | None) -> str:
+    """What a message says, without its images."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content if isinstance(part, Text))
 
 
 class Function(Fields):
@@ -139,11 +140,6 @@ class Prediction(Fields):
 
     type: Literal["content"]
     content: str | list[Text]
-
-    @property
-    def text(self) -> str:
-        """Its parts as one."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class Speculative(Fields):
@@ -220,7 +216,7 @@ class Request(Sampling):
         given["structured_outputs"] = wanted[0] if wanted else None
         drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
-            drafts["prediction"] = self.prediction.text
+            drafts["prediction"] = text_of(self.prediction.content)
         given |= {"extra_args": drafts} if drafts else {}
         return SamplingParams(**{**defaults, **given}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA)
 

@@ -23,6 +23,7 @@ from .protocol import (
     ResponseFormat,
     Sampling,
     Text,
+    text_of,
 )
 from .streams import event
 
@@ -68,8 +69,8 @@ class InputMessage(Fields):
             else Image(type="image_url", image_url=ImageURL(url=part.image_url, detail=part.detail))
             for part in self.content
         ]
-        texts = [part.text for part in parts if isinstance(part, Text)]
-        return Message(role=self.role, content="".join(texts) if len(texts) == len(parts) else parts)
+        has_images = any(isinstance(part, Image) for part in parts)
+        return Message(role=self.role, content=parts if has_images else text_of(parts))
 
 
 class PlainFormat(Fields):
@@ -241,28 +242,24 @@ class ResponseAnswering(Answering):
         """An answer with what was asked for, and no output."""
         body = self.asked
         wanted = body.text.format if body.text is not None else None
+        said = {"instructions", "max_output_tokens", "model", "temperature", "top_p", "user"}
         return {
+            **body.model_dump(include=said),
             "id": self.head["id"],
             "object": "response",
             "created_at": self.head["created"],
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": body.model,
             "output": [],
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": None,
             "store": False,
-            "temperature": body.temperature,
             "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
-            "user": body.user,
         }

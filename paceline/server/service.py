@@ -15,7 +15,6 @@ from ..drafters import PredictedOutput
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
 from ..hf.prompts import Prompt
-from ..llm import LLM
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
 from . import protocol
@@ -52,12 +51,14 @@ class Settings(GateSettings):
 class Service:
     """An engine with its settings."""
 
-    def __init__(self, engine: AsyncLLM, llm: LLM, settings: Settings):
-        self.engine, self.llm, self.settings = engine, llm, settings
+    def __init__(self, engine: AsyncLLM, settings: Settings):
+        self.engine, self.llm, self.settings = engine, engine.llm, settings
         self.metrics = Metrics(settings.metric_prefix, settings.model)
         self.is_draining, self.begin = False, int(time.time())
-        vision, config = llm.loaded.vision, llm.loaded.model.generation_config
-        templates = [getattr(one, "chat_template", None) for one in (vision and vision.processor, llm.loaded.tokenizer)]
+        loaded, config = self.llm.loaded, self.llm.loaded.model.generation_config
+        templates = [
+            getattr(one, "chat_template", None) for one in (loaded.vision and loaded.vision.processor, loaded.tokenizer)
+        ]
         self.template = next((str(one) for one in templates if one), "tools")
         given = {name: getattr(config, name, None) for name in _DEFAULTS}
         self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
@@ -71,7 +72,7 @@ class Service:
         if body.prediction is not None:
             if PredictedOutput.name not in drafters:
                 raise unsupported("prediction", "leave it out; this server has no drafter for it")
-            self.check_texts([body.prediction.text])
+            self.check_texts([protocol.text_of(body.prediction.content)])
         if body.speculative is not None and body.speculative.method not in (None, "none", *drafters):
             known = ", ".join(["none", *drafters])
             message = f"This server has no drafter {brief(body.speculative.method)}. It has: {known}."

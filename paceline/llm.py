@@ -45,9 +45,6 @@ from .zoo import resolve
 
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
-MAX_NUM_SEQS = 4096
-"""Every slot has cache memory of its own from the start."""
-
 
 class LLM:
     """A causal or vision-language model that decodes speculatively and gives the answers of plain decoding.
@@ -96,7 +93,7 @@ class LLM:
         device: str | torch.device | None = None,
         tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
         processor: ProcessorMixin | None = None,
-        max_num_seqs: Annotated[int, Field(ge=1, le=MAX_NUM_SEQS)] = 8,
+        max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8,  # each has cache memory from the start
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
         prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
         seed: int | None = None,

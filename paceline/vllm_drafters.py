@@ -3,9 +3,8 @@
     vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
                                             "model": "paceline.vllm_drafters.Suffix"}'
 
-vLLM 0.32 takes classes of other packages in its V1 model runner and calls the interface experimental. It gives texts
-and takes chains of tokens; trees, hidden states and log-probabilities do not come through. A step's seconds are those
-between two calls. vLLM verifies the drafts by its own rule, so the answers and their guarantee are vLLM's.
+vLLM 0.32 calls this interface experimental: it gives texts and takes chains of tokens, no trees. vLLM verifies the
+drafts by its own rule, so the answers and their guarantee are vLLM's.
 """
 
 import statistics
@@ -29,10 +28,8 @@ from .drafters import prompt_lookup, suffix
 from .policy import CostModel
 from .verify import Coupled
 
-_PLAIN_STEPS = 5
-"""Plain steps that are timed before anything is drafted."""
-_NODES = 4
-"""Nodes of a tree for each token of the chain that is taken out of it."""
+_PLAIN_STEPS = 5  # that are timed before anything is drafted
+_NODES = 4  # of a tree for each token of the chain that is taken out of it
 
 
 @dataclass

@@ -3,11 +3,8 @@
     waiting  -- a slot is free -->  reading  -- chunk by chunk -->  running  -- round by round -->  ended
 
 A turn reads at most one chunk of prompts, or several that are as short together, and then runs one round. So a long
-prompt delays the others by one chunk a round, and a short prompt waits for no long one: prompts take turns as well.
-Waiting requests get slots in the order in which they came, one for each of their answers by turns.
-
-What raises ends the requests that are to blame, and no others: a round that raises is run again, one sequence at a
-time.
+prompt delays the others by one chunk a round, and a short one waits for no long one. What raises ends the requests
+that are to blame, and no others: a round that raises is run again, one sequence at a time.
 """
 
 import logging
@@ -79,9 +76,9 @@ class Turn:
 
 
 class Scheduler:
-    """Runs requests on a decoder, turn by turn. One thread may call it, with the runner's lock.
+    """Runs requests on a decoder, turn by turn: slots go to those that came first, one for each answer by turns.
 
-    is_used: see `SlotCache.allocate`.
+    One thread may call it, with the runner's lock. is_used: see `SlotCache.allocate`.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, is_used: Callable[[], bool] | None = None):

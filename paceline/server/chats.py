@@ -10,8 +10,7 @@ from ..hf.prompts import TemplatedChat
 from .protocol import ChatRequest, Image, Message
 from .tools import spell_out, template_tools
 
-LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())
-"""Of an image that a client sends; data URIs are always taken."""
+LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())  # data URIs are always taken
 _MOST_IMAGES = 16  # in one request
 
 

@@ -11,8 +11,7 @@ from starlette.exceptions import HTTPException as RoutingError
 
 from ..errors import CacheFull, ConfigError, EngineStopped, PacelineError, QueueFull
 
-CLIENT_GONE = 499
-"""The status in logs where nobody was left to answer, as of nginx."""
+CLIENT_GONE = 499  # the status in logs where nobody was left to answer, as of nginx
 
 
 class ApiError(HTTPException):

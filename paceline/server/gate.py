@@ -22,10 +22,8 @@ logger = logging.getLogger("paceline.server")
 _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
 _PROBES = ("/health", "/ready")
 _QUIET_PATHS = (*_PROBES, "/metrics")
-HELD_BODIES = 8
-"""Largest bodies that fit into what all requests in progress may hold together."""
-LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-"""Of this machine, in a Host header."""
+HELD_BODIES = 8  # largest bodies that fit into what all requests in progress may hold together
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")  # of this machine, in a Host header
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,10 +147,8 @@ class ResponsesRequest(Sampling):
         said = [one.as_chat() for one in given]
         if self.instructions is not None:
             said.insert(0, Message(role="system", content=self.instructions))
-        wanted, schema = None if self.text is None else self.text.format, None
-        if isinstance(wanted, SchemaFormat):
-            schema = JsonSchema(name=wanted.name, schema=wanted.schema_)
-        has_logprobs = _LOGPROBS in (self.include or ())
+        wanted, has_logprobs = None if self.text is None else self.text.format, _LOGPROBS in (self.include or ())
+        schema = wanted if isinstance(wanted, SchemaFormat) else None
         return ChatRequest(
             **{name: getattr(self, name) for name in Sampling.model_fields},
             messages=said,

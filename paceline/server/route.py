@@ -28,8 +28,7 @@ from .streams import DONE, EventStream, connected, event
 from .upstream import Upstream
 
 logger = logging.getLogger("paceline.server")
-DECIDED_BY = "x-paceline-decided-by"
-"""The header that says which model answered."""
+DECIDED_BY = "x-paceline-decided-by"  # the header that says which model answered
 
 
 @dataclass(frozen=True, kw_only=True)

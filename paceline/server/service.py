@@ -27,8 +27,7 @@ from .streams import EventStream, connected, merged
 from .tools import ToolReader
 from .tracing import Tracer
 
-_MAX_CHARS = 64
-"""Characters for each token of the context; a longer prompt is refused unread, since reading takes long."""
+_MAX_CHARS = 64  # for each token of the context; a longer prompt is refused unread, since reading takes long
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 

@@ -86,35 +86,18 @@ class EventStream(Response):
 
 async def merged(sources: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
     """The items of all of them as they come, each with the place of its source. Closing it closes them."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as only:
-            async for item in only:
-                yield 0, item
-        return
-    waiting = asyncio.Queue[tuple[int, _T] | BaseException | None]()
-
-    async def pump(place: int, source: AsyncGenerator[_T]) -> None:
-        try:
-            async with aclosing(source):
-                async for item in source:
-                    waiting.put_nowait((place, item))
-            waiting.put_nowait(None)
-        except BaseException as error:
-            waiting.put_nowait(error)
-            raise
-
-    pumps = [asyncio.create_task(pump(place, source)) for place, source in enumerate(sources)]
+    pending = {asyncio.ensure_future(anext(source, None)): place for place, source in enumerate(sources)}
     try:
-        left = len(pumps)
-        while left:
-            item = await waiting.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                place, item = pending.pop(one), one.result()
+                if item is not None:
+                    pending[asyncio.ensure_future(anext(sources[place], None))] = place
+                    yield place, item
     finally:
-        for one in pumps:
+        for one in pending:
             one.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
+        for source in sources:
+            await source.aclose()

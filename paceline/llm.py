@@ -269,21 +269,18 @@ class LLM:
         if params.prompt_logprobs is not None:
             raise ConfigError("a stream carries no prompt_logprobs", fix="use generate")
         (answer,) = self.open_request(prompt, params).answers
-        seq = answer.seq
-        rounds, sent, kind = generate(self.decoder, [seq]), 0, params.output_kind
-        whole = ""
+        seq, whole, kind = answer.seq, None, params.output_kind
+        rounds = generate(self.decoder, [seq])
         self.decoder.timings = Timings()
         try:
             while not seq.is_finished:
                 with self.runner.turn():
                     next(rounds)
+                    part = answer.part()
                     completion = answer.completion() if seq.is_finished else None
-                    text = answer.take_text()
-                whole += text
-                begin, sent = (sent if kind is RequestOutputKind.DELTA else 0), seq.num_output
+                whole = part if whole is None or kind is RequestOutputKind.DELTA else whole.joined(part)
                 if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
-                    said = text if kind is RequestOutputKind.DELTA else whole
-                    yield StreamChunk(said, seq.output_ids[begin:], seq.origins[begin:], seq.finish_reason, completion)
+                    yield StreamChunk(whole.text, whole.token_ids, whole.origins, whole.finish_reason, completion)
         finally:
             with self.runner.turn():
                 rounds.close()

@@ -25,7 +25,7 @@ from .errors import ApiError, unsupported
 from .gate import gated_app
 from .responses import ResponseAnswering, ResponsesRequest
 from .service import Service, Settings
-from .tools import forced_form, reader_of
+from .tools import forced_form
 
 
 def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
@@ -45,7 +45,7 @@ def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
         most = {"max_tokens": body.max_completion_tokens}
         params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
         prompt = await run_in_threadpool(chat_prompt, body, settings.images, service.template)
-        return await service.answer(request, body, kind, [prompt], params, lambda: reader_of(body))
+        return await service.answer(request, body, kind, [prompt], params)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:

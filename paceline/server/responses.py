@@ -175,13 +175,19 @@ class ResponseAnswering(Answering):
         self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
     ) -> AsyncGenerator[str]:
         """The pieces as the API's events. The first come with the first tokens: an error before has its own status."""
-        (choice,), has_begun = self.choices, False
+        (choice,), begun = self.choices, self._response("in_progress")
+        empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        beginning = [
+            self._event("created", response=begun),
+            self._event("in_progress", response=begun),
+            self._event("output_item.added", output_index=0, item=self._item("in_progress", [])),
+            self._of_part("content_part.added", part=empty),
+        ]
         async with aclosing(self.deltas(outputs)) as deltas:
             async for _, delta in deltas:
-                if not has_begun:
-                    for one in self._beginning():
-                        yield one
-                    has_begun = True
+                for one in beginning:
+                    yield one
+                beginning = []
                 if delta.text or delta.logprobs or delta.provenance:
                     more = {"provenance": delta.provenance} if choice.pieces is not None else {}
                     yield self._of_part("output_text.delta", delta=delta.text, logprobs=entries(delta), **more)
@@ -216,15 +222,6 @@ class ResponseAnswering(Answering):
         """The content of the answer."""
         made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": entries(choice)}
         return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
-
-    def _beginning(self) -> list[str]:
-        begun, part = self._response("in_progress"), {"type": "output_text", "text": "", "annotations": []}
-        return [
-            self._event("created", response=begun),
-            self._event("in_progress", response=begun),
-            self._event("output_item.added", output_index=0, item=self._item("in_progress", [])),
-            self._of_part("content_part.added", part={**part, "logprobs": []}),
-        ]
 
     def _event(self, kind: str, **content: Any) -> str:
         kind = f"response.{kind}"

@@ -35,13 +35,11 @@ DECIDED_BY = "x-paceline-decided-by"  # the header that says which model answere
 class RouteSettings(GateSettings):
     """How a router behaves.
 
-    audit_share: the share of requests whose small answer the large model checks. false_alarm: the chance that the drift
-    alarm is ever raised while the promise holds.
+    max_disagreement: see `Calibration.choose`. audit_share: of requests, whose small answer the large model checks.
     """
 
     max_disagreement: float | None = None
     audit_share: float = 0.05
-    false_alarm: float = 0.01
 
 
 @dataclass
@@ -66,7 +64,7 @@ class Router:
             calibration.check_room(small.max_model_len)
         self.small, self.large, self.calibration, self.settings = small, large, calibration, settings
         self.choice = calibration.choose(settings.max_disagreement)
-        self.alarm = DriftAlarm(self.choice.max_disagreement, settings.false_alarm)
+        self.alarm = DriftAlarm(self.choice.max_disagreement)
         self.metrics, self.reasons = Metrics("paceline", settings.model), {one.value: 0 for one in Reason}
         self.is_draining, self._running = False, 0
         params = calibration.params(calibration.short_limit)

@@ -24,7 +24,7 @@ from .errors import ApiError, unsupported
 from .gate import GateSettings
 from .metrics import Metrics
 from .streams import EventStream, connected, merged
-from .tools import ToolReader
+from .tools import reader_of
 from .tracing import Tracer
 
 _MAX_CHARS = 64  # for each token of the context; a longer prompt is refused unread, since reading takes long
@@ -109,7 +109,6 @@ class Service:
         kind: Callable[..., Answering],
         prompts: Sequence[Prompt],
         params: SamplingParams,
-        make_reader: Callable[[], ToolReader | None] = lambda: None,
     ) -> Response:
         """Answer `params.n` times to each prompt, whole or as a stream. kind: what writes the answer."""
         is_painted = self.settings.return_provenance if body.return_provenance is None else body.return_provenance
@@ -117,7 +116,7 @@ class Service:
             what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
             raise ApiError(400, what, "invalid_value", "n")
         choices = [
-            Choice(index=index, tools=make_reader(), pieces=Detokenizer(self.llm.tokenizer) if is_painted else None)
+            Choice(index=index, tools=reader_of(body), pieces=Detokenizer(self.llm.tokenizer) if is_painted else None)
             for index in range(count)
         ]
         run = kind(self, request, choices, params)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from .protocol import ChatRequest, NamedTool, Tool
+from .protocol import ChatRequest, NamedTool, Request, Tool
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -64,9 +64,9 @@ class ToolReader:
         return True
 
 
-def reader_of(body: ChatRequest) -> ToolReader | None:
+def reader_of(body: Request) -> ToolReader | None:
     """For an answer to this request; None where nothing may be called."""
-    if not body.tools or body.tool_choice == "none":
+    if not isinstance(body, ChatRequest) or not body.tools or body.tool_choice == "none":
         return None
     return ToolReader(is_forced=body.tool_choice not in (None, "auto"))
 

@@ -74,9 +74,8 @@ def generate(
     or the drafter changed. Raises `ConfigError` for options that drafts cannot follow, and what `LLM` raises.
     """
     if not hasattr(generation_config, "_eos_token_tensor"):  # called directly: transformers prepares the rest
-        drafts = functools.partial(
-            generate, drafter=drafter, assistant_model=assistant_model, tokenizer=tokenizer, streamer=streamer
-        )
+        own = {"drafter": drafter, "assistant_model": assistant_model, "tokenizer": tokenizer, "streamer": streamer}
+        drafts = functools.partial(generate, **own)
         if texts := kwargs.pop("stop_strings", None):
             if tokenizer is None:
                 raise ConfigError("stop_strings need a tokenizer", fix="pass tokenizer=...")

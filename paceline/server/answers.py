@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi import Request
 
@@ -26,6 +26,9 @@ from .tools import ToolReader
 
 if TYPE_CHECKING:
     from .service import Service
+
+Outputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
+"""Of the engine, each with the place of its prompt."""
 
 
 @dataclass
@@ -110,7 +113,7 @@ class Answering:
         """Those of all choices."""
         return [one for choice in self.choices for one in choice.rounds]
 
-    async def deltas(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[tuple[Choice, Delta]]:
+    async def deltas(self, outputs: Outputs) -> AsyncGenerator[tuple[Choice, Delta]]:
         """What comes, choice by choice. However it ends the log learns of it, and the metrics unless it was refused."""
         is_refused, end = False, "abort"
         try:
@@ -149,9 +152,7 @@ class Answering:
         if self.last and self.params.max_tokens is not None:
             metrics.observe("request_params_max_tokens", self.params.max_tokens)
 
-    async def events(
-        self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
-    ) -> AsyncGenerator[str]:
+    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[str]:
         """The pieces as server-sent events."""
         head = {**self.head, "object": self.piece_name}
         no_usage = {"usage": None} if include_usage else {}
@@ -206,14 +207,14 @@ class Answering:
         """How the answer was decoded, by vLLM's names."""
         rounds = self.rounds
         drafted, accepted = sum(one.num_nodes for one in rounds), _num_accepted(rounds)
-        depth = max((one.num_drafted for one in rounds), default=0)
+        places = range(max((one.num_drafted for one in rounds), default=0))
         return {
             "mean_acceptance_length": tokens_per_pass(rounds) if rounds else None,
             "draft_acceptance_rate": accepted / drafted if drafted else None,
             "num_spec_steps": sum(one.num_nodes > 0 for one in rounds),
             "num_draft_tokens": drafted,
             "num_accepted_draft_tokens": accepted,
-            "num_accepted_tokens_per_pos": [sum(one.num_accepted > place for one in rounds) for place in range(depth)],
+            "num_accepted_tokens_per_pos": [sum(one.num_accepted > place for one in rounds) for place in places],
         }
 
     def ending(self) -> dict[str, Any]:

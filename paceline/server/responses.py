@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from ..outputs import RequestOutput
-from .answers import Answering, Choice, entries
+from .answers import Answering, Choice, Outputs, entries
 from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
@@ -171,9 +170,7 @@ class ResponseAnswering(Answering):
         self._numbers = count()
         self._item_id = self.head["id"].replace("resp_", "msg_", 1)
 
-    async def events(
-        self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
-    ) -> AsyncGenerator[str]:
+    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[str]:
         """The pieces as the API's events. The first come with the first tokens: an error before has its own status."""
         (choice,), begun = self.choices, self._response("in_progress")
         empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}

@@ -55,9 +55,8 @@ class Service:
         self.metrics = Metrics(settings.metric_prefix, settings.model)
         self.is_draining, self.begin = False, int(time.time())
         loaded, config = self.llm.loaded, self.llm.loaded.model.generation_config
-        templates = [
-            getattr(one, "chat_template", None) for one in (loaded.vision and loaded.vision.processor, loaded.tokenizer)
-        ]
+        processor = loaded.vision and loaded.vision.processor
+        templates = [getattr(one, "chat_template", None) for one in (processor, loaded.tokenizer)]
         self.template = next((str(one) for one in templates if one), "tools")
         given = {name: getattr(config, name, None) for name in _DEFAULTS}
         self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
@@ -115,10 +114,8 @@ class Service:
         if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
             what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
             raise ApiError(400, what, "invalid_value", "n")
-        choices = [
-            Choice(index=index, tools=reader_of(body), pieces=Detokenizer(self.llm.tokenizer) if is_painted else None)
-            for index in range(count)
-        ]
+        pieces = [Detokenizer(self.llm.tokenizer) if is_painted else None for _ in range(count)]
+        choices = [Choice(index=index, tools=reader_of(body), pieces=one) for index, one in enumerate(pieces)]
         run = kind(self, request, choices, params)
         sources = [self.engine.generate(one, params, f"{run.head['id']}-{place}") for place, one in enumerate(prompts)]
         end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s

@@ -93,23 +93,10 @@ class Function(Fields):
 
 
 class Tool(Fields):
-    """A tool that the model may call."""
+    """A tool that the model may call, or by its name alone the one that it must call."""
 
     type: Literal["function"]
     function: Function
-
-
-class FunctionName(Fields):
-    """The name of a function."""
-
-    name: str
-
-
-class NamedTool(Fields):
-    """The tool that the model must call."""
-
-    type: Literal["function"]
-    function: FunctionName
 
 
 class JsonSchema(Fields):
@@ -238,7 +225,7 @@ class ChatRequest(Request):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     # vLLM's
     add_generation_prompt: bool = True
     continue_final_message: bool = False

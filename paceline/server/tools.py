@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from .protocol import ChatRequest, NamedTool, Request, Tool
+from .protocol import ChatRequest, Request, Tool
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -76,7 +76,7 @@ def forced_form(body: ChatRequest) -> dict[str, Any] | None:
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "auto", "none"):
         return None
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, Tool):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
     if not tools:
         raise ConfigError("tool_choice names no tool of this request", fix="list it under tools")

@@ -81,9 +81,8 @@ def generate(
                 raise ConfigError("stop_strings need a tokenizer", fix="pass tokenizer=...")
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), StopStringCriteria(tokenizer, texts)])
         given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **kwargs}
+        given |= {"generation_config": generation_config}
         given = {name: value for name, value in given.items() if value is not None}
-        if generation_config is not None:
-            given["generation_config"] = generation_config
         if streamer is not None and input_ids is not None:
             streamer.put(input_ids.cpu())
         return cast("Any", model).generate(input_ids, custom_generate=drafts, **given)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, zip_longest
 
 from ..core.outputs import Round
 from ..core.request import Sequence
@@ -206,11 +206,8 @@ class Scheduler:
         """Add rounds of a sequence to the statistics."""
         stats = self.stats
         for one in rounds:
-            places = list(stats.accepted_by_position)
-            places += [0] * (one.num_drafted - len(places))
-            for place in range(one.num_accepted):
-                places[place] += 1
-            stats.accepted_by_position = tuple(places)
+            own = [place < one.num_accepted for place in range(one.num_drafted)]
+            stats.accepted_by_position = tuple(map(sum, zip_longest(stats.accepted_by_position, own, fillvalue=0)))
             stats.generated_tokens += one.num_emitted
             stats.drafts += one.num_nodes > 0
             stats.draft_tokens += one.num_nodes

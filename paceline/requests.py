@@ -271,12 +271,8 @@ def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | N
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     """Raise `ConfigError` for a token id outside the vocabulary."""
-    given = {
-        "logit_bias": params.logit_bias or (),
-        "stop_token_ids": params.stop_token_ids or (),
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "prediction": () if isinstance(params.prediction, str) else params.prediction,
-    }
+    given = {name: getattr(params, name) or () for name in ("logit_bias", "stop_token_ids", "allowed_token_ids")}
+    given["prediction"] = () if isinstance(params.prediction, str) else params.prediction
     for name, tokens in given.items():
         bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if bad is not None:

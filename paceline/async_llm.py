@@ -143,9 +143,9 @@ class AsyncLLM:
 
     def _check_pixels(self, ticket: Ticket) -> None:
         """Raise `QueueFull` where those that wait would hold too many pixels."""
-        waiting = [one for one in list(self._thread.tickets.values()) if not one.is_running and one.request is not None]
-        visions = {one: one.request.seqs[0].vision for one in waiting if one.request is not None}
-        held = sum(pixel_bytes(vision) for vision in visions.values() if vision is not None)
-        if held > MAX_WAITING_PIXEL_BYTES and len(waiting) > 1 and visions.get(ticket) is not None:
+        waiting = [one.request for one in list(self._thread.tickets.values()) if one.request and not one.is_running]
+        visions = {one: vision for one in waiting if (vision := one.seqs[0].vision) is not None}
+        held = sum(map(pixel_bytes, visions.values()))
+        if held > MAX_WAITING_PIXEL_BYTES and len(waiting) > 1 and ticket.request in visions:
             what = f"images of {held:,} bytes"
             raise QueueFull("the queue is full", got=what, expected=f"<= {MAX_WAITING_PIXEL_BYTES:,}", fix="come again")

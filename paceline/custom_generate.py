@@ -1,11 +1,7 @@
 """`generate` of transformers with drafts, for a model that its user has loaded.
 
-    model.generate(**inputs, custom_generate=generate, drafter="lookup")
-    generate(model, **inputs, assistant_model=draft, streamer=streamer)      the same, called directly
-
-Options are those of transformers: its own code prepares inputs, logits processors and stopping criteria, and the
-engine asks them as plain decoding does. Greedy answers are those of transformers up to rounding ties, which in float32
-hardly ever occur; sampled ones follow the same distribution, with random numbers of their own.
+model.generate(**inputs, custom_generate=generate, drafter="lookup")
+generate(model, **inputs, assistant_model=draft, streamer=streamer)      the same, called directly
 """
 
 import functools
@@ -36,13 +32,13 @@ from .runner import wrap_model
 
 _REFUSED = {
     "num_beams": "beam search keeps several answers, and drafts are of one: num_beams=1",
-    "output_scores": "LLM.generate with SamplingParams(logprobs=...) gives log-probabilities",
-    "output_logits": "LLM.generate with SamplingParams(logprobs=...) gives log-probabilities",
-    "output_attentions": "model.generate without custom_generate gives them",
-    "output_hidden_states": "model.generate without custom_generate gives them",
-    "guidance_scale": "model.generate without custom_generate does that",
-    "dola_layers": "model.generate without custom_generate does that",
-    "penalty_alpha": "model.generate without custom_generate does that",
+    **dict.fromkeys(
+        ("output_scores", "output_logits"), "LLM.generate with SamplingParams(logprobs=...) gives log-probabilities"
+    ),
+    **dict.fromkeys(
+        ("output_attentions", "output_hidden_states", "guidance_scale", "dola_layers", "penalty_alpha"),
+        "model.generate without custom_generate does that",
+    ),
 }
 _OF_NO_MATTER = ("position_ids", "token_type_ids", "logits_to_keep", "use_cache", "past_key_values", "synced_gpus")
 """What transformers prepares for its own passes; the cache is the engine's."""
@@ -69,7 +65,10 @@ def generate(
     streamer: is given the tokens of each round; for one row.
 
     transformers does not hand streamer, assistant_model and tokenizer to a custom_generate: for these, and for
-    stop_strings, call this function directly.
+    stop_strings, call this function directly. Its own code prepares inputs, logits processors and stopping criteria.
+
+    Greedy answers are those of transformers up to rounding ties, which in float32 hardly ever occur; sampled ones
+    follow the same distribution, with random numbers of their own.
 
     Rows are answered side by side, eight at a time. An engine is kept for each model, and made anew where its weights
     or the drafter changed. Raises `ConfigError` for options that drafts cannot follow, and what `LLM` raises.
@@ -82,9 +81,8 @@ def generate(
                 raise ConfigError("stop_strings need a tokenizer", fix="pass tokenizer=...")
             stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), StopStringCriteria(tokenizer, texts)])
         given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria, **kwargs}
+        given |= {"generation_config": generation_config}
         given = {name: value for name, value in given.items() if value is not None}
-        if generation_config is not None:
-            given["generation_config"] = generation_config
         if streamer is not None and input_ids is not None:
             streamer.put(input_ids.cpu())
         return cast("Any", model).generate(input_ids, custom_generate=drafts, **given)
@@ -115,11 +113,9 @@ def generate(
     pad = generation_config.pad_token_id or 0
     padding = float(pad[0] if isinstance(pad, list) else pad)
     sequences = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
-    return (
-        GenerateDecoderOnlyOutput(sequences=cast("Any", sequences))
-        if generation_config.return_dict_in_generate
-        else sequences
-    )
+    if generation_config.return_dict_in_generate:
+        return GenerateDecoderOnlyOutput(sequences=cast("Any", sequences))
+    return sequences
 
 
 def _params(

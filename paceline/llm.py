@@ -45,9 +45,6 @@ from .zoo import resolve
 
 Numerics: TypeAlias = Literal["fast", "invariant"]
 
-MAX_NUM_SEQS = 4096
-"""Every slot has cache memory of its own from the start."""
-
 
 class LLM:
     """A causal or vision-language model that decodes speculatively and gives the answers of plain decoding.
@@ -96,7 +93,7 @@ class LLM:
         device: str | torch.device | None = None,
         tokenizer: PreTrainedTokenizerBase | str | Path | None = None,
         processor: ProcessorMixin | None = None,
-        max_num_seqs: Annotated[int, Field(ge=1, le=MAX_NUM_SEQS)] = 8,
+        max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = 8,  # each has cache memory from the start
         max_model_len: Annotated[int, Field(ge=1)] | None = None,
         prefix_cache_bytes: Annotated[int, Field(ge=0)] | None = None,
         seed: int | None = None,
@@ -272,21 +269,18 @@ class LLM:
         if params.prompt_logprobs is not None:
             raise ConfigError("a stream carries no prompt_logprobs", fix="use generate")
         (answer,) = self.open_request(prompt, params).answers
-        seq = answer.seq
-        rounds, sent, kind = generate(self.decoder, [seq]), 0, params.output_kind
-        whole = ""
+        seq, whole, kind = answer.seq, None, params.output_kind
+        rounds = generate(self.decoder, [seq])
         self.decoder.timings = Timings()
         try:
             while not seq.is_finished:
                 with self.runner.turn():
                     next(rounds)
+                    part = answer.part()
                     completion = answer.completion() if seq.is_finished else None
-                    text = answer.take_text()
-                whole += text
-                begin, sent = (sent if kind is RequestOutputKind.DELTA else 0), seq.num_output
+                whole = part if whole is None or kind is RequestOutputKind.DELTA else whole.joined(part)
                 if kind is not RequestOutputKind.FINAL_ONLY or seq.is_finished:
-                    said = text if kind is RequestOutputKind.DELTA else whole
-                    yield StreamChunk(said, seq.output_ids[begin:], seq.origins[begin:], seq.finish_reason, completion)
+                    yield StreamChunk(whole.text, whole.token_ids, whole.origins, whole.finish_reason, completion)
         finally:
             with self.runner.turn():
                 rounds.close()

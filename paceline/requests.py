@@ -9,7 +9,6 @@ from transformers import GenerationConfig
 
 from .core.outputs import Timings
 from .core.request import SamplingParams, Sequence, TokenLogprob
-from .core.vision import VisionPrompt
 from .decoding import SpeculativeDecoder
 from .errors import ConfigError
 from .hf.image_prompts import pixel_bytes
@@ -130,11 +129,6 @@ class Request:
         """Whether every answer has ended."""
         return all(seq.is_finished for seq in self.seqs)
 
-    def set_vision(self, vision: VisionPrompt) -> None:
-        """Give all answers the images of the prompt."""
-        for seq in self.seqs:
-            seq.vision = vision
-
     def output(self, parts: list[Completion] | None = None) -> RequestOutput:
         """What the user gets: the answers, which have ended, or these parts of them."""
         first = self.seqs[0]
@@ -165,10 +159,8 @@ def open_request(
     for index in range(params.n):
         detokenizer = None
         if tokenizer is not None and params.detokenize:
-            options = (
-                params.skip_special_tokens, params.include_stop_str_in_output, params.spaces_between_special_tokens
-            )  # fmt: skip
-            detokenizer = Detokenizer(tokenizer, params.stop or (), *options)
+            shows = params.skip_special_tokens, params.include_stop_str_in_output, params.spaces_between_special_tokens
+            detokenizer = Detokenizer(tokenizer, params.stop or (), *shows)
         seq = Sequence(
             ids,
             params,
@@ -210,7 +202,9 @@ def drop_waiting_pixels(requests: Iterable[Request], num_slots: int) -> Iterator
             held += (size := pixel_bytes(vision))
             if size > 0 and held > MAX_WAITING_PIXEL_BYTES and waiting >= num_slots:
                 request.pixels_dropped = True
-                request.set_vision(vision.without_pixels())
+                vision = vision.without_pixels()
+                for seq in request.seqs:
+                    seq.vision = vision
         waiting += len(request.seqs)
         yield request
 
@@ -227,7 +221,8 @@ def ready_sequences(runner: ModelRunner, requests: Iterable[Request]) -> Iterato
                     "an image changed while its prompt waited for a slot",
                     fix="pass opened images, or leave the files as they are until generate returns",
                 )
-            request.set_vision(vision)
+            for seq in request.seqs:
+                seq.vision = vision
         for _ in read_prompt_logprobs(runner, request):
             pass
         yield from request.seqs
@@ -276,12 +271,8 @@ def _prompt_text(prompt: Prompt, ids: list[int], loaded: LoadedModel) -> str | N
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
     """Raise `ConfigError` for a token id outside the vocabulary."""
-    given = {
-        "logit_bias": params.logit_bias or (),
-        "stop_token_ids": params.stop_token_ids or (),
-        "allowed_token_ids": params.allowed_token_ids or (),
-        "prediction": () if isinstance(params.prediction, str) else params.prediction,
-    }
+    given = {name: getattr(params, name) or () for name in ("logit_bias", "stop_token_ids", "allowed_token_ids")}
+    given["prediction"] = () if isinstance(params.prediction, str) else params.prediction
     for name, tokens in given.items():
         bad = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if bad is not None:

@@ -3,9 +3,8 @@
     vllm serve MODEL --speculative-config '{"method": "custom_class", "num_speculative_tokens": 8,
                                             "model": "paceline.vllm_drafters.Suffix"}'
 
-vLLM 0.32 takes classes of other packages in its V1 model runner and calls the interface experimental. It gives texts
-and takes chains of tokens; trees, hidden states and log-probabilities do not come through. A step's seconds are those
-between two calls. vLLM verifies the drafts by its own rule, so the answers and their guarantee are vLLM's.
+vLLM 0.32 calls this interface experimental: it gives texts and takes chains of tokens, no trees. vLLM verifies the
+drafts by its own rule, so the answers and their guarantee are vLLM's.
 """
 
 import statistics
@@ -21,18 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .core.draft import Draft
-from .core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, TargetView, Verifier
+from .core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions
 from .core.outputs import Round
 from .core.request import SamplingParams, Sequence
-from .core.tree import TokenTree
 from .drafters import prompt_lookup, suffix
 from .policy import CostModel
 from .verify import Coupled
 
-_PLAIN_STEPS = 5
-"""Plain steps that are timed before anything is drafted."""
-_NODES = 4
-"""Nodes of a tree for each token of the chain that is taken out of it."""
+_PLAIN_STEPS = 5  # that are timed before anything is drafted
+_NODES = 4  # of a tree for each token of the chain that is taken out of it
 
 
 @dataclass
@@ -47,31 +43,6 @@ class _Text:
     is_new: bool = True
 
 
-class _Chains(Drafter):
-    """The likeliest path of another drafter's trees."""
-
-    name = "chains"
-    info = DrafterInfo(drafts_during_prefill=True)
-
-    def __init__(self, inner: Drafter):
-        self.inner = inner
-
-    def bind(self, target: TargetView, verifier: Verifier) -> None:
-        self.inner.bind(target, verifier)
-
-    def draft_options(self, seq: Sequence) -> Seq[DraftOptions]:
-        return [replace(one, branches=1) for one in self.inner.draft_options(seq)]
-
-    def propose(self, seqs: Seq[Sequence], budgets: Seq[DraftBudget]) -> Draft:
-        wide = [replace(one, nodes=_NODES * one.depth) for one in budgets]
-        draft = self.inner.propose(seqs, wide)
-        rows = [[seq.token_ids[-1], *best_path(draft, row)] for row, seq in enumerate(seqs)]
-        return Draft(TokenTree.chain(rows), source=self.inner.name, hints=draft.hints)
-
-    def release(self, slots: Seq[int]) -> None:
-        self.inner.release(slots)
-
-
 class Proposer:
     """What vLLM's "custom_class" wants: `load_model`, and `propose` once a step. Subclasses name the drafter."""
 
@@ -82,10 +53,13 @@ class Proposer:
         self.max_length = vllm_config.model_config.max_model_len
         ends = getattr(vllm_config.model_config.hf_config, "eos_token_id", None)
         self.eos_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
-        self.drafter, self.policy, self._clock = _Chains(self.kind()), CostModel(self.most, clock=clock), clock
+        self.drafter, self.policy, self._clock = self.kind(), CostModel(self.most, clock=clock), clock
         target: Any = SimpleNamespace(banned_token_ids=frozenset[int]())
         self.drafter.bind(target, Coupled())
-        self.policy.bind(self.drafter, lambda rows: statistics.median(self._plain))
+        chains: Any = SimpleNamespace(
+            info=DrafterInfo(drafts_during_prefill=True), draft_options=self._options, seconds=self.drafter.seconds
+        )
+        self.policy.bind(chains, lambda rows: statistics.median(self._plain))
         self._texts, self._planned = list[_Text](), list[_Text]()
         self._plain, self._slots = deque[float](maxlen=2 * _PLAIN_STEPS), 0
         self._ended = self._draft_s = 0.0
@@ -123,6 +97,10 @@ class Proposer:
         self._draft_s = self._ended - begin
         return drafts
 
+    def _options(self, seq: Sequence) -> Seq[DraftOptions]:
+        """Those of the drafter, whose trees are cut to chains."""
+        return [replace(one, branches=1) for one in self.drafter.draft_options(seq)]
+
     def _text(self, before: list[_Text], tokens: NDArray[np.int32], num_fresh: int) -> _Text:
         """The text that has grown to these tokens; rows move between steps and have no names. Else a new one."""
         was = len(tokens) - num_fresh
@@ -148,7 +126,7 @@ class Proposer:
         for one in self._texts:
             length = len(one.drafted)
             record = Round(
-                self.drafter.inner.name,
+                self.drafter.name,
                 num_drafted=length,
                 num_accepted=min(one.accepted, length),
                 num_emitted=one.accepted + 1,
@@ -172,10 +150,10 @@ class Proposer:
         if not seqs or len(self._plain) < _PLAIN_STEPS:
             return [[] for _ in seqs]
         self._planned = list(self._texts)
-        budgets = [
-            replace(wish, depth=max(0, min(wish.depth, self.most, seq.remaining - 1)))
-            for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True)
-        ]
+        budgets = list[DraftBudget]()
+        for seq, wish in zip(seqs, self.policy.budgets(seqs), strict=True):
+            depth = max(0, min(wish.depth, self.most, seq.remaining - 1))
+            budgets.append(replace(wish, depth=depth, nodes=_NODES * depth))
         draft = self.drafter.propose(seqs, budgets)
         for row, one in enumerate(self._texts):
             one.drafted = best_path(draft, row) if budgets[row].depth else []

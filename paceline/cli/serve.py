@@ -206,7 +206,7 @@ def serve(
         )
 
     try:
-        app, most = make_app(served, llm, settings), server.max_connections
+        app, most = make_app(served, settings), server.max_connections
         Server(app, served, server.drain_timeout, announce, most).run_at(taken)
     finally:
         if tracer is not None:

@@ -3,11 +3,8 @@
     waiting  -- a slot is free -->  reading  -- chunk by chunk -->  running  -- round by round -->  ended
 
 A turn reads at most one chunk of prompts, or several that are as short together, and then runs one round. So a long
-prompt delays the others by one chunk a round, and a short prompt waits for no long one: prompts take turns as well.
-Waiting requests get slots in the order in which they came, one for each of their answers by turns.
-
-What raises ends the requests that are to blame, and no others: a round that raises is run again, one sequence at a
-time.
+prompt delays the others by one chunk a round, and a short one waits for no long one. What raises ends the requests
+that are to blame, and no others: a round that raises is run again, one sequence at a time.
 """
 
 import logging
@@ -15,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, zip_longest
 
+from ..core.outputs import Round
 from ..core.request import Sequence
 from ..decoding import SpeculativeDecoder
 from ..decoding.first_pass import unread
@@ -57,11 +55,11 @@ class EngineStats:
 
 @dataclass(eq=False)
 class Job:
-    """An answer that has a slot, and its request. chunks: reads what is left of its prompt."""
+    """An answer and its request. chunks: reads what is left of its prompt, once it has a slot."""
 
     request: Request
     answer: Answer
-    chunks: Iterator[None]
+    chunks: Iterator[None] = field(default_factory=lambda: iter(()))
 
     @property
     def seq(self) -> Sequence:
@@ -78,16 +76,15 @@ class Turn:
 
 
 class Scheduler:
-    """Runs requests on a decoder, turn by turn. One thread may call it, with the runner's lock.
+    """Runs requests on a decoder, turn by turn: slots go to those that came first, one for each answer by turns.
 
-    is_used: see `SlotCache.allocate`.
+    One thread may call it, with the runner's lock. is_used: see `SlotCache.allocate`.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, is_used: Callable[[], bool] | None = None):
         self.decoder, self.stats = decoder, EngineStats()
         self._is_used = is_used
-        self._waiting = deque[tuple[Request, Answer]]()  # with the first answer that has no slot yet
-        self._reading, self._running = deque[Job](), list[Job]()
+        self._waiting, self._reading, self._running = deque[Job](), deque[Job](), list[Job]()
         self._turn = Turn()
 
     @property
@@ -102,11 +99,11 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Let a request wait for slots."""
-        self._waiting.append((request, request.answers[0]))
+        self._waiting.append(Job(request, request.answers[0]))
 
     def remove(self, request: Request) -> None:
         """Forget a request and give its slots back; harmless where it is not known."""
-        self._waiting = deque(one for one in self._waiting if one[0] is not request)
+        self._waiting = deque(one for one in self._waiting if one.request is not request)
         self._reading = deque(one for one in self._reading if one.request is not request)
         self._running = [one for one in self._running if one.request is not request]
         for seq in request.seqs:
@@ -151,17 +148,16 @@ class Scheduler:
     def _admit(self) -> None:
         """Give free slots to those that wait; the next answer of a request waits for the first round of this one."""
         while self._waiting and self.decoder.runner.cache.num_free:
-            request, answer = self._waiting.popleft()
-            seq = answer.seq
+            job = self._waiting.popleft()
             try:
-                chunks = self.decoder.reading(seq, self._is_used)
+                job.chunks = self.decoder.reading(job.seq, self._is_used)
             except Exception as error:
-                self._fail(request, error)
+                self._fail(job.request, error)
                 continue
-            if answer.index == 0:
-                seq.timings.queue = time.perf_counter() - request.begin
-                chunks = chain(read_prompt_logprobs(self.decoder.runner, request), chunks)
-            self._reading.append(Job(request, answer, chunks))
+            if job.answer.index == 0:
+                job.seq.timings.queue = time.perf_counter() - job.request.begin
+                job.chunks = chain(read_prompt_logprobs(self.decoder.runner, job.request), job.chunks)
+            self._reading.append(job)
 
     def _round(self) -> None:
         jobs = list(self._running)
@@ -173,28 +169,26 @@ class Scheduler:
                 _log.warning("a round of %d answers raised; they run alone", len(jobs), exc_info=True)
                 self.stats.retried += 1
             for job in jobs:
-                self._step_alone(job, error, is_tried=len(jobs) == 1)
+                self._step_alone(job.seq, error, is_tried=len(jobs) == 1)
         self.stats.rounds += 1
         for job, begin in zip(jobs, seen, strict=True):
-            seq = job.seq
-            self._count(seq, begin)
+            request, answer, seq = job.request, job.answer, job.seq
+            self._count(seq.rounds[begin:])
             if seq.error is not None:
-                self._fail(job.request, seq.error)
-            elif job.request not in self._turn.failed:
-                self._turn.grown.setdefault(job.request, []).append(job.answer)
-                answers, following = job.request.answers, job.answer.index + 1
-                if begin == 0 and following < len(answers):  # which finds the prompt in the cache
-                    self._waiting.append((job.request, answers[following]))
+                self._fail(request, seq.error)
+            elif request not in self._turn.failed:
+                self._turn.grown.setdefault(request, []).append(answer)
+                if begin == 0:  # the next one finds the prompt in the cache
+                    self._waiting.extend(Job(request, one) for one in request.answers[answer.index + 1 :][:1])
                 if seq.is_finished:
                     self._running.remove(job)
                     try:
                         self.decoder.release(seq)
                     except Exception as error:
-                        self._fail(job.request, error)
+                        self._fail(request, error)
 
-    def _step_alone(self, job: Job, error: Exception, is_tried: bool) -> None:
+    def _step_alone(self, seq: Sequence, error: Exception, is_tried: bool) -> None:
         """One answer of a round that raised. Processors of the user's own are called once for a token, never again."""
-        seq = job.seq
         if is_tried or seq.params.logits_processors or not self.decoder.can_go_on(seq):
             seq.error = seq.error or error
         elif not seq.is_finished:
@@ -208,15 +202,12 @@ class Scheduler:
         self.remove(request)
         self._turn.failed.setdefault(request, error)
 
-    def _count(self, seq: Sequence, begin: int) -> None:
+    def _count(self, rounds: list[Round]) -> None:
         """Add rounds of a sequence to the statistics."""
         stats = self.stats
-        for one in seq.rounds[begin:]:
-            places = list(stats.accepted_by_position)
-            places += [0] * (one.num_drafted - len(places))
-            for place in range(one.num_accepted):
-                places[place] += 1
-            stats.accepted_by_position = tuple(places)
+        for one in rounds:
+            own = [place < one.num_accepted for place in range(one.num_drafted)]
+            stats.accepted_by_position = tuple(map(sum, zip_longest(stats.accepted_by_position, own, fillvalue=0)))
             stats.generated_tokens += one.num_emitted
             stats.drafts += one.num_nodes > 0
             stats.draft_tokens += one.num_nodes

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from ..core.request import RequestOutputKind, SamplingParams
 from ..errors import EngineStopped
 from ..llm import LLM
-from ..outputs import Completion, RequestOutput
+from ..outputs import RequestOutput
 from ..requests import Answer, Request
 from .scheduler import Scheduler, Turn
 
@@ -41,7 +41,6 @@ class Ticket:
         self._ready = asyncio.Event()
         self._output: RequestOutput | None = None
         self._error: Exception | None = None
-        self._idle = list[Completion]()  # of each answer, what an output has where nothing came
 
     @property
     def is_running(self) -> bool:
@@ -67,20 +66,13 @@ class Ticket:
             self._output = given if self._output is None else self._output.joined(given)
         self._ready.set()
 
-    def output(self, answers: Iterable[Answer]) -> RequestOutput | None:
+    def output(self, answers: list[Answer]) -> RequestOutput | None:
         """Called by the thread: what came of these answers since the last call; None where nothing is asked for yet."""
         request = self.request
         assert request is not None
         if self.kind is RequestOutputKind.FINAL_ONLY:
             return request.output() if request.is_finished else None
-        if not self._idle:
-            self._idle = [answer.nothing() for answer in request.answers]
-        parts = list(self._idle)
-        for answer in answers:
-            parts[answer.index] = answer.part()
-            if answer.seq.is_finished:
-                self._idle[answer.index] = answer.nothing()
-        return request.output(parts)
+        return request.output([one.part() if one in answers else one.nothing() for one in request.answers])
 
 
 _Post: TypeAlias = tuple[Ticket, RequestOutput | Exception]
@@ -208,7 +200,7 @@ class EngineThread:
             ended.append(self._of[request])
         self._post(posts, ended)
 
-    def _output(self, ticket: Ticket, answers: Iterable[Answer]) -> RequestOutput | Exception | None:
+    def _output(self, ticket: Ticket, answers: list[Answer]) -> RequestOutput | Exception | None:
         """The output, or why there is none: the text of an answer could not be made."""
         try:
             return ticket.output(answers)

@@ -4,16 +4,16 @@ Both ways read the same deltas, so the pieces of a stream joined are the whole a
 """
 
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi import Request
 
 from .. import __version__
 from ..core.figures import tokens_per_pass
-from ..core.outputs import Origin, Round
+from ..core.outputs import Round
 from ..core.request import SamplingParams, TokenLogprob
 from ..drafters import PredictedOutput
 from ..errors import PacelineError
@@ -27,40 +27,41 @@ from .tools import ToolReader
 if TYPE_CHECKING:
     from .service import Service
 
+Outputs: TypeAlias = AsyncGenerator[tuple[int, RequestOutput]]
+"""Of the engine, each with the place of its prompt."""
+
 
 @dataclass
-class Choice:
-    """One answer as it comes. tools: takes calls out of its text. pieces: the text of each token, for provenance.
+class Delta:
+    """What clients see of an output of the engine for a choice."""
 
-    num_accepted: drafted tokens in it. num_predicted: those of them that the request predicted.
-    """
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
+    provenance: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+
+
+@dataclass(kw_only=True)
+class Choice(Delta):
+    """One answer so far. tools: takes calls out of its text. pieces: the text of each token, for provenance."""
 
     index: int
     tools: ToolReader | None = None
     pieces: Detokenizer | None = None
-    text: str = ""
-    num_tokens: int = 0
-    num_accepted: int = 0
-    num_predicted: int = 0
-    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
-    provenance: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+    calls: Sequence[dict[str, Any]] = ()
     rounds: list[Round] = field(default_factory=list[Round])
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
-    def take(self, part: Completion) -> "Delta":
-        """Take in what came; returns what of it clients see."""
+    def take(self, part: Completion) -> Delta:
+        """Take in what came; returns what clients see of it."""
         text = part.text if self.tools is None else self.tools.feed(part.text)
         self.finish_reason, self.stop_reason = part.finish_reason, part.stop_reason
         if self.tools is not None and self.finish_reason is not None:
             text += self.tools.finish()
-            if self.tools.calls:
-                self.finish_reason = "tool_calls"
+            self.calls = self.tools.calls
+            self.finish_reason = "tool_calls" if self.calls else self.finish_reason
         delta = Delta(text, part.logprobs or [], self._provenance(part))
-        self.text += text
-        self.num_tokens += len(part.token_ids)
-        self.num_accepted += sum(origin is Origin.DRAFTED for origin in part.origins)
-        self.num_predicted += part.sources.count(PredictedOutput.name)
+        self.text += delta.text
         self.logprobs += delta.logprobs
         self.provenance += delta.provenance
         self.rounds += part.rounds
@@ -77,20 +78,11 @@ class Choice:
         ]
 
 
-@dataclass(frozen=True)
-class Delta:
-    """What one output of the engine added to a choice."""
-
-    text: str
-    logprobs: list[TokenLogprob]
-    provenance: list[dict[str, object]]
-
-
 @dataclass
 class Answering:
     """One request to /v1/chat/completions that is being answered; subclasses give answers the form of other endpoints.
 
-    last: of each prompt, the last output of the engine. seconds: how long it took.
+    last: of each prompt, the last output of the engine.
     """
 
     service: "Service"
@@ -98,8 +90,7 @@ class Answering:
     choices: list[Choice]
     params: SamplingParams
     last: dict[int, RequestOutput] = field(default_factory=dict[int, RequestOutput])
-    seconds: float = 0.0
-    id_prefix, whole_name, piece_name, end_of_stream = "chatcmpl-", "chat.completion", "chat.completion.chunk", DONE
+    id_prefix, whole_name, piece_name = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __post_init__(self) -> None:
         self.log: dict[str, Any] = self.request.scope["log"]
@@ -117,7 +108,12 @@ class Answering:
         """Whether the answer says how it was decoded."""
         return self.service.settings.return_metrics or self.choices[0].pieces is not None
 
-    async def deltas(self, outputs: AsyncGenerator[tuple[int, RequestOutput]]) -> AsyncGenerator[tuple[Choice, Delta]]:
+    @property
+    def rounds(self) -> list[Round]:
+        """Those of all choices."""
+        return [one for choice in self.choices for one in choice.rounds]
+
+    async def deltas(self, outputs: Outputs) -> AsyncGenerator[tuple[Choice, Delta]]:
         """What comes, choice by choice. However it ends the log learns of it, and the metrics unless it was refused."""
         is_refused, end = False, "abort"
         try:
@@ -134,11 +130,10 @@ class Answering:
             raise
         finally:
             reasons = [] if is_refused else [one.finish_reason or end for one in self.choices]
-            self.seconds = self.watch.end(reasons)
-            passes = tokens_per_pass(one for choice in self.choices for one in choice.rounds)
+            self.watch.end(reasons)
             usage = self.usage()
             self.log |= {name: usage[name] for name in ("prompt_tokens", "completion_tokens")}
-            self.log |= {"finish_reasons": reasons, "tokens_per_pass": round(passes, 3)}
+            self.log |= {"finish_reasons": reasons, "tokens_per_pass": round(tokens_per_pass(self.rounds), 3)}
             self._observe()
             if self.service.settings.tracer is not None and not is_refused:
                 self.log["trace_id"] = self.service.settings.tracer.record(self, reasons)
@@ -153,13 +148,11 @@ class Answering:
             metrics.observe("request_prefill_time_seconds", timings.vision + timings.prefill)
             metrics.observe("request_decode_time_seconds", timings.decode)
         for choice in self.choices if self.last else ():
-            metrics.observe("request_generation_tokens", choice.num_tokens)
+            metrics.observe("request_generation_tokens", _num_tokens(choice.rounds))
         if self.last and self.params.max_tokens is not None:
             metrics.observe("request_params_max_tokens", self.params.max_tokens)
 
-    async def events(
-        self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
-    ) -> AsyncGenerator[str]:
+    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[str]:
         """The pieces as server-sent events."""
         head = {**self.head, "object": self.piece_name}
         no_usage = {"usage": None} if include_usage else {}
@@ -168,62 +161,84 @@ class Answering:
             async for choice, delta in deltas:
                 pieces = list[dict[str, Any]]()
                 if choice.index not in opened and (opening := self._opening(choice)) is not None:
-                    pieces.append(_choice(choice, opening, False, ()))
+                    pieces.append(_choice(choice, opening, Delta(), False))
                 opened.add(choice.index)
                 is_last = choice.finish_reason is not None
                 if delta.text or delta.logprobs or delta.provenance or is_last:
-                    pieces.append(_choice(choice, self._piece(choice, delta), is_last, delta.provenance))
+                    pieces.append(_choice(choice, self._piece(choice, delta), delta, is_last))
                 for piece in pieces:
                     yield event({**head, "choices": [piece], **no_usage})
         if include_usage or self.has_metrics:
             yield event({**head, "choices": [], **self.ending()})
+        yield DONE
 
     def failed(self, error: ApiError) -> str:
-        """The event of an error behind the first piece."""
-        return event(body_of(error))
+        """The end of a stream, where there is an error behind the first piece."""
+        return event(body_of(error)) + DONE
 
     def whole(self) -> dict[str, Any]:
         """The answer at once."""
-        made = [_choice(one, self._entire(one), True, one.provenance) for one in self.choices]
+        made = [_choice(one, self._entire(one), one, is_last=True) for one in self.choices]
         return {**self.head, "choices": made, **self.ending()}
 
     def usage(self) -> dict[str, Any]:
-        """The numbers of tokens."""
-        return usage_of(self.last.values(), self.choices, bool(self.params.prediction))
+        """The numbers of tokens; those of a prompt, of which there is an output, count once for all its choices.
+
+        The rejected tokens of a prediction were drafted and are not in the answer: they are no completion tokens.
+        """
+        num_prompt = sum(len(one.prompt_token_ids) for one in self.last.values())
+        num = _num_tokens(self.rounds)
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num,
+            "total_tokens": num_prompt + num,
+            "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in self.last.values())},
+        }
+        if self.params.prediction:
+            rounds = [one for one in self.rounds if one.source == PredictedOutput.name]
+            accepted = _num_accepted(rounds)
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": sum(one.num_nodes for one in rounds) - accepted,
+            }
+        return usage
+
+    def figures(self) -> dict[str, Any]:
+        """How the answer was decoded, by vLLM's names."""
+        rounds = self.rounds
+        drafted, accepted = sum(one.num_nodes for one in rounds), _num_accepted(rounds)
+        places = range(max((one.num_drafted for one in rounds), default=0))
+        return {
+            "mean_acceptance_length": tokens_per_pass(rounds) if rounds else None,
+            "draft_acceptance_rate": accepted / drafted if drafted else None,
+            "num_spec_steps": sum(one.num_nodes > 0 for one in rounds),
+            "num_draft_tokens": drafted,
+            "num_accepted_draft_tokens": accepted,
+            "num_accepted_tokens_per_pos": [sum(one.num_accepted > place for one in rounds) for place in places],
+        }
 
     def ending(self) -> dict[str, Any]:
         """What an answer ends with."""
         usage = {"usage": self.usage()}
         if not self.has_metrics:
             return usage
-        return {**usage, "metrics": figures_of(self.choices, self.watch.first_s, self.seconds)}
+        seconds = {"time_to_first_token_s": self.watch.first_s, "seconds": self.watch.seconds}
+        return {**usage, "metrics": {"speculative_decoding": self.figures(), **seconds}}
 
     def _opening(self, choice: Choice) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
 
     def _piece(self, choice: Choice, delta: Delta) -> dict[str, Any]:
         message: dict[str, Any] = {"content": delta.text} if delta.text else {}
-        if choice.finish_reason is not None and choice.tools is not None and choice.tools.calls:
-            message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(choice.tools.calls)]
-        return {"delta": message, "logprobs": self._logprobs(choice, delta.logprobs)}
+        if choice.calls:
+            message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(choice.calls)]
+        return {"delta": message, "logprobs": _logprobs(delta)}
 
     def _entire(self, choice: Choice) -> dict[str, Any]:
-        calls = choice.tools.calls if choice.tools is not None else []
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if calls:
-            message |= {"content": choice.text.strip() or None, "tool_calls": calls}
-        return {"message": message, "logprobs": self._logprobs(choice, choice.logprobs)}
-
-    def _logprobs(self, choice: Choice, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        """Those of its tokens, where asked for."""
-        if not given:
-            return None
-        return {
-            "content": [
-                {**_token(one, one.token_id), "top_logprobs": [_token(one, token) for token in one.top]}
-                for one in given
-            ]
-        }
+        if choice.calls:
+            message |= {"content": choice.text.strip() or None, "tool_calls": choice.calls}
+        return {"message": message, "logprobs": _logprobs(choice)}
 
 
 @dataclass(kw_only=True)
@@ -241,8 +256,8 @@ class CompletionAnswering(Answering):
         return {"text": delta.text, "logprobs": self._logprobs(choice, delta.logprobs)}
 
     def _entire(self, choice: Choice) -> dict[str, Any]:
-        prompt = self.echo[choice.index] if self.echo else ""
-        return {"text": prompt + choice.text, "logprobs": self._logprobs(choice, choice.logprobs)}
+        made = self._piece(choice, choice)
+        return {**made, "text": self.echo[choice.index] + choice.text} if self.echo else made
 
     def _logprobs(self, choice: Choice, given: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         if not given:
@@ -260,57 +275,33 @@ class CompletionAnswering(Answering):
         }
 
 
-def _choice(choice: Choice, content: dict[str, Any], is_last: bool, provenance: Sequence[object]) -> dict[str, Any]:
+def _choice(choice: Choice, content: dict[str, Any], delta: Delta, is_last: bool) -> dict[str, Any]:
     """A choice, or a piece of one, with what both APIs have."""
     made = {"index": choice.index, **content, "finish_reason": None}
     if is_last:
         made |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-    return made | ({"provenance": list(provenance)} if choice.pieces is not None else {})
+    return made | ({"provenance": delta.provenance} if choice.pieces is not None else {})
 
 
-def usage_of(outputs: Collection[RequestOutput], choices: Sequence[Choice], is_predicted: bool) -> dict[str, Any]:
-    """The numbers of tokens; those of a prompt, of which there is an output, count once for all its choices.
-
-    is_predicted: also of the prediction. Its rejected tokens were drafted and are not in the answer: they are no
-        completion tokens.
-    """
-    num_prompt_tokens, num = sum(len(one.prompt_token_ids) for one in outputs), sum(one.num_tokens for one in choices)
-    usage: dict[str, Any] = {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num,
-        "total_tokens": num_prompt_tokens + num,
-        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached_tokens for one in outputs)},
-    }
-    if is_predicted:
-        rounds = [one for choice in choices for one in choice.rounds if one.source == PredictedOutput.name]
-        accepted = sum(one.num_predicted for one in choices)
-        rejected = sum(one.num_nodes for one in rounds) - accepted
-        usage["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": rejected,
-        }
-    return usage
+def _num_tokens(rounds: Iterable[Round]) -> int:
+    return sum(one.num_emitted for one in rounds)
 
 
-def figures_of(choices: Sequence[Choice], first_s: float | None, seconds: float) -> dict[str, Any]:
-    """How an answer was decoded, by vLLM's names; first_s: until the first token."""
-    rounds = [one for choice in choices for one in choice.rounds]
-    drafted, accepted = sum(one.num_nodes for one in rounds), sum(one.num_accepted for one in choices)
-    return {
-        "speculative_decoding": {
-            "mean_acceptance_length": tokens_per_pass(rounds) if rounds else None,
-            "draft_acceptance_rate": accepted / drafted if drafted else None,
-            "num_spec_steps": sum(one.num_nodes > 0 for one in rounds),
-            "num_draft_tokens": drafted,
-            "num_accepted_draft_tokens": accepted,
-            "num_accepted_tokens_per_pos": [
-                sum(one.num_accepted > place for one in rounds)
-                for place in range(max((one.num_drafted for one in rounds), default=0))
-            ],
-        },
-        "time_to_first_token_s": first_s,
-        "seconds": seconds,
-    }
+def _num_accepted(rounds: Iterable[Round]) -> int:
+    """Drafted tokens in an answer, which may end inside a draft."""
+    return sum(min(one.num_accepted, one.num_emitted) for one in rounds)
+
+
+def _logprobs(delta: Delta) -> dict[str, Any] | None:
+    return {"content": entries(delta)} if delta.logprobs else None
+
+
+def entries(delta: Delta) -> list[dict[str, Any]]:
+    """The log-probabilities of its tokens as chats and responses have them."""
+    return [
+        {**_token(one, one.token_id), "top_logprobs": [_token(one, token) for token in one.top]}
+        for one in delta.logprobs
+    ]
 
 
 def _token(one: TokenLogprob, token: int) -> dict[str, Any]:

@@ -25,27 +25,27 @@ from .errors import ApiError, unsupported
 from .gate import gated_app
 from .responses import ResponseAnswering, ResponsesRequest
 from .service import Service, Settings
-from .tools import forced_form, reader_of
+from .tools import forced_form
 
 
-def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
+def make_app(engine: AsyncLLM, settings: Settings) -> FastAPI:
     """The application; `app.state.service` is its `Service`."""
     cors = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"], "expose_headers": ["x-request-id"]}
     outer = [Middleware(CORSMiddleware, allow_origins=list(settings.allow_origins), **cors)]  # type: ignore[arg-type]
-    service = Service(engine, llm, settings)
+    service, llm = Service(engine, settings), engine.llm
     metrics = partial(service.metrics.text, engine)
     app = gated_app(service, settings, lambda: engine.is_alive, metrics, outer if settings.allow_origins else ())
     page, page_headers = _page()
 
     async def answer_chat(body: protocol.ChatRequest, request: Request, kind: Callable[..., Answering]) -> Response:
         service.check(body)
-        service.check_texts(["".join(protocol.texts_of(body.messages))])
+        service.check_texts(["".join(protocol.text_of(one.content) for one in body.messages)])
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise ApiError(400, "max_tokens and max_completion_tokens are the same.", "invalid_value", "max_tokens")
         most = {"max_tokens": body.max_completion_tokens}
         params = body.params({**service.defaults, **most}, body.num_logprobs, forced_form(body))
         prompt = await run_in_threadpool(chat_prompt, body, settings.images, service.template)
-        return await service.answer(request, body, kind, [prompt], params, lambda: reader_of(body))
+        return await service.answer(request, body, kind, [prompt], params)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:
@@ -81,7 +81,7 @@ def make_app(engine: AsyncLLM, llm: LLM, settings: Settings) -> FastAPI:
     @app.post("/tokenize")
     async def tokenize(body: protocol.TokenizeRequest) -> dict[str, Any]:
         service.check_model(body.model)
-        service.check_texts([body.prompt or "", *protocol.texts_of(body.messages or ())])
+        service.check_texts([body.prompt or "", *(protocol.text_of(one.content) for one in body.messages or ())])
         ids = await run_in_threadpool(_tokens, llm, body, settings.images)
         texts = {"token_strs": llm.tokenizer.convert_ids_to_tokens(ids)} if body.return_token_strs else {}
         return {"count": len(ids), "max_model_len": llm.runner.max_length, "tokens": ids, **texts}

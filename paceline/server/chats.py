@@ -8,10 +8,9 @@ from ..errors import ConfigError
 from ..hf.images import ImageLimits, open_image
 from ..hf.prompts import TemplatedChat
 from .protocol import ChatRequest, Image, Message
-from .tools import spell_out, template_tools
+from .tools import spell_out
 
-LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())
-"""Of an image that a client sends; data URIs are always taken."""
+LIMITS = ImageLimits(max_bytes=20 << 20, timeout_s=10.0, hosts=())  # data URIs are always taken
 _MOST_IMAGES = 16  # in one request
 
 
@@ -30,7 +29,7 @@ def chat_prompt(body: ChatRequest, limits: ImageLimits, template: str = "tools")
     if "tools" not in template:
         messages = spell_out(messages, tools)
     elif tools:
-        options["tools"] = template_tools(tools)
+        options["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
     return TemplatedChat(messages, options)
 
 

@@ -6,12 +6,9 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_S = 30.0
-"""Seconds until the head of a request must be there."""
-STALL_S = 60.0
-"""Seconds that a client may read nothing while an answer waits for it."""
-REFUSED = 64
-"""Connections beyond the limit that are told so; more are closed without a word."""
+HEAD_S = 30.0  # until the head of a request must be there
+STALL_S = 60.0  # that a client may read nothing while an answer waits for it
+REFUSED = 64  # connections beyond the limit that are told so; more are closed without a word
 
 
 class Connection(H11Protocol):

@@ -4,15 +4,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as RoutingError
 
 from ..errors import CacheFull, ConfigError, EngineStopped, PacelineError, QueueFull
 
-CLIENT_GONE = 499
-"""The status in logs where nobody was left to answer, as of nginx."""
+CLIENT_GONE = 499  # the status in logs where nobody was left to answer, as of nginx
 
 
 class ApiError(HTTPException):
@@ -75,14 +74,14 @@ def answer_of(error: Exception) -> Response:
     return JSONResponse(body_of(known), known.status_code, known.headers)
 
 
-def handle_errors(app: FastAPI) -> None:
-    """Answer every error in this form."""
+async def _handle(request: Request, error: Exception) -> Response:
+    return answer_of(error)
 
-    async def answer(request: Request, error: Exception) -> Response:
-        return answer_of(error)
 
-    for kind in (RoutingError, RequestValidationError, PacelineError, TimeoutError, ClientGone, Exception):
-        app.add_exception_handler(kind, answer)
+HANDLERS: dict[Any, Any] = dict.fromkeys(
+    (RoutingError, RequestValidationError, PacelineError, TimeoutError, ClientGone, Exception), _handle
+)
+"""For an application that answers every error in this form."""
 
 
 def _of_validation(errors: Sequence[Any]) -> ApiError:

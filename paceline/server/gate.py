@@ -16,16 +16,14 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..schema import brief
-from .errors import CLIENT_GONE, ApiError, ClientGone, answer_of, handle_errors
+from .errors import CLIENT_GONE, HANDLERS, ApiError, ClientGone, answer_of
 
 logger = logging.getLogger("paceline.server")
 _OPEN_PATHS = ("/", "/health", "/ready", "/metrics")
 _PROBES = ("/health", "/ready")
 _QUIET_PATHS = (*_PROBES, "/metrics")
-HELD_BODIES = 8
-"""Largest bodies that fit into what all requests in progress may hold together."""
-LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-"""Of this machine, in a Host header."""
+HELD_BODIES = 8  # largest bodies that fit into what all requests in progress may hold together
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")  # of this machine, in a Host header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,8 +152,7 @@ def gated_app(
     """
     # FastAPI's pages of documentation load scripts of other hosts
     middleware = [*outer, Middleware(Gate, settings=settings)]
-    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=middleware)
-    handle_errors(app)
+    app = FastAPI(title="Paceline", docs_url=None, redoc_url=None, middleware=middleware, exception_handlers=HANDLERS)
     app.state.service = service
 
     @app.get("/health")

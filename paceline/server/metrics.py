@@ -5,7 +5,7 @@ vLLM's documentation of its metrics holds for these, too; the prefix "vllm" lets
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -57,34 +57,37 @@ class Metrics:
         stats = engine.stats()
         taken = 1 - stats.free_slots / engine.llm.runner.num_slots
         lines = [
-            *self._one("num_requests_running", "gauge", "Requests being answered.", engine.num_running),
-            *self._one("num_requests_waiting", "gauge", "Requests waiting for a slot.", engine.num_waiting),
-            *self._one("kv_cache_usage_perc", "gauge", "Share of the slots that are taken.", taken),
-            *self._one("prompt_tokens_total", "counter", "Tokens of prompts read.", stats.prompt_tokens),
-            *self._one("prefix_cache_queries_total", "counter", "Tokens looked for.", stats.prefix_cache_queries),
-            *self._one("prefix_cache_hits_total", "counter", "Tokens found.", stats.prefix_cache_hits),
-            *self._one("generation_tokens_total", "counter", "Tokens generated.", stats.generated_tokens),
-            *self._one("spec_decode_num_drafts_total", "counter", "Drafts verified.", stats.drafts),
-            *self._one("spec_decode_num_draft_tokens_total", "counter", "Tokens drafted.", stats.draft_tokens),
-            *self._one("spec_decode_num_accepted_tokens_total", "counter", "Drafts accepted.", stats.accepted_tokens),
-            *self._many(
+            *self.lines("num_requests_running", "Requests being answered.", engine.num_running),
+            *self.lines("num_requests_waiting", "Requests waiting for a slot.", engine.num_waiting),
+            *self.lines("kv_cache_usage_perc", "Share of the slots that are taken.", taken),
+            *self.lines("prompt_tokens_total", "Tokens of prompts read.", stats.prompt_tokens),
+            *self.lines("prefix_cache_queries_total", "Tokens looked for.", stats.prefix_cache_queries),
+            *self.lines("prefix_cache_hits_total", "Tokens found.", stats.prefix_cache_hits),
+            *self.lines("generation_tokens_total", "Tokens generated.", stats.generated_tokens),
+            *self.lines("spec_decode_num_drafts_total", "Drafts verified.", stats.drafts),
+            *self.lines("spec_decode_num_draft_tokens_total", "Tokens drafted.", stats.draft_tokens),
+            *self.lines("spec_decode_num_accepted_tokens_total", "Drafts accepted.", stats.accepted_tokens),
+            *self.lines(
                 "spec_decode_num_accepted_tokens_per_pos_total",
                 "Drafted tokens accepted at each place of a draft.",
-                "position",
                 dict(enumerate(stats.accepted_by_position or (0,))),
+                "position",
             ),
-            *self._many("request_success_total", "Choices by why they ended.", "finished_reason", self.finished),
-            *(line for name in self.histograms for line in self._histogram(name)),
+            *self.lines("request_success_total", "Choices by why they ended.", self.finished, "finished_reason"),
+            *(line for name in self.histograms for line in self.histogram_lines(name)),
         ]
         return "\n".join(lines) + "\n"
 
-    def _one(self, name: str, kind: str, words: str, value: float) -> Iterable[str]:
-        return [*self._head(name, kind, words), self._line(name, value)]
+    def lines(self, name: str, words: str, values: float | Mapping[Any, float], label: str = "") -> Iterator[str]:
+        """Of a counter, whose name ends with _total, or a gauge. label: what tells several values apart."""
+        yield from self._head(name, "counter" if name.endswith("_total") else "gauge", words)
+        if isinstance(values, Mapping):
+            yield from (self._line(name, value, {label: key}) for key, value in values.items())
+        else:
+            yield self._line(name, values)
 
-    def _many(self, name: str, words: str, label: str, values: Mapping[Any, float]) -> Iterable[str]:
-        return [*self._head(name, "counter", words), *(self._line(name, values[key], {label: key}) for key in values)]
-
-    def _histogram(self, name: str) -> Iterable[str]:
+    def histogram_lines(self, name: str) -> Iterator[str]:
+        """Of one histogram."""
         given = self.histograms[name]
         yield from self._head(name, "histogram", _HISTOGRAMS[name][0])
         for bound, count in zip([*given.bounds, "+Inf"], accumulate(given.counts), strict=True):
@@ -101,31 +104,32 @@ class Metrics:
 
 
 class Watch:
-    """The times of one request, which go into the histograms. Choices of one request count their tokens apart."""
+    """The times of one request, which go into the histograms: until its first token, and, once it ended, of all."""
 
     def __init__(self, metrics: Metrics):
         self.metrics, self.begin = metrics, time.perf_counter()
         self.first_s: float | None = None
+        self.seconds = 0.0
         self._last = dict[int, float]()
 
     def tokens(self, index: int, count: int) -> None:
         """So many tokens of a choice are there now."""
+        if not count:
+            return
         now = time.perf_counter()
-        if count and self.first_s is None:
+        if self.first_s is None:
             self.first_s = now - self.begin
             self.metrics.observe("time_to_first_token_seconds", self.first_s)
-        if count and index in self._last:
+        if index in self._last:
             self.metrics.observe("inter_token_latency_seconds", (now - self._last[index]) / count, count)
-        if count:
-            self._last[index] = now
+        self._last[index] = now
 
-    def end(self, reasons: Iterable[str]) -> float:
-        """The request is over; returns its seconds. reasons: why each choice ended."""
-        seconds = time.perf_counter() - self.begin
-        self.metrics.observe("e2e_request_latency_seconds", seconds)
+    def end(self, reasons: Iterable[str] = ()) -> None:
+        """The request is over. reasons: why each choice ended."""
+        self.seconds = time.perf_counter() - self.begin
+        self.metrics.observe("e2e_request_latency_seconds", self.seconds)
         for reason in reasons:
             self.metrics.finished[reason] += 1
-        return seconds
 
 
 def _quoted(value: object) -> str:

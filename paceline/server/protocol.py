@@ -76,10 +76,11 @@ class Message(Fields):
     refusal: None = None
 
 
-def texts_of(messages: Sequence[Message]) -> list[str]:
-    """The texts of a chat."""
-    whole = [one.content for one in messages if isinstance(one.content, str)]
-    return whole + [part.text for one in messages for part in one.content or () if isinstance(part, Text)]
+def text_of(content: str | Sequence[Text | Image] | None) -> str:
+    """What a message says, without its images."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content if isinstance(part, Text))
 
 
 class Function(Fields):
@@ -92,23 +93,10 @@ class Function(Fields):
 
 
 class Tool(Fields):
-    """A tool that the model may call."""
+    """A tool that the model may call, or by its name alone the one that it must call."""
 
     type: Literal["function"]
     function: Function
-
-
-class FunctionName(Fields):
-    """The name of a function."""
-
-    name: str
-
-
-class NamedTool(Fields):
-    """The tool that the model must call."""
-
-    type: Literal["function"]
-    function: FunctionName
 
 
 class JsonSchema(Fields):
@@ -139,11 +127,6 @@ class Prediction(Fields):
 
     type: Literal["content"]
     content: str | list[Text]
-
-    @property
-    def text(self) -> str:
-        """Its parts as one."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class Speculative(Fields):
@@ -220,7 +203,7 @@ class Request(Sampling):
         given["structured_outputs"] = wanted[0] if wanted else None
         drafts = {} if self.speculative is None else self.speculative.model_dump(exclude_none=True)
         if self.prediction is not None:
-            drafts["prediction"] = self.prediction.text
+            drafts["prediction"] = text_of(self.prediction.content)
         given |= {"extra_args": drafts} if drafts else {}
         return SamplingParams(**{**defaults, **given}, logprobs=num_logprobs, output_kind=RequestOutputKind.DELTA)
 
@@ -242,7 +225,7 @@ class ChatRequest(Request):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None
     # vLLM's
     add_generation_prompt: bool = True
     continue_final_message: bool = False

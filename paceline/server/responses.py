@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from ..outputs import RequestOutput
-from .answers import Answering, Choice
+from .answers import Answering, Choice, Outputs, entries
 from .errors import ApiError, unsupported
 from .protocol import (
     MAX_MESSAGES,
@@ -23,6 +22,7 @@ from .protocol import (
     ResponseFormat,
     Sampling,
     Text,
+    text_of,
 )
 from .streams import event
 
@@ -68,8 +68,8 @@ class InputMessage(Fields):
             else Image(type="image_url", image_url=ImageURL(url=part.image_url, detail=part.detail))
             for part in self.content
         ]
-        texts = [part.text for part in parts if isinstance(part, Text)]
-        return Message(role=self.role, content="".join(texts) if len(texts) == len(parts) else parts)
+        has_images = any(isinstance(part, Image) for part in parts)
+        return Message(role=self.role, content=parts if has_images else text_of(parts))
 
 
 class PlainFormat(Fields):
@@ -146,10 +146,8 @@ class ResponsesRequest(Sampling):
         said = [one.as_chat() for one in given]
         if self.instructions is not None:
             said.insert(0, Message(role="system", content=self.instructions))
-        wanted, schema = None if self.text is None else self.text.format, None
-        if isinstance(wanted, SchemaFormat):
-            schema = JsonSchema(name=wanted.name, schema=wanted.schema_)
-        has_logprobs = _LOGPROBS in (self.include or ())
+        wanted, has_logprobs = None if self.text is None else self.text.format, _LOGPROBS in (self.include or ())
+        schema = wanted if isinstance(wanted, SchemaFormat) else None
         return ChatRequest(
             **{name: getattr(self, name) for name in Sampling.model_fields},
             messages=said,
@@ -166,28 +164,30 @@ class ResponseAnswering(Answering):
 
     asked: ResponsesRequest
     id_prefix, whole_name = "resp_", "response"
-    end_of_stream = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._numbers = count()
         self._item_id = self.head["id"].replace("resp_", "msg_", 1)
 
-    async def events(
-        self, outputs: AsyncGenerator[tuple[int, RequestOutput]], include_usage: bool
-    ) -> AsyncGenerator[str]:
+    async def events(self, outputs: Outputs, include_usage: bool) -> AsyncGenerator[str]:
         """The pieces as the API's events. The first come with the first tokens: an error before has its own status."""
-        (choice,), has_begun = self.choices, False
+        (choice,), begun = self.choices, self._response("in_progress")
+        empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        beginning = [
+            self._event("created", response=begun),
+            self._event("in_progress", response=begun),
+            self._event("output_item.added", output_index=0, item=self._item("in_progress", [])),
+            self._of_part("content_part.added", part=empty),
+        ]
         async with aclosing(self.deltas(outputs)) as deltas:
             async for _, delta in deltas:
-                if not has_begun:
-                    for one in self._beginning():
-                        yield one
-                    has_begun = True
+                for one in beginning:
+                    yield one
+                beginning = []
                 if delta.text or delta.logprobs or delta.provenance:
-                    logprobs = (self._logprobs(choice, delta.logprobs) or {"content": []})["content"]
                     more = {"provenance": delta.provenance} if choice.pieces is not None else {}
-                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=logprobs, **more)
+                    yield self._of_part("output_text.delta", delta=delta.text, logprobs=entries(delta), **more)
         part, whole = self._part(choice), self.whole()
         yield self._of_part("output_text.done", text=choice.text, logprobs=part["logprobs"])
         yield self._of_part("content_part.done", part=part)
@@ -195,7 +195,7 @@ class ResponseAnswering(Answering):
         yield self._event(whole["status"], response=whole)
 
     def failed(self, error: ApiError) -> str:
-        """The event of an error behind the first piece."""
+        """The end of a stream, where there is an error behind the first piece."""
         told = {"code": error.code, "message": error.detail, "param": error.param}
         return event({"type": "error", "sequence_number": next(self._numbers), **told}, "error")
 
@@ -217,18 +217,8 @@ class ResponseAnswering(Answering):
 
     def _part(self, choice: Choice) -> dict[str, Any]:
         """The content of the answer."""
-        logprobs = (self._logprobs(choice, choice.logprobs) or {"content": []})["content"]
-        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": logprobs}
+        made = {"type": "output_text", "text": choice.text, "annotations": [], "logprobs": entries(choice)}
         return made | ({"provenance": choice.provenance} if choice.pieces is not None else {})
-
-    def _beginning(self) -> list[str]:
-        begun, part = self._response("in_progress"), {"type": "output_text", "text": "", "annotations": []}
-        return [
-            self._event("created", response=begun),
-            self._event("in_progress", response=begun),
-            self._event("output_item.added", output_index=0, item=self._item("in_progress", [])),
-            self._of_part("content_part.added", part={**part, "logprobs": []}),
-        ]
 
     def _event(self, kind: str, **content: Any) -> str:
         kind = f"response.{kind}"
@@ -244,28 +234,24 @@ class ResponseAnswering(Answering):
         """An answer with what was asked for, and no output."""
         body = self.asked
         wanted = body.text.format if body.text is not None else None
+        said = {"instructions", "max_output_tokens", "model", "temperature", "top_p", "user"}
         return {
+            **body.model_dump(include=said),
             "id": self.head["id"],
             "object": "response",
             "created_at": self.head["created"],
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": body.model,
             "output": [],
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": None,
             "store": False,
-            "temperature": body.temperature,
             "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
-            "user": body.user,
         }

@@ -10,7 +10,6 @@ import random
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -29,21 +28,18 @@ from .streams import DONE, EventStream, connected, event
 from .upstream import Upstream
 
 logger = logging.getLogger("paceline.server")
-DECIDED_BY = "x-paceline-decided-by"
-"""The header that says which model answered."""
+DECIDED_BY = "x-paceline-decided-by"  # the header that says which model answered
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteSettings(GateSettings):
     """How a router behaves.
 
-    audit_share: the share of requests whose small answer the large model checks. false_alarm: the chance that the drift
-    alarm is ever raised while the promise holds.
+    max_disagreement: see `Calibration.choose`. audit_share: of requests, whose small answer the large model checks.
     """
 
     max_disagreement: float | None = None
     audit_share: float = 0.05
-    false_alarm: float = 0.01
 
 
 @dataclass
@@ -68,8 +64,8 @@ class Router:
             calibration.check_room(small.max_model_len)
         self.small, self.large, self.calibration, self.settings = small, large, calibration, settings
         self.choice = calibration.choose(settings.max_disagreement)
-        self.alarm = DriftAlarm(self.choice.max_disagreement, settings.false_alarm)
-        self.metrics = RouteMetrics("paceline", settings.model)
+        self.alarm = DriftAlarm(self.choice.max_disagreement)
+        self.metrics, self.reasons = Metrics("paceline", settings.model), {one.value: 0 for one in Reason}
         self.is_draining, self._running = False, 0
         params = calibration.params(calibration.short_limit)
         self._defaults = {name: getattr(params, name) for name in calibration.sampling}
@@ -95,18 +91,16 @@ class Router:
         finally:
             self._running -= 1
         log |= {"decided_by": verdict.decided_by, "reason": verdict.reason.value, "confidence": verdict.confidence}
-        self.metrics.reasons[verdict.reason.value] += 1
-        self.metrics.models[verdict.decided_by] += 1
-        headers = {DECIDED_BY: verdict.decided_by}
+        self.reasons[verdict.reason.value] += 1
         if body.stream:
-            stream = EventStream(
-                self._events(sent, body, verdict, watch), end_at, log, lambda error: event(body_of(error)), DONE
-            )
-            stream.headers.update(headers)
-            return stream
-        watch.end(())
-        whole = as_asked(verdict.answer, body) if verdict.decided_by == "small" else verdict.answer
-        return JSONResponse({**whole, "cascade": self._told(verdict)}, headers=headers)
+            events = self._events(sent, body, verdict, watch)
+            answer: Response = EventStream(events, end_at, log, lambda error: event(body_of(error)) + DONE)
+        else:
+            watch.end()
+            whole = as_asked(verdict.answer, body) if verdict.decided_by == "small" else verdict.answer
+            answer = JSONResponse({**whole, "cascade": self._told(verdict)})
+        answer.headers[DECIDED_BY] = verdict.decided_by
+        return answer
 
     async def _decide(self, sent: Mapping[str, Any], body: protocol.ChatRequest) -> Verdict:
         """Ask the small model, unless its answer could not be given, and judge its answer."""
@@ -163,13 +157,14 @@ class Router:
             if verdict.decided_by == "small":
                 for piece in pieces_of(as_asked(verdict.answer, body), body):
                     yield event({**piece, **told})
-                return
-            async with aclosing(self.large.stream(sent)) as pieces:
-                async for piece in pieces:
-                    yield event({**piece, **told})
+            else:
+                async with aclosing(self.large.stream(sent)) as pieces:
+                    async for piece in pieces:
+                        yield event({**piece, **told})
+            yield DONE
         finally:
             self._running -= 1
-            watch.end(())
+            watch.end()
 
     def _told(self, verdict: Verdict) -> dict[str, Any]:
         """What an answer says of who gave it. lossless: whether it is the large model's for certain."""
@@ -184,6 +179,20 @@ class Router:
             "max_disagreement": choice.max_disagreement,
         }
 
+    def metrics_page(self) -> str:
+        """Requests by model and reason, and what the audits found."""
+        alone, alarm = self.reasons[Reason.CONFIDENT.value], self.alarm
+        models = {"small": alone, "large": sum(self.reasons.values()) - alone}
+        lines = [
+            *self.metrics.lines("route_requests_total", "Chats by the model that answered.", models, "decided_by"),
+            *self.metrics.lines("route_reasons_total", "Chats by why that model answered.", self.reasons, "reason"),
+            *self.metrics.lines("route_audits_total", "Chats drawn for an audit.", alarm.seen),
+            *self.metrics.lines("route_audits_differed_total", "Audited answers that differ.", alarm.differed),
+            *self.metrics.lines("route_alarm", "Whether the audits refuted the promise.", int(alarm.raised)),
+            *self.metrics.histogram_lines("e2e_request_latency_seconds"),
+        ]
+        return "\n".join(lines) + "\n"
+
     async def drain(self, timeout: float) -> None:
         """Wait until nothing is being answered, for so many seconds at most."""
         end_at = asyncio.get_running_loop().time() + timeout
@@ -194,31 +203,10 @@ class Router:
         """Nothing: the two servers are their owners'."""
 
 
-class RouteMetrics(Metrics):
-    """Requests by reason, and what the audits found."""
-
-    def __init__(self, prefix: str, model: str):
-        super().__init__(prefix, model)
-        self.reasons = {one.value: 0 for one in Reason}
-        self.models = {"small": 0, "large": 0}
-
-    def page(self, alarm: DriftAlarm) -> str:
-        """All of them."""
-        lines = [
-            *self._many("route_requests_total", "Chats by the model that answered.", "decided_by", self.models),
-            *self._many("route_reasons_total", "Chats by why that model answered.", "reason", self.reasons),
-            *self._one("route_audits_total", "counter", "Chats drawn for an audit.", alarm.seen),
-            *self._one("route_audits_differed_total", "counter", "Audited answers that differ.", alarm.differed),
-            *self._one("route_alarm", "gauge", "Whether the audits refuted the promise.", int(alarm.raised)),
-            *self._histogram("e2e_request_latency_seconds"),
-        ]
-        return "\n".join(lines) + "\n"
-
-
 def make_router_app(router: Router) -> FastAPI:
     """The application; `app.state.service` is its `Router`."""
     settings = router.settings
-    app = gated_app(router, settings, lambda: True, partial(router.metrics.page, router.alarm))
+    app = gated_app(router, settings, lambda: True, router.metrics_page)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(body: protocol.ChatRequest, request: Request) -> Response:

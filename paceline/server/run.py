@@ -83,7 +83,6 @@ class Server(uvicorn.Server):
             )
         )
         self.service, self.engine, self.drain_s, self.announce = app.state.service, engine, drain_s, announce
-        self._draining: asyncio.Task[None] | None = None
 
     def run_at(self, taken: socket.socket) -> None:
         """Serve at this socket; the engine is shut down afterwards."""
@@ -103,18 +102,15 @@ class Server(uvicorn.Server):
         """On a signal: take nothing more, finish, exit."""
         if self.service.is_draining:
             self.should_exit = self.force_exit = True
-        self.service.is_draining = True
-        self._loop.call_soon_threadsafe(self._drain)
+        else:
+            self.service.is_draining = True
+            self._draining = asyncio.run_coroutine_threadsafe(self._drain(), self._loop)
 
-    def _drain(self) -> None:
-        async def drain() -> None:
-            try:
-                await self.engine.drain(self.drain_s)
-            finally:
-                self.should_exit = True
-
-        if self._draining is None:
-            self._draining = asyncio.create_task(drain())
+    async def _drain(self) -> None:
+        try:
+            await self.engine.drain(self.drain_s)
+        finally:
+            self.should_exit = True
 
 
 class _Lines(logging.Formatter):

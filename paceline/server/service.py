@@ -15,7 +15,6 @@ from ..drafters import PredictedOutput
 from ..errors import ConfigError
 from ..hf.images import ImageLimits
 from ..hf.prompts import Prompt
-from ..llm import LLM
 from ..sampling.detokenize import Detokenizer
 from ..schema import brief
 from . import protocol
@@ -25,11 +24,10 @@ from .errors import ApiError, unsupported
 from .gate import GateSettings
 from .metrics import Metrics
 from .streams import EventStream, connected, merged
-from .tools import ToolReader
+from .tools import reader_of
 from .tracing import Tracer
 
-_MAX_CHARS = 64
-"""Characters for each token of the context; a longer prompt is refused unread, since reading takes long."""
+_MAX_CHARS = 64  # for each token of the context; a longer prompt is refused unread, since reading takes long
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -52,12 +50,13 @@ class Settings(GateSettings):
 class Service:
     """An engine with its settings."""
 
-    def __init__(self, engine: AsyncLLM, llm: LLM, settings: Settings):
-        self.engine, self.llm, self.settings = engine, llm, settings
+    def __init__(self, engine: AsyncLLM, settings: Settings):
+        self.engine, self.llm, self.settings = engine, engine.llm, settings
         self.metrics = Metrics(settings.metric_prefix, settings.model)
         self.is_draining, self.begin = False, int(time.time())
-        vision, config = llm.loaded.vision, llm.loaded.model.generation_config
-        templates = [getattr(one, "chat_template", None) for one in (vision and vision.processor, llm.loaded.tokenizer)]
+        loaded, config = self.llm.loaded, self.llm.loaded.model.generation_config
+        processor = loaded.vision and loaded.vision.processor
+        templates = [getattr(one, "chat_template", None) for one in (processor, loaded.tokenizer)]
         self.template = next((str(one) for one in templates if one), "tools")
         given = {name: getattr(config, name, None) for name in _DEFAULTS}
         self.defaults = {"temperature": 1.0, **{name: value for name, value in given.items() if value is not None}}
@@ -71,7 +70,7 @@ class Service:
         if body.prediction is not None:
             if PredictedOutput.name not in drafters:
                 raise unsupported("prediction", "leave it out; this server has no drafter for it")
-            self.check_texts([body.prediction.text])
+            self.check_texts([protocol.text_of(body.prediction.content)])
         if body.speculative is not None and body.speculative.method not in (None, "none", *drafters):
             known = ", ".join(["none", *drafters])
             message = f"This server has no drafter {brief(body.speculative.method)}. It has: {known}."
@@ -109,26 +108,21 @@ class Service:
         kind: Callable[..., Answering],
         prompts: Sequence[Prompt],
         params: SamplingParams,
-        make_reader: Callable[[], ToolReader | None] = lambda: None,
     ) -> Response:
         """Answer `params.n` times to each prompt, whole or as a stream. kind: what writes the answer."""
         is_painted = self.settings.return_provenance if body.return_provenance is None else body.return_provenance
         if (count := len(prompts) * params.n) > protocol.MAX_CHOICES:
             what = f"Too many choices: {count}. Expected: at most {protocol.MAX_CHOICES}."
             raise ApiError(400, what, "invalid_value", "n")
-        choices = [
-            Choice(index, make_reader(), Detokenizer(self.llm.tokenizer) if is_painted else None)
-            for index in range(count)
-        ]
+        pieces = [Detokenizer(self.llm.tokenizer) if is_painted else None for _ in range(count)]
+        choices = [Choice(index=index, tools=reader_of(body), pieces=one) for index, one in enumerate(pieces)]
         run = kind(self, request, choices, params)
         sources = [self.engine.generate(one, params, f"{run.head['id']}-{place}") for place, one in enumerate(prompts)]
         end_at = asyncio.get_running_loop().time() + self.settings.request_timeout_s
         outputs = merged(sources)  # type: ignore[arg-type]
         if body.stream:
             options = body.stream_options or protocol.StreamOptions()
-            return EventStream(
-                run.events(outputs, options.include_usage), end_at, run.log, run.failed, run.end_of_stream
-            )
+            return EventStream(run.events(outputs, options.include_usage), end_at, run.log, run.failed)
         async with connected(request.receive, end_at), aclosing(run.deltas(outputs)) as deltas:
             async for _ in deltas:
                 pass

@@ -48,21 +48,15 @@ def event(value: object, name: str = "") -> str:
 class EventStream(Response):
     """Server-sent events. An error before the first one has a status of its own, a later one is an event.
 
-    log: the request's log line, which learns how it ended. failed: the event of an error. end: what comes last.
+    log: the request's log line, which learns how it ended. failed: the end of a stream with an error.
     """
 
     def __init__(
-        self,
-        events: AsyncGenerator[str],
-        end_at: float,
-        log: dict[str, Any],
-        failed: Callable[[ApiError], str],
-        end: str,
+        self, events: AsyncGenerator[str], end_at: float, log: dict[str, Any], failed: Callable[[ApiError], str]
     ):
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
-        self.events, self.end_at, self.log = events, end_at, log
-        self.failed, self.end = failed, end
+        self.events, self.end_at, self.log, self.failed = events, end_at, log, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them."""
@@ -87,40 +81,23 @@ class EventStream(Response):
                 raise
             self.log["error"] = str(error) or type(error).__name__
             await put(self.failed(as_api_error(error)))
-        await put(self.end, is_last=True)
+        await put("", is_last=True)
 
 
 async def merged(sources: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
     """The items of all of them as they come, each with the place of its source. Closing it closes them."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as only:
-            async for item in only:
-                yield 0, item
-        return
-    waiting = asyncio.Queue[tuple[int, _T] | BaseException | None]()
-
-    async def pump(place: int, source: AsyncGenerator[_T]) -> None:
-        try:
-            async with aclosing(source):
-                async for item in source:
-                    waiting.put_nowait((place, item))
-            waiting.put_nowait(None)
-        except BaseException as error:
-            waiting.put_nowait(error)
-            raise
-
-    pumps = [asyncio.create_task(pump(place, source)) for place, source in enumerate(sources)]
+    pending = {asyncio.ensure_future(anext(source, None)): place for place, source in enumerate(sources)}
     try:
-        left = len(pumps)
-        while left:
-            item = await waiting.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                place, item = pending.pop(one), one.result()
+                if item is not None:
+                    pending[asyncio.ensure_future(anext(sources[place], None))] = place
+                    yield place, item
     finally:
-        for one in pumps:
+        for one in pending:
             one.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
+        for source in sources:
+            await source.aclose()

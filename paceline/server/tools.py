@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from .protocol import ChatRequest, NamedTool, Tool
+from .protocol import ChatRequest, Request, Tool
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -64,9 +64,9 @@ class ToolReader:
         return True
 
 
-def reader_of(body: ChatRequest) -> ToolReader | None:
+def reader_of(body: Request) -> ToolReader | None:
     """For an answer to this request; None where nothing may be called."""
-    if not body.tools or body.tool_choice == "none":
+    if not isinstance(body, ChatRequest) or not body.tools or body.tool_choice == "none":
         return None
     return ToolReader(is_forced=body.tool_choice not in (None, "auto"))
 
@@ -76,16 +76,11 @@ def forced_form(body: ChatRequest) -> dict[str, Any] | None:
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "auto", "none"):
         return None
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, Tool):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
     if not tools:
         raise ConfigError("tool_choice names no tool of this request", fix="list it under tools")
     return {"json": json.dumps({"anyOf": [_schema(tool) for tool in tools]})}
-
-
-def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The tools as chat templates read them."""
-    return [tool.model_dump(exclude_none=True) for tool in tools]
 
 
 def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
@@ -96,7 +91,8 @@ def spell_out(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> l
     told = [_spelled(one) for one in messages]
     if not tools:
         return told
-    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in template_tools(tools))
+    functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
+    listed = "\n".join(json.dumps(one, ensure_ascii=False) for one in functions)
     form = f'{_OPEN}\n{{"name": NAME, "arguments": OBJECT}}\n{_CLOSE}'
     said = f"You can call these functions:\n{listed}\nTo call one, answer with its name and arguments:\n{form}"
     if told[0]["role"] == "system":
@@ -109,11 +105,9 @@ def _spelled(message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
-    calls = [
-        f"{_OPEN}\n{json.dumps(one['function'], ensure_ascii=False)}\n{_CLOSE}" for one in message.get("tool_calls", ())
-    ]
+    calls = [json.dumps(one["function"], ensure_ascii=False) for one in message.get("tool_calls", ())]
     plain = {name: value for name, value in message.items() if name != "tool_calls"}
-    return _with_text(plain, "\n".join(calls)) if calls else plain
+    return _with_text(plain, "\n".join(f"{_OPEN}\n{one}\n{_CLOSE}" for one in calls)) if calls else plain
 
 
 def _with_text(message: Mapping[str, Any], text: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from .answers import Answering, figures_of
+from .answers import Answering
 
 
 class Tracer:
@@ -41,7 +41,7 @@ class Tracer:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in run.request.headers.raw}
-        begin_ns = time.time_ns() - int(run.seconds * 1e9)
+        begin_ns = time.time_ns() - int(run.watch.seconds * 1e9)
         parent = TraceContextTextMapPropagator().extract(headers)
         span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, _attributes(run, reasons), (), begin_ns)
         if "error" in reasons:
@@ -74,8 +74,7 @@ def _attributes(run: Answering, reasons: Sequence[str]) -> dict[str, Any]:
         "gen_ai.latency.time_in_model_prefill": prefill,
         "gen_ai.latency.time_in_model_decode": decode,
         "gen_ai.latency.time_to_first_token": run.watch.first_s,
-        "gen_ai.latency.e2e": run.seconds,
+        "gen_ai.latency.e2e": run.watch.seconds,
     }
-    decoded = figures_of(run.choices, run.watch.first_s, run.seconds)["speculative_decoding"]
-    said |= {f"paceline.{name}": value for name, value in decoded.items()}
+    said |= {f"paceline.{name}": value for name, value in run.figures().items()}
     return {name: value for name, value in said.items() if value is not None}

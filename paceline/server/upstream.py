@@ -31,9 +31,8 @@ class Upstream:
             entry = found.raise_for_status().json()["data"][0]
             return cls(url, entry["id"], entry.get("max_model_len"), api_key)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(
-                "no server of the OpenAI API answers", got=f"{url}: {error}", fix="start it, and give http://HOST:PORT"
-            ) from error
+            what, fix = "no server of the OpenAI API answers", "start it, and give http://HOST:PORT"
+            raise ConfigError(what, got=f"{url}: {error}", fix=fix) from error
 
     async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """A whole answer to a chat. Raises `ApiError`: the server's own, or 502 where it does not answer."""

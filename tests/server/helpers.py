@@ -52,7 +52,7 @@ def slowed(monkeypatch) -> None:
 async def server(llm=None, headers=None, max_waiting=256, **settings):
     """A client of a server in this process; the engine is `client.engine`."""
     engine = AsyncLLM(llm or tiny_llm(), max_waiting=max_waiting)
-    app = make_app(engine, engine.llm, Settings(model="tiny", **settings))
+    app = make_app(engine, Settings(model="tiny", **settings))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://tiny", headers=headers) as client:
         client.engine, client.service = engine, app.state.service
@@ -66,7 +66,7 @@ async def server(llm=None, headers=None, max_waiting=256, **settings):
 def listening(llm=None, max_connections=512, **settings):
     """A server on a socket, in a thread of its own; yields its URL, the engine and the service."""
     engine, announced, urls = AsyncLLM(llm or tiny_llm()), threading.Event(), []
-    app = make_app(engine, engine.llm, Settings(model="tiny", **settings))
+    app = make_app(engine, Settings(model="tiny", **settings))
 
     def announce(url):
         urls.append(url)

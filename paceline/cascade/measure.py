@@ -15,7 +15,6 @@ from typing import Annotated
 from pydantic import Field
 
 from ..core.request import SamplingParams
-from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
 from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..hf.chats import split_chat
@@ -29,9 +28,7 @@ from ..zoo.registry import Progress, silent
 from .bound import Point, Share, prompts_needed, upper_bound
 from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options, too_small
 from .cascade import ask_small
-from .predicted import check_exact, confirms, cut_to, predicting, with_predictions
-
-SHORT_LIMIT = 16
+from .predicted import check_pair, confirms, cut_to, predicting, with_predictions
 
 
 @checked
@@ -56,7 +53,7 @@ def calibrate(
     *,
     max_disagreement: float = 0.01,
     confidence: float = 0.95,
-    short_limit: int = SHORT_LIMIT,
+    short_limit: int = 16,
     signals: Sequence[Signal] = (Signal.MIN_PROB,),
     params: SamplingParams | None = None,
     prompts_info: Mapping[str, object] | None = None,
@@ -83,9 +80,7 @@ def calibrate(
         )
     if params.logits_processors or params.n != 1:
         raise ConfigError("a calibration cannot remember these options", got="logits_processors, or n > 1")
-    check_exact(small, "small")
-    check_exact(large, "large")
-    check_same_tokenizer(large.loaded, small.loaded)
+    check_pair(small, large)
     ids, sampling = (ModelId.of(small), ModelId.of(large)), sampling_options(params)
     decides = {
         "models": [asdict(one) for one in ids],

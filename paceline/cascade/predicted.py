@@ -18,6 +18,7 @@ from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
 from ..decoding import SpeculativeDecoder
 from ..drafters import Choose, PredictedOutput
+from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
 from ..llm import LLM
 from ..outputs import RequestOutput
@@ -94,12 +95,14 @@ def confirms(own: RequestOutput, answer: RequestOutput) -> bool:
     return own.token_ids == answer.token_ids and own.finish_reason == "stop"
 
 
-def check_exact(llm: LLM, role: str) -> None:
-    """Raises `ConfigError` unless the model verifies exactly. role: "small" or "large"."""
-    if not llm.verifier.exact:
-        raise ConfigError(
-            f"the {role} model must verify exactly, or no answer could be called its own",
-            got=llm.verifier.name,
-            expected="the default verifier, Coupled()",
-            fix=f"make the {role} LLM without a verifier",
-        )
+def check_pair(small: LLM, large: LLM) -> None:
+    """Raises `ConfigError` unless both models verify exactly, `IncompatibleModels` unless they share a tokenizer."""
+    for role, llm in (("small", small), ("large", large)):
+        if not llm.verifier.exact:
+            raise ConfigError(
+                f"the {role} model must verify exactly, or no answer could be called its own",
+                got=llm.verifier.name,
+                expected="the default verifier, Coupled()",
+                fix=f"make the {role} LLM without a verifier",
+            )
+    check_same_tokenizer(large.loaded, small.loaded)

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from ..core.figures import tokens_per_pass
 from ..errors import ConfigError
-from .results import SavedAnswer, SavedPeer, SavedResults, SavedRound, SavedRun, version_of
+from .results import SavedAnswer, SavedResults, SavedRound, version_of
 
 MEANINGS = {
     "drafted": "drafted and accepted",
@@ -47,49 +47,18 @@ def page(results: SavedResults) -> str:
     shown = chosen(answers)
     if not shown:
         raise ConfigError("these results hold no answer of ours with its rounds", got=str(results.path))
-    rows = figures(results)
     script = _part("page.js")
     return ENVIRONMENT.get_template("page.html").render(
         results=results,
         shown=shown,
         plain={(one.id, one.turn): one for one in reversed(answers) if one.is_plain and one.repeat == 0},
         drafters=" and ".join(dict.fromkeys(one.side for one in shown)),
-        rows=rows,
-        columns=[
-            name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) for row in rows)
-        ],
-        made_by=made_by(results),
+        version=version_of(results.provenance),
         data=[_data(one) for one in shown],
         style=_part("colours.css") + _part("page.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def figures(results: SavedResults) -> list[dict[str, str]]:
-    """The numbers of the header: a row for each drafter and each peer, "" where there is no number."""
-    plain = {"plain tok/s": _number(results.plain_tokens_per_s, 1)}
-    rows = [{"drafter": run.drafter, **_run_figures(run), **plain} for run in results.runs]
-    return rows + [
-        {"drafter": one.side, "speed-up": _number(one.over_plain.speedup, 2, "x"), **_speeds(one)}
-        for one in results.peers
-    ]
-
-
-def made_by(results: SavedResults) -> str:
-    """Where and when the results were measured, in one line."""
-    origin, fraction = results.provenance, results.floor_fraction
-    parts = [
-        origin.get("gpu") or origin.get("cpu"),
-        f"CPU threads: {origin['threads']}" if origin.get("threads") else None,
-        f"numerics {results.numerics}" if results.numerics else None,
-        None if fraction is None else f"plain decoding at {100 * fraction:.0f}% of the floor",
-        None if results.complete else "interrupted before its end",
-        version_of(origin),
-        str(origin.get("time") or "")[:10],
-        results.name,
-    ]
-    return " · ".join(str(part) for part in parts if part)
 
 
 def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
@@ -144,26 +113,6 @@ def _milliseconds(one: SavedRound) -> list[float]:
 
 def _part(name: str) -> str:
     return (resources.files("paceline.eval") / name).read_text(encoding="utf-8")
-
-
-def _run_figures(run: SavedRun) -> dict[str, str]:
-    low, high = _number(run.speedup_low, 2), _number(run.speedup_high, 2)
-    between = Markup(" <small>{} to {}</small>").format(low, high) if low and high else ""
-    counts = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in run.verdicts.items() if count)
-    return {
-        "batch": str(run.batch) if run.batch > 1 else "",
-        "speed-up": escape(_number(run.speedup, 2, "x")) + between,
-        **_speeds(run),
-        "answers against plain": (counts or "none compared") if run.verdicts else "",
-    }
-
-
-def _speeds(one: SavedRun | SavedPeer) -> dict[str, str]:
-    return {"tokens a pass": _number(one.mean_acceptance_length, 2), "tok/s": _number(one.tokens_per_s, 1)}
-
-
-def _number(value: float | None, digits: int, unit: str = "") -> str:
-    return "" if value is None else f"{value:.{digits}f}{unit}"
 
 
 def _paths(rows: Sequence[Sequence[float]], names: tuple[str, ...], top: float) -> dict[str, str]:

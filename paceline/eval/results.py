@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, model_validator
 
 from ..core.figures import MIN_TIMED, Round
 from ..errors import ConfigError, PacelineError
@@ -284,7 +284,7 @@ class SavedPeer(_Saved):
     """Another system's aggregates."""
 
     side: str = "peer"
-    over_plain: SavedSpeedup = SavedSpeedup()
+    speedup: float | None = Field(None, validation_alias=AliasPath("over_plain", "speedup"))
     mean_acceptance_length: float | None = None
     tokens_per_s: float | None = None
 

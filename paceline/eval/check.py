@@ -19,9 +19,6 @@ from ..zoo.registry import Progress, silent
 from .law_test import LawTest, law_test
 from .reference import NUM_TOP, TIE, Decoded, Measured, measure_scores
 
-NUM_REFERENCES = 4
-"""Answers that are held against the independent reference whether they differ or not."""
-
 
 class Verdict(StrEnum):
     """What a comparison came to."""
@@ -174,17 +171,14 @@ def check(
     temperatures: Seq[float] = (0.0, 0.8),
     seed: int = 0,
     with_law_test: bool = True,
-    num_references: int = NUM_REFERENCES,
+    num_references: int = 4,
     progress: Progress = silent,
 ) -> CheckReport:
     """Compare plain and speculative decoding of `llm`, prompt by prompt, with the same seeds.
 
-    Plain decoding uses the same kernels and cache, and may pad its passes to several rows: a fault could change both
-    sides alike. So the first `num_references` answers, and all that differ, are held against the independent
-    reference as well, see `reference`. With invariant numerics both sides' log-probabilities are compared bit
-    for bit in every answer.
-
-    Raises `ConfigError` where there is nothing to compare.
+    A fault could change both sides alike, so the first `num_references` answers, and all that differ, are held against
+    the independent reference as well, see `reference`. With invariant numerics both sides' log-probabilities are
+    compared bit for bit in every answer. Raises `ConfigError` where there is nothing to compare.
     """
     if not (prompts and temperatures):
         raise ConfigError("there is nothing to check", got="no temperatures" if prompts else "no prompts")

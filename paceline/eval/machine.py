@@ -1,10 +1,6 @@
 """What the machine could do at best: how fast it reads memory, and how much of it a decoding pass must read.
 
-Decoding one token reads every weight once and computes little with it, so a step takes at least
-
-    weight_bytes(model) / read_bandwidth(device)        seconds: the floor
-
-`PassCosts` says from measured times what drafts may cost for speculation to pay.
+Decoding one token reads every weight once, so a step takes at least the floor, `weight_bytes / read_bandwidth` seconds.
 """
 
 from bisect import bisect_left

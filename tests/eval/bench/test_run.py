@@ -33,7 +33,7 @@ class Stops(Side):
         super().__init__("stops")
         self.left = calls
 
-    def answer(self, asks, options, max_tokens=None):
+    def answer(self, asks, options):
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os import PathLike
-from typing import Annotated, Literal, TypeAlias, final
+from typing import Annotated, Literal, final
 
 from pydantic import Field
 
@@ -30,8 +30,6 @@ from .audit import AuditCounts, DriftAlarm
 from .bound import Share
 from .calibration import Calibration, ChosenThreshold, ModelId, Signal, confidences, load_calibration, sampling_options
 from .predicted import check_pair, confirms, cut_to, predicting, with_predictions
-
-WhenAlarmed: TypeAlias = Literal["verify", "warn"]
 
 
 class DriftWarning(UserWarning):
@@ -146,7 +144,7 @@ class Cascade:
         audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05,
         audit_seed: int | None = None,
         false_alarm: Share = 0.01,
-        on_alarm: WhenAlarmed = "verify",
+        on_alarm: Literal["verify", "warn"] = "verify",
     ):
         if not allow_lossy:
             raise LossyNotAllowed(

@@ -62,23 +62,20 @@ def page(results: SavedResults) -> str:
 
 
 def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
-    """Bars for each round: milliseconds stacked by part up to `top`, and tokens stacked by who gave them up to `most`.
+    """For each round the milliseconds of its parts, drawn up to `top`, and its tokens by who gave them, up to `most`.
 
-    cut: how many bars are taller than `top`.
+    cut: how many rounds took longer than `top`.
     """
     times = [_milliseconds(one) for one in rounds]
     sums = sorted(sum(one) for one in times)
     top = min(sums[-1], _TALL * sums[len(sums) // 2]) or 1.0
     most = max(one.num_emitted for one in rounds) or 1
-    given = [
-        (float(min(one.num_accepted, one.num_emitted)), float(one.num_emitted > one.num_accepted)) for one in rounds
-    ]
     return {
         "top": top,
         "cut": sum(one > top * 1.001 for one in sums),
         "most": most,
-        "milliseconds": _paths(times, ("draft", "verify", "rest"), top),
-        "tokens": _paths(given, ("accepted", "own"), float(most)),
+        "milliseconds": times,
+        "tokens": [(min(one.num_accepted, one.num_emitted), one.num_emitted > one.num_accepted) for one in rounds],
     }
 
 
@@ -113,19 +110,6 @@ def _milliseconds(one: SavedRound) -> list[float]:
 
 def _part(name: str) -> str:
     return (resources.files("paceline.eval") / name).read_text(encoding="utf-8")
-
-
-def _paths(rows: Sequence[Sequence[float]], names: tuple[str, ...], top: float) -> dict[str, str]:
-    """A path for each part: rows of rectangles, stacked; x in rounds, y in hundredths of `top`, downwards."""
-    paths = dict[str, str]()
-    for part, name in enumerate(names):
-        steps = []
-        for x, row in enumerate(rows):
-            low, high = (min(100.0, 100 * sum(row[:end]) / top) for end in (part, part + 1))
-            if high - low > 0.05:
-                steps.append(f"M{x + 0.08:.2f} {100 - high:.1f}h.84v{high - low:.1f}h-.84z")
-        paths[name] = "".join(steps)
-    return paths
 
 
 def _marked(text: str) -> Markup:

@@ -2,9 +2,6 @@
 
 Of n prompts drawn alike, k showed the event: the small model was confident and its answer differs. A probability p is
 excluded where so few would be surprising, P(Bin(n, p) <= k) <= 1 - confidence.
-
-    upper bound (Clopper and Pearson 1934)   the largest p that is not excluded
-    nothing seen, k = 0                      (1 - p)^n <= 1 - confidence      n >= log(1 - confidence) / log(1 - p)
 """
 
 import math
@@ -22,15 +19,11 @@ _SLACK = 1 + 1e-9
 
 
 class Point(NamedTuple):
-    """The counts at one threshold.
-
-    covered: the answers whose confidence is at least `threshold`.
-    differ: the covered answers that are not the large model's.
-    """
+    """The counts at one threshold."""
 
     threshold: float
-    covered: int
-    differ: int
+    covered: int  # answers whose confidence is at least the threshold
+    differ: int  # covered answers that are not the large model's
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
@@ -58,7 +51,7 @@ def holds(k: int, n: int, limit: float, confidence: float) -> bool:
 
 
 def upper_bound(k: int, n: int, confidence: float) -> float:
-    """Clopper and Pearson's one-sided upper bound of a probability where k of n were seen; 1 without a sample."""
+    """The largest probability that k of n does not exclude (Clopper and Pearson 1934); 1 without a sample."""
     if k >= n:
         return 1.0
     low, high = k / n, 1.0

@@ -1,8 +1,7 @@
 """Run both models over prompts, count, and draw the counts: what `paceline calibrate` does.
 
-The small model answers every prompt. Where that answer ended within the window, the large model verifies it as a
-predicted output. An answer that did not end is never given alone, so the large model's answer would change no count.
-Every prompt is written to a journal at once, so that an interrupted run continues.
+The large model verifies the small answers that ended within the window; others are never given alone and change no
+count. Every prompt is written to a journal at once, so that an interrupted run continues.
 """
 
 import hashlib
@@ -33,10 +32,7 @@ from .predicted import check_pair, confirms, cut_to, predicting, with_prediction
 
 @checked
 class Observed:
-    """One prompt: how confident the small model was, and whether its answer is the large model's.
-
-    Both are None where the small answer did not end within the window.
-    """
+    """The confidence in a small answer, and whether it is the large one's; None where it did not end in its window."""
 
     confidences: Mapping[Signal, float] | None
     agrees: bool | None
@@ -154,7 +150,7 @@ def draw(calibration: Calibration, path: Path) -> None:
         axes.step(covered, bound, where="post", color=PALETTE[1], linestyle="--", label=name)
         axes.axhline(100 * choice.max_disagreement, color=GREY, linewidth=1, label="promised")
         name = f"{choice.signal} ≥ {choice.threshold:.4g}"
-        axes.plot(100 * choice.coverage, 100 * choice.differ, "o", color=PALETTE[5], label=name)
+        axes.plot(100 * choice.coverage, 100 * choice.point.differ / count, "o", color=PALETTE[5], label=name)
         axes.set_ylim(0, max(2.5 * 100 * choice.max_disagreement, 1.2 * max(seen)))
         axes.set_xlim(0, 100)
         title = f"{calibration.small.name} before {calibration.large.name}, {count} prompts"
@@ -168,16 +164,23 @@ class Journal:
     """One line a prompt in a file whose name depends on all that `decides` the lines; without a path, in memory."""
 
     def __init__(self, path: Path | None, decides: Mapping[str, object]):
-        self.rows: list[Observed] = []
-        self._path = None
+        self.rows, self._path = list[Observed](), None
         if path is None:
             return
         key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
         self._path = path.with_name(f".{path.name}.{key}.partial")
-        if self._path.exists():
-            lines = self._path.read_bytes().split(b"\n")[:-1]  # a line without its end was cut
-            self.rows = [_read_row(line, f"{self._path}, line {i}") for i, line in enumerate(lines, start=1)]
-            write_text(self._path, "".join(line.decode() + "\n" for line in lines))
+        if not self._path.exists():
+            return
+        lines = self._path.read_bytes().split(b"\n")[:-1]  # a line without its end was cut
+        for number, line in enumerate(lines, start=1):
+            where = f"{self._path}, line {number}"
+            try:
+                self.rows.append(validate(Observed, parse_json(line, where), where))
+            except ConfigError as error:
+                what = f"the journal of an interrupted calibration is damaged ({where})"
+                fix = "delete that file; the calibration then begins anew"
+                raise ConfigError(what, got=error, fix=fix) from error
+        write_text(self._path, "".join(line.decode() + "\n" for line in lines))
 
     def add(self, row: Observed) -> None:
         """Remember a prompt."""
@@ -190,16 +193,6 @@ class Journal:
         """Remove the file, once the calibration is saved."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-def _read_row(line: bytes, where: str) -> Observed:
-    try:
-        return validate(Observed, parse_json(line, where), where)
-    except ConfigError as error:
-        fix = "delete that file; the calibration then begins anew"
-        raise ConfigError(
-            f"the journal of an interrupted calibration is damaged ({where})", got=error, fix=fix
-        ) from error
 
 
 def hash_contents(prompts: Sequence[Prompt]) -> str:

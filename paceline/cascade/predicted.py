@@ -1,7 +1,4 @@
-"""A predicted answer as the first draft: the small model's answer, verified by the large model in one pass.
-
-    predicted   yes , it is .      drafted as one chain below the prompt's last token
-    target      yes . <eos>        accepts "yes", corrects the next token, and continues with an ordinary drafter
+"""The small model's answer as the large one's first draft, verified in one pass; an ordinary drafter goes on.
 
 See `drafters.predicted_output`. A wrong prediction costs acceptance and nothing else.
 """

@@ -53,10 +53,9 @@ def classify(
 ) -> tuple[Verdict, str]:
     """The verdict and its reason in words.
 
-    With invariant numerics no bit may differ, so there are no ties. same_scores: whether both sides took their tokens
-    from the same log-probabilities, bit for bit, before they part. With fast numerics a near-tie needs a gap that
-    rounding can close. With both, scores that are further from the reference than rounding can move them are a bug,
-    also where the tokens are the same.
+    With invariant numerics no bit may differ; with fast ones a near-tie needs a gap that rounding can close. With both,
+    scores that are further from the reference than rounding can move them are a bug, also behind the same tokens.
+    same_scores: whether the log-probabilities of both sides are the same, bit for bit, before they part.
     """
     if invariant and differs:
         return Verdict.BUG, "with invariant numerics every difference is one"
@@ -136,8 +135,7 @@ class Comparison(Judgement):
 class CheckReport:
     """Everything a check found.
 
-    skipped: temperatures that were not compared, because the verifier promises the distribution of the answers and not
-    their tokens; the law test covers them.
+    skipped: temperatures not compared, since the verifier promises only the distribution; the law test covers them.
     """
 
     comparisons: list[Comparison]

@@ -27,8 +27,8 @@ _VOCAB, _LENGTH, _PROMPT, _BATCH = 11, 3, [3, 1, 4], 64
 class LawTest:
     """passed: neither the distribution nor, for an exact verifier, any token differs from plain decoding.
 
-    p_value: of the chi-square test; None where the verifier is exact and a token differed.
-    num_different: samples that are not plain decoding's with the same seed; None where that is not promised.
+    p_value: of the chi-square test. num_different: samples that are not plain decoding's with the same seed; None where
+    that is not promised.
     """
 
     passed: bool

@@ -44,8 +44,8 @@ def read_bandwidth(device: torch.device | str = "cpu", seconds: float = _SECONDS
 def weight_bytes(loaded: LoadedModel) -> int:
     """Bytes of weights that a pass over one token reads, in whatever format the layers hold them.
 
-    The output head counts once, also where it is tied to the embedding; of embedding and position tables a pass reads
-    a few rows, which count as nothing. Of a mixture's experts those count that one token is routed to.
+    The output head counts, also where it is tied to the embedding; embedding and position tables do not. Of a mixture's
+    experts those count that one token is routed to.
     """
     routed = _routed_share(loaded)
     sizes: dict[object, float] = {}

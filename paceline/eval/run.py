@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -100,12 +100,11 @@ class Answer:
     def as_dict(self) -> dict[str, Any]:
         """One line of `answers.jsonl`."""
         ask, question = self.ask, self.ask.question
-        line: dict[str, Any] = {"index": ask.index}
-        line |= {key: getattr(question, key) for key in ("id", "category", "topic")}
-        line |= {key: getattr(ask, key) for key in ("turn", "repeat", "seed")}
-        line |= {"side": self.side, "prompt": question.turns[ask.turn], "num_prompt_tokens": len(ask.token_ids)}
-        line |= {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("ask", "side")}
-        return {**line, "rounds": [asdict(one) for one in self.rounds]}
+        asked = {key: getattr(question, key) for key in ("id", "category", "topic")}
+        asked |= {key: getattr(ask, key) for key in ("turn", "repeat", "seed")}
+        asked |= {"prompt": question.turns[ask.turn], "num_prompt_tokens": len(ask.token_ids)}
+        own = {key: value for key, value in vars(self).items() if key != "ask"}
+        return {"index": ask.index, **asked, **own, "rounds": [asdict(one) for one in self.rounds]}
 
 
 class Side(ABC):
@@ -181,10 +180,9 @@ sets it."""
 class BenchRun:
     """Sides that answer the same prompts, and what was measured of them so far.
 
-    plain: plain decoding, whose answers the conversations continue from. others: every other side. keep: is given the
-    answers of each turn once they are measured. complete: False where the run was interrupted. failed: the reasons of
-    peers that gave up, by side. too_long: turns that did not fit the context and were left out on all sides.
-    bandwidths: of reading memory, in bytes per second, measured three times since it drifts from hour to hour.
+    keep: is given the answers of each turn once they are measured. complete: False where the run was interrupted.
+    failed: the reasons of peers that gave up, by side. too_long: turns that did not fit the context, left out on all
+    sides. bandwidths: of reading memory, in bytes per second, measured three times since it drifts.
     """
 
     plain: EngineSide

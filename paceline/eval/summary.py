@@ -1,8 +1,7 @@
-"""The numbers of a benchmark: speed-ups with intervals, acceptance by position, and what was run on what.
+"""The numbers of a benchmark, the keys of `summary.json`: speed-ups with intervals, acceptance, what ran on what.
 
-`summarise` and `about_run` give the keys of `summary.json` and of the line that `--json` prints. The unit of every
-interval is the prompt: all its turns and repeats are summed before anything is resampled, because they are not
-independent of each other.
+The unit of every interval is the prompt: its turns and repeats, which depend on each other, are summed before anything
+is resampled.
 """
 
 import hashlib

@@ -59,9 +59,8 @@ class Gain:
 class BreakEven:
     """What one drafter's tokens cost and what they may cost, at the draft length where it does best.
 
-    acceptance: share of judged tokens that were accepted. token_s: seconds per drafted token. growth: T(n+1)/T(1), the
-    round that checks n tokens over a plain one. dearest_s: seconds per token at which drafting n tokens breaks even;
-    negative where even a free draft would lose.
+    token_s: seconds per drafted token. growth: T(n+1)/T(1), the round that checks n tokens over a plain one. dearest_s:
+    seconds per token at which drafting n tokens breaks even; negative where even a free draft would lose.
     """
 
     source: str

@@ -84,23 +84,12 @@ def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
 
 def _data(answer: SavedAnswer) -> dict[str, object]:
     """What the page's script needs of an answer beyond its text."""
-    return {
-        "ids": answer.token_ids,
-        "origins": "".join(origin[0] for origin in answer.origins),
-        "rounds": [
-            {
-                "source": one.source,
-                "emitted": one.num_emitted,
-                "texts": one.texts,
-                "ids": one.token_ids,
-                "parents": one.parents,
-                "path": one.path,
-                "confidences": [round(x, 4) for x in one.confidences],
-                "ms": [round(x, 3) for x in _milliseconds(one)],
-            }
-            for one in answer.rounds
-        ],
-    }
+    rounds = [
+        {key: getattr(one, key) for key in ("source", "num_emitted", "texts", "parents", "path")}
+        | {"confidences": [round(x, 4) for x in one.confidences], "ms": [round(x, 3) for x in _milliseconds(one)]}
+        for one in answer.rounds
+    ]
+    return {"ids": answer.token_ids, "origins": "".join(origin[0] for origin in answer.origins), "rounds": rounds}
 
 
 def _milliseconds(one: SavedRound) -> list[float]:

@@ -89,7 +89,6 @@ def _tiny(seed: int, spread: float) -> LlamaForCausalLM:
         max_position_embeddings=64,
         bos_token_id=0,
         eos_token_id=0,
-        tie_word_embeddings=False,
     )
     with torch.random.fork_rng(devices=[]):  # the user's own seed must not change under a check
         torch.manual_seed(seed + 1)

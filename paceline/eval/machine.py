@@ -17,14 +17,13 @@ from ..system.hardware import available_memory
 
 _CPU_BYTES, _CUDA_BYTES = 512 << 20, 2 << 30  # several times the caches
 _LEAST_BYTES = 64 << 20
-_SECONDS = 0.6
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 _GROWN = 1.15  # a pass is longer than one row's from here on; less is noise
 
 
 @torch.inference_mode()
-def read_bandwidth(device: torch.device | str = "cpu", seconds: float = _SECONDS) -> float:
+def read_bandwidth(device: torch.device | str = "cpu", seconds: float = 0.6) -> float:
     """Bytes per second at which memory can be read at best: on CPU with torch's current number of threads.
 
     The best of several sums over a buffer that no cache holds, for about `seconds`; on CUDA the best of sums and of

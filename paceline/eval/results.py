@@ -78,9 +78,8 @@ class ResultFolder:
     def _append(self, file: FileIO, line: bytes) -> None:
         before = file.tell()
         try:
-            written = 0
-            while written < len(line):
-                written += file.write(line[written:])
+            while line:
+                line = line[file.write(line) :]
         except OSError as error:
             file.seek(file.truncate(before))
             raise self._failed(error) from error

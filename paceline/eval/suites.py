@@ -169,8 +169,7 @@ def _question(line: PromptLine, name: str) -> Question:
     category = "mt_bench" if name == "spec_bench" and topic in _MT_BENCH else topic or name
     if name == "mmspec" and row.get("topic"):  # six topics, of which some have dozens of categories
         category = str(row["topic"])
-    key = next((k for k in ("question_id", "task_id", "id") if k in row), None)
-    label = str(line.number) if key is None else str(row[key])
+    label = str(next((row[key] for key in ("question_id", "task_id", "id") if key in row), line.number))
     if line.chat:  # one turn: what the assistant said in the file stays what it said
         is_text = all(isinstance(message["content"], str) for message in line.chat)
         if line.images or not is_text or line.chat[-1]["role"] != "user":

@@ -74,8 +74,8 @@ def last_that_holds(points: Seq[Point], n: int, limit: float, confidence: float)
     Each threshold is a hypothesis, "more than `limit` of all prompts get another answer", tested at the level
     1 - confidence, from the strictest threshold down; the first that is not rejected ends it (fixed-sequence testing;
     Angelopoulos et al. 2110.01052, "Learn then Test"; Bates et al. 2101.02703). A wrong threshold is chosen only if
-    the first true hypothesis on the way is rejected: with a probability of at most 1 - confidence, however many there
-    are.
+    the first true hypothesis on the way is rejected, which has a probability of at most 1 - confidence, however many
+    thresholds there are.
     """
     good = list(takewhile(lambda point: holds(point.differ, n, limit, confidence), points))
     return good[-1] if good else None

@@ -40,7 +40,7 @@ from paceline.cli.options import quieten
 from paceline.errors import PacelineError
 from paceline.system.hardware import set_waiting, use_threads
 
-TREE_DEPTH, RESAMPLES = 5, 2000
+TREE_DEPTH = 5
 SUITES = ("spec_bench", "humaneval", "gsm8k", "mbpp")
 
 
@@ -139,17 +139,10 @@ def read_piece(runs):
     return cells, verdicts
 
 
-def speedup(cells, side, rng):
-    """(ratio, low, high) of seconds for the same tokens, weighted by tokens; the prompt is what is resampled."""
-    sums = np.array([[*cell["plain"][:2], *cell[side][:2]] for cell in cells])
-    draws = sums[rng.integers(len(sums), size=(RESAMPLES, len(sums)))].sum(1)
-    ratio = (sums.sum(0)[2] / sums.sum(0)[3]) / (sums.sum(0)[0] / sums.sum(0)[1])
-    spread = (draws[:, 2] / draws[:, 3]) / (draws[:, 0] / draws[:, 1])
-    return ratio, *np.percentile(spread, [2.5, 97.5])
-
-
 def rows_of(suites, drafters, memory, seed):
     """The rows of a table: numbers of each drafter, overall and by category. suites: name -> folders of its runs."""
+    from paceline.eval.summary import speedup
+
     cells, verdicts = {}, defaultdict(Counter)
     for suite, runs in suites.items():
         found, counts = read_piece(runs)
@@ -157,17 +150,15 @@ def rows_of(suites, drafters, memory, seed):
         for side, mine in counts.items():
             verdicts[side].update(mine)
     names = dict.fromkeys(key[0] for key in cells)
-    rows, rng = [], np.random.default_rng(seed)
+    rows = []
     for side in drafters:
         groups = {name: [cell for key, cell in cells.items() if key[0] == name] for name in names}
         rows.append({"drafter": side, "memory_mb": memory[side], "verdicts": dict(verdicts[side]), "categories": {}})
         for name, group in {**groups, "all": list(cells.values())}.items():
             tokens, seconds, passes, drafting = sum(cell[side] for cell in group)
-            ratio, low, high = speedup(group, side, rng)
+            found = speedup([cell["plain"][:2] for cell in group], [cell[side][:2] for cell in group], seed)
             rows[-1]["categories"][name] = {
-                "speedup": ratio,
-                "speedup_low": low,
-                "speedup_high": high,
+                **{key: found[key] for key in ("speedup", "speedup_low", "speedup_high")},
                 "tokens_per_pass": tokens / passes if passes else None,
                 "drafting_share": drafting / seconds,
                 "prompts": len(group),
@@ -188,7 +179,8 @@ def markdown(title, rows):
         numbers = row["categories"]
         whole, verdicts = numbers["all"], row["verdicts"]
         shown = [f"{one['speedup']:.2f} ({one['tokens_per_pass'] or 0:.2f})" for one in numbers.values()]
-        spread = f"{whole['speedup_low']:.2f}–{whole['speedup_high']:.2f}"
+        low, high = whole["speedup_low"], whole["speedup_high"]
+        spread = "–" if low is None else f"{low:.2f}–{high:.2f}"
         drafting = f"{whole['drafting_share']:.0%}"
         same = f"{verdicts.get('identical', 0)} of {sum(verdicts.values())}"
         memory = "" if row["memory_mb"] is None else f"{row['memory_mb']} MB"

@@ -21,13 +21,13 @@ class PeerSide(Side):
         super().__init__(f"{peer.name}:{mode}")
         self.peer, self.mode, self.eos_ids = peer, mode, eos_ids
 
-    def answer(self, asks: Seq[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+    def answer(self, asks: Seq[Ask], options: BenchOptions) -> list[Answer]:
         """Ask the peer, with its own count of tokens and its own clock. Raises `ConfigError` for an image."""
         if any(ask.question.image for ask in asks):
             raise ConfigError("peers are asked about text alone", got="a prompt with an image", fix="leave --peer out")
         answers = []
         for ask in asks:
-            got = self.peer.run(self.mode, ask.token_ids, max_tokens or options.max_tokens, options.temperature)
+            got = self.peer.run(self.mode, ask.token_ids, options.max_tokens, options.temperature)
             passes = None if got.num_passes is None else float(got.num_passes)
             answers.append(
                 Answer(ask, self.name, got.token_ids, got.num_tokens, got.text, got.decode_s, got.prefill_s, passes)

@@ -2,10 +2,6 @@
 
 Which requests are audited is drawn before anybody answers, so the draw depends on neither prompt nor answer. A drawn
 request that the large model answered counts as one that agrees, because the promise is about all requests.
-
-    requests   . . . A . . A . . .        A: drawn, `audit_share` of all
-    answered   s s s l s s l s s s        s: by the small model alone, l: by the large one
-    counted    . . . 0 . . y . . .        y: 1 where the large model's answer differs
 """
 
 from dataclasses import dataclass
@@ -64,12 +60,7 @@ class DriftAlarm:
 
 @dataclass(frozen=True)
 class AuditCounts:
-    """What became of the requests that were drawn.
-
-    seen: all of them.
-    checked: those that the small model answered and the large one checked.
-    differed: the checked ones whose answers differ.
-    """
+    """Requests that were drawn; those that the small model answered and the large one checked; those that differ."""
 
     seen: int = 0
     checked: int = 0

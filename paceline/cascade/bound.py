@@ -2,13 +2,12 @@
 
 Of n prompts drawn alike, k showed the event: the small model was confident and its answer differs. A probability p is
 excluded where so few would be surprising, P(Bin(n, p) <= k) <= 1 - confidence.
-
-    upper bound (Clopper and Pearson 1934)   the largest p that is not excluded
-    nothing seen, k = 0                      (1 - p)^n <= 1 - confidence      n >= log(1 - confidence) / log(1 - p)
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence as Seq
+from itertools import takewhile
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -20,15 +19,11 @@ _SLACK = 1 + 1e-9
 
 
 class Point(NamedTuple):
-    """The counts at one threshold.
-
-    covered: the answers whose confidence is at least `threshold`.
-    differ: the covered answers that are not the large model's.
-    """
+    """The counts at one threshold."""
 
     threshold: float
-    covered: int
-    differ: int
+    covered: int  # answers whose confidence is at least the threshold
+    differ: int  # covered answers that are not the large model's
 
 
 def binomial_cdf(k: int, n: int, p: float) -> float:
@@ -56,7 +51,7 @@ def holds(k: int, n: int, limit: float, confidence: float) -> bool:
 
 
 def upper_bound(k: int, n: int, confidence: float) -> float:
-    """Clopper and Pearson's one-sided upper bound of a probability where k of n were seen; 1 without a sample."""
+    """The largest probability that k of n does not exclude (Clopper and Pearson 1934); 1 without a sample."""
     if k >= n:
         return 1.0
     low, high = k / n, 1.0
@@ -67,13 +62,10 @@ def upper_bound(k: int, n: int, confidence: float) -> float:
 
 def prompts_needed(k: int, limit: float, confidence: float) -> int:
     """The smallest n with `holds(k, n, ...)`: how many prompts it takes where k of them show the event."""
-    low, high = k, max(1, k)
-    while not holds(k, high, limit, confidence):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(k, middle, limit, confidence) else (middle, high)
-    return high
+    enough = max(1, k)
+    while not holds(k, enough, limit, confidence):
+        enough *= 2
+    return bisect_left(range(enough), True, key=lambda n: holds(k, n, limit, confidence))
 
 
 def last_that_holds(points: Seq[Point], n: int, limit: float, confidence: float) -> Point | None:
@@ -81,13 +73,9 @@ def last_that_holds(points: Seq[Point], n: int, limit: float, confidence: float)
 
     Each threshold is a hypothesis, "more than `limit` of all prompts get another answer", tested at the level
     1 - confidence, from the strictest threshold down; the first that is not rejected ends it (fixed-sequence testing;
-    Angelopoulos et al. 2110.01052, "Learn then Test"). A wrong threshold is chosen only if the first true hypothesis
-    on the way is rejected, which happens with a probability of at most 1 - confidence, whatever the number of
-    thresholds. (Since the event only gets more frequent down the list, this is also Bates et al. 2101.02703.)
+    Angelopoulos et al. 2110.01052, "Learn then Test"; Bates et al. 2101.02703). A wrong threshold is chosen only if
+    the first true hypothesis on the way is rejected, which has a probability of at most 1 - confidence, however many
+    thresholds there are.
     """
-    best = None
-    for point in points:
-        if not holds(point.differ, n, limit, confidence):
-            break
-        best = point
-    return best
+    good = list(takewhile(lambda point: holds(point.differ, n, limit, confidence), points))
+    return good[-1] if good else None

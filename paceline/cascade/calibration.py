@@ -8,16 +8,16 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 from torch import nn
 
 from ..core.request import SamplingParams, TokenLogprob
-from ..core.structured import StructuredOutputsParams
 from ..errors import ConfigError, IncompatibleModels
 from ..hf.fingerprint import fingerprint
 from ..llm import LLM
@@ -125,7 +125,7 @@ class ChosenThreshold:
 
     max_disagreement: the bound, which holds with `confidence`.
     point: the counts at the threshold.
-    coverage, differ: these counts as shares of all prompts.
+    coverage: the share of all prompts that the small model answers alone.
     wrong_alone: the share of confident answers that differed, and its Clopper-Pearson bound at that point alone. It is
         for information and not promised.
     """
@@ -136,7 +136,6 @@ class ChosenThreshold:
     confidence: float
     point: Point
     coverage: float
-    differ: float
     wrong_alone: tuple[float, float]
 
 
@@ -184,8 +183,7 @@ class Calibration:
             raise too_small(self.count, min(points[0].differ for points in self.curves.values()), limit, level, each)
         covered, signal, point = max(found, key=lambda one: one[0])
         alone = (point.differ / covered if covered else 0.0, upper_bound(point.differ, covered, level))
-        shares = covered / self.count, point.differ / self.count
-        return ChosenThreshold(signal, point.threshold, limit, level, point, *shares, alone)
+        return ChosenThreshold(signal, point.threshold, limit, level, point, covered / self.count, alone)
 
     def check_room(self, small_context: int) -> None:
         """Raises `ConfigError` where the small model has more room, in tokens, than it had."""
@@ -226,10 +224,7 @@ class Calibration:
 
 
 def too_small(count: int, differ: int, limit: float, confidence: float, each: float) -> ConfigError:
-    """The error for a sample that cannot promise a bound.
-
-    differ: prompts that differ at the strictest threshold. each: the confidence of the test of one signal.
-    """
+    """The error for a sample of which `differ` differ at the strictest threshold. each: the confidence of one test."""
     need = prompts_needed(differ, limit, each)
     seen = f", of which {differ} differ even at the strictest threshold" if differ else ""
     helps = ", which helps only if hardly any of them differs" if differ else ""
@@ -243,15 +238,10 @@ def too_small(count: int, differ: int, limit: float, confidence: float, each: fl
 
 def sampling_options(params: SamplingParams) -> dict[str, object]:
     """The sampling options that shape an answer's distribution, where they are not the default, for JSON."""
-    default, found = SamplingParams(), dict[str, object]()
-    for name in (one.name for one in fields(params) if one.name not in _UNRELATED):
-        value = getattr(params, name)
-        if value != getattr(default, name):
-            value = asdict(value) if isinstance(value, StructuredOutputsParams) else value
-            found[name] = list(value) if isinstance(value, tuple) else value
-    if isinstance(bias := found.get("logit_bias"), Mapping):
-        found["logit_bias"] = {str(token): value for token, value in bias.items()}
-    return found
+    default = vars(SamplingParams())
+    given = {name: getattr(params, name) for name in default if name not in _UNRELATED}
+    changed = {name: value for name, value in given.items() if value != default[name]}
+    return to_jsonable_python(changed, fallback=repr)
 
 
 def load_calibration(path: Path | str) -> Calibration:

@@ -13,14 +13,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os import PathLike
-from typing import Annotated, Literal, TypeAlias, final
+from typing import Annotated, Literal, final
 
 from pydantic import Field
 
 from ..core.interfaces import Drafter, DraftPolicy
 from ..core.request import SamplingParams, TokenLogprob, params_of
 from ..drafters import DraftModel
-from ..drafters.draft_model import check_same_tokenizer
 from ..errors import CacheFull, ConfigError, LossyNotAllowed
 from ..hf.prompts import Prompt, as_list
 from ..llm import LLM
@@ -30,9 +29,7 @@ from ..schema import checked_call
 from .audit import AuditCounts, DriftAlarm
 from .bound import Share
 from .calibration import Calibration, ChosenThreshold, ModelId, Signal, confidences, load_calibration, sampling_options
-from .predicted import check_exact, confirms, cut_to, predicting, with_predictions
-
-WhenAlarmed: TypeAlias = Literal["verify", "warn"]
+from .predicted import check_pair, confirms, cut_to, predicting, with_predictions
 
 
 class DriftWarning(UserWarning):
@@ -147,16 +144,14 @@ class Cascade:
         audit_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05,
         audit_seed: int | None = None,
         false_alarm: Share = 0.01,
-        on_alarm: WhenAlarmed = "verify",
+        on_alarm: Literal["verify", "warn"] = "verify",
     ):
         if not allow_lossy:
             raise LossyNotAllowed(
                 "a cascade lets the small model answer alone, which may change the answer",
                 fix="pass allow_lossy=True to accept that, or use DraftModel, which changes nothing",
             )
-        check_exact(small, "small")
-        check_exact(large, "large")
-        check_same_tokenizer(large.loaded, small.loaded)
+        check_pair(small, large)
         made = calibration if isinstance(calibration, Calibration) else load_calibration(str(calibration))
         made.check_models(ModelId.of(small), ModelId.of(large))
         made.check_room(small.runner.max_length)

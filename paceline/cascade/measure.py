@@ -1,8 +1,7 @@
 """Run both models over prompts, count, and draw the counts: what `paceline calibrate` does.
 
-The small model answers every prompt. Where that answer ended within the window, the large model verifies it as a
-predicted output. An answer that did not end is never given alone, so the large model's answer would change no count.
-Every prompt is written to a journal at once, so that an interrupted run continues.
+The large model verifies the small answers that ended within the window; others are never given alone and change no
+count. Every prompt is written to a journal at once, so that an interrupted run continues.
 """
 
 import hashlib
@@ -15,7 +14,6 @@ from typing import Annotated
 from pydantic import Field
 
 from ..core.request import SamplingParams
-from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
 from ..eval.plots import GREY, PALETTE, STYLE, load_matplotlib, new_figure, save_figure
 from ..hf.chats import split_chat
@@ -29,17 +27,12 @@ from ..zoo.registry import Progress, silent
 from .bound import Point, Share, prompts_needed, upper_bound
 from .calibration import THRESHOLDS, Calibration, ModelId, Signal, confidences, sampling_options, too_small
 from .cascade import ask_small
-from .predicted import check_exact, confirms, cut_to, predicting, with_predictions
-
-SHORT_LIMIT = 16
+from .predicted import check_pair, confirms, cut_to, predicting, with_predictions
 
 
 @checked
 class Observed:
-    """One prompt: how confident the small model was, and whether its answer is the large model's.
-
-    Both are None where the small answer did not end within the window.
-    """
+    """The confidence in a small answer, and whether it is the large one's; None where it did not end in its window."""
 
     confidences: Mapping[Signal, float] | None
     agrees: bool | None
@@ -56,7 +49,7 @@ def calibrate(
     *,
     max_disagreement: float = 0.01,
     confidence: float = 0.95,
-    short_limit: int = SHORT_LIMIT,
+    short_limit: int = 16,
     signals: Sequence[Signal] = (Signal.MIN_PROB,),
     params: SamplingParams | None = None,
     prompts_info: Mapping[str, object] | None = None,
@@ -83,9 +76,7 @@ def calibrate(
         )
     if params.logits_processors or params.n != 1:
         raise ConfigError("a calibration cannot remember these options", got="logits_processors, or n > 1")
-    check_exact(small, "small")
-    check_exact(large, "large")
-    check_same_tokenizer(large.loaded, small.loaded)
+    check_pair(small, large)
     ids, sampling = (ModelId.of(small), ModelId.of(large)), sampling_options(params)
     decides = {
         "models": [asdict(one) for one in ids],
@@ -159,7 +150,7 @@ def draw(calibration: Calibration, path: Path) -> None:
         axes.step(covered, bound, where="post", color=PALETTE[1], linestyle="--", label=name)
         axes.axhline(100 * choice.max_disagreement, color=GREY, linewidth=1, label="promised")
         name = f"{choice.signal} ≥ {choice.threshold:.4g}"
-        axes.plot(100 * choice.coverage, 100 * choice.differ, "o", color=PALETTE[5], label=name)
+        axes.plot(100 * choice.coverage, 100 * choice.point.differ / count, "o", color=PALETTE[5], label=name)
         axes.set_ylim(0, max(2.5 * 100 * choice.max_disagreement, 1.2 * max(seen)))
         axes.set_xlim(0, 100)
         title = f"{calibration.small.name} before {calibration.large.name}, {count} prompts"
@@ -173,16 +164,23 @@ class Journal:
     """One line a prompt in a file whose name depends on all that `decides` the lines; without a path, in memory."""
 
     def __init__(self, path: Path | None, decides: Mapping[str, object]):
-        self.rows: list[Observed] = []
-        self._path = None
+        self.rows, self._path = list[Observed](), None
         if path is None:
             return
         key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
         self._path = path.with_name(f".{path.name}.{key}.partial")
-        if self._path.exists():
-            lines = self._path.read_bytes().split(b"\n")[:-1]  # a line without its end was cut
-            self.rows = [_read_row(line, f"{self._path}, line {i}") for i, line in enumerate(lines, start=1)]
-            write_text(self._path, "".join(line.decode() + "\n" for line in lines))
+        if not self._path.exists():
+            return
+        lines = self._path.read_bytes().split(b"\n")[:-1]  # a line without its end was cut
+        for number, line in enumerate(lines, start=1):
+            where = f"{self._path}, line {number}"
+            try:
+                self.rows.append(validate(Observed, parse_json(line, where), where))
+            except ConfigError as error:
+                what = f"the journal of an interrupted calibration is damaged ({where})"
+                fix = "delete that file; the calibration then begins anew"
+                raise ConfigError(what, got=error, fix=fix) from error
+        write_text(self._path, "".join(line.decode() + "\n" for line in lines))
 
     def add(self, row: Observed) -> None:
         """Remember a prompt."""
@@ -195,16 +193,6 @@ class Journal:
         """Remove the file, once the calibration is saved."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-
-
-def _read_row(line: bytes, where: str) -> Observed:
-    try:
-        return validate(Observed, parse_json(line, where), where)
-    except ConfigError as error:
-        fix = "delete that file; the calibration then begins anew"
-        raise ConfigError(
-            f"the journal of an interrupted calibration is damaged ({where})", got=error, fix=fix
-        ) from error
 
 
 def hash_contents(prompts: Sequence[Prompt]) -> str:

@@ -1,7 +1,4 @@
-"""A predicted answer as the first draft: the small model's answer, verified by the large model in one pass.
-
-    predicted   yes , it is .      drafted as one chain below the prompt's last token
-    target      yes . <eos>        accepts "yes", corrects the next token, and continues with an ordinary drafter
+"""The small model's answer as the large one's first draft, verified in one pass; an ordinary drafter goes on.
 
 See `drafters.predicted_output`. A wrong prediction costs acceptance and nothing else.
 """
@@ -18,6 +15,7 @@ from ..core.outputs import Round
 from ..core.request import SamplingParams, Sequence
 from ..decoding import SpeculativeDecoder
 from ..drafters import Choose, PredictedOutput
+from ..drafters.draft_model import check_same_tokenizer
 from ..errors import ConfigError
 from ..llm import LLM
 from ..outputs import RequestOutput
@@ -94,12 +92,14 @@ def confirms(own: RequestOutput, answer: RequestOutput) -> bool:
     return own.token_ids == answer.token_ids and own.finish_reason == "stop"
 
 
-def check_exact(llm: LLM, role: str) -> None:
-    """Raises `ConfigError` unless the model verifies exactly. role: "small" or "large"."""
-    if not llm.verifier.exact:
-        raise ConfigError(
-            f"the {role} model must verify exactly, or no answer could be called its own",
-            got=llm.verifier.name,
-            expected="the default verifier, Coupled()",
-            fix=f"make the {role} LLM without a verifier",
-        )
+def check_pair(small: LLM, large: LLM) -> None:
+    """Raises `ConfigError` unless both models verify exactly, `IncompatibleModels` unless they share a tokenizer."""
+    for role, llm in (("small", small), ("large", large)):
+        if not llm.verifier.exact:
+            raise ConfigError(
+                f"the {role} model must verify exactly, or no answer could be called its own",
+                got=llm.verifier.name,
+                expected="the default verifier, Coupled()",
+                fix=f"make the {role} LLM without a verifier",
+            )
+    check_same_tokenizer(large.loaded, small.loaded)

@@ -1,5 +1,6 @@
 """`paceline bench`: what speculation gains, measured against plain decoding and other systems."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,12 @@ def bench(
         raise typer.BadParameter("give either --download or --data, not both")
     with screen.spinner("starting"):
         from ..eval.results import claim
-        from ..eval.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide, no_peers
+        from ..eval.run import OPEN_PEERS, PLAIN, BenchOptions, BenchRun, EngineSide
         from ..eval.suites import read_suite
         from ..eval.summary import about_run, summarise
 
     open_peers = OPEN_PEERS.get()
-    if open_peers is not no_peers and batch > 1:
+    if open_peers and batch > 1:
         raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
     how = BenchOptions(**vars(answers), batch=batch, repeat=repeat)
     answers.params()
@@ -78,13 +79,13 @@ def bench(
         sides = [EngineSide(name, llm) for name, llm in zip(names, llms, strict=True)]
         prompts, left_out = choose_prompts(questions, num_prompts, llms[0], screen)
         missing, about, ended = dict[str, str](), dict[str, dict[str, str]](), None
-        tokenizer = llms[0].loaded.tokenizer
-        run = BenchRun(plain, sides, how, lambda answers: results.add(answers, {PLAIN, *names}, tokenizer))
+        run = BenchRun(plain, sides, how, lambda answers: results.add(answers, {PLAIN, *names}, llms[0].tokenizer))
         try:
             with (
-                open_peers(configs, llms[0], model, screen, missing) as (peers, about),
+                open_peers(configs, llms[0], model, screen, missing) if open_peers else nullcontext(([], {})) as found,
                 screen.stages() as progress,
             ):
+                peers, about = found
                 run.others = [*sides, *peers]
                 run.measure(prompts, progress)
         except (Exception, KeyboardInterrupt) as error:

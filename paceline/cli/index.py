@@ -49,16 +49,16 @@ def index(
     with screen.spinner("loading the tokenizer"):
         tokenizer = load_tokenizer(folder)
     with screen.stages() as report:
-        corpus = tokenize(found, tokenizer, files, report)
-        about = write_index(out, corpus.documents, hash_vocabulary(tokenizer), report)
+        documents, left_out = tokenize(found, tokenizer, files, report)
+        about = write_index(out, documents, hash_vocabulary(tokenizer), report)
     tokens, size = about.num_tokens - about.num_documents, sum(one.stat().st_size for one in out.iterdir())
     if screen.json:
         counts = {"files": len(found), "documents": about.num_documents, "tokens": tokens, "size_bytes": size}
-        screen.put_json({"folder": str(out), "model": model, **counts, "left_out": corpus.left_out})
+        screen.put_json({"folder": str(out), "model": model, **counts, "left_out": left_out})
         return
-    if corpus.left_out:
-        first = escape(corpus.left_out[0])
-        screen.say(f"[yellow]{len(corpus.left_out)} of {len(found):,} files left out:[/yellow] first {first}")
+    if left_out:
+        first = escape(left_out[0])
+        screen.say(f"[yellow]{len(left_out)} of {len(found):,} files left out:[/yellow] first {first}")
     screen.say(f"[green]✓[/green] {tokens:,} tokens of {about.num_documents:,} documents, {size / 1e6:,.1f} MB")
     screen.say(f"[dim]use it:[/dim] paceline generate {escape(model)} --drafter {escape(f'suffix:{out}')} --chat ...")
     screen.print_path(out)

@@ -19,9 +19,6 @@ from ..zoo.registry import Progress, silent
 from .law_test import LawTest, law_test
 from .reference import NUM_TOP, TIE, Decoded, Measured, measure_scores
 
-NUM_REFERENCES = 4
-"""Answers that are held against the independent reference whether they differ or not."""
-
 
 class Verdict(StrEnum):
     """What a comparison came to."""
@@ -56,10 +53,9 @@ def classify(
 ) -> tuple[Verdict, str]:
     """The verdict and its reason in words.
 
-    With invariant numerics no bit may differ, so there are no ties. same_scores: whether both sides took their tokens
-    from the same log-probabilities, bit for bit, before they part. With fast numerics a near-tie needs a gap that
-    rounding can close. With both, scores that are further from the reference than rounding can move them are a bug,
-    also where the tokens are the same.
+    With invariant numerics no bit may differ; with fast ones a near-tie needs a gap that rounding can close. With both,
+    scores that are further from the reference than rounding can move them are a bug, also behind the same tokens.
+    same_scores: whether the log-probabilities of both sides are the same, bit for bit, before they part.
     """
     if invariant and differs:
         return Verdict.BUG, "with invariant numerics every difference is one"
@@ -139,8 +135,7 @@ class Comparison(Judgement):
 class CheckReport:
     """Everything a check found.
 
-    skipped: temperatures that were not compared, because the verifier promises the distribution of the answers and not
-    their tokens; the law test covers them.
+    skipped: temperatures not compared, since the verifier promises only the distribution; the law test covers them.
     """
 
     comparisons: list[Comparison]
@@ -174,17 +169,14 @@ def check(
     temperatures: Seq[float] = (0.0, 0.8),
     seed: int = 0,
     with_law_test: bool = True,
-    num_references: int = NUM_REFERENCES,
+    num_references: int = 4,
     progress: Progress = silent,
 ) -> CheckReport:
     """Compare plain and speculative decoding of `llm`, prompt by prompt, with the same seeds.
 
-    Plain decoding uses the same kernels and cache, and may pad its passes to several rows: a fault could change both
-    sides alike. So the first `num_references` answers, and all that differ, are held against the independent
-    reference as well, see `reference`. With invariant numerics both sides' log-probabilities are compared bit
-    for bit in every answer.
-
-    Raises `ConfigError` where there is nothing to compare.
+    A fault could change both sides alike, so the first `num_references` answers, and all that differ, are held against
+    the independent reference as well, see `reference`. With invariant numerics both sides' log-probabilities are
+    compared bit for bit in every answer. Raises `ConfigError` where there is nothing to compare.
     """
     if not (prompts and temperatures):
         raise ConfigError("there is nothing to check", got="no temperatures" if prompts else "no prompts")

@@ -56,10 +56,9 @@ Event: TypeAlias = Begin | StreamChunk | Pair
 
 
 def demo(llm: LLM, examples: Sequence[Example], params: SamplingParams) -> Iterator[Event]:
-    """Decode each example plainly, then with speculation, telling everything as it happens.
+    """Decode each example plainly, then with speculation: a `Begin` and the chunks of each answer, a `Pair` after both.
 
-    Yields a `Begin` and the chunks of each answer, and a `Pair` after both. The two take turns prompt by prompt, so
-    that a machine that slows down slows both.
+    The two take turns prompt by prompt, so that a machine that slows down slows both.
     """
     if not examples:
         raise ConfigError("there is nothing to show", got="no prompts")

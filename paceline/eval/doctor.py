@@ -30,8 +30,7 @@ _GROUP_SIZE = 32  # of the INT4 self-draft, by default
 class MachineReport:
     """The hardware, what may be used of it, and how busy it is. Bytes, and bytes per second.
 
-    provenance: versions, CPU, memory and GPU. waiting: how threads wait for each other, in words. available_bytes: of
-    memory, now. kernels: which do the work, and why, in words.
+    waiting: how threads wait for each other, in words. kernels: which do the work, and why, in words.
     """
 
     provenance: Mapping[str, object]
@@ -47,10 +46,9 @@ class MachineReport:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a model takes, in bytes; `available` is what could be taken before it was loaded.
+    """What a model takes, in bytes, with a full cache of `slots` sequences of `length` tokens.
 
-    kv_per_token: keys and values of one token. kv_cache: of `slots` sequences of `length` tokens, the most the cache
-    grows to. draft: the INT4 copy of the self-draft, 0 if none is planned for.
+    draft: the INT4 copy of the self-draft, 0 if none is planned for. available: before the model was loaded.
     """
 
     weights: int
@@ -217,11 +215,7 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def int4_bytes(model: nn.Module) -> int:
-    """Bytes of the codes, scales and zeros of an INT4 copy of the linear layers: half a byte a weight, 4 a group.
-
-    Outputs count as the native kernels pad them. At most: the self-draft may find the output head faster as it is, and
-    then shares it.
-    """
+    """Bytes of an INT4 copy of the linear layers at most: half a byte a weight, 4 a group, padded as the kernels do."""
     total = 0
     for module in model.modules():
         if isinstance(module, nn.Linear | PackedLinear) and Int4Linear.fits(module, _GROUP_SIZE):

@@ -1,10 +1,6 @@
 """What the machine could do at best: how fast it reads memory, and how much of it a decoding pass must read.
 
-Decoding one token reads every weight once and computes little with it, so a step takes at least
-
-    weight_bytes(model) / read_bandwidth(device)        seconds: the floor
-
-`PassCosts` says from measured times what drafts may cost for speculation to pay.
+Decoding one token reads every weight once, so a step takes at least the floor, `weight_bytes / read_bandwidth` seconds.
 """
 
 from bisect import bisect_left
@@ -21,14 +17,13 @@ from ..system.hardware import available_memory
 
 _CPU_BYTES, _CUDA_BYTES = 512 << 20, 2 << 30  # several times the caches
 _LEAST_BYTES = 64 << 20
-_SECONDS = 0.6
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
 _GROWN = 1.15  # a pass is longer than one row's from here on; less is noise
 
 
 @torch.inference_mode()
-def read_bandwidth(device: torch.device | str = "cpu", seconds: float = _SECONDS) -> float:
+def read_bandwidth(device: torch.device | str = "cpu", seconds: float = 0.6) -> float:
     """Bytes per second at which memory can be read at best: on CPU with torch's current number of threads.
 
     The best of several sums over a buffer that no cache holds, for about `seconds`; on CUDA the best of sums and of
@@ -48,8 +43,8 @@ def read_bandwidth(device: torch.device | str = "cpu", seconds: float = _SECONDS
 def weight_bytes(loaded: LoadedModel) -> int:
     """Bytes of weights that a pass over one token reads, in whatever format the layers hold them.
 
-    The output head counts once, also where it is tied to the embedding; of embedding and position tables a pass reads
-    a few rows, which count as nothing. Of a mixture's experts those count that one token is routed to.
+    The output head counts, also where it is tied to the embedding; embedding and position tables do not. Of a mixture's
+    experts those count that one token is routed to.
     """
     routed = _routed_share(loaded)
     sizes: dict[object, float] = {}

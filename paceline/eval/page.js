@@ -11,7 +11,7 @@
   let answer = 0, token = -1, held = false;
 
   // First token of each round, one more at the end.
-  const starts = data.map((one) => one.rounds.reduce((all, r) => [...all, all.at(-1) + r.emitted], [0]));
+  const starts = data.map((one) => one.rounds.reduce((all, r) => [...all, all.at(-1) + r.num_emitted], [0]));
   const spans = articles.map((one) => [...one.querySelectorAll(".text > span")]);
   const roundOf = (a, t) => starts[a].findIndex((start, r) => t >= start && t < starts[a][r + 1]);
 
@@ -31,8 +31,8 @@
       const link = item.querySelector("a");
       if (a === index) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
     });
-    const rounds = data[index].rounds, most = Math.max(...rounds.map((r) => r.emitted));
-    if (rounds.length) show(starts[index][rounds.findIndex((r) => r.emitted === most)]);
+    const rounds = data[index].rounds, most = Math.max(...rounds.map((r) => r.num_emitted));
+    if (rounds.length) show(starts[index][rounds.findIndex((r) => r.num_emitted === most)]);
   }
 
   function release() {

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from ..core.figures import tokens_per_pass
 from ..errors import ConfigError
-from .results import SavedAnswer, SavedPeer, SavedResults, SavedRound, SavedRun, version_of
+from .results import SavedAnswer, SavedResults, SavedRound, version_of
 
 MEANINGS = {
     "drafted": "drafted and accepted",
@@ -47,18 +47,13 @@ def page(results: SavedResults) -> str:
     shown = chosen(answers)
     if not shown:
         raise ConfigError("these results hold no answer of ours with its rounds", got=str(results.path))
-    rows = figures(results)
     script = _part("page.js")
     return ENVIRONMENT.get_template("page.html").render(
         results=results,
         shown=shown,
         plain={(one.id, one.turn): one for one in reversed(answers) if one.is_plain and one.repeat == 0},
         drafters=" and ".join(dict.fromkeys(one.side for one in shown)),
-        rows=rows,
-        columns=[
-            name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) for row in rows)
-        ],
-        made_by=made_by(results),
+        version=version_of(results.provenance),
         data=[_data(one) for one in shown],
         style=_part("colours.css") + _part("page.css"),
         script=script,
@@ -66,50 +61,21 @@ def page(results: SavedResults) -> str:
     )
 
 
-def figures(results: SavedResults) -> list[dict[str, str]]:
-    """The numbers of the header: a row for each drafter and each peer, "" where there is no number."""
-    plain = {"plain tok/s": _number(results.plain_tokens_per_s, 1)}
-    rows = [{"drafter": run.drafter, **_run_figures(run), **plain} for run in results.runs]
-    return rows + [
-        {"drafter": one.side, "speed-up": _number(one.over_plain.speedup, 2, "x"), **_speeds(one)}
-        for one in results.peers
-    ]
-
-
-def made_by(results: SavedResults) -> str:
-    """Where and when the results were measured, in one line."""
-    origin, fraction = results.provenance, results.floor_fraction
-    parts = [
-        origin.get("gpu") or origin.get("cpu"),
-        f"CPU threads: {origin['threads']}" if origin.get("threads") else None,
-        f"numerics {results.numerics}" if results.numerics else None,
-        None if fraction is None else f"plain decoding at {100 * fraction:.0f}% of the floor",
-        None if results.complete else "interrupted before its end",
-        version_of(origin),
-        str(origin.get("time") or "")[:10],
-        results.name,
-    ]
-    return " · ".join(str(part) for part in parts if part)
-
-
 def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
-    """Bars for each round: milliseconds stacked by part up to `top`, and tokens stacked by who gave them up to `most`.
+    """For each round the milliseconds of its parts, drawn up to `top`, and its tokens by who gave them, up to `most`.
 
-    cut: how many bars are taller than `top`.
+    cut: how many rounds took longer than `top`.
     """
     times = [_milliseconds(one) for one in rounds]
     sums = sorted(sum(one) for one in times)
     top = min(sums[-1], _TALL * sums[len(sums) // 2]) or 1.0
     most = max(one.num_emitted for one in rounds) or 1
-    given = [
-        (float(min(one.num_accepted, one.num_emitted)), float(one.num_emitted > one.num_accepted)) for one in rounds
-    ]
     return {
         "top": top,
         "cut": sum(one > top * 1.001 for one in sums),
         "most": most,
-        "milliseconds": _paths(times, ("draft", "verify", "rest"), top),
-        "tokens": _paths(given, ("accepted", "own"), float(most)),
+        "milliseconds": times,
+        "tokens": [(min(one.num_accepted, one.num_emitted), one.num_emitted > one.num_accepted) for one in rounds],
     }
 
 
@@ -118,23 +84,12 @@ def timeline(rounds: Sequence[SavedRound]) -> dict[str, Any]:
 
 def _data(answer: SavedAnswer) -> dict[str, object]:
     """What the page's script needs of an answer beyond its text."""
-    return {
-        "ids": answer.token_ids,
-        "origins": "".join(origin[0] for origin in answer.origins),
-        "rounds": [
-            {
-                "source": one.source,
-                "emitted": one.num_emitted,
-                "texts": one.texts,
-                "ids": one.token_ids,
-                "parents": one.parents,
-                "path": one.path,
-                "confidences": [round(x, 4) for x in one.confidences],
-                "ms": [round(x, 3) for x in _milliseconds(one)],
-            }
-            for one in answer.rounds
-        ],
-    }
+    rounds = [
+        {key: getattr(one, key) for key in ("source", "num_emitted", "texts", "parents", "path")}
+        | {"confidences": [round(x, 4) for x in one.confidences], "ms": [round(x, 3) for x in _milliseconds(one)]}
+        for one in answer.rounds
+    ]
+    return {"ids": answer.token_ids, "origins": "".join(origin[0] for origin in answer.origins), "rounds": rounds}
 
 
 def _milliseconds(one: SavedRound) -> list[float]:
@@ -144,39 +99,6 @@ def _milliseconds(one: SavedRound) -> list[float]:
 
 def _part(name: str) -> str:
     return (resources.files("paceline.eval") / name).read_text(encoding="utf-8")
-
-
-def _run_figures(run: SavedRun) -> dict[str, str]:
-    low, high = _number(run.speedup_low, 2), _number(run.speedup_high, 2)
-    between = Markup(" <small>{} to {}</small>").format(low, high) if low and high else ""
-    counts = ", ".join(f"{count} {name.replace('_', '-')}" for name, count in run.verdicts.items() if count)
-    return {
-        "batch": str(run.batch) if run.batch > 1 else "",
-        "speed-up": escape(_number(run.speedup, 2, "x")) + between,
-        **_speeds(run),
-        "answers against plain": (counts or "none compared") if run.verdicts else "",
-    }
-
-
-def _speeds(one: SavedRun | SavedPeer) -> dict[str, str]:
-    return {"tokens a pass": _number(one.mean_acceptance_length, 2), "tok/s": _number(one.tokens_per_s, 1)}
-
-
-def _number(value: float | None, digits: int, unit: str = "") -> str:
-    return "" if value is None else f"{value:.{digits}f}{unit}"
-
-
-def _paths(rows: Sequence[Sequence[float]], names: tuple[str, ...], top: float) -> dict[str, str]:
-    """A path for each part: rows of rectangles, stacked; x in rounds, y in hundredths of `top`, downwards."""
-    paths = dict[str, str]()
-    for part, name in enumerate(names):
-        steps = []
-        for x, row in enumerate(rows):
-            low, high = (min(100.0, 100 * sum(row[:end]) / top) for end in (part, part + 1))
-            if high - low > 0.05:
-                steps.append(f"M{x + 0.08:.2f} {100 - high:.1f}h.84v{high - low:.1f}h-.84z")
-        paths[name] = "".join(steps)
-    return paths
 
 
 def _marked(text: str) -> Markup:

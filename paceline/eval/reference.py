@@ -1,22 +1,14 @@
 """An independent reference for answers, and how far rounding alone moves its scores.
 
-What is checked are passes over cached columns, many rows wide, plain decoding among them: where invariant numerics
-take padding, its passes have several rows too, and it keeps its columns in the same cache. The reference shares
-neither with them:
-
     reference   [prompt a b c]      the whole text in one pass, see `runner.prefill.whole_text`
     noise       [prompt a b c]'     the same, every number that enters the first layer moved by its last bit
 
-Nothing was cached before such a pass, and it has no tree, no commit, no padding. So a fault in caching, masking,
-moving or rolling back columns cannot reach it, and cannot excuse itself by adding to the noise. What it does share are
-the weights, the kernels and the layers, which are compared with plain transformers when a model is loaded
-(`runner.self_test`).
+Such a pass has no cache, tree, commit or padding, so no fault in them can reach it, or excuse itself by adding to the
+noise. It shares the weights, kernels and layers, which `runner.self_test` compares with plain transformers.
 
-After a few layers of 16 bits the moved last bits have changed every rounding behind them, which is what another order
-of sums does, too: the scores of sound engines lie about as far from the reference as the moved ones do (0.7 to 1.4
-times, SmolLM2 in bfloat16 and float32; up to 1.3 times, tiny models of all architectures). With fast numerics a fault
-that moves scores by less than twice that shows only where it changes a token with a wider gap.
-To see more, check in float32, whose rounding is 10,000 times smaller, or with invariant numerics, where bits count.
+The scores of sound engines lie 0.7 to 1.4 times as far from the reference as the moved ones do (SmolLM2 in bfloat16 and
+float32, tiny models of all architectures). With fast numerics a fault that moves scores by less than twice that shows
+only where it changes a token with a wider gap; to see more, check in float32 or with invariant numerics.
 """
 
 from collections.abc import Sequence as Seq
@@ -37,8 +29,6 @@ NUM_TOP = 20
 _DITHERS = (1, 2)
 _MOST_ROWS = 64
 """Positions that are compared, the last ones: the logits of a long answer would fill the memory."""
-
-
 TIE = 4.0
 """Gaps that rounding can close, in units of the noise of one score."""
 TYPICAL, WORST = 2.0, 4.0

@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasPath, BaseModel, ConfigDict, Field, model_validator
 
 from ..core.figures import MIN_TIMED, Round
 from ..errors import ConfigError, PacelineError
@@ -44,17 +44,18 @@ class ResultFolder:
         self.count = 0
         self._files = {name: FileIO(path / name, "x") for name in (ANSWERS, PEER_ANSWERS)}
 
-    def add(
-        self, answers: "Sequence[Answer]", ours: Collection[str], tokenizer: "PreTrainedTokenizerBase | None"
-    ) -> None:
+    def add(self, answers: "Sequence[Answer]", ours: Collection[str], tokenizer: "PreTrainedTokenizerBase") -> None:
         """Write answers at once; `ours` are the names of our sides, the others are peers'.
 
         Raises `PacelineError` where the disk is full, with every line before still whole.
         """
+        from ..sampling.detokenize import Detokenizer
+
         for answer in answers:
             line, is_ours = answer.as_dict(), answer.side in ours
-            if is_ours and tokenizer is not None and answer.token_ids is not None:
-                line["pieces"] = token_texts(tokenizer, answer.token_ids)
+            if is_ours:  # special tokens by name; joined, the text of the answer
+                detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+                line["pieces"] = detokenizer.pieces(line["token_ids"], is_end=True)
                 for one in line["rounds"]:
                     one["pieces"] = tree_texts(tokenizer, one["token_ids"], one["parents"])
             self._append(self._files[ANSWERS if is_ours else PEER_ANSWERS], (to_json(line) + "\n").encode())
@@ -77,9 +78,8 @@ class ResultFolder:
     def _append(self, file: FileIO, line: bytes) -> None:
         before = file.tell()
         try:
-            written = 0
-            while written < len(line):
-                written += file.write(line[written:])
+            while line:
+                line = line[file.write(line) :]
         except OSError as error:
             file.seek(file.truncate(before))
             raise self._failed(error) from error
@@ -133,17 +133,6 @@ def _unused(model: str, drafters: Sequence[str]) -> Path:
     while (folder := Path("results", name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return folder
-
-
-def token_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> list[str]:
-    """The text that each token adds, special tokens by name; joined, the text of the answer.
-
-    A character that spans tokens goes to the token that completes it and leaves the ones before it empty. At the end an
-    incomplete one becomes a replacement character of the last token.
-    """
-    from ..sampling.detokenize import Detokenizer
-
-    return Detokenizer(tokenizer, skip_special_tokens=False).pieces(token_ids, is_end=True)
 
 
 def tree_texts(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int], parents: Sequence[int]) -> list[str]:
@@ -284,7 +273,7 @@ class SavedPeer(_Saved):
     """Another system's aggregates."""
 
     side: str = "peer"
-    over_plain: SavedSpeedup = SavedSpeedup()
+    speedup: float | None = Field(None, validation_alias=AliasPath("over_plain", "speedup"))
     mean_acceptance_length: float | None = None
     tokens_per_s: float | None = None
 

@@ -1,17 +1,14 @@
 """The run: every side answers the same prompts in turns, so that a machine that slows down slows all of them.
 
-    prompt of a category    1st              2nd              3rd
-    order of the sides      plain, lookup    lookup, plain    plain, lookup
-
-Two such prompts make ABBA, in which a steady drift of the machine cancels. `paceline bench` and `paceline tune` measure
-with it; `bench/peers` adds other systems as sides.
+Their order turns around with every prompt of a category, so that a steady drift cancels. `paceline bench` and
+`paceline tune` measure with it; `bench/peers` adds other systems as sides.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -49,7 +46,7 @@ class Ask:
     """One turn of one prompt, the same for every side.
 
     index: place of the prompt in the run, the unit of every interval. repeat, turn: from 0. seed: of a sampled answer.
-    messages: the whole chat up to this turn; empty for a prompt that is bare text.
+    messages: the whole conversation up to this turn.
     """
 
     index: int
@@ -65,9 +62,9 @@ class Ask:
         """What our engines are given: token ids, the same for every side, or the chat with its image."""
         return self.token_ids if self.question.image is None else self.messages
 
-    def params(self, options: BenchOptions, max_tokens: int | None = None) -> SamplingParams:
+    def params(self, options: BenchOptions) -> SamplingParams:
         """What an engine is asked for."""
-        return SamplingParams(options.temperature, max_tokens=max_tokens or options.max_tokens, seed=self.seed)
+        return SamplingParams(options.temperature, max_tokens=options.max_tokens, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -103,12 +100,11 @@ class Answer:
     def as_dict(self) -> dict[str, Any]:
         """One line of `answers.jsonl`."""
         ask, question = self.ask, self.ask.question
-        line: dict[str, Any] = {"index": ask.index}
-        line |= {key: getattr(question, key) for key in ("id", "category", "topic")}
-        line |= {key: getattr(ask, key) for key in ("turn", "repeat", "seed")}
-        line |= {"side": self.side, "prompt": question.turns[ask.turn], "num_prompt_tokens": len(ask.token_ids)}
-        line |= {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("ask", "side")}
-        return {**line, "rounds": [asdict(one) for one in self.rounds]}
+        asked = {key: getattr(question, key) for key in ("id", "category", "topic")}
+        asked |= {key: getattr(ask, key) for key in ("turn", "repeat", "seed")}
+        asked |= {"prompt": question.turns[ask.turn], "num_prompt_tokens": len(ask.token_ids)}
+        own = {key: value for key, value in vars(self).items() if key != "ask"}
+        return {"index": ask.index, **asked, **own, "rounds": [asdict(one) for one in self.rounds]}
 
 
 class Side(ABC):
@@ -120,8 +116,8 @@ class Side(ABC):
         self.name = name
 
     @abstractmethod
-    def answer(self, asks: Sequence[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
-        """Answer a batch; `max_tokens` overrules that of the options."""
+    def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
+        """Answer a batch."""
 
     def judge(self, plain: Answer, mine: Answer, options: BenchOptions) -> Answer:
         """`mine` with its verdict against the plain answer."""
@@ -135,9 +131,9 @@ class EngineSide(Side):
         super().__init__(name)
         self.llm = llm
 
-    def answer(self, asks: Sequence[Ask], options: BenchOptions, max_tokens: int | None = None) -> list[Answer]:
+    def answer(self, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
         """Decode the asks side by side, as many as the engine has slots."""
-        results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options, max_tokens) for ask in asks])
+        results = self.llm.generate([ask.prompt for ask in asks], [ask.params(options) for ask in asks])
         timings = self.llm.decoder.timings  # of the whole batch
         shares = [sum(one.seconds / one.batch for one in result.rounds) for result in results]
         read = sum(len(ask.token_ids) for ask in asks)
@@ -174,12 +170,7 @@ class EngineSide(Side):
         return replace(mine, verdict=found.verdict.value, reason=found.reason)
 
 
-def no_peers(*_: object) -> AbstractContextManager[tuple[list[Side], dict[str, dict[str, str]]]]:
-    """A run of our own engines alone."""
-    return nullcontext(([], {}))
-
-
-OPEN_PEERS = ContextVar("open_peers", default=no_peers)
+OPEN_PEERS = ContextVar[Callable[..., AbstractContextManager[Any]] | None]("open_peers", default=None)
 """Opens the other systems of a `paceline bench`: called with (configs, llm, model, screen, missing), it gives their
 sides and what they say of themselves, and fills `missing` with the reasons of those that cannot start. `bench/peers`
 sets it."""
@@ -189,10 +180,9 @@ sets it."""
 class BenchRun:
     """Sides that answer the same prompts, and what was measured of them so far.
 
-    plain: plain decoding, whose answers the conversations continue from. others: every other side. keep: is given the
-    answers of each turn once they are measured. complete: False where the run was interrupted. failed: the reasons of
-    peers that gave up, by side. too_long: turns that did not fit the context and were left out on all sides.
-    bandwidths: of reading memory, in bytes per second, measured three times since it drifts from hour to hour.
+    keep: is given the answers of each turn once they are measured. complete: False where the run was interrupted.
+    failed: the reasons of peers that gave up, by side. too_long: turns that did not fit the context, left out on all
+    sides. bandwidths: of reading memory, in bytes per second, measured three times since it drifts.
     """
 
     plain: EngineSide
@@ -216,9 +206,10 @@ class BenchRun:
         groups = [questions[i : i + size] for i in range(0, len(questions), size)]
         total, done = sum(max(len(question.turns) for question in group) for group in groups) * repeats, 0
         progress("warming up", 0, len(self.sides))
-        asks = [self._ask_of(question, place, 0, 0, []) for place, question in enumerate(groups[0])]
+        asks = [self._ask_of(question, place, 0, []) for place, question in enumerate(groups[0])]
+        short = replace(self.options, max_tokens=min(_WARM_UP, self.options.max_tokens))
         for count, side in enumerate(self.sides, start=1):
-            self._answers(side, [ask for ask in asks if ask is not None], min(_WARM_UP, self.options.max_tokens))
+            self._answers(side, [ask for ask in asks if ask is not None], short)
             progress("warming up", count, len(self.sides))
         self.bandwidths.append(machine.read_bandwidth(device))
         for repeat in range(repeats):
@@ -235,51 +226,44 @@ class BenchRun:
 
     def _turns(self, group: Sequence[Question], first: int, repeat: int, is_flipped: bool) -> Iterator[None]:
         """Play the conversations of a group, a turn of all sides at a time; yields after each turn."""
-        said: list[list[str] | None] = [[] for _ in group]  # None: the conversation has outgrown the context
+        said = {index: list[str]() for index in range(first, first + len(group))}
         for turn in range(max(len(question.turns) for question in group)):
-            asks: list[Ask] = []
-            for place, question in enumerate(group):
-                so_far = said[place]
-                if so_far is None or turn >= len(question.turns):
+            asks = list[Ask]()
+            for index, question in enumerate(group, start=first):
+                if index not in said or turn >= len(question.turns):
                     continue
-                ask = self._ask_of(question, first + place, repeat, turn, so_far)
-                if ask is None:
-                    self.too_long += len(question.turns) - turn if repeat == 0 else 0
-                    said[place] = None
-                else:
+                if ask := self._ask_of(question, index, repeat, said[index]):
                     asks.append(ask)
+                else:
+                    self.too_long += len(question.turns) - turn if repeat == 0 else 0
+                    del said[index]
             if asks:
                 sides = self.sides
-                found = {side.name: self._answers(side, asks) for side in (reversed(sides) if is_flipped else sides)}
+                found = {s.name: self._answers(s, asks, self.options) for s in (sides[::-1] if is_flipped else sides)}
                 for place, plain in enumerate(found[PLAIN]):
                     # Every side goes on from the plain answer: after different texts speeds could not be compared.
-                    conversation = said[asks[place].index - first]
-                    assert conversation is not None
-                    conversation.append(plain.text)
+                    said[plain.ask.index].append(plain.text)
                     mine = [(side, found[side.name][place]) for side in sides if found[side.name]]
                     judged = [one if side is self.plain else side.judge(plain, one, self.options) for side, one in mine]
                     self.answers += judged
                     self.keep(judged)
             yield
 
-    def _answers(self, side: Side, asks: Sequence[Ask], max_tokens: int | None = None) -> list[Answer]:
+    def _answers(self, side: Side, asks: Sequence[Ask], options: BenchOptions) -> list[Answer]:
         """What a side answers; a peer that fails is noted, asked no more, and answers nothing."""
         try:
-            return side.answer(asks, self.options, max_tokens)
+            return side.answer(asks, options)
         except (PacelineError, OSError) as error:
             if not side.is_peer:
                 raise
             self.failed[side.name] = str(error)
             return []
 
-    def _ask_of(self, question: Question, index: int, repeat: int, turn: int, answers: Sequence[str]) -> Ask | None:
-        """A turn as every side gets it, None where it does not fit the context."""
-        ids = _encode(self.plain.llm, question, answers)
-        if ids is None:
-            return None
+    def _ask_of(self, question: Question, index: int, repeat: int, answers: Sequence[str]) -> Ask | None:
+        """The turn after these answers as every side gets it, None where it does not fit the context."""
+        ids, turn = _encode(self.plain.llm, question, answers), len(answers)
         seed = self.options.seed + index + 100_003 * (repeat + 1009 * turn)  # samples of their own
-        messages = [] if _is_bare(self.plain.llm, question) else question.messages(answers)
-        return Ask(index, repeat, turn, question, messages, ids, seed)
+        return None if ids is None else Ask(index, repeat, turn, question, question.messages(answers), ids, seed)
 
 
 def fitting(llm: LLM, questions: Sequence[Question]) -> tuple[list[Question], int]:
@@ -300,15 +284,10 @@ def flips(groups: Sequence[Sequence[Question]], repeat: int = 0) -> list[bool]:
     return for_each
 
 
-def _is_bare(llm: LLM, question: Question) -> bool:
-    return question.image is None and (question.chat is None or not has_chat_template(llm.loaded))
-
-
 def _encode(llm: LLM, question: Question, answers: Sequence[str]) -> list[int] | None:
     messages = question.messages(answers)
+    is_bare = question.image is None and (question.chat is None or not has_chat_template(llm.loaded))
     try:
-        if _is_bare(llm, question):
-            return llm.encode("\n\n".join(str(message["content"]) for message in messages))
-        return llm.encode(messages)
+        return llm.encode("\n\n".join(str(message["content"]) for message in messages) if is_bare else messages)
     except CacheFull:
         return None

@@ -130,50 +130,35 @@ def hash_questions(questions: Seq[Question]) -> str:
 
 
 def _find(suite: str, data: str | Path | None, download: bool) -> Path:
-    if suite not in SUITES:
-        path = Path(suite)
-        if not path.is_file():
+    """The suite's file: below `data`, or in the user's cache, to which it is fetched if that is allowed."""
+    if (known := SUITES.get(suite)) is None:
+        if not Path(suite).is_file():
             raise ConfigError(
                 f"there is no file and no suite {suite!r}",
                 expected="one of " + ", ".join(SUITES) + ", or a file of JSON lines",
                 fix=meant(suite.replace("-", "_"), [*SUITES]),
             )
-        return path
-    known = SUITES[suite]
-    if data is None:
-        return _downloaded(suite, known, download)
-    folder = Path(data)
-    places = [*(place / file for place in (folder / suite, folder) for file in known.files), folder]
-    if found := next((path for path in places if path.is_file()), None):
-        return found
-    raise ConfigError(
-        f"no prompts of {suite} in {str(folder)!r}", got="no such folder" if not folder.exists() else "other files",
-        expected=_expected(suite, known), fix=f"fetch {known.published}",
-    )  # fmt: skip
-
-
-def _expected(suite: str, known: Suite) -> str:
-    return f"the folder that holds {suite}/{known.files[0]}"
-
-
-def _downloaded(suite: str, known: Suite, download: bool) -> Path:
-    """The suite's file in the user's cache, which is fetched if that is allowed. Raises `ConfigError`."""
-    by_hand = f"fetch {known.published} and give its folder as --data"
+        return Path(suite)
+    expected, by_hand = f"the folder that holds {suite}/{known.files[0]}", f"fetch {known.published}"
+    if data is not None:
+        folder = Path(data)
+        places = [*(place / file for place in (folder / suite, folder) for file in known.files), folder]
+        if found := next((path for path in places if path.is_file()), None):
+            return found
+        got = "other files" if folder.exists() else "no such folder"
+        raise ConfigError(f"no prompts of {suite} in {str(folder)!r}", got=got, expected=expected, fix=by_hand)
+    by_hand += " and give its folder as --data"
     path = models_dir().parent / "suites" / suite / (known.url or "").rpartition("/")[2]
     if path.is_file():
         return path
     if known.url is None or not download:
-        raise ConfigError(
-            f"the prompts of {suite} are not here", got="no --data", expected=_expected(suite, known),
-            fix=by_hand if known.url is None else f"add --download to fetch {known.url}, or {by_hand}",
-        )  # fmt: skip
+        fix = by_hand if known.url is None else f"add --download to fetch {known.url}, or {by_hand}"
+        raise ConfigError(f"the prompts of {suite} are not here", got="no --data", expected=expected, fix=fix)
     content = fetch(known.url, _MAX_BYTES, _SECONDS)
-    found = hashlib.sha256(content).hexdigest()
-    if known.sha256 not in (None, found):
-        raise ConfigError(
-            f"{known.url} is not the file that was published", got=f"sha256 {found}", expected=known.sha256, fix=by_hand
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256(content).hexdigest()
+    if known.sha256 not in (None, digest):
+        what = f"{known.url} is not the file that was published"
+        raise ConfigError(what, got=f"sha256 {digest}", expected=known.sha256, fix=by_hand)
     write_bytes(path, content)
     return path
 
@@ -184,8 +169,7 @@ def _question(line: PromptLine, name: str) -> Question:
     category = "mt_bench" if name == "spec_bench" and topic in _MT_BENCH else topic or name
     if name == "mmspec" and row.get("topic"):  # six topics, of which some have dozens of categories
         category = str(row["topic"])
-    key = next((k for k in ("question_id", "task_id", "id") if k in row), None)
-    label = str(line.number) if key is None else str(row[key])
+    label = str(next((row[key] for key in ("question_id", "task_id", "id") if key in row), line.number))
     if line.chat:  # one turn: what the assistant said in the file stays what it said
         is_text = all(isinstance(message["content"], str) for message in line.chat)
         if line.images or not is_text or line.chat[-1]["role"] != "user":

@@ -1,22 +1,21 @@
-"""The numbers of a benchmark: speed-ups with intervals, acceptance by position, and what was run on what.
+"""The numbers of a benchmark, the keys of `summary.json`: speed-ups with intervals, acceptance, what ran on what.
 
-`summarise` and `about_run` give the keys of `summary.json` and of the line that `--json` prints. The unit of every
-interval is the prompt: all its turns and repeats are summed before anything is resampled, because they are not
-independent of each other.
+The unit of every interval is the prompt: its turns and repeats, which depend on each other, are summed before anything
+is resampled.
 """
 
 import hashlib
-import resource
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..config import SpecConfig
 from ..core.figures import tokens_per_pass
@@ -40,38 +39,50 @@ def summarise(run: BenchRun, drafters: Sequence[str], missing_peers: Mapping[str
 
     missing_peers: those that could not be started, with the reason.
     """
-    answers, seed, batch = run.answers, run.options.seed, run.options.batch
-    plain = plain_summary(answers, weight_bytes(run.plain.llm.loaded), run.bandwidths)
-    runs = [{"drafter": name, "batch": batch, **speculative_summary(answers, name, seed)} for name in drafters]
-    sides = dict.fromkeys(one.side for one in answers)
-    peers = [side for side in sides if side != PLAIN and side not in drafters]
+    sides, seed, batch = by_side(run.answers), run.options.seed, run.options.batch
+    plain = sides[PLAIN]
+    runs = [{"drafter": name, "batch": batch, **speculative_summary(plain, sides[name], seed)} for name in drafters]
+    ours = {name: sides[name] for name in drafters}
     return {
         "complete": run.complete,
         **runs[0],
-        **plain,
-        **peak_memory(),
+        **plain_summary(plain, weight_bytes(run.plain.llm.loaded), run.bandwidths),
+        "peak_memory_bytes": getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        "peak_gpu_memory_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         "turns_left_out": run.too_long,
         "settings": asdict(run.options),
-        "peers": [peer_summary(answers, side, drafters, seed) for side in peers],
+        "peers": [
+            peer_summary(side, mine, plain, ours, seed)
+            for side, mine in sides.items()
+            if side != PLAIN and side not in drafters
+        ],
         "missing_peers": dict(missing_peers),
         "failed_peers": run.failed,
         "runs": runs,
     }
 
 
-def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict[str, Any]:
+def by_side(answers: Iterable[Answer]) -> defaultdict[str, list[Answer]]:
+    """The answers of each side; of one that gave none an empty list."""
+    sides = defaultdict[str, list[Answer]](list)
+    for one in answers:
+        sides[one.side].append(one)
+    return sides
+
+
+def speculative_summary(plain: Sequence[Answer], mine: Sequence[Answer], seed: int) -> dict[str, Any]:
     """One drafter against plain decoding: overall, by category, by position, by source."""
-    categories = dict.fromkeys(one.ask.question.category for one in answers)
-    mine = [one for one in answers if one.side == side]
+    categories = dict.fromkeys(one.ask.question.category for one in plain)
     rounds = [r for one in mine for r in one.rounds if r.num_drafted or not r.with_prompt]
+
+    def of(side: Sequence[Answer], category: str) -> list[Answer]:
+        return [one for one in side if one.ask.question.category == category]
+
     return {
-        **_comparison(answers, side, seed),
-        "speedup_with_prefill": _versus(answers, PLAIN, side, seed, with_prefill=True)["speedup"],
+        **_comparison(plain, mine, seed),
+        "speedup_with_prefill": _versus(plain, mine, seed, with_prefill=True)["speedup"],
         "speculative_tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
-        "categories": {
-            name: _comparison([one for one in answers if one.ask.question.category == name], side, seed)
-            for name in categories
-        },
+        "categories": {name: _comparison(of(plain, name), of(mine, name), seed) for name in categories},
         **acceptance_by_position([(r.num_drafted, r.num_accepted) for r in rounds]),
         "rounds": len(rounds),
         "rounds_with_draft": sum(r.num_drafted > 0 for r in rounds),
@@ -88,16 +99,15 @@ def speculative_summary(answers: Sequence[Answer], side: str, seed: int) -> dict
     }
 
 
-def plain_summary(answers: Sequence[Answer], weight_bytes: int, bandwidths: Sequence[float]) -> dict[str, object]:
+def plain_summary(plain: Sequence[Answer], weight_bytes: int, bandwidths: Sequence[float]) -> dict[str, object]:
     """Plain decoding against the machine. floor_s: the least seconds of a pass, in which the weights are read once."""
-    mine = [one for one in answers if one.side == PLAIN]
-    split = _split(mine)
+    split = _split(plain)
     seconds = split["total"] / 1e3
     bandwidth = statistics.median(bandwidths) if bandwidths else None
     floor_s = weight_bytes / bandwidth if bandwidth else None
     return {
-        "plain_tokens_per_s": _speed(mine),
-        "plain_tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
+        "plain_tokens_per_s": _speed(plain),
+        "plain_tokens_per_s_with_prefill": _speed(plain, with_prefill=True),
         "plain_ms_per_pass": split,
         "weight_bytes": weight_bytes,
         "read_bandwidth": bandwidth,
@@ -108,9 +118,10 @@ def plain_summary(answers: Sequence[Answer], weight_bytes: int, bandwidths: Sequ
     }
 
 
-def peer_summary(answers: Sequence[Answer], side: str, speculative: Sequence[str], seed: int) -> dict[str, object]:
+def peer_summary(
+    side: str, mine: Sequence[Answer], plain: Sequence[Answer], drafters: Mapping[str, Sequence[Answer]], seed: int
+) -> dict[str, object]:
     """One mode of a peer, against ours; each ratio is the peer's speed over ours."""
-    mine = [one for one in answers if one.side == side]
     peer, _, mode = side.partition(":")
     return {
         "side": side,
@@ -121,16 +132,9 @@ def peer_summary(answers: Sequence[Answer], side: str, speculative: Sequence[str
         "tokens_per_s_with_prefill": _speed(mine, with_prefill=True),
         "mean_acceptance_length": _mean(one.num_tokens / one.passes for one in mine if one.passes),
         "identical_share": _mean(one.verdict == Verdict.IDENTICAL for one in mine),
-        "over_plain": _versus(answers, PLAIN, side, seed),
-        "over_speculative": {name: _versus(answers, name, side, seed) for name in speculative},
+        "over_plain": _versus(plain, mine, seed),
+        "over_speculative": {name: _versus(answers, mine, seed) for name, answers in drafters.items()},
     }
-
-
-def peak_memory() -> dict[str, int | None]:
-    """Most bytes this process has held, in memory and on the GPU."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    return {"peak_memory_bytes": peak, "peak_gpu_memory_bytes": gpu}
 
 
 def about_run(
@@ -187,15 +191,8 @@ def trained_hash(drafter: DrafterSpec) -> str | None:
     return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
 
 
-class Cost(NamedTuple):
-    """What one prompt took on one side: tokens emitted and the seconds that they took."""
-
-    tokens: int
-    seconds: float
-
-
-def speedup(base: Sequence[Cost], other: Sequence[Cost], seed: int = 0) -> dict[str, float | None]:
-    """How much faster `other` is than `base`, prompt i of the one with prompt i of the other; all None without prompts.
+def speedup(base: Sequence[ArrayLike], other: Sequence[ArrayLike], seed: int = 0) -> dict[str, float | None]:
+    """How much faster `other` is than `base`, from (tokens, seconds) of each prompt; all None without prompts.
 
     speedup: ratio of pooled speeds, sum of tokens over sum of seconds, in which a long answer counts for more.
     speedup_prompt_mean: mean over prompts of each prompt's own ratio. From `FEW` prompts on each has the bounds `_low`
@@ -205,7 +202,7 @@ def speedup(base: Sequence[Cost], other: Sequence[Cost], seed: int = 0) -> dict[
     keys = ("speedup", "speedup_prompt_mean")
     if not base:
         return {f"{key}{end}": None for key in keys for end in ("", "_low", "_high")}
-    data = np.asarray([(*b, *o) for b, o in zip(base, other, strict=True)], dtype=np.float64)  # [prompts, 4]
+    data = np.hstack([np.asarray(side, dtype=np.float64) for side in (base, other)])  # [prompts, 4]
     draws = np.random.default_rng(seed).integers(len(data), size=(_RESAMPLES, len(data)))
     ratios = _ratios(data)
     values = (_ratios(data.sum(axis=0, keepdims=True))[0], ratios.mean())
@@ -242,13 +239,11 @@ def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     return (sums[:, 2] / seconds[:, 1]) / np.maximum(sums[:, 0] / seconds[:, 0], least)
 
 
-def _comparison(answers: Sequence[Answer], side: str, seed: int) -> dict[str, object]:
+def _comparison(plain: Sequence[Answer], mine: Sequence[Answer], seed: int) -> dict[str, object]:
     """The numbers of a category, or of the whole."""
-    plain = [one for one in answers if one.side == PLAIN]
-    mine = [one for one in answers if one.side == side]
     counts = Counter(one.verdict for one in mine)
     return {
-        **_versus(answers, PLAIN, side, seed),
+        **_versus(plain, mine, seed),
         "prompts": len(_costs(mine)),
         "answers": len(mine),
         "tokens": sum(one.length for one in mine),
@@ -260,31 +255,29 @@ def _comparison(answers: Sequence[Answer], side: str, seed: int) -> dict[str, ob
     }
 
 
-def _costs(answers: Iterable[Answer], with_prefill: bool = False) -> dict[int, Cost]:
-    """What each prompt took, its turns and repeats together."""
-    sums: dict[int, Cost] = {}
+def _costs(answers: Iterable[Answer], with_prefill: bool = False) -> dict[int, NDArray[np.float64]]:
+    """(tokens, seconds) of each prompt, its turns and repeats together."""
+    sums = defaultdict[int, NDArray[np.float64]](lambda: np.zeros(2))
     for one in answers:
-        before = sums.get(one.ask.index, Cost(0, 0.0))
-        more = (one.length, one.seconds + one.prefill_s) if with_prefill else (one.num_tokens, one.seconds)
-        sums[one.ask.index] = Cost(before.tokens + more[0], before.seconds + more[1])
+        cost = (one.length, one.seconds + one.prefill_s) if with_prefill else (one.num_tokens, one.seconds)
+        sums[one.ask.index] += cost
     return sums
 
 
 def _speed(answers: Iterable[Answer], with_prefill: bool = False) -> float | None:
     """Tokens per second over all prompts together; None where nothing was timed."""
-    costs = _costs(answers, with_prefill).values()
-    seconds = sum(cost.seconds for cost in costs)
-    return sum(cost.tokens for cost in costs) / seconds if seconds else None
+    tokens, seconds = sum(_costs(answers, with_prefill).values(), np.zeros(2)).tolist()
+    return tokens / seconds if seconds else None
 
 
 def _versus(
-    answers: Sequence[Answer], base: str, other: str, seed: int, with_prefill: bool = False
+    base: Sequence[Answer], other: Sequence[Answer], seed: int, with_prefill: bool = False
 ) -> dict[str, float | None]:
     """Compare two sides over the turns that both have answered."""
-    turns = [{(a.ask.index, a.ask.turn, a.ask.repeat): a for a in answers if a.side == side} for side in (base, other)]
+    turns = [{(one.ask.index, one.ask.turn, one.ask.repeat): one for one in side} for side in (base, other)]
     costs = [_costs((mine[key] for key in mine if all(key in one for one in turns)), with_prefill) for mine in turns]
     # An answer that a peer ends with its first token took no decoding at all.
-    timed = [i for i in costs[0] if all(one[i].tokens and one[i].seconds > 0 for one in costs)]
+    timed = [i for i in costs[0] if all((one[i] > 0).all() for one in costs)]
     return speedup([costs[0][i] for i in timed], [costs[1][i] for i in timed], seed)
 
 
@@ -305,10 +298,10 @@ def _sources(answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
 
 def _split(answers: Sequence[Answer]) -> dict[str, float]:
     """Milliseconds of a pass of the model and what they went to; `rest` is all that is neither draft nor verify."""
-    passes = sum(1 / r.batch for one in answers for r in one.rounds)
-    if not passes:
-        return {"draft": 0.0, "verify": 0.0, "rest": 0.0, "total": 0.0}
     rounds = [r for one in answers for r in one.rounds]
+    passes = sum(1 / r.batch for r in rounds)
+    if not passes:
+        return dict.fromkeys(("draft", "verify", "rest", "total"), 0.0)
     total = 1e3 * sum(one.seconds for one in answers) / passes
     draft, verify = (1e3 * sum(getattr(r, key) / r.batch for r in rounds) / passes for key in ("draft_s", "verify_s"))
     return {"draft": draft, "verify": verify, "rest": total - draft - verify, "total": total}

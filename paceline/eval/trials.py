@@ -1,10 +1,5 @@
 """Recorded measurements of a drafter: how much of what it proposes is accepted, made again later and compared.
 
-    round        drafted depth 3        accepted 2       emitted 3 (two drafted, one of the target's own)
-    position     1: accepted            2: accepted      3: rejected
-    over rounds  per_position[i] = share of rounds in which position i + 1 was accepted
-                 mean acceptance length = emitted tokens / target passes, the target's own token counted (as in vLLM)
-
 `training.json` of a head holds a list of them under "acceptance", the first being the one that is quoted:
 
     {"name": "built-in prompts",

@@ -25,7 +25,7 @@ from ..zoo.registry import Progress, silent
 from .machine import PassCosts, about_drafts, ms
 from .run import PLAIN, BenchOptions, BenchRun, EngineSide
 from .suites import Question
-from .summary import FEW, speculative_summary
+from .summary import FEW, by_side, speculative_summary
 
 SURE = 1.05
 """The gain that fewer than `FEW` prompts must show, which have no interval."""
@@ -59,9 +59,8 @@ class Gain:
 class BreakEven:
     """What one drafter's tokens cost and what they may cost, at the draft length where it does best.
 
-    acceptance: share of judged tokens that were accepted. token_s: seconds per drafted token. growth: T(n+1)/T(1), the
-    round that checks n tokens over a plain one. dearest_s: seconds per token at which drafting n tokens breaks even;
-    negative where even a free draft would lose.
+    token_s: seconds per drafted token. growth: T(n+1)/T(1), the round that checks n tokens over a plain one. dearest_s:
+    seconds per token at which drafting n tokens breaks even; negative where even a free draft would lose.
     """
 
     source: str
@@ -147,13 +146,12 @@ def measure(
     sides = [EngineSide(config.name, llm) for config, llm in zip(configs, llms, strict=True)]
     run = BenchRun(EngineSide(PLAIN, llms[0].plain()), sides, options)
     run.measure(questions, progress)
-    found = []
+    answers, found = by_side(run.answers), []
     for config, llm in zip(configs, llms, strict=True):
-        summary = speculative_summary(run.answers, config.name, options.seed)
-        rounds = [r for answer in run.answers if answer.side == config.name for r in answer.rounds]
-        policy = llm.decoder.policy
+        mine, policy = answers[config.name], llm.decoder.policy
+        summary = speculative_summary(answers[PLAIN], mine, options.seed)
         estimates = policy.estimates if isinstance(policy, CostModel) else None
-        found.append(candidate_of(config, summary, rounds, estimates))
+        found.append(candidate_of(config, summary, [r for one in mine for r in one.rounds], estimates))
     return found
 
 

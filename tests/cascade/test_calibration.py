@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline import LLM, Ratio
+from paceline import LLM, Ratio, SamplingParams
 from paceline.cascade import Calibration, Signal, calibrate, load_calibration
 from paceline.cascade.bound import Point, last_that_holds
 from paceline.cascade.calibration import THRESHOLDS, ModelId, confidences, digest, sampling_options
@@ -219,6 +219,8 @@ def test_what_decides_the_law():
     assert sampling_options(PARAMS) == {"logit_bias": {"2": 4.0}}
     assert sampling_options(replace(PARAMS, seed=3, max_tokens=7, n=1, logprobs=2)) == sampling_options(PARAMS)
     assert sampling_options(replace(PARAMS, stop="x")) != sampling_options(PARAMS)
+    chosen = sampling_options(SamplingParams(structured_outputs={"choice": ["a", "b"]}))
+    assert chosen == json.loads(json.dumps(chosen)), "a loaded calibration's are compared with a request's"
 
 
 def test_answers_that_did_not_end_are_never_counted():

@@ -10,7 +10,7 @@ from paceline.core.interfaces import Verifier
 from paceline.core.outputs import Walk
 from paceline.eval.run import PLAIN, Answer, BenchOptions, BenchRun, EngineSide, Side, fitting, flips
 from paceline.eval.suites import Question
-from paceline.eval.summary import Cost, speedup, summarise
+from paceline.eval.summary import speedup, summarise
 from paceline.verify import Ratio
 from tests.cli.helpers import save
 from tests.tiny import UNDESCRIBED, tiny_model
@@ -33,7 +33,7 @@ class Stops(Side):
         super().__init__("stops")
         self.left = calls
 
-    def answer(self, asks, options, max_tokens=None):
+    def answer(self, asks, options):
         self.left -= 1
         if self.left < 0:
             raise KeyboardInterrupt
@@ -53,7 +53,7 @@ def is_fair(order) -> bool:
             for is_speculative in (True, False) if is_flipped else (False, True):
                 seconds[is_speculative].append(1.0 + 0.01 * clock)
                 clock += 1
-        costs = [[Cost(10, s) for s in seconds[side]] for side in (False, True)]
+        costs = [[(10, s) for s in seconds[side]] for side in (False, True)]
         starts = {name: [f for f, other in zip(flipped, pattern, strict=True) if other == name] for name in pattern}
         if any(2 * sum(one) != len(one) for one in starts.values()):
             return False

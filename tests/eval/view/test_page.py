@@ -109,7 +109,7 @@ def test_data_is_what_was_written(read):
     assert [r["texts"] for r in one["rounds"]] == [r["pieces"] for r in given["rounds"]]
     assert [r["parents"] for r in one["rounds"]] == [r["parents"] for r in given["rounds"]]
     assert one["rounds"][0]["ms"] == [1, 20, 1]
-    assert sum(r["emitted"] for r in one["rounds"]) == len(one["ids"]) == len(one["origins"])
+    assert sum(r["num_emitted"] for r in one["rounds"]) == len(one["ids"]) == len(one["origins"])
 
 
 @pytest.mark.parametrize("text", ["</script>", "<!--<script>", "<b>", "\u2028"])

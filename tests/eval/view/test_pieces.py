@@ -3,8 +3,8 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paceline.eval.results import token_texts as pieces
 from paceline.eval.results import tree_texts
+from paceline.sampling.detokenize import Detokenizer
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
@@ -14,6 +14,10 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     whole.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     whole.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=whole, eos_token="<end>")
+
+
+def pieces(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
+    return Detokenizer(tokenizer, skip_special_tokens=False).pieces(ids, is_end=True)
 
 
 def test_joined_pieces_are_the_text():

@@ -65,7 +65,7 @@ def bench(
         from ..eval.suites import read_suite
         from ..eval.summary import about_run, summarise
 
-    open_peers = OPEN_PEERS.get()
+        open_peers = OPEN_PEERS.get()
     if open_peers is not no_peers and batch > 1:
         raise typer.BadParameter("peers answer one prompt at a time: leave out --batch or --peer")
     how = BenchOptions(**vars(answers), batch=batch, repeat=repeat)
@@ -81,10 +81,7 @@ def bench(
         tokenizer = llms[0].loaded.tokenizer
         run = BenchRun(plain, sides, how, lambda answers: results.add(answers, {PLAIN, *names}, tokenizer))
         try:
-            with (
-                open_peers(configs, llms[0], model, screen, missing) as (peers, about),
-                screen.stages() as progress,
-            ):
+            with open_peers(configs, llms[0], model, screen, missing) as (peers, about), screen.stages() as progress:
                 run.others = [*sides, *peers]
                 run.measure(prompts, progress)
         except (Exception, KeyboardInterrupt) as error:
@@ -103,7 +100,7 @@ def bench(
             except PacelineError as error:
                 ended = ended or error
     if screen.json:
-        screen.put_json({**summary, "result": str(results.path)}, is_whole=ended is None)
+        screen.put_json({**summary, "result": results.path}, is_whole=ended is None)
     else:
         _show(summary, results.path, screen)
     if ended is not None:
@@ -136,30 +133,32 @@ def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
 def _table(run: dict[str, Any], model: str) -> Table:
     from ..eval.results import last_part
 
-    compared = {name: sum(one["verdicts"].values()) for name, one in {**run["categories"], None: run}.items()}
     columns = {
-        "Category": lambda row: escape(row[0] or "all"),
-        "Prompts": lambda row: str(row[1]["prompts"]),
-        "Plain\ntok/s": lambda row: number(row[1]["plain_tokens_per_s"], ".1f"),
-        "Spec.\ntok/s": lambda row: number(row[1]["speculative_tokens_per_s"], ".1f"),
-        "Speed-\nup": lambda row: number(row[1]["speedup"], unit="x"),
-        "95%\ninterval": lambda row: _interval(row[1]),
-        "Tokens\na pass": lambda row: number(row[1]["mean_acceptance_length"]),
-        "Same as\nplain": lambda row: (
-            f"{row[1]['verdicts']['identical']} of {compared[row[0]]}" if compared[row[0]] else "–"
-        ),
+        "Category": lambda row: escape(row["category"] or "all"),
+        "Prompts": lambda row: str(row["prompts"]),
+        "Plain\ntok/s": lambda row: number(row["plain_tokens_per_s"], ".1f"),
+        "Spec.\ntok/s": lambda row: number(row["speculative_tokens_per_s"], ".1f"),
+        "Speed-\nup": lambda row: number(row["speedup"], unit="x"),
+        "95%\ninterval": _interval,
+        "Tokens\na pass": lambda row: number(row["mean_acceptance_length"]),
+        "Same as\nplain": lambda row: _share(row["verdicts"]["identical"], sum(row["verdicts"].values())),
     }
-    rows = list(run["categories"].items())
+    rows = [{**one, "category": name} for name, one in run["categories"].items()]
+    total = [] if len(rows) == 1 else [{**run, "category": "all"}]
     title = f"{escape(last_part(model))} with [bold]{escape(run['drafter'])}[/bold]"
-    table = table_of(columns, rows if len(rows) == 1 else [*rows, (None, run)], title=title)
+    table = table_of(columns, [*rows, *total], title=title)
     table.title_style, table.padding = "", (0, 0, 0, 1)
     for column in table.columns:
         column.no_wrap = True
-    if len(rows) != 1:
+    if total:
         table.rows[-1].style = "bold"
         if rows:
             table.rows[-2].end_section = True
     return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole}" if whole else "–"
 
 
 def _remarks(run: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """`paceline calibrate`: when a small model may answer in place of a large one."""
 
+from dataclasses import MISSING
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +14,12 @@ from .options import (
     PROMPTS,
     LoadOptions,
     ModelOptions,
-    Opt,
-    Seed,
     Weights,
     command,
     open_engine,
     opt,
     remark_raw,
+    seed_option,
 )
 from .screen import Screen
 
@@ -33,9 +33,10 @@ _PROMISE = "Promise"
 def calibrate(
     small: Annotated[str, typer.Argument(metavar="SMALL", help="The model that answers alone where it is confident.")],
     large: Annotated[str, typer.Argument(metavar="LARGE", help="The model whose answers count; same tokenizer.")],
-    prompts: Annotated[
-        Path, Opt(f"A random sample of the prompts to come, with their images. {PROMPT_FILE}", PROMPTS, "-p", "FILE")
-    ],
+    *,
+    prompts: Path = opt(
+        MISSING, f"A random sample of the prompts to come, with their images. {PROMPT_FILE}", PROMPTS, "-p", "FILE"
+    ),
     loading: LoadOptions,
     screen: Screen,
     max_disagreement: float = opt(
@@ -48,7 +49,7 @@ def calibrate(
     ),
     num_prompts: int | None = opt(None, "Only the first of them.", PROMPTS, min=1),
     temperature: float = opt(0.0, "0: greedy.", PROMPTS, "-t"),
-    seed: Seed = 0,
+    seed: int = seed_option(),
     out: Path = opt(
         Path("calib.json"),
         "The calibration; a plot is written beside it where matplotlib is installed.",
@@ -131,7 +132,7 @@ def _show(made: "Calibration", out: Path, plot: Path | None, screen: Screen) -> 
     rate, bound = choice.wrong_alone
     if screen.json:
         keys = ("threshold", "coverage", "max_disagreement", "confidence")
-        about = {"file": str(out), "picture": plot and str(plot), "prompts": made.count, "ended": made.ended}
+        about = {"file": out, "picture": plot, "prompts": made.count, "ended": made.ended}
         about |= {"signal": choice.signal.value, "differ": choice.point.differ}
         about |= {key: getattr(choice, key) for key in keys}
         screen.put_json({**about, "differ_when_alone": {"seen": rate, "upper_bound_not_promised": bound}})

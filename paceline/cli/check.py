@@ -1,6 +1,6 @@
 """`paceline check` and `paceline check-draft`: is speculation exact, and does a head still draft as recorded?"""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,13 +12,13 @@ from .options import (
     LoadOptions,
     ModelArgument,
     ModelOptions,
-    Seed,
     Speculation,
     SpeculationOptions,
     command,
     open_engine,
     opt,
     remark_raw,
+    seed_option,
 )
 from .screen import Screen, mark, table_of
 
@@ -39,7 +39,7 @@ def check(
     num_prompts: int | None = opt(None, "Only the first of them.", min=1),
     max_tokens: int = opt(64, "Length of an answer.", min=1),
     temperature: list[float] | None = opt(None, "Repeat it for several; default: 0 and 0.8.", short="-t"),
-    seed: Seed = 0,
+    seed: int = seed_option(),
     no_law_test: bool = opt(False, "Leave out the test of the sampled distribution."),
 ) -> None:
     """Check on your machine that speculation leaves the answers unchanged, or learn where it does not.
@@ -84,7 +84,7 @@ def check(
                 "numerics": llm.numerics,
                 "lossless": llm.verifier.lossless,
                 "exact": llm.verifier.exact,
-                "law_test": None if report.law_test is None else asdict(report.law_test),
+                "law_test": report.law_test,
                 "skipped_temperatures": report.skipped,
                 "prompts": [one.as_dict() for one in report.comparisons],
                 "provenance": provenance(),
@@ -201,7 +201,7 @@ def check_draft(
                 "method": info.method,
                 "target": info.target.name,
                 "passed": passed,
-                "trials": [_trial_as_json(check) for check in checks],
+                "trials": [_trial_as_json(one) for one in checks],
                 "not_measured": left_out,
                 "provenance": provenance(),
             }
@@ -278,6 +278,6 @@ def _trial_as_json(check: "TrialCheck") -> dict[str, object]:
         "identical": check.is_identical,
         "measured": check.measured.as_dict(),
         "recorded": check.recorded.as_dict(),
-        "differences": [{**asdict(one), "holds": one.holds} for one in check.differences],
+        "differences": [{**vars(one), "holds": one.holds} for one in check.differences],
         "changed": [{"what": what, "now": now, "recorded": then} for what, now, then in check.changed],
     }

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,12 +73,12 @@ def demo(
     screen.put_json(
         {
             **chosen.as_json(model),
-            **asdict(total),
+            **vars(total),
             "num_identical": sum(pair.identical for pair in pairs),
             "prompts": [
                 {
                     "prompt": pair.name,
-                    **asdict(speeds([pair])),
+                    **vars(speeds([pair])),
                     "plain_tokens": len(pair.plain.token_ids),
                     "speculative_tokens": len(pair.speculative.token_ids),
                     "text": pair.speculative.text,

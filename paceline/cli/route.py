@@ -1,13 +1,14 @@
 """`paceline route`: one address for two servers; the small model answers where it is confident."""
 
 import os
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from rich.markup import escape
 
 from ..errors import ConfigError, LossyNotAllowed
-from .options import Opt, command, opt
+from .options import command, opt
 from .screen import Screen
 from .serve import KEY_VARIABLE, LOCAL
 
@@ -16,10 +17,10 @@ _ROUTER, _PROMISE = "Router", "Promise"
 
 @command
 def route(
-    small: Annotated[str, Opt("Address of the server of the small model, of vLLM or ours.", _ROUTER, metavar="URL")],
-    large: Annotated[str, Opt("Address of the server of the large model.", _ROUTER, metavar="URL")],
-    calibration: Annotated[Path, Opt("What `paceline calibrate` measured of these models.", _PROMISE, metavar="FILE")],
     screen: Screen,
+    small: str = opt(MISSING, "Address of the server of the small model, of vLLM or ours.", _ROUTER, metavar="URL"),
+    large: str = opt(MISSING, "Address of the server of the large model.", _ROUTER, metavar="URL"),
+    calibration: Path = opt(MISSING, "What `paceline calibrate` measured of these models.", _PROMISE, metavar="FILE"),
     allow_lossy: bool = opt(False, "Permit answers of the small model alone, which may differ.", _PROMISE),
     max_disagreement: float | None = opt(
         None, "Share of all chats that may differ; default: the calibration's.", _PROMISE

@@ -64,9 +64,9 @@ class ServerOptions:
         None,
         "YAML file of options, MODEL as model; the command line wins.",
         _SERVER,
-        None,
-        "FILE",
+        metavar="FILE",
         callback=_read_config,
+        is_eager=True,
     )
     host: str = opt("127.0.0.1", "Address to listen at; 0.0.0.0: all of this machine.", _SERVER)
     port: int = opt(8000, "0: any free one.", _SERVER, min=0, max=65535)
@@ -82,11 +82,7 @@ class ServerOptions:
         None, f"Key that clients must send; repeatable. Better in {KEY_VARIABLE}: others see options.", _SAFETY
     )
     allowed_hosts: list[str] | None = opt(
-        None,
-        "Name by which clients call it; repeatable, * for any. Default: local if --host is.",
-        _SAFETY,
-        None,
-        "HOST",
+        None, "Name by which clients call it; repeatable, * for any. Default: local if --host is.", _SAFETY, "", "HOST"
     )
     allow_origin: list[str] | None = opt(
         None, "Page of another host that may call from browsers; repeatable.", _SAFETY, metavar="URL"

@@ -84,7 +84,7 @@ def tune(
         tuned = tuned_of(plain, candidates, llms, how, used, model)
         save_tuned(path, tuned)
     if screen.json:
-        screen.put_json({"model": model, "file": str(path), **tuned.as_dict()})
+        screen.put_json({"model": model, "file": path, **tuned.as_dict()})
     else:
         _show(tuned, candidates, model, path, screen)
 

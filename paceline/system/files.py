@@ -4,7 +4,6 @@ They are read up to a limit, written whole or not at all, and replaced only wher
 """
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic_core import from_json
+from pydantic_core import from_json, to_jsonable_python
 
 from ..errors import ConfigError
 
@@ -107,8 +106,8 @@ def read_kind(path: Path | str, kind: str, version: int, fix: str) -> dict[str, 
 
 
 def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    """The JSON text of a value, with NaN and infinities as null, since JSON has neither."""
-    return json.dumps(_finite(value), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
+    """The JSON text of a value, also of dataclasses and paths; NaN and infinities are null, since JSON has neither."""
+    return json.dumps(to_jsonable_python(value, inf_nan_mode="null"), ensure_ascii=ensure_ascii, indent=indent)
 
 
 def check_out(path: Path | str, sign: str | None = None) -> None:
@@ -177,6 +176,11 @@ def new_folder(place: Path) -> Iterator[Path]:
         raise
 
 
+def folder_bytes(folder: Path) -> int:
+    """The bytes of its files, 0 where it is not there."""
+    return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+
+
 def unlock(folder: Path) -> None:
     """Give the files of a folder the mode that new files have: safetensors lets only the owner read its own."""
     (probe := folder / ".mode").touch()
@@ -221,11 +225,3 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 def write_text(path: Path | str, text: str) -> None:
     """`write_bytes` of UTF-8 text."""
     write_bytes(path, text.encode("utf-8"))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

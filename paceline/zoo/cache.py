@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import checked, validate
-from ..system.files import exists, unlock
+from ..system.files import exists, folder_bytes, unlock
 from ..system.provenance import provenance, sha256_of
 from . import registry
 from .registry import Progress, ZooEntry, silent
@@ -94,8 +94,7 @@ def installed(cache_dir: Path | str | None = None) -> list[Installed]:
     for model in registry.ZOO.values():
         folder = models_dir(cache_dir) / model.name
         problem = _problem_of(folder, model)
-        size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
-        shown = problem if folder.exists() else None
+        size, shown = folder_bytes(folder), problem if folder.exists() else None
         rows.append(Installed(model.name, model.description, model.licence, problem is None, size, folder, shown))
     return rows
 

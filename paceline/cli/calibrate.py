@@ -85,25 +85,22 @@ def calibrate(
     check_out(out, SIGN)
     plot = out.with_suffix(".svg") if find_spec("matplotlib") else None
     if plot is None:
-        screen.say("[yellow]No plot:[/yellow] that needs matplotlib, pip install 'paceline\\[plots]'")
+        screen.warn("No plot:", "that needs matplotlib, pip install 'paceline[plots]'")
     else:
         check_out(plot, "paceline calibrate")
     repeats = len(texts) - len({repr(prompt) for prompt in texts})
     if repeats:
-        screen.say(
-            f"[yellow]{repeats} prompts are repeated.[/yellow] The bound counts each as an independent draw: right for "
-            "a sample of real traffic, wrong for copies."
-        )
+        text = "The bound counts each as an independent draw: right for a sample of real traffic, wrong for copies."
+        screen.warn(f"{repeats} prompts are repeated.", text)
     with claimed(out):
         try:
-            engines = (
-                open_engine(small, screen, ModelOptions(**vars(loading), weights=small_weights)),
-                open_engine(large, screen, ModelOptions(**vars(loading), weights=large_weights)),
-            )
-            remark_raw(sum(isinstance(one, str) for one in texts), engines[1], screen)
+            alone = open_engine(small, screen, ModelOptions(**vars(loading), weights=small_weights))
+            reference = open_engine(large, screen, ModelOptions(**vars(loading), weights=large_weights))
+            remark_raw(sum(isinstance(one, str) for one in texts), reference, screen)
             with screen.stages() as progress:
                 made = measure(
-                    *engines,
+                    alone,
+                    reference,
                     texts,
                     max_disagreement=max_disagreement,
                     confidence=confidence,
@@ -149,6 +146,4 @@ def _show(made: "Calibration", out: Path, plot: Path | None, screen: Screen) -> 
     if plot is not None:
         screen.print_path(plot)
     if not choice.point.covered:
-        screen.say(
-            "[yellow]No answer would be given alone: the small model is never both confident and right.[/yellow]"
-        )
+        screen.warn("No answer would be given alone: the small model is never both confident and right.")

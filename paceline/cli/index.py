@@ -58,8 +58,8 @@ def index(
         screen.put_json({"folder": out, "model": model, **counts, "left_out": corpus.left_out})
         return
     if corpus.left_out:
-        first = escape(corpus.left_out[0])
-        screen.say(f"[yellow]{len(corpus.left_out)} of {len(found):,} files left out:[/yellow] first {first}")
+        what = f"{len(corpus.left_out)} of {len(found):,} files left out:"
+        screen.warn(what, f"first {corpus.left_out[0]}")
     screen.say(f"[green]✓[/green] {tokens:,} tokens of {about.num_documents:,} documents, {size / 1e6:,.1f} MB")
     screen.say(f"[dim]use it:[/dim] paceline generate {escape(model)} --drafter {escape(f'suffix:{out}')} --chat ...")
     screen.print_path(out)

@@ -143,5 +143,5 @@ def export(
         return
     screen.say(f"[green]✓[/green] reads back as the same head; logits differ by at most {done.largest_difference:g}")
     for note in done.notes:
-        screen.say(f"[yellow]{escape(note)}[/yellow]")
+        screen.warn(note)
     screen.out.print(done.serve, soft_wrap=True, markup=False)

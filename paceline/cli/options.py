@@ -287,10 +287,8 @@ def remark_raw(count: int, llm: "LLM", screen: Screen) -> None:
     from ..hf.prompts import has_chat_template
 
     if count and has_chat_template(llm.loaded):
-        screen.say(
-            f'[yellow]Prompts without the model\'s chat template: {count}.[/yellow] A "prompt" or a plain line is '
-            'text to continue; name it "question" to ask it in a chat.'
-        )
+        text = 'A "prompt" or a plain line is text to continue; name it "question" to ask it in a chat.'
+        screen.warn(f"Prompts without the model's chat template: {count}.", text)
 
 
 def quieten(debug: bool) -> None:

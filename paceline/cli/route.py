@@ -10,7 +10,7 @@ from rich.markup import escape
 from ..errors import ConfigError, LossyNotAllowed
 from .options import command, opt
 from .screen import Screen
-from .serve import KEY_VARIABLE, LOCAL
+from .serve import LOCAL, read_keys
 
 _ROUTER, _PROMISE = "Router", "Promise"
 
@@ -47,6 +47,7 @@ def route(
         raise LossyNotAllowed(
             "a router lets the small model answer alone, which may change the answer", fix="pass --allow-lossy"
         )
+    keys = read_keys()
     with screen.spinner("starting"):
         try:
             from ..server.run import Server, bind, set_up_logs
@@ -62,7 +63,7 @@ def route(
             model=served_model_name,
             max_disagreement=max_disagreement,
             audit_share=audit_share,
-            api_keys=[os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [],
+            api_keys=keys,
             allowed_hosts=LOCAL_NAMES if host in LOCAL else (),
             request_timeout_s=request_timeout,
         )
@@ -70,10 +71,8 @@ def route(
         router = Router(asked, Upstream.open(large, os.environ.get("PACELINE_LARGE_API_KEY")), made, settings)
     for role, measured, server in (("small", made.small, router.small), ("large", made.large, router.large)):
         if Path(measured.name).name != Path(server.model).name:
-            screen.say(
-                f"[yellow]The {role} model is {escape(server.model)} there and {escape(measured.name)} in the "
-                "calibration:[/yellow] the promise holds only if they are the same."
-            )
+            what = f"The {role} model is {server.model} there and {measured.name} in the calibration:"
+            screen.warn(what, "the promise holds only if they are the same.")
     set_up_logs(log_format)
 
     def announce(url: str) -> None:

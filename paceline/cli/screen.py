@@ -76,6 +76,10 @@ class Screen:
         if not self.json:
             self.err.print(text, soft_wrap=True)
 
+    def warn(self, what: str, text: str = "") -> None:
+        """As `say`, of plain text: what to look at in yellow, then more of it."""
+        self.say(f"[yellow]{escape(what)}[/yellow] {escape(text)}".rstrip())
+
     def say_error(self, text: str) -> None:
         """The one message of a failure."""
         self.err.print(f"[bold red]Error:[/bold red] {escape(text)}", soft_wrap=not self.err.is_terminal)

@@ -106,7 +106,7 @@ def _open_page(file: Path, screen: Screen) -> None:
     # Text browsers need the terminal until they are left, and hang without one.
     has_windows = not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if not (sys.stdin.isatty() or has_windows) or not webbrowser.open(file.resolve().as_uri()):
-        screen.say("[yellow]No browser could be opened here; open the file yourself.[/yellow]")
+        screen.warn("No browser could be opened here; open the file yourself.")
 
 
 def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:

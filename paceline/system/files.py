@@ -1,7 +1,4 @@
-"""Files that users name.
-
-They are read up to a limit, written whole or not at all, and replaced only where the same command wrote them.
-"""
+"""Files that users name: read up to a limit, written whole or not at all, replaced only if the command wrote them."""
 
 import json
 import os
@@ -43,9 +40,8 @@ def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BY
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        raise ConfigError(
-            f"{what} {str(path)!r} cannot be read", got=getattr(error, "strerror", None) or error
-        ) from error
+        got = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{what} {str(path)!r} cannot be read", got=got) from error
     if len(content) > max_bytes:
         raise ConfigError(f"{what} {str(path)!r} is too large", expected=f"at most {max_bytes:,} bytes")
     return content
@@ -138,9 +134,8 @@ def claimed(path: Path | str) -> Iterator[None]:
         lock = FileLock(place.with_name(f".{place.name}.lock"))
         lock.acquire(timeout=0)
     except Timeout:
-        raise ConfigError(
-            f"another run is writing to {str(path)!r}", fix="give another --out, or wait for it"
-        ) from None
+        fix = "give another --out, or wait for it"
+        raise ConfigError(f"another run is writing to {str(path)!r}", fix=fix) from None
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be written", got=error.strerror, fix="give another --out") from error
     try:

@@ -33,7 +33,7 @@ _CONFIG, _RECORD = "config.json", "training.json"
 def distributions() -> list[ModuleType]:
     """The modules of the installed models, as their entry points name them.
 
-    One that cannot be imported is left out with a warning: the models of the others can still be used.
+    One that cannot be imported is left out with a warning.
     """
     modules: list[ModuleType] = []
     for name in dict.fromkeys(entry.module for entry in entry_points(group="paceline.models")):

@@ -22,7 +22,7 @@ from .options import (
     opt,
 )
 from .process import uninterrupted
-from .screen import Screen, mark, number, table_of
+from .screen import NEAR_TIE, Screen, mark, number, table_of
 
 
 @command
@@ -125,8 +125,8 @@ def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
         if count:
             screen.print(f"[yellow]{count} {what} left out:[/yellow] longer than the context")
     if not summary["complete"]:
-        measured = f"{summary['prompts']} of {summary['prompts_chosen']} prompts measured"
-        screen.print(f"[yellow]stopped early:[/yellow] {measured}")
+        counts = f"{summary['prompts']} of {summary['prompts_chosen']}"
+        screen.print(f"[yellow]stopped early:[/yellow] {counts} prompts measured")
     screen.out.print(f"[dim]kept in {escape(str(folder))}[/dim]", soft_wrap=True)
 
 
@@ -182,7 +182,7 @@ def _remarks(run: dict[str, Any]) -> list[str]:
         parts = (f"{name} {100 * one['share_of_tokens']:.0f}%" for name, one in run["sources"].items())
         remarks.append(f"tokens drafted and accepted: {escape(', '.join(parts))} of the answers")
     if sum(verdicts.values()):
-        sign = "[yellow]~[/yellow]" if verdicts["near_tie"] and not verdicts["bug"] else mark(not verdicts["bug"])
+        sign = NEAR_TIE if verdicts["near_tie"] and not verdicts["bug"] else mark(not verdicts["bug"])
         remarks.append(
             f"{sign} against plain decoding: {verdicts['identical']} identical, {verdicts['near_tie']} near-ties, "
             f"{verdicts['bug']} bugs"

@@ -20,7 +20,7 @@ from .options import (
     remark_raw,
     seed_option,
 )
-from .screen import Screen, mark, table_of
+from .screen import NEAR_TIE, Screen, mark, table_of
 
 if TYPE_CHECKING:
     from ..eval.check import CheckReport, Comparison
@@ -103,9 +103,8 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
         screen.print(_comparison_line(one))
     if report.skipped:
         skipped = ", ".join(f"{t:g}" for t in report.skipped)
-        screen.print(
-            f"[dim]temperature {skipped}: not compared, the rule keeps only the distribution of the answers[/dim]"
-        )
+        reason = "not compared, the rule keeps only the distribution of the answers"
+        screen.print(f"[dim]temperature {skipped}: {reason}[/dim]")
     measured = [one.measured for one in report.comparisons if one.measured is not None]
     sides = [side for one in measured for side in (one.plain, one.speculative)]
     if sides:
@@ -131,11 +130,11 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
 
 
 def _comparison_line(one: "Comparison") -> str:
-    marks = {"identical": mark(True), "near_tie": "[yellow]~[/yellow]", "bug": mark(False)}
-    verdict = one.verdict.value.replace("_", "-")
-    head = f"{marks[one.verdict.value]} prompt {one.prompt + 1}, temperature {one.temperature:g}: "
+    sign = NEAR_TIE if one.verdict == "near_tie" else mark(one.verdict == "identical")
+    verdict = one.verdict.replace("_", "-")
+    head = f"{sign} prompt {one.prompt + 1}, temperature {one.temperature:g}: "
     if one.position is None:
-        reason = "" if one.verdict.value == "identical" else f" ({one.reason})"
+        reason = "" if one.verdict == "identical" else f" ({one.reason})"
         return f"{head}{verdict}, {one.num_tokens} tokens{reason}"
     tokens = escape(f"plain {one.plain_token}, speculative {one.speculative_token}; {one.reason}")
     gap = ""
@@ -226,10 +225,8 @@ def _engine_for(
     if before is not None:
         return open_engine(before.loaded, screen, options, chosen)
     if model is None and info.target.name not in ZOO:
-        raise ConfigError(
-            f"{info.folder.name!r} was trained for {info.target.name!r}, which is no name of the zoo",
-            fix="give --model",
-        )
+        what = f"{info.folder.name!r} was trained for {info.target.name!r}, which is no name of the zoo"
+        raise ConfigError(what, fix="give --model")
     return open_engine(model or info.target.name, screen, options, chosen)
 
 
@@ -237,15 +234,10 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
     """Raises `ConfigError` unless the weights are those that the record is about."""
     from ..system.provenance import sha256_of
 
-    path = info.folder / "model.safetensors"
-    recorded = record.get("weights_sha256")
+    path, recorded = info.folder / "model.safetensors", str(record.get("weights_sha256"))
     if path.is_file() and recorded != (found := sha256_of(path)):
-        raise ConfigError(
-            f"{path} is not the file that training.json is about",
-            got=f"sha256 {found[:12]}",
-            expected=f"sha256 {str(recorded)[:12]}",
-            fix="fetch the head again",
-        )
+        what, got = f"{path} is not the file that training.json is about", f"sha256 {found[:12]}"
+        raise ConfigError(what, got=got, expected=f"sha256 {recorded[:12]}", fix="fetch the head again")
 
 
 def _print_trials(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], screen: Screen) -> None:

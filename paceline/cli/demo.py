@@ -98,10 +98,8 @@ def _open_with_head(
     model: str, chosen: Speculation, speculation: SpeculationOptions, loading: ModelOptions, screen: Screen
 ) -> "tuple[Speculation, LLM]":
     """The engine with the drafter that the packaged head for this very model recommends; without one, as asked for."""
-    from ..zoo.packaged import heads_for, packaged_heads
+    from ..zoo.packaged import heads_for
 
-    if not packaged_heads():
-        return chosen, open_engine(model, screen, loading, chosen)
     plain = open_engine(model, screen, loading)
     best = next((head for head in heads_for(plain.loaded.fingerprint) if head.is_default), None)
     if best is not None:

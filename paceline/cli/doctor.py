@@ -122,7 +122,7 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
 
 
 def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: list[str]) -> dict[str, object]:
-    """Everything, in bytes, seconds and bytes per second; what is of the model is null without one."""
+    """Everything, in bytes, seconds and bytes per second."""
     shown: dict[str, object] = vars(machine) | {
         "processors": {**vars(machine.processors), "threads": machine.processors.threads},
         "reason": machine.processors.reason,

@@ -274,11 +274,8 @@ def choose_prompts(
     chosen = choose(kept, number)
     remark_raw(sum(one.chat is None for one in chosen), llm, screen)
     if not chosen:
-        raise ConfigError(
-            "no prompt fits the context",
-            got=f"{left_out} prompts of {llm.runner.max_length} tokens or more",
-            fix="raise --max-model-len if the model allows it",
-        )
+        got = f"{left_out} prompts of {llm.runner.max_length} tokens or more"
+        raise ConfigError("no prompt fits the context", got=got, fix="raise --max-model-len if the model allows it")
     return chosen, left_out
 
 

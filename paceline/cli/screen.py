@@ -209,6 +209,9 @@ def legend(origins: "Iterable[str | Origin]") -> Text:
     return text
 
 
+NEAR_TIE = "[yellow]~[/yellow]"
+
+
 def mark(passed: bool) -> str:
     """A tick or a cross."""
     return "[green]✓[/green]" if passed else "[red]✗[/red]"

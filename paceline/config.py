@@ -219,10 +219,7 @@ _ENGINES = ("vLLM", "SGLang", "llama.cpp")
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """Options of one engine, ready to append to its start command; "" where it has no equivalent.
-
-    remark: what is different there, or missing; "" where nothing is.
-    """
+    """Options of one engine for its start command, and what is different or missing there; "" for none."""
 
     engine: str
     flags: str

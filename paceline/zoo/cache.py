@@ -131,11 +131,8 @@ def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = si
 def _replace(folder: Path, model: ZooEntry, base: Path | None, progress: Progress) -> None:
     """Build the model beside `folder` and put it there; the caller holds the lock."""
     if folder.exists() and not (folder / MANIFEST).is_file():
-        raise ConfigError(
-            "the place of this model in the cache is taken by something that Paceline did not pull",
-            got=folder,
-            fix="move it away, or choose another --cache-dir",
-        )
+        what = "the place of this model in the cache is taken by something that Paceline did not pull"
+        raise ConfigError(what, got=folder, fix="move it away, or choose another --cache-dir")
     # We hold the lock, so the processes that wrote these are dead.
     for leftover in folder.parent.glob(f".{model.name}.partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -168,6 +168,5 @@ def _read_head(folder: Path) -> PackagedHead:
             float(rows[0]["result"]["mean_acceptance_length"]) if rows else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise ConfigError(
-            f"the packaged head {folder.name!r} is damaged", got=repr(error), fix="install the models again"
-        ) from error
+        what = f"the packaged head {folder.name!r} is damaged"
+        raise ConfigError(what, got=repr(error), fix="install the models again") from error

@@ -18,8 +18,8 @@ with its masks into 64 rows of a pass.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import Field
 
@@ -48,7 +48,7 @@ class _Common:
     num_draft_nodes: Annotated[int, Field(ge=1, le=256)] | None = None
 
 
-_COMMON = ("policy", "num_speculative_tokens", "rejection_sample_method", "num_draft_nodes")
+_COMMON = tuple(one.name for one in fields(cast("Any", _Common)))
 
 
 @checked
@@ -91,10 +91,8 @@ class SpecConfig(_Common):
 
         if self.rejection_sample_method == "typical":
             if not allow_lossy:
-                raise LossyNotAllowed(
-                    'rejection_sample_method "typical" changes what the model answers',
-                    fix='allow it (--allow-lossy), or use "exact" (same tokens) or "standard" (same distribution)',
-                )
+                fix = 'allow it (--allow-lossy), or use "exact" (same tokens) or "standard" (same distribution)'
+                raise LossyNotAllowed('rejection_sample_method "typical" changes what the model answers', fix=fix)
             verifier: Verifier = Typical(allow_lossy=True)
         else:
             verifier = Coupled() if self.rejection_sample_method == "exact" else Ratio()
@@ -150,9 +148,8 @@ def parse(
     most = kind.tokens if chosen == "fixed" else MOST_TOKENS
     most = common.num_speculative_tokens if "num_speculative_tokens" in given else most
     if method != "none" and most == 0:
-        raise ConfigError(
-            "num_speculative_tokens is 0, which drafts nothing", expected="at least 1", fix='use method "none" for that'
-        )
+        what, fix = "num_speculative_tokens is 0, which drafts nothing", 'use method "none" for that'
+        raise ConfigError(what, expected="at least 1", fix=fix)
     nodes = _num_nodes(common.num_draft_nodes, drafter, chosen, most)
     return SpecConfig(chosen, most, common.rejection_sample_method, nodes, drafter)
 
@@ -167,9 +164,8 @@ def _kind(given: dict[str, object]) -> type[DrafterSpec]:
         method = "draft_model" if given.get("model") is not None else "none"
     if not isinstance(method, str) or method not in methods():
         fix = meant(method, methods()) if isinstance(method, str) else None
-        raise ConfigError(
-            "speculative_config: method has a wrong value", got=brief(method), expected=one_of(methods()), fix=fix
-        )
+        what = "speculative_config: method has a wrong value"
+        raise ConfigError(what, got=brief(method), expected=one_of(methods()), fix=fix)
     kind = spec_class(method)
     known = takes = ("method", *_COMMON, *keys_of(kind))
     if not given.keys() <= set(takes):
@@ -208,22 +204,14 @@ def _num_nodes(given: int | None, drafter: DrafterSpec, policy: str, depth: int)
     if given is None:
         return usual if counts else None
     if not counts:
-        raise ConfigError(
-            f'the policy "{policy}" chooses the number of nodes itself',
-            fix='leave "num_draft_nodes" out, or say "fixed"',
-        )
+        fix = 'leave "num_draft_nodes" out, or say "fixed"'
+        raise ConfigError(f'the policy "{policy}" chooses the number of nodes itself', fix=fix)
     if usual is None:
         raise ConfigError("this drafts no tree, so that num_draft_nodes means nothing", fix="leave it out")
     if given < depth:
-        raise ConfigError(
-            "num_draft_nodes is below num_speculative_tokens, the depth",
-            got=f"{given} and {depth}",
-            expected="at least one node a level",
-        )
+        what = "num_draft_nodes is below num_speculative_tokens, the depth"
+        raise ConfigError(what, got=f"{given} and {depth}", expected="at least one node a level")
     return given
-
-
-# ------------------------------------------------------------------------------------------------------ other engines
 
 
 _ENGINES = ("vLLM", "SGLang", "llama.cpp")
@@ -231,10 +219,7 @@ _ENGINES = ("vLLM", "SGLang", "llama.cpp")
 
 @dataclass(frozen=True)
 class EngineFlags:
-    """Options of one engine, ready to append to its start command; "" where it has no equivalent.
-
-    remark: what is different there, or missing; "" where nothing is.
-    """
+    """Options of one engine for its start command, and what is different or missing there; "" for none."""
 
     engine: str
     flags: str

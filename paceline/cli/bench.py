@@ -23,7 +23,7 @@ from .options import (
     opt,
 )
 from .process import uninterrupted
-from .screen import Screen, mark, number, table_of
+from .screen import NEAR_TIE, Screen, mark, number, table_of
 
 
 @command
@@ -104,7 +104,7 @@ def bench(
             except PacelineError as error:
                 ended = ended or error
     if screen.json:
-        screen.put_json({**summary, "result": str(results.path)}, is_whole=ended is None)
+        screen.put_json({**summary, "result": results.path}, is_whole=ended is None)
     else:
         _show(summary, results.path, screen)
     if ended is not None:
@@ -129,38 +129,40 @@ def _show(summary: dict[str, Any], folder: Path, screen: Screen) -> None:
         if count:
             screen.print(f"[yellow]{count} {what} left out:[/yellow] longer than the context")
     if not summary["complete"]:
-        measured = f"{summary['prompts']} of {summary['prompts_chosen']} prompts measured"
-        screen.print(f"[yellow]stopped early:[/yellow] {measured}")
+        counts = f"{summary['prompts']} of {summary['prompts_chosen']}"
+        screen.print(f"[yellow]stopped early:[/yellow] {counts} prompts measured")
     screen.out.print(f"[dim]kept in {escape(str(folder))}[/dim]", soft_wrap=True)
 
 
 def _table(run: dict[str, Any], model: str) -> Table:
     from ..eval.results import last_part
 
-    compared = {name: sum(one["verdicts"].values()) for name, one in {**run["categories"], None: run}.items()}
     columns = {
-        "Category": lambda row: escape(row[0] or "all"),
-        "Prompts": lambda row: str(row[1]["prompts"]),
-        "Plain\ntok/s": lambda row: number(row[1]["plain_tokens_per_s"], ".1f"),
-        "Spec.\ntok/s": lambda row: number(row[1]["speculative_tokens_per_s"], ".1f"),
-        "Speed-\nup": lambda row: number(row[1]["speedup"], unit="x"),
-        "95%\ninterval": lambda row: _interval(row[1]),
-        "Tokens\na pass": lambda row: number(row[1]["mean_acceptance_length"]),
-        "Same as\nplain": lambda row: (
-            f"{row[1]['verdicts']['identical']} of {compared[row[0]]}" if compared[row[0]] else "–"
-        ),
+        "Category": lambda row: escape(row["category"] or "all"),
+        "Prompts": lambda row: str(row["prompts"]),
+        "Plain\ntok/s": lambda row: number(row["plain_tokens_per_s"], ".1f"),
+        "Spec.\ntok/s": lambda row: number(row["speculative_tokens_per_s"], ".1f"),
+        "Speed-\nup": lambda row: number(row["speedup"], unit="x"),
+        "95%\ninterval": _interval,
+        "Tokens\na pass": lambda row: number(row["mean_acceptance_length"]),
+        "Same as\nplain": lambda row: _share(row["verdicts"]["identical"], sum(row["verdicts"].values())),
     }
-    rows = list(run["categories"].items())
+    rows = [{**one, "category": name} for name, one in run["categories"].items()]
+    total = [] if len(rows) == 1 else [{**run, "category": "all"}]
     title = f"{escape(last_part(model))} with [bold]{escape(run['drafter'])}[/bold]"
-    table = table_of(columns, rows if len(rows) == 1 else [*rows, (None, run)], title=title)
+    table = table_of(columns, [*rows, *total], title=title)
     table.title_style, table.padding = "", (0, 0, 0, 1)
     for column in table.columns:
         column.no_wrap = True
-    if len(rows) != 1:
+    if total:
         table.rows[-1].style = "bold"
         if rows:
             table.rows[-2].end_section = True
     return table
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole}" if whole else "–"
 
 
 def _remarks(run: dict[str, Any]) -> list[str]:
@@ -184,7 +186,7 @@ def _remarks(run: dict[str, Any]) -> list[str]:
         parts = (f"{name} {100 * one['share_of_tokens']:.0f}%" for name, one in run["sources"].items())
         remarks.append(f"tokens drafted and accepted: {escape(', '.join(parts))} of the answers")
     if sum(verdicts.values()):
-        sign = "[yellow]~[/yellow]" if verdicts["near_tie"] and not verdicts["bug"] else mark(not verdicts["bug"])
+        sign = NEAR_TIE if verdicts["near_tie"] and not verdicts["bug"] else mark(not verdicts["bug"])
         remarks.append(
             f"{sign} against plain decoding: {verdicts['identical']} identical, {verdicts['near_tie']} near-ties, "
             f"{verdicts['bug']} bugs"

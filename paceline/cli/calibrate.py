@@ -1,5 +1,6 @@
 """`paceline calibrate`: when a small model may answer in place of a large one."""
 
+from dataclasses import MISSING
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +14,12 @@ from .options import (
     PROMPTS,
     LoadOptions,
     ModelOptions,
-    Opt,
-    Seed,
     Weights,
     command,
     open_engine,
     opt,
     remark_raw,
+    seed_option,
 )
 from .screen import Screen
 
@@ -33,9 +33,10 @@ _PROMISE = "Promise"
 def calibrate(
     small: Annotated[str, typer.Argument(metavar="SMALL", help="The model that answers alone where it is confident.")],
     large: Annotated[str, typer.Argument(metavar="LARGE", help="The model whose answers count; same tokenizer.")],
-    prompts: Annotated[
-        Path, Opt(f"A random sample of the prompts to come, with their images. {PROMPT_FILE}", PROMPTS, "-p", "FILE")
-    ],
+    *,
+    prompts: Path = opt(
+        MISSING, f"A random sample of the prompts to come, with their images. {PROMPT_FILE}", PROMPTS, "-p", "FILE"
+    ),
     loading: LoadOptions,
     screen: Screen,
     max_disagreement: float = opt(
@@ -48,7 +49,7 @@ def calibrate(
     ),
     num_prompts: int | None = opt(None, "Only the first of them.", PROMPTS, min=1),
     temperature: float = opt(0.0, "0: greedy.", PROMPTS, "-t"),
-    seed: Seed = 0,
+    seed: int = seed_option(),
     out: Path = opt(
         Path("calib.json"),
         "The calibration; a plot is written beside it where matplotlib is installed.",
@@ -84,25 +85,22 @@ def calibrate(
     check_out(out, SIGN)
     plot = out.with_suffix(".svg") if find_spec("matplotlib") else None
     if plot is None:
-        screen.say("[yellow]No plot:[/yellow] that needs matplotlib, pip install 'paceline\\[plots]'")
+        screen.warn("No plot:", "that needs matplotlib, pip install 'paceline[plots]'")
     else:
         check_out(plot, "paceline calibrate")
     repeats = len(texts) - len({repr(prompt) for prompt in texts})
     if repeats:
-        screen.say(
-            f"[yellow]{repeats} prompts are repeated.[/yellow] The bound counts each as an independent draw: right for "
-            "a sample of real traffic, wrong for copies."
-        )
+        text = "The bound counts each as an independent draw: right for a sample of real traffic, wrong for copies."
+        screen.warn(f"{repeats} prompts are repeated.", text)
     with claimed(out):
         try:
-            engines = (
-                open_engine(small, screen, ModelOptions(**vars(loading), weights=small_weights)),
-                open_engine(large, screen, ModelOptions(**vars(loading), weights=large_weights)),
-            )
-            remark_raw(sum(isinstance(one, str) for one in texts), engines[1], screen)
+            alone = open_engine(small, screen, ModelOptions(**vars(loading), weights=small_weights))
+            reference = open_engine(large, screen, ModelOptions(**vars(loading), weights=large_weights))
+            remark_raw(sum(isinstance(one, str) for one in texts), reference, screen)
             with screen.stages() as progress:
                 made = measure(
-                    *engines,
+                    alone,
+                    reference,
                     texts,
                     max_disagreement=max_disagreement,
                     confidence=confidence,
@@ -131,7 +129,7 @@ def _show(made: "Calibration", out: Path, plot: Path | None, screen: Screen) -> 
     rate, bound = choice.wrong_alone
     if screen.json:
         keys = ("threshold", "coverage", "max_disagreement", "confidence")
-        about = {"file": str(out), "picture": plot and str(plot), "prompts": made.count, "ended": made.ended}
+        about = {"file": out, "picture": plot, "prompts": made.count, "ended": made.ended}
         about |= {"signal": choice.signal.value, "differ": choice.point.differ}
         about |= {key: getattr(choice, key) for key in keys}
         screen.put_json({**about, "differ_when_alone": {"seen": rate, "upper_bound_not_promised": bound}})
@@ -148,6 +146,4 @@ def _show(made: "Calibration", out: Path, plot: Path | None, screen: Screen) -> 
     if plot is not None:
         screen.print_path(plot)
     if not choice.point.covered:
-        screen.say(
-            "[yellow]No answer would be given alone: the small model is never both confident and right.[/yellow]"
-        )
+        screen.warn("No answer would be given alone: the small model is never both confident and right.")

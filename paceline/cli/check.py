@@ -1,6 +1,6 @@
 """`paceline check` and `paceline check-draft`: is speculation exact, and does a head still draft as recorded?"""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,15 +12,15 @@ from .options import (
     LoadOptions,
     ModelArgument,
     ModelOptions,
-    Seed,
     Speculation,
     SpeculationOptions,
     command,
     open_engine,
     opt,
     remark_raw,
+    seed_option,
 )
-from .screen import Screen, mark, table_of
+from .screen import NEAR_TIE, Screen, mark, table_of
 
 if TYPE_CHECKING:
     from ..eval.check import CheckReport, Comparison
@@ -39,7 +39,7 @@ def check(
     num_prompts: int | None = opt(None, "Only the first of them.", min=1),
     max_tokens: int = opt(64, "Length of an answer.", min=1),
     temperature: list[float] | None = opt(None, "Repeat it for several; default: 0 and 0.8.", short="-t"),
-    seed: Seed = 0,
+    seed: int = seed_option(),
     no_law_test: bool = opt(False, "Leave out the test of the sampled distribution."),
 ) -> None:
     """Check on your machine that speculation leaves the answers unchanged, or learn where it does not.
@@ -84,7 +84,7 @@ def check(
                 "numerics": llm.numerics,
                 "lossless": llm.verifier.lossless,
                 "exact": llm.verifier.exact,
-                "law_test": None if report.law_test is None else asdict(report.law_test),
+                "law_test": report.law_test,
                 "skipped_temperatures": report.skipped,
                 "prompts": [one.as_dict() for one in report.comparisons],
                 "provenance": provenance(),
@@ -103,9 +103,8 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
         screen.print(_comparison_line(one))
     if report.skipped:
         skipped = ", ".join(f"{t:g}" for t in report.skipped)
-        screen.print(
-            f"[dim]temperature {skipped}: not compared, the rule keeps only the distribution of the answers[/dim]"
-        )
+        reason = "not compared, the rule keeps only the distribution of the answers"
+        screen.print(f"[dim]temperature {skipped}: {reason}[/dim]")
     measured = [one.measured for one in report.comparisons if one.measured is not None]
     sides = [side for one in measured for side in (one.plain, one.speculative)]
     if sides:
@@ -131,11 +130,11 @@ def _print_report(title: str, llm: "LLM", report: "CheckReport", screen: Screen)
 
 
 def _comparison_line(one: "Comparison") -> str:
-    marks = {"identical": mark(True), "near_tie": "[yellow]~[/yellow]", "bug": mark(False)}
-    verdict = one.verdict.value.replace("_", "-")
-    head = f"{marks[one.verdict.value]} prompt {one.prompt + 1}, temperature {one.temperature:g}: "
+    sign = NEAR_TIE if one.verdict == "near_tie" else mark(one.verdict == "identical")
+    verdict = one.verdict.replace("_", "-")
+    head = f"{sign} prompt {one.prompt + 1}, temperature {one.temperature:g}: "
     if one.position is None:
-        reason = "" if one.verdict.value == "identical" else f" ({one.reason})"
+        reason = "" if one.verdict == "identical" else f" ({one.reason})"
         return f"{head}{verdict}, {one.num_tokens} tokens{reason}"
     tokens = escape(f"plain {one.plain_token}, speculative {one.speculative_token}; {one.reason}")
     gap = ""
@@ -201,7 +200,7 @@ def check_draft(
                 "method": info.method,
                 "target": info.target.name,
                 "passed": passed,
-                "trials": [_trial_as_json(check) for check in checks],
+                "trials": [_trial_as_json(one) for one in checks],
                 "not_measured": left_out,
                 "provenance": provenance(),
             }
@@ -226,10 +225,8 @@ def _engine_for(
     if before is not None:
         return open_engine(before.loaded, screen, options, chosen)
     if model is None and info.target.name not in ZOO:
-        raise ConfigError(
-            f"{info.folder.name!r} was trained for {info.target.name!r}, which is no name of the zoo",
-            fix="give --model",
-        )
+        what = f"{info.folder.name!r} was trained for {info.target.name!r}, which is no name of the zoo"
+        raise ConfigError(what, fix="give --model")
     return open_engine(model or info.target.name, screen, options, chosen)
 
 
@@ -237,15 +234,10 @@ def _check_weights(info: "HeadInfo", record: "dict[str, object]") -> None:
     """Raises `ConfigError` unless the weights are those that the record is about."""
     from ..system.provenance import sha256_of
 
-    path = info.folder / "model.safetensors"
-    recorded = record.get("weights_sha256")
+    path, recorded = info.folder / "model.safetensors", str(record.get("weights_sha256"))
     if path.is_file() and recorded != (found := sha256_of(path)):
-        raise ConfigError(
-            f"{path} is not the file that training.json is about",
-            got=f"sha256 {found[:12]}",
-            expected=f"sha256 {str(recorded)[:12]}",
-            fix="fetch the head again",
-        )
+        what, got = f"{path} is not the file that training.json is about", f"sha256 {found[:12]}"
+        raise ConfigError(what, got=got, expected=f"sha256 {recorded[:12]}", fix="fetch the head again")
 
 
 def _print_trials(info: "HeadInfo", checks: "list[TrialCheck]", left_out: list[str], screen: Screen) -> None:
@@ -278,6 +270,6 @@ def _trial_as_json(check: "TrialCheck") -> dict[str, object]:
         "identical": check.is_identical,
         "measured": check.measured.as_dict(),
         "recorded": check.recorded.as_dict(),
-        "differences": [{**asdict(one), "holds": one.holds} for one in check.differences],
+        "differences": [{**vars(one), "holds": one.holds} for one in check.differences],
         "changed": [{"what": what, "now": now, "recorded": then} for what, now, then in check.changed],
     }

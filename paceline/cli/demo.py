@@ -3,7 +3,7 @@
 import io
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,12 +73,12 @@ def demo(
     screen.put_json(
         {
             **chosen.as_json(model),
-            **asdict(total),
+            **vars(total),
             "num_identical": sum(pair.identical for pair in pairs),
             "prompts": [
                 {
                     "prompt": pair.name,
-                    **asdict(speeds([pair])),
+                    **vars(speeds([pair])),
                     "plain_tokens": len(pair.plain.token_ids),
                     "speculative_tokens": len(pair.speculative.token_ids),
                     "text": pair.speculative.text,
@@ -98,10 +98,8 @@ def _open_with_head(
     model: str, chosen: Speculation, speculation: SpeculationOptions, loading: ModelOptions, screen: Screen
 ) -> "tuple[Speculation, LLM]":
     """The engine with the drafter that the packaged head for this very model recommends; without one, as asked for."""
-    from ..zoo.packaged import heads_for, packaged_heads
+    from ..zoo.packaged import heads_for
 
-    if not packaged_heads():
-        return chosen, open_engine(model, screen, loading, chosen)
     plain = open_engine(model, screen, loading)
     best = next((head for head in heads_for(plain.loaded.fingerprint) if head.is_default), None)
     if best is not None:

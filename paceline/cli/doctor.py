@@ -1,6 +1,5 @@
 """`paceline doctor`: what this machine can do with a model, and what limits it."""
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -123,21 +122,21 @@ def _print_model(report: "ModelReport", screen: Screen) -> None:
 
 
 def _as_json(machine: "MachineReport", report: "ModelReport | None", sentences: list[str]) -> dict[str, object]:
-    """Everything, in bytes, seconds and bytes per second; what is of the model is null without one."""
-    shown: dict[str, object] = asdict(machine) | {
-        "processors": {**asdict(machine.processors), "threads": machine.processors.threads},
+    """Everything, in bytes, seconds and bytes per second."""
+    shown: dict[str, object] = vars(machine) | {
+        "processors": {**vars(machine.processors), "threads": machine.processors.threads},
         "reason": machine.processors.reason,
-        "load": {**asdict(machine.load), "disturbs": machine.load.disturbs},
+        "load": {**vars(machine.load), "disturbs": machine.load.disturbs},
         "findings": sentences,
     }
     if report is None:
         return shown | {"model": None, "pass_times": None, "floor_s": None}
     memory, costs = report.memory, report.costs
     return shown | {
-        **{key: value for key, value in asdict(report).items() if key != "costs"},
+        **{key: value for key, value in vars(report).items() if key != "costs"},
         "self_test": "passed",
-        "memory": {**asdict(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
-        "drafters": [{**asdict(one), "total": one.total} for one in report.drafters],
+        "memory": {**vars(memory), "kv_cache": memory.kv_cache, "total": memory.total, "fits": memory.fits},
+        "drafters": [{**vars(one), "total": one.total} for one in report.drafters],
         **{key: getattr(costs, key) for key in ("weight_bytes", "bandwidth", "floor_fraction", "flat_rows")},
         "floor_s": costs.floor,
         "overhead_s": max(0.0, costs.seconds[1] - costs.floor),

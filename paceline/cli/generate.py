@@ -1,7 +1,6 @@
 """`paceline generate`: answer one prompt."""
 
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -82,13 +81,13 @@ class SamplingOptions:
     frequency_penalty: float = opt(0.0, "Over the answer; 0: off.", _SAMPLING)
     no_repeat_ngram_size: int = opt(0, "Never repeat this many tokens in a row; 0: off.", _SAMPLING)
     logit_bias: str | None = opt(None, 'By token id: {"42": -5}.', _SAMPLING, metavar="JSON")
-    bad_word: list[str] | None = opt(None, "Never generate this word; repeatable.", _SAMPLING)
+    bad_words: list[str] | None = opt(None, "Never generate this word; repeatable.", _SAMPLING, name="--bad-word")
     seed: int | None = opt(None, "Reproduces a sampled answer; random by default.", _SAMPLING)
     n: int = opt(1, "Number of answers.", _SAMPLING)
     max_tokens: int = opt(256, "Maximum number of tokens.", _END)
     min_tokens: int = opt(0, "Minimum number of tokens.", _END)
     stop: list[str] | None = opt(None, "Stop before this text; repeatable.", _END)
-    stop_token_id: list[int] | None = opt(None, "Stop at this token; repeatable.", _END)
+    stop_token_ids: list[int] | None = opt(None, "Stop at this token; repeatable.", _END, name="--stop-token-id")
     ignore_eos: bool = opt(False, "Go on past the end-of-sequence token.", _END)
     json_schema: str | None = opt(None, "JSON by the schema in this file.", _FORM, metavar="FILE")
     regex: str | None = opt(None, "Text that this regular expression matches as a whole.", _FORM)
@@ -99,10 +98,7 @@ class SamplingOptions:
         """Raises `ConfigError` for wrong values."""
         from ..core.request import Bias, SamplingParams
 
-        given: dict[str, Any] = {**vars(self), "stop": tuple(self.stop or ())}
-        given["bad_words"], given["stop_token_ids"] = (
-            tuple(given.pop(key) or ()) for key in ("bad_word", "stop_token_id")
-        )
+        given: dict[str, Any] = dict(vars(self))
         if self.logit_bias is not None:
             bias = parse_json(self.logit_bias, "--logit-bias")
             given["logit_bias"] = validate(dict[int, Bias], bias, '--logit-bias, for example {"42": -5},')
@@ -157,7 +153,7 @@ def generate(
             **chosen.as_json(model),
             **answers[0],
             "tokens_per_s": tokens / seconds if seconds else 0.0,
-            "timings": {**asdict(result.metrics), "decode": seconds},
+            "timings": {**vars(result.metrics), "decode": seconds},
             "num_prompt_tokens": len(result.prompt_token_ids),
             "outputs": answers,
         }
@@ -166,7 +162,7 @@ def generate(
 
 def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Screen, color: bool) -> None:
     """Write the text as it comes, then say on stderr how it went."""
-    painter = Painter(llm.tokenizer, tuple(params.stop or ())) if color else None
+    painter = Painter(llm.tokenizer, params.stop or ()) if color else None
     chunks = llm.stream(prompt, params)
     ended_in_newline = True
     try:
@@ -174,13 +170,11 @@ def _stream(llm: "LLM", prompt: "Prompt", params: "SamplingParams", screen: Scre
             if painter is not None:
                 screen.out.print(painter.paint(chunk), end="", soft_wrap=True)
             else:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
+                print(chunk.text, end="", flush=True)
             ended_in_newline = chunk.text.endswith("\n") if chunk.text else ended_in_newline
             if chunk.completion is not None:
                 if not ended_in_newline:
-                    sys.stdout.write("\n")
-                    sys.stdout.flush()
+                    print(flush=True)
                 _remark(chunk.completion, llm.decoder.timings, screen, color)
     except KeyboardInterrupt:
         chunks.close()  # type: ignore[attr-defined]  # releases the slot before anything else happens
@@ -193,10 +187,9 @@ def _print(llm: "LLM", result: "RequestOutput", params: "SamplingParams", screen
         if len(result.outputs) > 1:
             screen.say(f"[bold]answer {index}[/bold] [dim]seed {answer.seed}[/dim]")
         if color:
-            screen.out.print(Painter(llm.tokenizer, tuple(params.stop or ())).paint(answer), soft_wrap=True)
+            screen.out.print(Painter(llm.tokenizer, params.stop or ()).paint(answer), soft_wrap=True)
         else:
-            sys.stdout.write(answer.text + "\n")
-    sys.stdout.flush()
+            print(answer.text, flush=True)
     if len(result.outputs) == 1:
         _remark(result.outputs[0], result.metrics, screen, color)
 

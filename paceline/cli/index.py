@@ -1,12 +1,13 @@
 """`paceline index`: a corpus that the drafter `suffix` can search."""
 
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from .options import MODEL, Opt, command, opt, quieten
+from .options import MODEL, command, opt, quieten
 from .screen import Screen
 
 
@@ -19,9 +20,9 @@ def index(
             help="JSON lines with text, prompt or messages; text files; or folders of files with one --suffix.",
         ),
     ],
-    out: Annotated[Path, Opt("The folder to write; a new one.", short="-o", metavar="FOLDER")],
-    model: Annotated[str, Opt("The model to draft for, or another with its tokenizer.", MODEL, "-m", "MODEL")],
     screen: Screen,
+    out: Path = opt(MISSING, "The folder to write; a new one.", short="-o", metavar="FOLDER"),
+    model: str = opt(MISSING, "The model to draft for, or another with its tokenizer.", MODEL, "-m", "MODEL"),
     suffix: list[str] | None = opt(
         None, "How the names of files in a folder end, such as .py; repeatable.", metavar="TEXT"
     ),
@@ -38,7 +39,7 @@ def index(
         from ..eval.corpus import find_files, tokenize
         from ..hf.fingerprint import hash_vocabulary
         from ..hf.load import load_tokenizer
-        from ..system.files import check_new
+        from ..system.files import check_new, folder_bytes
         from ..zoo import resolve
 
         quieten(screen.debug)
@@ -51,14 +52,13 @@ def index(
     with screen.stages() as report:
         documents, left_out = tokenize(found, tokenizer, files, report)
         about = write_index(out, documents, hash_vocabulary(tokenizer), report)
-    tokens, size = about.num_tokens - about.num_documents, sum(one.stat().st_size for one in out.iterdir())
+    tokens, size = about.num_tokens - about.num_documents, folder_bytes(out)
     if screen.json:
         counts = {"files": len(found), "documents": about.num_documents, "tokens": tokens, "size_bytes": size}
-        screen.put_json({"folder": str(out), "model": model, **counts, "left_out": left_out})
+        screen.put_json({"folder": out, "model": model, **counts, "left_out": left_out})
         return
     if left_out:
-        first = escape(left_out[0])
-        screen.say(f"[yellow]{len(left_out)} of {len(found):,} files left out:[/yellow] first {first}")
+        screen.warn(f"{len(left_out)} of {len(found):,} files left out:", f"first {left_out[0]}")
     screen.say(f"[green]✓[/green] {tokens:,} tokens of {about.num_documents:,} documents, {size / 1e6:,.1f} MB")
     screen.say(f"[dim]use it:[/dim] paceline generate {escape(model)} --drafter {escape(f'suffix:{out}')} --chat ...")
     screen.print_path(out)

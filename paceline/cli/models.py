@@ -1,6 +1,6 @@
 """`paceline models`, `pull`, `convert` and `export`: what can be fetched, GGUF files, and heads for other engines."""
 
-from dataclasses import asdict
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,17 +9,18 @@ from rich.filesize import decimal
 from rich.markup import escape
 
 from ..drafters.registry import table as drafter_table
-from .options import Opt, command, opt, quieten
+from ..system.files import check_new, folder_bytes, new_folder
+from .options import command, opt, quieten
 from .screen import Screen
 
-_CacheDir = Annotated[str | None, Opt("Where models are kept; default: your cache folder.")]
+_CACHE_DIR = "Where models are kept; default: your cache folder."
 
 
 @command
 def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `paceline models` lists.")],
     screen: Screen,
-    cache_dir: _CacheDir = None,
+    cache_dir: str | None = opt(None, _CACHE_DIR),
     force: bool = opt(False, "Fetch it again, even if it is there and whole."),
 ) -> None:
     """Fetch a model by name into your cache, checked by its hash; a packaged model is merged with its base.
@@ -32,8 +33,8 @@ def pull(
         folder = zoo.pull(name, cache_dir, progress, force)
     model = zoo.ZOO[name]
     if screen.json:
-        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        screen.put_json({"name": name, "folder": str(folder), "licence": model.licence, "size_bytes": size})
+        found = {"name": name, "folder": folder, "licence": model.licence, "size_bytes": folder_bytes(folder)}
+        screen.put_json(found)
     else:
         use = f"generate {name} --image FILE --prompt ..." if model.takes_images else f"demo {name}"
         screen.say(f"[green]✓[/green] {name} is ready ({model.licence}). Try:  [bold]paceline {use}[/bold]")
@@ -41,7 +42,7 @@ def pull(
 
 
 @command
-def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
+def models(screen: Screen, cache_dir: str | None = opt(None, _CACHE_DIR)) -> None:
     """List the models that Paceline can fetch by name, the trained heads that come with it, and the drafters.
 
     Example:  paceline models --json
@@ -55,10 +56,9 @@ def models(screen: Screen, cache_dir: _CacheDir = None) -> None:
         for row in rows:
             entry = zoo.ZOO[row.name]
             more = {"hub_id": entry.hub_id, "parameters": entry.parameters, "download_bytes": entry.download_bytes}
-            listed.append({**asdict(row), **more, "folder": str(row.folder)})
+            listed.append({**vars(row), **more})
         known = [{"drafter": usage, "method": method, "description": what} for usage, method, what in drafter_table()]
-        listed_heads = [{**asdict(one), "folder": str(one.folder)} for one in heads]
-        screen.put_json({"models": listed, "heads": listed_heads, "drafters": known})
+        screen.put_json({"models": listed, "heads": heads, "drafters": known})
         return
     screen.heading("Models")
     for row in rows:
@@ -95,12 +95,11 @@ def convert(
     with screen.spinner("starting"):
         quieten(screen.debug)
         from ..hf.gguf import convert_gguf
-        from ..system.files import new_folder
 
     with screen.pulling() as progress, new_folder(out) as made:
         convert_gguf(file, made, progress)
     if screen.json:
-        screen.put_json({"folder": str(out), "size_bytes": sum(path.stat().st_size for path in out.iterdir())})
+        screen.put_json({"folder": out, "size_bytes": folder_bytes(out)})
         return
     screen.say(f"[green]✓[/green] converted. Try:  [bold]paceline generate {escape(str(out))} --prompt ...[/bold]")
     screen.print_path(out)
@@ -112,8 +111,8 @@ def export(
         str, typer.Argument(metavar="HEAD", help="A folder that `paceline train` wrote, or a packaged head's name.")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; a new one.")],
-    to: Annotated[Literal["vllm", "sglang", "speculators"], Opt("The engine that is to load it.")],
     screen: Screen,
+    to: Literal["vllm", "sglang", "speculators"] = opt(MISSING, "The engine that is to load it."),
     model: str | None = opt(
         None, "The head's target model, for layouts that hold its output rows or its name.", metavar="TARGET"
     ),
@@ -126,7 +125,6 @@ def export(
     with screen.spinner("starting"):
         from ..heads.exchange import export_head
         from ..runner import load_model
-        from ..system.files import check_new
         from ..zoo import resolve
         from ..zoo.packaged import head_folder
 
@@ -141,9 +139,9 @@ def export(
     with screen.spinner("writing and reading back"):
         done = export_head(place, to, out, target, model, num_speculative_tokens)
     if screen.json:
-        screen.put_json({**asdict(done), "folder": str(done.folder)})
+        screen.put_json(vars(done))
         return
     screen.say(f"[green]✓[/green] reads back as the same head; logits differ by at most {done.largest_difference:g}")
     for note in done.notes:
-        screen.say(f"[yellow]{escape(note)}[/yellow]")
+        screen.warn(note)
     screen.out.print(done.serve, soft_wrap=True, markup=False)

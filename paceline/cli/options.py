@@ -9,12 +9,11 @@ A parameter of a command that is a dataclass of options becomes one option for e
 """
 
 import inspect
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -23,7 +22,7 @@ from ..config import SpecConfig, parse
 from ..drafters.registry import usages
 from ..errors import ConfigError
 from .process import silence_loggers
-from .screen import FLAGS, Screen, screen_of
+from .screen import FLAGS, Screen
 
 if TYPE_CHECKING:
     from ..core.request import SamplingParams
@@ -33,27 +32,17 @@ if TYPE_CHECKING:
     from ..runner import LoadedModel
 
 
-@dataclass(frozen=True)
-class Opt:
-    """An option of the command line; its long name is the parameter's, unless `name` gives another.
+def opt(
+    default: Any, help: str, panel: str | None = None, short: str = "", metavar: str | None = None, **more: Any
+) -> Any:
+    """The default of a parameter of a command, or of a field in a class of options.
 
-    panel: the box of the help text that shows it. min, max: bounds of a number. callback: called with the context and
-    the value, before other options are read.
+    default: `MISSING` for an option that must be given. panel: the box of the help text that shows it. more: what else
+    `typer.Option` takes; and name, if its long name is not the parameter's.
     """
-
-    help: str
-    panel: str | None = None
-    short: str | None = None
-    metavar: str | None = None
-    min: float | None = None
-    max: float | None = None
-    name: str | None = None
-    callback: Callable[[typer.Context, Any], Any] | None = None
-
-
-def opt(default: Any, help: str, *more: Any, **named: Any) -> Any:
-    """The default of a parameter, or of a field in a class of options, with what `Opt` takes."""
-    return field(default=default, metadata={"option": Opt(help, *more, **named)})
+    return field(
+        default=default, metadata={"help": help, "rich_help_panel": panel, "short": short, "metavar": metavar, **more}
+    )
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -79,7 +68,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             if is_dataclass(kind):
                 arguments[name] = parameter.annotation(**{one.name: given[one.name] for one in fields(kind)})
             else:
-                arguments[name] = screen_of(ctx) if kind is Screen else given[name]
+                arguments[name] = ctx.obj if kind is Screen else given[name]
         function(**arguments)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
@@ -89,27 +78,15 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _option(name: str, kind: Any, default: Any) -> inspect.Parameter:
-    """A parameter as typer reads it; an `Opt` becomes a typer option."""
-    note = None
+    """A parameter as typer reads it; one without `opt` has typer's annotation already."""
     if isinstance(default, Field):
-        note, default = default.metadata.get("option"), default.default
-    if note is None:
-        kind, note = get_args(kind)
+        given, default = dict(default.metadata), default.default
+        if given:
+            names = [given.pop("name", f"--{name.replace('_', '-')}"), given.pop("short")]
+            metavar = "" if kind is bool else given.pop("metavar")
+            kind = Annotated[kind, typer.Option(*filter(None, names), **{**given, "metavar": metavar})]
     default = inspect.Parameter.empty if default is MISSING else default
-    if isinstance(note, Opt):
-        names = [one for one in (note.name or f"--{name.replace('_', '-')}", note.short) if one is not None]
-        note = typer.Option(
-            *names,
-            help=note.help,
-            rich_help_panel=note.panel,
-            metavar="" if kind is bool else note.metavar,
-            min=note.min,
-            max=note.max,
-            show_default=default not in (None, inspect.Parameter.empty),
-            callback=note.callback,
-            is_eager=note.callback is not None,
-        )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, note])
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 SPECULATION, MODEL, PROMPTS, MEASURING = "Speculation", "Model", "Prompts", "Measuring"
@@ -123,8 +100,11 @@ ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="A folder, a GGUF file, a hub id, or a name that `paceline models` lists."),
 ]
-# Above the largest seed there is room for the index of a prompt to be added.
-Seed = Annotated[int, Opt("For sampled answers and confidence intervals.", PROMPTS, None, "INT", 0, 2**32 - 1)]
+
+
+def seed_option() -> Any:
+    """Above the largest seed there is room for the index of a prompt to be added."""
+    return opt(0, "For sampled answers and confidence intervals.", PROMPTS, metavar="INT", min=0, max=2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +113,7 @@ class AnswerOptions:
 
     max_tokens: int = opt(128, "Length of an answer.", PROMPTS, min=1)
     temperature: float = opt(0.0, "0: greedy.", PROMPTS, "-t")
-    seed: Seed = 0
+    seed: int = seed_option()
 
     def params(self) -> "SamplingParams":
         """Raises `ConfigError` for wrong values: to be called before minutes of loading."""
@@ -193,24 +173,20 @@ class SpeculationOptions:
         return self.drafter is None and self.speculative_config is None and self.profile is None
 
     def _choose(self, drafter: str | None, default: str, policy: Policy | None) -> Speculation:
-        config, profile = self.speculative_config, None
-        if drafter is not None and config is not None:
+        if drafter is not None and self.speculative_config is not None:
             raise typer.BadParameter("give either --drafter or --speculative-config, not both")
+        what, profile = self.speculative_config if drafter is None else drafter, None
         if self.profile is not None:
             from ..tuned import load_tuned
 
             tuned = load_tuned(self.profile)
             profile = tuned.profile
-            if drafter is None and config is None:
-                given = tuned.config.as_dict()
+            if what is None:
+                what = tuned.config.as_dict()
                 if self.num_speculative_tokens is not None or self.policy is not None:  # they replace both keys
-                    del given["policy"], given["num_speculative_tokens"]
-                config = json.dumps(given)
-        chosen = parse(
-            config if config is not None else drafter or default,
-            self.num_speculative_tokens,
-            self.policy or (policy if self.profile is None else None),
-        )
+                    del what["policy"], what["num_speculative_tokens"]
+        policy = self.policy or (policy if profile is None else None)
+        chosen = parse(default if what is None else what, self.num_speculative_tokens, policy)
         if chosen.method == "none" and self.num_speculative_tokens is not None:
             raise typer.BadParameter("--num-speculative-tokens needs a drafter, for example --drafter lookup")
         return Speculation(chosen, self.allow_lossy, profile)
@@ -245,25 +221,25 @@ class ModelOptions(LoadOptions):
 def open_engine(
     model: "str | LoadedModel",
     screen: Screen,
-    options: LoadOptions | None = None,
+    options: LoadOptions,
     speculation: Speculation | None = None,
     max_num_seqs: int = 1,
 ) -> "LLM":
     """An engine on a model that is given by name, which is pulled if it must be, or loaded already."""
-    options, speculation = options or LoadOptions(), speculation or Speculation()
+    speculation = speculation or Speculation()
     with screen.spinner("starting"):  # importing torch takes seconds
         quieten(screen.debug)
         from ..llm import LLM
         from ..system.hardware import use_threads
         from ..zoo import resolve
 
-    given: dict[str, Any] = {}
-    if isinstance(model, str):
-        use_threads(options.threads)
-        given = {name: getattr(options, name) for name in ("dtype", "device", "revision", "trust_remote_code")}
-        given["weights"] = getattr(options, "weights", None)
+    source, given = model, dict[str, Any]()
     with screen.pulling() as progress:
-        source = resolve(model, progress=progress) if isinstance(model, str) else model
+        if isinstance(model, str):
+            use_threads(options.threads)
+            source = resolve(model, progress=progress)
+            names = ("dtype", "device", "revision", "trust_remote_code", "weights")
+            given = {name: getattr(options, name) for name in names if hasattr(options, name)}
         for name in speculation.config.models:
             resolve(name, progress=progress)
     with screen.spinner(f"loading {model}" if isinstance(model, str) else f"preparing {speculation.config.name}"):
@@ -298,11 +274,8 @@ def choose_prompts(
     chosen = choose(kept, number)
     remark_raw(sum(one.chat is None for one in chosen), llm, screen)
     if not chosen:
-        raise ConfigError(
-            "no prompt fits the context",
-            got=f"{left_out} prompts of {llm.runner.max_length} tokens or more",
-            fix="raise --max-model-len if the model allows it",
-        )
+        got = f"{left_out} prompts of {llm.runner.max_length} tokens or more"
+        raise ConfigError("no prompt fits the context", got=got, fix="raise --max-model-len if the model allows it")
     return chosen, left_out
 
 
@@ -311,10 +284,8 @@ def remark_raw(count: int, llm: "LLM", screen: Screen) -> None:
     from ..hf.prompts import has_chat_template
 
     if count and has_chat_template(llm.loaded):
-        screen.say(
-            f'[yellow]Prompts without the model\'s chat template: {count}.[/yellow] A "prompt" or a plain line is '
-            'text to continue; name it "question" to ask it in a chat.'
-        )
+        text = 'A "prompt" or a plain line is text to continue; name it "question" to ask it in a chat.'
+        screen.warn(f"Prompts without the model's chat template: {count}.", text)
 
 
 def quieten(debug: bool) -> None:

@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Literal
 
-INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, as shells report it."""
-
 
 class CtrlC:
     """Ctrl-C raises KeyboardInterrupt while a command runs, and ends the process before and after.
@@ -31,11 +28,11 @@ class CtrlC:
             signal.signal(signal.SIGINT, self._on_signal)
 
     def end(self) -> int:
-        """Say that the command was stopped, once; returns the exit code."""
+        """Say that the command was stopped, once; returns the exit code as shells report it."""
         if not self._said:
             self._said = True
             os.write(2, b"Stopped.\n")
-        return INTERRUPTED
+        return 130
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.pressed = True

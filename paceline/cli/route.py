@@ -1,25 +1,26 @@
 """`paceline route`: one address for two servers; the small model answers where it is confident."""
 
 import os
+from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from rich.markup import escape
 
 from ..errors import ConfigError, LossyNotAllowed
-from .options import Opt, command, opt
+from .options import command, opt
 from .screen import Screen
-from .serve import KEY_VARIABLE, LOCAL
+from .serve import LOCAL, read_keys
 
 _ROUTER, _PROMISE = "Router", "Promise"
 
 
 @command
 def route(
-    small: Annotated[str, Opt("Address of the server of the small model, of vLLM or ours.", _ROUTER, metavar="URL")],
-    large: Annotated[str, Opt("Address of the server of the large model.", _ROUTER, metavar="URL")],
-    calibration: Annotated[Path, Opt("What `paceline calibrate` measured of these models.", _PROMISE, metavar="FILE")],
     screen: Screen,
+    small: str = opt(MISSING, "Address of the server of the small model, of vLLM or ours.", _ROUTER, metavar="URL"),
+    large: str = opt(MISSING, "Address of the server of the large model.", _ROUTER, metavar="URL"),
+    calibration: Path = opt(MISSING, "What `paceline calibrate` measured of these models.", _PROMISE, metavar="FILE"),
     allow_lossy: bool = opt(False, "Permit answers of the small model alone, which may differ.", _PROMISE),
     max_disagreement: float | None = opt(
         None, "Share of all chats that may differ; default: the calibration's.", _PROMISE
@@ -46,6 +47,7 @@ def route(
         raise LossyNotAllowed(
             "a router lets the small model answer alone, which may change the answer", fix="pass --allow-lossy"
         )
+    keys = read_keys()
     with screen.spinner("starting"):
         try:
             from ..server.run import Server, bind, set_up_logs
@@ -61,7 +63,7 @@ def route(
             model=served_model_name,
             max_disagreement=max_disagreement,
             audit_share=audit_share,
-            api_keys=[os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [],
+            api_keys=keys,
             allowed_hosts=LOCAL_NAMES if host in LOCAL else (),
             request_timeout_s=request_timeout,
         )
@@ -69,10 +71,8 @@ def route(
         router = Router(asked, Upstream.open(large, os.environ.get("PACELINE_LARGE_API_KEY")), made, settings)
     for role, measured, server in (("small", made.small, router.small), ("large", made.large, router.large)):
         if Path(measured.name).name != Path(server.model).name:
-            screen.say(
-                f"[yellow]The {role} model is {escape(server.model)} there and {escape(measured.name)} in the "
-                "calibration:[/yellow] the promise holds only if they are the same."
-            )
+            what = f"The {role} model is {server.model} there and {measured.name} in the calibration:"
+            screen.warn(what, "the promise holds only if they are the same.")
     set_up_logs(log_format)
 
     def announce(url: str) -> None:

@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,6 +75,10 @@ class Screen:
         """One line for the user, in rich markup, on stderr; silent under --json."""
         if not self.json:
             self.err.print(text, soft_wrap=True)
+
+    def warn(self, what: str, text: str = "") -> None:
+        """As `say`, of plain text: what to look at in yellow, then more of it."""
+        self.say(f"[yellow]{escape(what)}[/yellow] {escape(text)}".rstrip())
 
     def say_error(self, text: str) -> None:
         """The one message of a failure."""
@@ -182,7 +186,7 @@ class Painter:
     A character may span tokens: it gets the colour of the token that completes it.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop: tuple[str, ...] = ()):
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop: Sequence[str] = ()):
         from ..sampling.detokenize import Detokenizer
 
         self._text = Detokenizer(tokenizer, stop)
@@ -205,17 +209,12 @@ def legend(origins: "Iterable[str | Origin]") -> Text:
     return text
 
 
+NEAR_TIE = "[yellow]~[/yellow]"
+
+
 def mark(passed: bool) -> str:
     """A tick or a cross."""
     return "[green]✓[/green]" if passed else "[red]✗[/red]"
-
-
-def screen_of(ctx: typer.Context) -> Screen:
-    """The screen of this run."""
-    root = ctx.find_root()
-    if not isinstance(root.obj, Screen):
-        root.obj = Screen()
-    return root.obj
 
 
 def _flag(name: str, attribute: str, value: bool, help: str) -> Any:
@@ -223,14 +222,14 @@ def _flag(name: str, attribute: str, value: bool, help: str) -> Any:
 
     def callback(ctx: typer.Context, is_given: bool) -> bool:
         if is_given:
-            setattr(screen_of(ctx), attribute, value)
+            setattr(ctx.obj, attribute, value)
         return is_given
 
     return typer.Option(name, metavar="", callback=callback, is_eager=True, help=help)
 
 
-JsonFlag = Annotated[bool, _flag("--json", "json", True, "Print one line of JSON and nothing else.")]
+_JsonFlag = Annotated[bool, _flag("--json", "json", True, "Print one line of JSON and nothing else.")]
 NoProgressFlag = Annotated[bool, _flag("--no-progress", "progress", False, "Draw no progress bars.")]
 DebugFlag = Annotated[bool, _flag("--debug", "debug", True, "Show stack traces and library warnings.")]
-FLAGS = {"json_output": JsonFlag, "no_progress": NoProgressFlag, "debug": DebugFlag}
+FLAGS = {"json_output": _JsonFlag, "no_progress": NoProgressFlag, "debug": DebugFlag}
 """What every command takes, by parameter name."""

@@ -56,6 +56,14 @@ def _as_word(value: object) -> object:
     return value if isinstance(value, bool) else json.dumps(value) if isinstance(value, dict) else str(value)
 
 
+def read_keys(given: list[str] | None = None) -> list[str]:
+    """The keys of clients: those given, or the environment's. Raises `ConfigError` for an empty one."""
+    keys = given or ([os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [])
+    if not all(key.strip() for key in keys):
+        raise ConfigError("an API key is empty", fix=f"give --api-key a text, or unset {KEY_VARIABLE}")
+    return keys
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """Where the server listens, whom it answers, and how much."""
@@ -64,9 +72,9 @@ class ServerOptions:
         None,
         "YAML file of options, MODEL as model; the command line wins.",
         _SERVER,
-        None,
-        "FILE",
+        metavar="FILE",
         callback=_read_config,
+        is_eager=True,
     )
     host: str = opt("127.0.0.1", "Address to listen at; 0.0.0.0: all of this machine.", _SERVER)
     port: int = opt(8000, "0: any free one.", _SERVER, min=0, max=65535)
@@ -82,11 +90,7 @@ class ServerOptions:
         None, f"Key that clients must send; repeatable. Better in {KEY_VARIABLE}: others see options.", _SAFETY
     )
     allowed_hosts: list[str] | None = opt(
-        None,
-        "Name by which clients call it; repeatable, * for any. Default: local if --host is.",
-        _SAFETY,
-        None,
-        "HOST",
+        None, "Name by which clients call it; repeatable, * for any. Default: local if --host is.", _SAFETY, "", "HOST"
     )
     allow_origin: list[str] | None = opt(
         None, "Page of another host that may call from browsers; repeatable.", _SAFETY, metavar="URL"
@@ -116,14 +120,6 @@ class ServerOptions:
         given = [host.lower() for host in self.allowed_hosts or ()]
         is_open = "*" in given or (not given and self.host not in LOCAL)
         return () if is_open else (*local, *given)
-
-    @property
-    def api_keys(self) -> list[str]:
-        """From the options, or the environment. Raises `ConfigError` for an empty one."""
-        given = self.api_key or ([os.environ[KEY_VARIABLE]] if KEY_VARIABLE in os.environ else [])
-        if not all(key.strip() for key in given):
-            raise ConfigError("an API key is empty", fix=f"give --api-key a text, or unset {KEY_VARIABLE}")
-        return given
 
     def name_of(self, model: str) -> str:
         """What requests call the model."""
@@ -158,7 +154,7 @@ def serve(
     if engine.engine == "vllm":
         _run(vllm_command(model, engine, server, speculation, loading, more or ()), engine.only_print, screen)
         return
-    chosen, keys = speculation.choose("lookup"), server.api_keys
+    chosen, keys = speculation.choose("lookup"), read_keys(server.api_key)
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -168,7 +164,7 @@ def serve(
 
     taken = bind(server.host, server.port)
     if server.host not in LOCAL and not keys:
-        screen.say(f"[yellow]Whoever reaches {server.host} may ask:[/yellow] there is no --api-key.")
+        screen.warn(f"Whoever reaches {server.host} may ask:", "there is no --api-key.")
     tracer = None
     if server.otlp_traces_endpoint is not None:
         from ..server.tracing import Tracer
@@ -227,7 +223,7 @@ def _run(vllm: VllmCommand, only_print: bool, screen: Screen) -> None:
     if screen.json:
         screen.put_json({"command": vllm.words, "ray": vllm.ray, "remarks": vllm.remarks})
     for line in vllm.remarks:
-        screen.say(f"[yellow]{escape(line)}[/yellow]")
+        screen.warn(line)
     if vllm.ray:
         screen.say(f"First, on this host: [bold]{vllm.ray[0]}[/bold]; on each other: [bold]{vllm.ray[1]}[/bold]")
     if not screen.json:

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -117,6 +117,8 @@ def vllm_command(
     more: Sequence[str] = (),
 ) -> VllmCommand:
     """The command for these options. more: added as it is. Raises `ConfigError` for what vLLM does not have."""
+    from .serve import read_keys
+
     given = _given(server) | _given(loading) | _given(options) | _given(speculation)
     for name, instead in MISSING.items():
         if name in given and given[name] != "fixed":  # the policy that vLLM has
@@ -137,7 +139,7 @@ def vllm_command(
     words += ["--quantization", "fp8"] if loading.weights else []
     words += ["--per-request-spec-decode-metrics", "summary"] if server.return_metrics else []
     flags, environment = _drafting(model, speculation), dict[str, str]()
-    if keys := server.api_keys:
+    if keys := read_keys(server.api_key):
         if len(keys) > 1:
             raise ConfigError("vLLM takes one API key from its environment", got=f"{len(keys)} keys", fix="give one")
         environment["VLLM_API_KEY"] = keys[0]
@@ -163,14 +165,13 @@ def _drafting(model: str, options: SpeculationOptions) -> EngineFlags:
         number = config.num_speculative_tokens if config.policy == "fixed" else config.drafter.tokens
         flags = engine_flags(config, {label: number})[0]
     if not flags.flags and chosen.config.method != "none":
-        raise ConfigError(
-            f"vLLM cannot draft by {chosen.config.name}", got=flags.remark, fix="choose another --drafter, or none"
-        )
+        fix = "choose another --drafter, or none"
+        raise ConfigError(f"vLLM cannot draft by {chosen.config.name}", got=flags.remark, fix=fix)
     remark, _, export = flags.remark.partition("; first: ")
     if export and not Path(folder := json.loads(shlex.split(flags.flags)[1])["model"]).is_dir():
         command = export.replace("--model MODEL", f"--model {shlex.quote(model)}")
         raise ConfigError("the head is not in vLLM's layout yet", got=f"no folder {folder}", fix=command)
-    return EngineFlags(flags.engine, flags.flags, remark)
+    return replace(flags, remark=remark)
 
 
 def _measured(options: SpeculationOptions) -> EngineFlags | None:
@@ -190,12 +191,9 @@ def _hosts(options: EngineOptions) -> tuple[list[str], list[str]]:
     devices = (options.tensor_parallel_size or 1) * (options.pipeline_parallel_size or 1)
     copies = options.data_parallel_size or 1
     if devices * copies < options.nnodes:
-        raise ConfigError(
-            f"{options.nnodes} hosts have nothing to share",
-            got=f"{devices * copies} devices: tensor times pipeline times data parallel size",
-            expected=f"at least {options.nnodes}",
-            fix="raise one of them",
-        )
+        what, expected = f"{options.nnodes} hosts have nothing to share", f"at least {options.nnodes}"
+        got = f"{devices * copies} devices: tensor times pipeline times data parallel size"
+        raise ConfigError(what, got=got, expected=expected, fix="raise one of them")
     spread = ["--distributed-executor-backend", "ray"] if devices > 1 else []
     spread += ["--data-parallel-backend", "ray"] if copies > 1 else []
     return [f"ray start --head --port={_RAY_PORT}", f"ray start --address=FIRST_HOST:{_RAY_PORT}"], spread

@@ -52,7 +52,7 @@ def plot(
     with screen.spinner("drawing"):
         files, left_out = draw(opened, folder, [one.value for one in format or FigureFormat])
     if screen.json:
-        screen.put_json({"files": [str(file) for file in files], "left_out": left_out})
+        screen.put_json({"files": files, "left_out": left_out})
         return
     for file in files:
         screen.print_path(file)
@@ -94,7 +94,7 @@ def show(
         text = page(opened)
         write_text(file, text)
     if screen.json:
-        screen.put_json({"page": str(file), "answers": len(chosen(opened.answers())), "bytes": len(text.encode())})
+        screen.put_json({"page": file, "answers": len(chosen(opened.answers())), "bytes": len(text.encode())})
     else:
         screen.print_path(file)
     if open:
@@ -106,7 +106,7 @@ def _open_page(file: Path, screen: Screen) -> None:
     # Text browsers need the terminal until they are left, and hang without one.
     has_windows = not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if not (sys.stdin.isatty() or has_windows) or not webbrowser.open(file.resolve().as_uri()):
-        screen.say("[yellow]No browser could be opened here; open the file yourself.[/yellow]")
+        screen.warn("No browser could be opened here; open the file yourself.")
 
 
 def _print_answer(opened: "SavedResults", number: int, screen: Screen) -> None:

@@ -70,7 +70,7 @@ def tune(
             plain = open_engine(model, screen, loading)
             chosen, left_out = choose_prompts(questions, num_prompts, plain, screen)
             if left_out:
-                screen.say(f"[yellow]{left_out} prompts left out:[/yellow] longer than the context")
+                screen.warn(f"{left_out} prompts left out:", "longer than the context")
             if not drafter:
                 configs = candidates_of(None, [head.name for head in heads_for(plain.loaded.fingerprint)])
             configs, llms = _open_candidates(plain, configs, loading, screen, is_default=not drafter)
@@ -84,7 +84,7 @@ def tune(
         tuned = tuned_of(plain, candidates, llms, how, used, model)
         save_tuned(path, tuned)
     if screen.json:
-        screen.put_json({"model": model, "file": str(path), **tuned.as_dict()})
+        screen.put_json({"model": model, "file": path, **tuned.as_dict()})
     else:
         _show(tuned, candidates, model, path, screen)
 
@@ -106,7 +106,7 @@ def _open_candidates(
         except PacelineError as error:
             if not is_default:
                 raise
-            screen.say(f"[yellow]without {escape(config.name)}:[/yellow] {escape(str(error))}")
+            screen.warn(f"without {config.name}:", str(error))
         else:
             opened.append(config)
             llms.append(llm)

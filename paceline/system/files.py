@@ -1,10 +1,6 @@
-"""Files that users name.
-
-They are read up to a limit, written whole or not at all, and replaced only where the same command wrote them.
-"""
+"""Files that users name: read up to a limit, written whole or not at all, replaced only if the command wrote them."""
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -15,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic_core import from_json
+from pydantic_core import from_json, to_jsonable_python
 
 from ..errors import ConfigError
 
@@ -44,9 +40,8 @@ def read_bytes(path: Path | str, what: str = "the file", max_bytes: int = MAX_BY
     except ConfigError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        raise ConfigError(
-            f"{what} {str(path)!r} cannot be read", got=getattr(error, "strerror", None) or error
-        ) from error
+        got = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{what} {str(path)!r} cannot be read", got=got) from error
     if len(content) > max_bytes:
         raise ConfigError(f"{what} {str(path)!r} is too large", expected=f"at most {max_bytes:,} bytes")
     return content
@@ -107,8 +102,8 @@ def read_kind(path: Path | str, kind: str, version: int, fix: str) -> dict[str, 
 
 
 def to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    """The JSON text of a value, with NaN and infinities as null, since JSON has neither."""
-    return json.dumps(_finite(value), ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
+    """The JSON text of a value, also of dataclasses and paths; NaN and infinities are null, since JSON has neither."""
+    return json.dumps(to_jsonable_python(value, inf_nan_mode="null"), ensure_ascii=ensure_ascii, indent=indent)
 
 
 def check_out(path: Path | str, sign: str | None = None) -> None:
@@ -139,9 +134,8 @@ def claimed(path: Path | str) -> Iterator[None]:
         lock = FileLock(place.with_name(f".{place.name}.lock"))
         lock.acquire(timeout=0)
     except Timeout:
-        raise ConfigError(
-            f"another run is writing to {str(path)!r}", fix="give another --out, or wait for it"
-        ) from None
+        fix = "give another --out, or wait for it"
+        raise ConfigError(f"another run is writing to {str(path)!r}", fix=fix) from None
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be written", got=error.strerror, fix="give another --out") from error
     try:
@@ -175,6 +169,11 @@ def new_folder(place: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+def folder_bytes(folder: Path) -> int:
+    """The bytes of its files, 0 where it is not there."""
+    return sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
 
 
 def unlock(folder: Path) -> None:
@@ -221,11 +220,3 @@ def write_bytes(path: Path | str, content: bytes) -> None:
 def write_text(path: Path | str, text: str) -> None:
     """`write_bytes` of UTF-8 text."""
     write_bytes(path, text.encode("utf-8"))
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(key): _finite(one) for key, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

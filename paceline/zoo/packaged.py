@@ -33,7 +33,7 @@ _CONFIG, _RECORD = "config.json", "training.json"
 def distributions() -> list[ModuleType]:
     """The modules of the installed models, as their entry points name them.
 
-    One that cannot be imported is left out with a warning: the models of the others can still be used.
+    One that cannot be imported is left out with a warning.
     """
     modules: list[ModuleType] = []
     for name in dict.fromkeys(entry.module for entry in entry_points(group="paceline.models")):
@@ -168,6 +168,5 @@ def _read_head(folder: Path) -> PackagedHead:
             float(rows[0]["result"]["mean_acceptance_length"]) if rows else None,
         )
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise ConfigError(
-            f"the packaged head {folder.name!r} is damaged", got=repr(error), fix="install the models again"
-        ) from error
+        what = f"the packaged head {folder.name!r} is damaged"
+        raise ConfigError(what, got=repr(error), fix="install the models again") from error

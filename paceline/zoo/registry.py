@@ -23,9 +23,8 @@ def silent(stage: str, done: int, total: int | None) -> None:
 class ZooEntry(ABC):
     """A model that can be pulled: it builds its Hugging Face folder from a download, or from a base and its own files.
 
-    sha256: of what it is built from; a folder that was built from something else is pulled again. base: the name of the
-    model of the zoo that is pulled first, None: there is none. hub_id: where other programs find the model, None:
-    nowhere.
+    sha256: of what it is built from; a folder that was built from something else is pulled again. base: the model of
+    the zoo that is pulled first, if any. hub_id: where other programs find the model, None: nowhere.
     """
 
     name: str
@@ -100,8 +99,7 @@ DEFAULT_MODEL = "smollm2-135m"
 class Zoo(Mapping[str, ZooEntry]):
     """Models by name: those that are downloaded, then those that are installed beside Paceline.
 
-    An installed one is read when it is asked for. Asking for a damaged one raises `ConfigError`; its name is known all
-    the same, and the others can be used.
+    An installed one is read when it is asked for; a damaged one then raises `ConfigError`.
     """
 
     def __init__(self, models: Mapping[str, ZooModel]):
@@ -149,11 +147,10 @@ def name_elsewhere(name: str) -> str:
 
 def remark_elsewhere(name: str) -> str | None:
     """How the weights that other programs find differ from those of the zoo; None where it is the same model."""
-    known = ZOO.get(name)
-    if known is None or known.hub_id is None:
+    if (original := name_elsewhere(name)) == name:
         return None
     return (
-        f"{known.hub_id} is the original of {name}, whose weights were rounded to 4 bits once and are in bfloat16 here:"
+        f"{original} is the original of {name}, whose weights were rounded to 4 bits once and are in bfloat16 here:"
         f" its fingerprint is another, and slightly more or fewer drafts may be accepted"
     )
 

@@ -63,6 +63,15 @@ def test_what_generate_refuses(model, options, words):
     assert words in refusal("generate", model, *options)
 
 
+@pytest.mark.parametrize(
+    "command", [("serve", "none"), ("route", "--small", "a", "--large", "b", "--calibration", "c", "--allow-lossy")]
+)
+def test_an_empty_key_in_the_environment(command, monkeypatch):
+    """It would let in everybody who sends an empty one."""
+    monkeypatch.setenv("PACELINE_API_KEY", " ")
+    assert "an API key is empty" in refusal(*command)
+
+
 def test_prompts_that_never_end_or_are_no_text(model, tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in refusal("generate", model, "--prompt-file", str(tmp_path / "pipe"))

@@ -255,8 +255,7 @@ def test_budgets():
 def test_a_text_of_one_token_has_no_pair():
     assert drafted(DraftBudget(3, 9), ids=[5])[0] == [5]
     drafter, _ = bound(random_head(target(), 1))
-    seq = sequence(target(), [5], SamplingParams())
-    seq.slot = 0
+    seq = sequence(target(), [5], SamplingParams(), slot=0)
     assert drafter.draft_options(seq)[0].hint < 0
 
 

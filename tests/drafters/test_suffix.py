@@ -140,8 +140,7 @@ def test_the_search_finds_mutants(mutant):
 
 
 def draft(drafter: Suffix, text: list[int], budget: DraftBudget, slot: int = 0, eos_ids=NO_EOS) -> Draft:
-    seq = sequence(loaded(), text, PARAMS, eos_ids=eos_ids)
-    seq.slot = slot
+    seq = sequence(loaded(), text, PARAMS, eos_ids=eos_ids, slot=slot)
     return drafter.propose([seq], [budget])
 
 

@@ -1,3 +1,3 @@
-"""The tiny model of the benchmarks, for the scripts."""
+"""The tiny model of the benchmarks and its bandwidth, for the scripts."""
 
-from tests.eval.bench.conftest import model  # noqa: F401
+from tests.eval.bench.conftest import known_bandwidth, model  # noqa: F401

@@ -97,7 +97,7 @@ def test_a_head_that_never_ends():
 
 def test_a_slow_request_that_is_whole_is_answered(monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
-    sent = request({**ASK, "max_tokens": 1500, "ignore_eos": True, "temperature": 0})
+    sent = request({**ASK, "max_tokens": 600, "ignore_eos": True, "temperature": 0})
     with listening() as (url, _, _), connect(url) as raw:
         raw.sendall(sent[:-5])
         time.sleep(0.6)

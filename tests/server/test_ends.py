@@ -41,7 +41,7 @@ def test_a_client_that_goes_frees_its_slots(stream, n):
 def test_a_client_that_goes_while_it_waits():
     async def ask():
         async with server() as client:
-            long = {**LONG, "max_tokens": 800}
+            long = {**LONG, "max_tokens": 400}
             running = [asyncio.create_task(client.post(CHAT, json=long)) for _ in range(2)]
             waiting = asyncio.create_task(client.post(CHAT, json=ASK))
             while not client.engine.num_waiting:

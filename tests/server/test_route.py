@@ -108,7 +108,7 @@ def text_of(answer: dict) -> str:
 async def test_each_model_answers_where_it_should(servers):
     """Whole and streamed: the small model's own answer above the threshold, the large one's below."""
     small, large = servers
-    found = {text: confidence_of(small, text) for text in TEXTS}
+    found = {text: confidence_of(small, text) for text in TEXTS[::2]}
     ended = sorted(one for one in found.values() if one is not None)
     threshold = ended[len(ended) // 2]
     by = {"small": 0, "large": 0}

@@ -24,11 +24,6 @@ from tests.tiny import tiny_model
 QUIET = MachineReport({}, (), Processors(4, 4), 4, "wait", Load(0.0, 0.0, 0.0), 10**9, 1e9)
 
 
-@pytest.fixture(autouse=True)
-def known_bandwidth(monkeypatch):
-    monkeypatch.setattr("paceline.eval.doctor.read_bandwidth", lambda device: 1e9)
-
-
 @pytest.fixture(scope="module")
 def llm():
     return LLM(tiny_model("llama", torch.bfloat16), drafter=PromptLookup(), max_num_seqs=2)

@@ -15,7 +15,7 @@ from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
 from paceline.policy.probing import LONGEST, Probing
 from paceline.policy.seconds import PassCurve, RobustMean, RoundSeconds
 from tests.helpers import REPEATING, loaded, oracle, result, run, runner, sequence
-from tests.policy.simulator import Clock, Machine, Member, SimDrafter, cpu, simulate
+from tests.policy.simulator import Machine, Member, SimDrafter, cpu, simulate, taught
 
 CHANCES = (0.9, 0.5, 0.8)
 
@@ -206,15 +206,8 @@ def test_probing_backs_off_and_comes_back():
 
 
 def test_profile_survives_json_and_starts_the_next_run():
-    made = []
-
-    def keep(clock: Clock) -> CostModel:
-        made.append(CostModel(clock=clock))
-        return made[-1]
-
     member = Member("m", lambda r, p, i: 0.9, 0.001, 0.00005, reads=True, confident=True)
-    simulate(keep, [member], requests=2)
-    profile = made[0].profile(model="x", dtype="bfloat16", threads=2)
+    profile = taught([member], requests=2).profile(model="x", dtype="bfloat16", threads=2)
     read = Profile.from_dict(json.loads(json.dumps(profile.to_dict())))
     assert read == profile
     assert (read.model, read.dtype, read.threads) == ("x", "bfloat16", 2)

@@ -183,5 +183,3 @@ def test_whose_policy_knows_no_masks(tmp_path):
     assert parse({**both, "policy": "fixed"}).num_draft_nodes == 24
     told = {"method": "space", "model": space, "policy": "fixed", "num_draft_nodes": 24}
     assert parse(told).build()[0].max_rows is None  # what is asked for in so many words is done
-    with pytest.raises(ConfigError, match=r"Space\.max_rows"):
-        Space(adapter(), max_rows=0)

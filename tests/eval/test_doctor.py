@@ -7,14 +7,7 @@ import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.errors import ConfigError
-from paceline.eval.doctor import (
-    MachineReport,
-    MemoryPlan,
-    doctor_report,
-    examine_machine,
-    examine_model,
-    held_bytes,
-)
+from paceline.eval.doctor import MachineReport, MemoryPlan, doctor_report, examine_machine, examine_model, held_bytes
 from paceline.eval.machine import PassCosts, read_bandwidth
 from paceline.system.hardware import Load, Processors
 from tests.cli.helpers import answer, paceline, refusal, save

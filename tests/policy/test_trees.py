@@ -29,10 +29,7 @@ def mean(policy, tree: Branching, level: float, curve, seeds=range(2), requests:
 
 
 # The best of all depths 1 to 8 and nodes 1 to 63, looked for once: (depth, nodes).
-BEST = {
-    ("calibrated", "flat", 0.1): (3, 11),
-    ("calibrated", "steep", 0.1): (2, 3),
-}
+BEST = {("calibrated", "flat", 0.1): (3, 11), ("calibrated", "steep", 0.1): (2, 3)}
 TREES = {"calibrated": Branching(), "sure of itself": Branching(text(0.2, 0.5), over_confident)}
 
 

@@ -68,11 +68,7 @@ def errs(ids: tuple[int, ...], place: int) -> list[int]:
 
 
 def accepted(
-    on: ModelRunner,
-    drafter: Drafter,
-    policy: DraftPolicy,
-    params: SamplingParams = SAMPLED,
-    ids: list[int] = REPEATING,
+    on: ModelRunner, drafter: Drafter, policy: DraftPolicy, params: SamplingParams = SAMPLED, ids: list[int] = REPEATING
 ) -> list[int]:
     """Accepted tokens of each round that drafted, the last ones left out, where less may be drafted."""
     (seq,) = run(on, drafter, [sequence(on.loaded, ids, params)], policy=policy)

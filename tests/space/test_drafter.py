@@ -14,17 +14,7 @@ from paceline.runner import ModelRunner
 from paceline.verify import Coupled
 from tests.helpers import REPEATING, VOCAB, Budgets, loaded, prompt, run, sequence
 from tests.space.common import adapter
-from tests.space.foresight import (
-    KNOWN,
-    SAMPLED,
-    SHORT,
-    accepted,
-    decreed,
-    errs,
-    future,
-    knows,
-    overfitted,
-)
+from tests.space.foresight import KNOWN, SAMPLED, SHORT, accepted, decreed, errs, future, knows, overfitted
 
 V = VOCAB
 

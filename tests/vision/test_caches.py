@@ -7,8 +7,9 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.hf.vision import BoundedCache, Vision
-from paceline.runner import ModelRunner, model_runner, prefix_cache, wrap_model
+from paceline.runner import model_runner, prefix_cache, wrap_model
 from paceline.runner.prefill import chunks
+from tests.attention.common import held
 from tests.vision.families import make, picture, user
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -75,11 +76,6 @@ def test_key_by_text_alone_is_caught(monkeypatch):
     llm = engine()
     answer(llm, picture(1), "what")
     assert answer(llm, picture(2), "what") != expected
-
-
-def held(runner: ModelRunner, slot: int) -> list[torch.Tensor]:
-    length = runner.cache.lengths[slot]
-    return [layer[slot, :, :length].clone() for layer in (*runner.cache.keys, *runner.cache.values)]
 
 
 def bits(llm: LLM, token_ids, vision) -> tuple[int, list[torch.Tensor]]:

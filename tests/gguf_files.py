@@ -116,6 +116,10 @@ def write_gguf(
         else:
             kind = GGMLQuantizationType[quantized]
             writer.add_tensor(name, quantize(weight.numpy(), kind), raw_dtype=kind)
+    return finish(writer, path)
+
+
+def finish(writer: GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,6 +1,6 @@
 """What the engine tests share: tiny models, the oracle's answers, and a short way to run the loop."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from string import printable
@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline import Coupled, Fixed, SamplingParams
-from paceline.core.interfaces import Drafter, Verifier
+from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
 from paceline.core.request import Sequence
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
@@ -65,10 +65,11 @@ def sequence(
     eos_ids: frozenset[int] = NO_EOS,
     max_length: int | None = None,
     stops: Detokenizer | None = None,
+    slot: int = -1,
 ) -> Sequence:
-    """A request as the front door makes it."""
+    """A request as the front door makes it; `slot`: for drafters that are asked without a runner."""
     words = tuple(tuple(tokenizer().encode(word, add_special_tokens=False)) for word in params.bad_words)
-    return Sequence(list(ids), params, seed, eos_ids, max_length or target.context, words, stops)
+    return Sequence(list(ids), params, seed, eos_ids, max_length or target.context, words, stops, slot=slot)
 
 
 _ANSWERS: dict[tuple[object, ...], tuple[LoadedModel, Sequence]] = {}  # models are kept, so that no id is used twice
@@ -107,14 +108,25 @@ def run(
     depth: int = 4,
     nodes: int = 128,
     verifier: Verifier | None = None,
+    policy: DraftPolicy | None = None,
 ) -> list[Sequence]:
     """Decode `seqs` to their ends."""
     seqs = list(seqs)
-    decoder = SpeculativeDecoder(on, drafter, verifier or Coupled(), Fixed(depth, nodes))
+    decoder = SpeculativeDecoder(on, drafter, verifier or Coupled(), policy or Fixed(depth, nodes))
     for _ in generate(decoder, seqs):
         pass
     assert all_free(on), "a slot was not given back"
     return seqs
+
+
+class Budgets(DraftPolicy):
+    """The same budget for everybody and for ever, or one that a function makes for each row."""
+
+    def __init__(self, make: Callable[[Sequence], DraftBudget] | None = None, **options):
+        self.make = make or (lambda seq: DraftBudget(**options))
+
+    def budgets(self, seqs):
+        return [self.make(seq) for seq in seqs]
 
 
 def reading_apart(on: ModelRunner) -> ModelRunner:

@@ -3,7 +3,7 @@
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-_SMALL = {
+SMALL = {
     "vocab_size": 97,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -89,7 +89,7 @@ UNDESCRIBED = "hunyuan_v1_dense"
 def tiny_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **overrides: object) -> PreTrainedModel:
     """A random model of the named architecture with weights large enough to make logits differ clearly."""
     model_type, extra = ARCHITECTURES[name]
-    base = {} if model_type in ("gpt2", "gpt_bigcode") else dict(_SMALL)
+    base = {} if model_type in ("gpt2", "gpt_bigcode") else dict(SMALL)
     if model_type == "falcon":
         base = {key: value for key, value in base.items() if key not in ("head_dim", "num_key_value_heads")}
     config = AutoConfig.for_model(model_type, **{**base, **extra, **overrides})

@@ -1,6 +1,7 @@
 """`Ratio`: the output follows the target's distribution, though not with the tokens plain decoding would give."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, final
 
 from jaxtyping import Float64
@@ -36,19 +37,30 @@ class Ratio(Verifier):
     def verify(
         self, draft: Draft, distribution: TargetDistribution, seeds: Sequence[int], positions: Sequence[int]
     ) -> list[Walk]:
+        return [
+            descend(tree, partial(_decide, draft, distribution, row, tree, seeds[row], positions[row]))
+            for row, tree in enumerate(Branches.read(draft.tree))
+        ]
 
-        def walk(row: int, tree: Branches) -> Walk:
-            def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
-                p = p_at(distribution, row, node)
-                if p is None:
-                    return None, -1
-                chance = Keyed(seeds[row], positions[row] + depth, len(children))
-                index, owed = _offer(draft, row, node, p, [tree.tokens[child] for child in children], chance)
-                return index, -1 if index is not None else chance.draw(owed)
 
-            return descend(tree, decide)
-
-        return [walk(row, tree) for row, tree in enumerate(Branches.read(draft.tree))]
+def _decide(
+    draft: Draft,
+    distribution: TargetDistribution,
+    row: int,
+    tree: Branches,
+    seed: int,
+    position: int,
+    node: int,
+    depth: int,
+    children: list[int],
+) -> tuple[int | None, int]:
+    """`walk.Decide` for the children of one node. Not a closure: see `CHECKED` in tests/conftest.py."""
+    p = p_at(distribution, row, node)
+    if p is None:
+        return None, -1
+    chance = Keyed(seed, position + depth, len(children))
+    index, owed = _offer(draft, row, node, p, [tree.tokens[child] for child in children], chance)
+    return index, -1 if index is not None else chance.draw(owed)
 
 
 def _offer(

@@ -1,10 +1,6 @@
 """The script that holds a calibration against prompts that it has not seen, on tiny random models."""
 
-import importlib
 import json
-from pathlib import Path
-
-import pytest
 
 from paceline.cascade import Calibration, Signal, load_calibration
 from paceline.cascade.bound import Point
@@ -13,13 +9,7 @@ from tests.cascade.common import PROMPTS, made_up, perturbed
 from tests.cli.helpers import save
 from tests.tiny import tiny_model
 
-SCRIPTS = Path(__file__).parents[2] / "bench"
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("cascade")
+SCRIPT = "cascade"
 
 
 def run(script, tmp_path, capsys, threshold: float, noise: float = 0.03) -> dict:

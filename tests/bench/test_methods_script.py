@@ -1,6 +1,5 @@
 """The script that puts all drafting methods into one table, on a tiny random model."""
 
-import importlib
 import json
 from pathlib import Path
 
@@ -11,15 +10,13 @@ from paceline.eval.run import BenchRun
 from paceline.hf.fingerprint import hash_vocabulary
 from paceline.hf.load import load_tokenizer
 
-SCRIPTS = Path(__file__).parents[2] / "bench"
+SCRIPT = "methods"
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    made = importlib.import_module("methods")
-    monkeypatch.setattr(made, "memory_of", lambda args: dict.fromkeys(args.drafter, 12))
-    return made
+def script(script, monkeypatch):
+    monkeypatch.setattr(script, "memory_of", lambda args: dict.fromkeys(args.drafter, 12))
+    return script
 
 
 @pytest.fixture

@@ -1,19 +1,12 @@
 """The script that measures what 16 bits change, on a tiny model."""
 
-import importlib
-from pathlib import Path
-
 import pytest
 import torch
 
 from tests.cli.helpers import save
 from tests.tiny import tiny_model
 
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-    return importlib.import_module("rounding")
+SCRIPT = "rounding"
 
 
 def test_in_float32_both_are_exact_and_in_bfloat16_neither_is(script, tmp_path):

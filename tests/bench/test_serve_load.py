@@ -1,22 +1,14 @@
 """The script that puts clients before servers, on tiny models that listen."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.server.helpers import listening, tiny_llm
 
-SCRIPTS = Path(__file__).parents[2] / "bench"
+SCRIPT = "serve_load"
 FEW = ("--clients", "1", "3", "--requests", "3", "--max-tokens", "9")
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("serve_load")
 
 
 @pytest.fixture

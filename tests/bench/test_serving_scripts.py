@@ -1,25 +1,18 @@
 """Clients of the OpenAI API that are installed here, and a short soak, against servers with tiny models."""
 
-import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.bench.conftest import SCRIPTS
 from tests.server.helpers import TEMPLATE, listening
 from tests.structured.common import byte_tokenizer
 from tests.tiny import tiny_model
 
-SCRIPTS = Path(__file__).parents[2] / "bench"
+SCRIPT = "clients"
 CLIENTS = ("openai", "langchain", "llama_index", "litellm", "instructor", "curl", "openai_node", "ai_sdk")
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("clients")
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -50,15 +43,7 @@ def test_a_soak(tmp_path):
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path)
     tiny_model("llama", max_position_embeddings=2048).save_pretrained(tmp_path)
-    command = [
-        sys.executable,
-        str(SCRIPTS / "soak.py"),
-        str(tmp_path),
-        "--minutes",
-        "0.2",
-        "--log",
-        str(tmp_path / "log"),
-    ]
+    command = [sys.executable, SCRIPTS / "soak.py", tmp_path, "--minutes", "0.2", "--log", tmp_path / "log"]
     made = subprocess.run(command, capture_output=True, text=True, timeout=500)
     told = json.loads(made.stdout.splitlines()[-1])
     assert told["faults"] == []

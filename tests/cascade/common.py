@@ -17,10 +17,9 @@ LIMIT = 4
 PROMPTS = [prompt(6, seed) for seed in range(300)]
 
 
-def perturbed(noise: float, seed: int = 5):
+def perturbed(noise: float, **overrides: object):
     """The tiny model with noise on its weights."""
-    model = tiny_model("llama")
-    rng = torch.Generator().manual_seed(seed)
+    model, rng = tiny_model("llama", **overrides), torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:

@@ -4,13 +4,15 @@ from functools import partial
 
 import pytest
 import torch
+from typer.main import get_command
 
 from paceline import zoo
+from paceline.cli.app import app
 from paceline.eval.law_test import law_test
 from tests.cli.helpers import GENERATE, answer, paceline, refusal
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "check", "models", "pull"])
+@pytest.mark.parametrize("command", sorted(get_command(app).commands))
 def test_every_command_has_help_with_an_example(command):
     result = paceline(command, "--help")
     assert result.exit_code == 0

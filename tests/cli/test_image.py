@@ -8,18 +8,14 @@ from tests.cli.helpers import answer, paceline, refusal, save
 from tests.system.web import serving
 from tests.tiny import tiny_model
 from tests.vision.contract import SMALL, WIDE
-from tests.vision.families import make, plain_answer, user
+from tests.vision.families import make, plain_answer, save_made, user
 
 FEW = ("--max-tokens", "6", "--ignore-eos", "--numerics", "fast")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    where = tmp_path_factory.mktemp("vlm")
-    model, processor = make("llava")
-    model.save_pretrained(where)
-    processor.save_pretrained(where)
-    return str(where)
+    return save_made(tmp_path_factory.mktemp("vlm"))
 
 
 @pytest.fixture
@@ -65,8 +61,7 @@ def test_people_are_told_the_same(folder, files):
 
 def test_a_model_without_a_template_gets_its_image_token_before_the_text(files, tmp_path):
     model, processor = make("llava")
-    model.save_pretrained(tmp_path / "vlm")
-    processor.save_pretrained(tmp_path / "vlm")
+    save_made(tmp_path / "vlm")
     for left in (tmp_path / "vlm").glob("chat_template*"):
         left.unlink()
     got = answer("generate", str(tmp_path / "vlm"), "--image", files[0], "--prompt", "what?", *FEW)

@@ -3,7 +3,7 @@
 import json
 import os
 import shlex
-import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -111,18 +111,15 @@ def test_keys_are_not_shown(model):
 
 def test_it_runs_what_it_prints(model, tmp_path, monkeypatch):
     """A `vllm` on the PATH is started with these words, and the key in its environment."""
-    import subprocess
-    import sys
-
-    program = tmp_path / "vllm"
-    program.write_text('#!/bin/sh\necho "$VLLM_API_KEY" "$@"\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    done = subprocess.run(
-        [sys.executable, "-m", "paceline", "serve", model, "--engine", "vllm", "--api-key", "geheim", "--port", "7"],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith(f"geheim serve {model} --host 127.0.0.1 --port 7")
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *given: started.append(given) or sys.exit())
+    (tmp_path / "vllm").touch(mode=0o700)
+    options = ("--engine", "vllm", "--api-key", "geheim", "--port", "7")
+    result = paceline("serve", model, *options, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert result.exit_code == 0, result.output
+    ((program, words, environment),) = started
+    assert (program, environment["VLLM_API_KEY"]) == (str(tmp_path / "vllm"), "geheim")
+    assert words[:7] == ["vllm", "serve", model, "--host", "127.0.0.1", "--port", "7"]
 
 
 def test_without_vllm_it_says_so(model, tmp_path):

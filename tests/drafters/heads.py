@@ -151,19 +151,8 @@ def random_head(
 ) -> EagleHead:
     """A head with weights large enough to make its laws differ clearly. It can draft tokens 30 to 30 + draft_vocab."""
     width, layers = target.hidden_size, target.num_layers
-    config = EagleConfig(
-        version=version,
-        hidden_size=width,
-        target_hidden_size=width,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        states=(layers,) if version == 1 else (0, 1, layers),
-        draft_vocab_size=draft_vocab,
-        vocab_size=target.vocab_size,
-        **options,  # type: ignore[arg-type]
-    )
+    states = (layers,) if version == 1 else (0, 1, layers)
+    config = EagleConfig(width, states, draft_vocab, target.vocab_size, 48, 4, 2, 8, version, width, **options)
     torch.manual_seed(seed)
     head = EagleHead(config, torch.arange(draft_vocab) + target.vocab_size - draft_vocab - 3).to(target.dtype)
     for parameter in head.parameters():

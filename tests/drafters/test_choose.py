@@ -9,7 +9,6 @@ from paceline import Choose, Coupled, DraftModel, Plain, PromptLookup, Ratio, Sa
 from paceline.core.draft import Draft, Law
 from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import choose
 from paceline.errors import ConfigError
 from paceline.policy import CostModel, Dynamic, Fixed
@@ -18,13 +17,14 @@ from tests.adversaries import Constant, RandomTrees
 from tests.helpers import (
     NO_EOS,
     REPEATING,
-    all_free,
+    Budgets,
     assert_sound,
     changed,
     loaded,
     oracle,
     prompt,
     result,
+    run,
     runner,
     sequence,
 )
@@ -54,13 +54,8 @@ def members():
     return [PromptLookup(), DraftModel(twin(TARGET)), SelfQuantized(lm_head="shared"), Constant(), Plain()]
 
 
-def decode(drafter, policy, seqs, slots=3, verifier=None):
-    on = runner(TARGET, slots)
-    decoder = SpeculativeDecoder(on, drafter, verifier or Coupled(), policy)
-    for _ in generate(decoder, seqs):
-        pass
-    assert all_free(on)
-    return seqs
+def decode(drafter, policy, seqs):
+    return run(runner(TARGET, 3), drafter, seqs, policy=policy)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +103,7 @@ def test_refusals_and_names():
 def test_outlook_of_all_members():
     drafter = Choose([PromptLookup(), DraftModel(small_draft()), Plain()])
     drafter.bind(ModelRunner(TARGET, 2), Coupled())
-    seq = sequence(TARGET, REPEATING, SamplingParams())
-    seq.slot = 0
+    seq = sequence(TARGET, REPEATING, SamplingParams(), slot=0)
     looks = drafter.draft_options(seq)
     assert [(look.source, look.hint, look.uncached_tokens) for look in looks] == [
         ("lookup", -1, 0), ("draft_model", 0, len(REPEATING) - 1), ("none", -1, 0)]  # fmt: skip
@@ -176,13 +170,10 @@ class Dropping(DraftModel):
         return replace(made, tree=changed(made.tree, is_probe=probes.tolist()))
 
 
-class StopsAtWeakTokens(DraftPolicy):
-    def budgets(self, seqs):
-        return [DraftBudget(3, 3, should_continue=lambda sure: sure[-1] >= 0.2)] * len(seqs)
-
-
 def test_keeping_the_last_token_keeps_the_law_and_dropping_it_does_not(monkeypatch):
-    monkeypatch.setattr(ratio, "Fixed", lambda depth, nodes: StopsAtWeakTokens())
+    monkeypatch.setattr(
+        ratio, "Fixed", lambda *_: Budgets(depth=3, nodes=3, should_continue=lambda sure: sure[-1] >= 0.2)
+    )
     assert ratio.p_value(ratio.sample(DraftModel(ratio.draft()), Ratio(), 400)) > ratio.FALSE_ALARM
     assert ratio.p_value(ratio.sample(Dropping(ratio.draft()), Ratio(), 700)) < ratio.FALSE_ALARM
 
@@ -191,8 +182,7 @@ def test_confidence_is_computed_only_when_asked_for():
     for should_continue, expected in ((None, 3), (lambda sure: len(sure) < 2, 2)):
         drafter = DraftModel(small_draft())
         drafter.bind(ModelRunner(TARGET, 1), Coupled())
-        seq = sequence(TARGET, REPEATING, SamplingParams())
-        seq.slot = 0
+        seq = sequence(TARGET, REPEATING, SamplingParams(), slot=0)
         made = drafter.propose([seq], [DraftBudget(3, 3, should_continue=should_continue)])
         assert made.tree.num_nodes - 1 == expected
         if should_continue is None:
@@ -205,8 +195,7 @@ def test_confidence_is_computed_only_when_asked_for():
 
 def test_lookup_hint_is_the_length_of_the_match():
     for tokens, hint in (([1, 2, 3], -1), ([1, 2, 1], 1), ([*range(9), 20, *range(9)], 8), ([5, 1, 2, 9, 1, 2], 2)):
-        seq = sequence(TARGET, tokens, SamplingParams())
-        seq.slot = 0
+        seq = sequence(TARGET, tokens, SamplingParams(), slot=0)
         lookup = PromptLookup()
         assert lookup.draft_options(seq)[0].hint == hint
         assert lookup.propose([seq], [DraftBudget(2, 2)]).hints == (hint,)

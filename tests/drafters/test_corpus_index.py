@@ -100,8 +100,7 @@ def test_the_corpus_drafts_where_it_matches_more(tmp_path):
         ([8, 30, 7, 8], [9, 10, 11], 8 + 2),
         ([50], [], -1),
     ):
-        seq = sequence(loaded(), text, PARAMS)
-        seq.slot = 0
+        seq = sequence(loaded(), text, PARAMS, slot=0)
         made = drafter.propose([seq], [BUDGET])
         assert (made.tree.token_ids[0, 1:].tolist(), made.hints) == (drafted, (hint,))
         drafter.release([0])

@@ -247,8 +247,7 @@ def test_a_self_draft_that_fails_rolls_back():
     ],
 )
 def test_lookup(match, tokens, expected):
-    seq = sequence(loaded(), tokens, PARAMS)
-    seq.slot = 0
+    seq = sequence(loaded(), tokens, PARAMS, slot=0)
     draft = PromptLookup(match=match).propose([seq], Fixed(3).budgets([seq]))
     assert draft.tree.token_ids[0].tolist() == [tokens[-1], *expected]
 
@@ -258,8 +257,7 @@ def test_lookup_index_grows_with_the_text():
     grown = PromptLookup()
     text = [t % 5 for t in prompt(60, 7)]
     for end in range(1, len(text)):
-        seq = sequence(loaded(), text[:end], PARAMS)
-        seq.slot = 0
+        seq = sequence(loaded(), text[:end], PARAMS, slot=0)
         budget = Fixed(4).budgets([seq])
         assert torch.equal(
             grown.propose([seq], budget).tree.token_ids, PromptLookup().propose([seq], budget).tree.token_ids

@@ -11,7 +11,8 @@ from paceline.core.interfaces import DraftBudget
 from paceline.core.rng import Purpose, gumbel
 from paceline.decoding import SpeculativeDecoder
 from paceline.drafters import Eagle, draft_layer
-from paceline.errors import ConfigError, IncompatibleModels
+from paceline.drafters.eagle_pass import EaglePass
+from paceline.errors import IncompatibleModels
 from paceline.runner import ModelRunner
 from paceline.verify import Ratio
 from tests.drafters.heads import law_after, random_head, states_of
@@ -223,6 +224,48 @@ def test_mutants_of_the_pass_are_caught(mutant, monkeypatch):
     assert not is_right(Eagle(head), head, lengths=(9,), rounds=2)
 
 
+# Native passes
+
+
+class UnderOthers(EaglePass):
+    """Nodes hang under the first of the level before."""
+
+    def step(self, tokens, hidden, parents, most=0):
+        level = super().step(tokens, hidden, parents, most)
+        self._parents[:, self._newest :] = max(self._newest - 1, -1)
+        return level
+
+
+class ForgetsLevels(EaglePass):
+    """Every level lies where the first one lay."""
+
+    def step(self, tokens, hidden, parents, most=0):
+        self._parents = self._parents[:, :0]
+        return super().step(tokens, hidden, parents, most)
+
+
+class PairsUnread(EaglePass):
+    """Only the last pair is digested."""
+
+    def extend_cache(self, slots, tokens, states, *rest):
+        return super().extend_cache(slots, [row[-1:] for row in tokens], [known[-1:] for known in states], *rest)
+
+
+def test_all_of_a_native_tree_is_right():
+    head = random_head(target(torch.float32), 3)
+    assert is_right(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
+
+
+@pytest.mark.parametrize("mutant", [UnderOthers, ForgetsLevels, PairsUnread])
+def test_mutants_of_native_passes_are_caught(mutant, monkeypatch):
+    monkeypatch.setattr("paceline.drafters.eagle.EaglePass", mutant)
+    head = random_head(target(torch.float32), 3)
+    assert not is_right(Eagle(head, top_k=3), head, budget=DraftBudget(4, 39), rounds=2)
+
+
+# One draft
+
+
 def bound(head, tree="dynamic", **options) -> tuple[Eagle, ModelRunner]:
     drafter, runner = Eagle(head, tree, **options), ModelRunner(target(), 2)
     drafter.bind(runner, Coupled())
@@ -255,8 +298,7 @@ def test_budgets():
 def test_a_text_of_one_token_has_no_pair():
     assert drafted(DraftBudget(3, 9), ids=[5])[0] == [5]
     drafter, _ = bound(random_head(target(), 1))
-    seq = sequence(target(), [5], SamplingParams())
-    seq.slot = 0
+    seq = sequence(target(), [5], SamplingParams(), slot=0)
     assert drafter.draft_options(seq)[0].hint < 0
 
 
@@ -294,14 +336,6 @@ def test_a_head_of_another_target_is_refused():
     deep = random_head(loaded(TARGET, torch.float64, num_hidden_layers=3), 3)
     with pytest.raises(IncompatibleModels, match="states 3"):
         Eagle(deep).bind(runner, Coupled())
-
-
-def test_options_are_checked():
-    head = random_head(target(), 1)
-    with pytest.raises(ConfigError, match=r"Eagle\.tree.*bush"):
-        Eagle(head, "bush")
-    with pytest.raises(ConfigError, match="top_k"):
-        Eagle(head, top_k=0)
 
 
 def test_the_given_head_stays_as_it_is():

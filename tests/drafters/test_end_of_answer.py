@@ -5,7 +5,8 @@ import pytest
 from paceline import SamplingParams
 from paceline.core.interfaces import DraftBudget
 from paceline.core.outputs import Origin
-from paceline.drafters import DraftModel, Lookahead, PromptLookup, SelfQuantized
+from paceline.core.request import Sequence
+from paceline.drafters import DraftModel, PromptLookup
 from paceline.runner import ModelRunner
 from tests.helpers import REPEATING, loaded, oracle, reading_apart, result, run, runner, sequence
 from tests.lossless.drafters import twin
@@ -13,12 +14,6 @@ from tests.lossless.drafters import twin
 TARGET = loaded()
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 WINDOW = 8
-DRAFTERS = {
-    "the model itself": lambda: DraftModel(twin(TARGET)),
-    "self-int4": lambda: SelfQuantized(lm_head="shared"),
-    "lookup": PromptLookup,
-    "lookahead": Lookahead,
-}
 
 
 def ended(params: SamplingParams = GREEDY) -> frozenset[int]:
@@ -26,39 +21,26 @@ def ended(params: SamplingParams = GREEDY) -> frozenset[int]:
     return frozenset([oracle(TARGET, REPEATING, params).output_ids[3]])
 
 
-def drafted(name: str, eos_ids: frozenset[int], params: SamplingParams = GREEDY) -> tuple[int, list[int], object]:
-    """Tokens drafted in all, the answer, and the whole result."""
+def drafted(eos_ids: frozenset[int], params: SamplingParams = GREEDY) -> tuple[int, Sequence]:
+    """Tokens that the model itself drafted, and the answer."""
     seq = sequence(TARGET, REPEATING, params, eos_ids=eos_ids)
-    run(reading_apart(ModelRunner(TARGET, 4)), DRAFTERS[name](), [seq], WINDOW)
-    return sum(one.num_drafted for one in seq.rounds), seq.output_ids, result(seq)
-
-
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_the_answer_is_the_oracles(name):
-    expected = oracle(TARGET, REPEATING, GREEDY, eos_ids=ended())
-    assert expected.num_output <= 4
-    assert drafted(name, ended())[2] == result(expected)
+    run(reading_apart(ModelRunner(TARGET, 4)), DraftModel(twin(TARGET)), [seq], WINDOW)
+    assert result(seq) == result(oracle(TARGET, REPEATING, params, eos_ids=eos_ids))
+    return sum(one.num_drafted for one in seq.rounds), seq
 
 
 def test_a_drafter_that_knows_the_end_stops_there():
-    count, answer, _ = drafted("the model itself", ended())
-    assert count <= len(answer) <= 4, "a window of eight would have been drafted full"
-    ignored, *_ = drafted("the model itself", ended(), SamplingParams(max_tokens=24, ignore_eos=True))
-    assert ignored >= WINDOW
-
-
-def test_the_token_that_ends_a_draft_is_kept():
-    """Dropping it, because of what it is, would make q another law (docs/exactness.md, lemma 4)."""
-    seq = sequence(TARGET, REPEATING, GREEDY, eos_ids=ended())
-    run(reading_apart(ModelRunner(TARGET, 4)), DRAFTERS["the model itself"](), [seq], WINDOW)
+    count, seq = drafted(ended())
+    assert count <= seq.num_output <= 4, "a window of eight would have been drafted full"
+    assert drafted(ended(), SamplingParams(max_tokens=24, ignore_eos=True))[0] >= WINDOW
+    # Dropping the end, because of what it is, would make q another law (docs/exactness.md, lemma 4).
     assert seq.token_ids[-1] in ended()
     assert seq.origins[-1] is Origin.DRAFTED
 
 
 def test_a_stop_token_of_the_request_ends_a_draft_too():
-    stop = SamplingParams(max_tokens=24, stop_token_ids=tuple(ended()))
-    count, answer, _ = drafted("the model itself", frozenset(), stop)
-    assert count <= len(answer) <= 4
+    count, seq = drafted(frozenset(), SamplingParams(max_tokens=24, stop_token_ids=tuple(ended())))
+    assert count <= seq.num_output <= 4
 
 
 def test_lookup_copies_up_to_the_end_of_an_earlier_answer():

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from paceline import SamplingParams
-from paceline.core.interfaces import DraftBudget, DraftPolicy
 from paceline.core.outputs import TargetDistribution
 from paceline.drafters.mtp import Mtp
 from paceline.drafters.parallel_heads import Blockwise, Medusa
@@ -18,7 +17,7 @@ from paceline.sampling.warpers import warp
 from paceline.verify import Coupled, Typical
 from paceline.verify.coupled import choose_token
 from tests.drafters.heads import SOME, attached, blockwise, last_states, medusa, mtp, watched
-from tests.helpers import assert_sound, loaded, oracle, prompt, result, run, runner, sequence
+from tests.helpers import Budgets, assert_sound, loaded, oracle, prompt, result, run, runner, sequence
 
 PROMPTS = [prompt(5), prompt(2, 1), prompt(11, 2)]
 DOUBLE = torch.float64
@@ -97,14 +96,6 @@ def test_names_are_those_of_published_files():
     h = h + torch.nn.functional.silu(head.blocks[1].layers[1](h))
     assert torch.allclose(head(states)[:, 1], h @ head.lm_heads[1].weight.T)
     assert head(states, 1).shape == (3, 1, len(SOME))
-
-
-class Budgets(DraftPolicy):
-    def __init__(self, **options):
-        self.budget = DraftBudget(**options)
-
-    def budgets(self, seqs):
-        return [self.budget for _ in seqs]
 
 
 def drafted(budget: Budgets, top_k: int = 4, ids=None, temperature: float = 0.0):

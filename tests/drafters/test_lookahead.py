@@ -159,8 +159,7 @@ def bound(drafter: Lookahead, max_length: int | None = None) -> Lookahead:
 
 def test_no_budget_no_window():
     drafter = bound(Lookahead())
-    seq = sequence(loaded(), REPEATING, GREEDY)
-    seq.slot = 0
+    seq = sequence(loaded(), REPEATING, GREEDY, slot=0)
     assert drafter.propose([seq], [DraftBudget(0, 0)]).tree.num_nodes == 1
     assert drafter.propose([seq], [DraftBudget(1, 1)]).tree.num_nodes > 2
 

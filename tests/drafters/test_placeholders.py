@@ -28,7 +28,6 @@ from paceline.errors import DraftError
 from paceline.runner import ModelRunner
 from paceline.sampling import draft_sampler
 from paceline.sampling.draft_sampler import DraftSampler
-from paceline.sampling.scores import bar, before_banned, columns_of
 from tests.drafters.heads import SOME, blockwise, medusa, mtp
 from tests.drafters.test_eagle import random_head
 from tests.helpers import VOCAB, changed, loaded, prompt, sequence
@@ -125,8 +124,7 @@ def test_lookahead_with_a_pool_that_takes_all_would(monkeypatch):
 def test_lookup_has_nothing_to_propose_before_a_placeholder():
     lookup = PromptLookup()
     lookup.bind(Sees(loaded(), 1), Coupled())
-    seq = sequence(loaded(), [5, 8, 7, 5], PARAMS[0])
-    seq.slot = 0
+    seq = sequence(loaded(), [5, 8, 7, 5], PARAMS[0], slot=0)
     assert lookup.draft_options(seq)[0].hint == -1
 
 
@@ -150,15 +148,3 @@ def test_the_loop_refuses_them_by_name():
         check_contract(draft, [seq], budgets, VOCAB, 0, frozenset({4}))
     probe = changed(draft.tree, is_probe=[[False, False, True]])
     check_contract(Draft(probe), [seq], budgets, VOCAB, 0, frozenset({4}))  # a probe is never kept
-
-
-def test_columns():
-    ids = torch.tensor([2, 5, 9])
-    assert columns_of({9, 2, 4}, ids).tolist() == [0, 2]
-    assert columns_of({4}, ids) is None
-    assert columns_of(frozenset(), ids) is None
-    scores = torch.zeros(2, 3)
-    assert bar(scores, None) is scores
-    assert bar(scores, torch.tensor([1]))[:, 1].isinf().all()
-    assert not scores.any()
-    assert before_banned([1, 2, 3], {3}) == [1, 2]

@@ -140,8 +140,7 @@ def test_the_search_finds_mutants(mutant):
 
 
 def draft(drafter: Suffix, text: list[int], budget: DraftBudget, slot: int = 0, eos_ids=NO_EOS) -> Draft:
-    seq = sequence(loaded(), text, PARAMS, eos_ids=eos_ids)
-    seq.slot = slot
+    seq = sequence(loaded(), text, PARAMS, eos_ids=eos_ids, slot=slot)
     return drafter.propose([seq], [budget])
 
 
@@ -260,10 +259,7 @@ def test_after_short_matches_the_policy_takes_another_member():
     def chance(request: int, position: int, i: int) -> float:
         return 0.95 if hint(request, position) == 8 else 0.15
 
-    members = [
-        Member("suffix", chance, hint=hint),
-        Member("head", lambda request, position, i: 0.7, token=0.001),
-    ]
+    members = [Member("suffix", chance, hint=hint), Member("head", lambda request, position, i: 0.7, token=0.001)]
     outcome = simulate(lambda clock: CostModel(clock=clock), members, requests=8)
     drafted = Counter((one.source, one.hint) for request, one in outcome.rounds if request > 1 and one.num_drafted)
     assert drafted["suffix", 8] > 2 * drafted["suffix", 1]

@@ -76,11 +76,6 @@ def periodic(text: list[int]) -> int:
     return PERIOD[(PERIOD.index(text[-1]) + 1) % len(PERIOD)] if text[-1] in PERIOD else PERIOD[0]
 
 
-def wandering(text: list[int]) -> int:
-    """Copies of what came before are always wrong."""
-    return 20 + (text[-1] * 7 + len(text)) % 60
-
-
 @pytest.mark.parametrize("kind", [Lookup, Suffix])
 def test_repeated_text_takes_fewer_steps(kind):
     engine = Engine(kind, periodic)

@@ -1,6 +1,5 @@
 """`check` tells ties from bugs: real engines pass; the planted faults are in `test_check_mutants`."""
 
-import gzip
 import json
 import math
 from collections import Counter
@@ -20,15 +19,6 @@ from paceline.runner import ModelRunner, SlotCache
 from tests.tiny import UNDESCRIBED, tiny_model
 
 PROMPTS = [[5, 9, 31, 7, 5, 9, 31], [3, 3, 3, 3, 3], [64, 22, 64, 22, 64]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Models this small only lose time to a second thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class AcceptsAll(Verifier):
@@ -221,25 +211,8 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_prompt_files(tmp_path, zipped):
-    text = "\n".join(json.dumps(row) for row, _ in ROWS) + "\n\n"
-    path = tmp_path / ("p.jsonl.gz" if zipped else "p.jsonl")
-    path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
-    assert read_prompts(path) == [prompt for _, prompt in ROWS]
-    assert len(read_prompts(path, 2)) == 2
-    plain = tmp_path / "p.txt"
-    plain.write_text("one line\n{another\n")
-    assert read_prompts(plain) == ["one line", "{another"]
-
-
-@pytest.mark.parametrize("content", ["", "{bad", "[1]", '{"text": 1}', '{"turns": []}'])
-def test_files_without_prompts(tmp_path, content):
-    path = tmp_path / "p.jsonl"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=r"p\.jsonl"):
-        read_prompts(path)
-    (tmp_path / "q.jsonl.gz").write_bytes(b"not gzip")
-    for missing in ("absent.jsonl", "q.jsonl.gz"):
-        with pytest.raises(ConfigError, match="cannot be read"):
-            read_prompts(tmp_path / missing)
+def test_prompt_files(tmp_path):
+    """What is in them and what is refused is tested in `bench/test_suites.py`."""
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(row) for row, _ in ROWS) + "\n\n")
+    assert read_prompts(tmp_path / "p.jsonl") == [prompt for _, prompt in ROWS]
+    assert len(read_prompts(tmp_path / "p.jsonl", 2)) == 2

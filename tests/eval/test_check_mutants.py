@@ -17,6 +17,7 @@ from paceline.eval.check import check
 from paceline.runner import ModelRunner, SlotCache
 from tests.adversaries import Scripted
 from tests.eval import planted_faults as faults
+from tests.eval.test_check import twins
 from tests.tiny import UNDESCRIBED, tiny_model
 
 PROMPTS = [[5, 9, 31, 7, 5, 9, 31], [3, 3, 3, 3, 3]]
@@ -165,11 +166,8 @@ def test_a_pass_of_many_rows_cannot_excuse_itself(monkeypatch):
 @pytest.mark.parametrize("kind", [FAST, INVARIANT], ids=["fast", "invariant"])
 def test_rounding_that_turns_a_tie_is_a_near_tie_only_where_bits_do_not_count(kind, monkeypatch):
     """Tokens in pairs of equal weights; wide passes round the second of each pair up by the last bit."""
-    name, numerics = kind
-    model = tiny_model(name)
-    with torch.no_grad():
-        model.lm_head.weight[48:96] = model.lm_head.weight[:48]
-    llm = LLM(model, drafter=PromptLookup(), policy=Fixed(4), numerics=numerics)
+    numerics = kind[1]
+    llm = twins(*kind)
     right = ModelRunner.forward
 
     def rounds_up(runner, slots, tree, text=()):

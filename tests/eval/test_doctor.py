@@ -7,14 +7,7 @@ import torch
 
 from paceline import LLM, PromptLookup, SamplingParams
 from paceline.errors import ConfigError
-from paceline.eval.doctor import (
-    MachineReport,
-    MemoryPlan,
-    doctor_report,
-    examine_machine,
-    examine_model,
-    held_bytes,
-)
+from paceline.eval.doctor import MachineReport, MemoryPlan, doctor_report, examine_machine, examine_model, held_bytes
 from paceline.eval.machine import PassCosts, read_bandwidth
 from paceline.system.hardware import Load, Processors
 from tests.cli.helpers import answer, paceline, refusal, save
@@ -22,11 +15,6 @@ from tests.helpers import REPEATING
 from tests.tiny import tiny_model
 
 QUIET = MachineReport({}, (), Processors(4, 4), 4, "wait", Load(0.0, 0.0, 0.0), 10**9, 1e9)
-
-
-@pytest.fixture(autouse=True)
-def known_bandwidth(monkeypatch):
-    monkeypatch.setattr("paceline.eval.doctor.read_bandwidth", lambda device: 1e9)
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,6 @@ def other(tmp_path_factory) -> str:
     return save(tmp_path_factory.mktemp("another"), tiny_model("llama", seed=1, max_position_embeddings=512))
 
 
-@pytest.fixture(autouse=True)
-def known_bandwidth(monkeypatch):
-    monkeypatch.setattr("paceline.eval.machine.read_bandwidth", lambda device: 1e9)
-
-
 @pytest.fixture
 def tune(model, tmp_path):
     """The arguments of a short run that keeps its result in `tmp_path / "t.json"`."""

@@ -60,10 +60,7 @@ def test_the_template_is_what_training_read(made):
     chats = ImageChats(scene_chats(4).image, ((("What is it?", "a star"),),))
     batch = collate([chats], processor, GRID**2)
     chat = [
-        {
-            "role": "user",
-            "content": [{"type": "image", "image": chats.image}, {"type": "text", "text": "What is it?"}],
-        }
+        {"role": "user", "content": [{"type": "image", "image": chats.image}, {"type": "text", "text": "What is it?"}]}
     ]
     inputs = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")  # noqa: E501  # fmt: skip
     prompt = inputs["input_ids"][0]

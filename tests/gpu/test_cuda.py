@@ -14,10 +14,7 @@ from tests.drafters.heads import medusa, mtp, random_head
 from tests.quant.helpers import dequantize_int4
 from tests.tiny import tiny_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 PROMPTS = [[5, 9, 31, 5, 9, 31, 5, 9], list(range(3, 60)), [7]]
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}  # shapes that the INT4 kernel takes
 

@@ -37,7 +37,6 @@ def test_export_with_its_target(tmp_path):
 def test_export_refuses_in_one_line(tmp_path):
     head = str(saved(tmp_path / "head", eagle(1)))
     assert "speculators cannot hold this head" in refusal("export", head, str(tmp_path / "out"), "--to", "speculators")
-    assert "Example:" in paceline("export", "--help").stdout
 
 
 def test_a_published_head_drafts(tmp_path):

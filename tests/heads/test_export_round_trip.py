@@ -119,14 +119,8 @@ def test_medusa_for_vllm_has_all_output_rows(tmp_path):
 
 
 def test_speculators_names_its_target_and_leaves_nothing_out(tmp_path):
-    export_head(
-        saved(tmp_path / "head", eagle(norm_before_residual=True)),
-        "speculators",
-        tmp_path / "out",
-        target(),
-        "org/t",
-        5,
-    )
+    head = saved(tmp_path / "head", eagle(norm_before_residual=True))
+    export_head(head, "speculators", tmp_path / "out", target(), "org/t", 5)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3"
     assert config["norm_before_residual"] is True

@@ -163,10 +163,7 @@ DAMAGES = {
     "tokenizer_config cut": (text("tokenizer_config.json", "{"), "tokenizer_config.json"),
     "tokenizer_config a list": (text("tokenizer_config.json", "[]"), "not a JSON object"),
     "tokenizer class a number": (edited("tokenizer_config.json", tokenizer_class=3), "no usable tokenizer"),
-    "tokenizer missing": (
-        lambda folder: [path.unlink() for path in folder.glob("tokenizer*")],
-        "no usable tokenizer",
-    ),
+    "tokenizer missing": (lambda folder: [path.unlink() for path in folder.glob("tokenizer*")], "no usable tokenizer"),
     "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "the weights of"),
     "weights empty": (cut(0), "cannot be read"),
     "weights cut": (cut(5000), "cannot be read"),
@@ -185,10 +182,7 @@ DAMAGES = {
     "tensor of integers": (retyped(DOWN, torch.int8), "unusable kind"),
     "tensor of booleans": (retyped(DOWN, torch.bool), "unusable kind"),
     "adapter": (text("adapter_config.json", '{"peft_type": "LORA", "base_model_name_or_path": "x"}'), "merge"),
-    "adapter alone": (
-        lambda folder: [(folder / "config.json").rename(folder / "adapter_config.json")],
-        "merge",
-    ),
+    "adapter alone": (lambda folder: [(folder / "config.json").rename(folder / "adapter_config.json")], "merge"),
     "index to pickles": (pickled, "names a file that is not opened"),
     "index upwards": (sharded("../part.safetensors"), "names a file that is not opened"),
     "index downwards": (sharded("sub/part.safetensors"), "names a file that is not opened"),

@@ -122,13 +122,14 @@ def _silent() -> socket.socket:
     return listener
 
 
-@pytest.mark.parametrize(("make", "why"), [(_closed, "refused"), (_silent, "timed out|no answer in 2 s")])
+@pytest.mark.parametrize(("make", "why"), [(_closed, "refused"), (_silent, "timed out|no answer in 0.3 s")])
 @pytest.mark.parametrize("load", [local_folder, load_tokenizer])
 def test_a_hub_that_cannot_be_reached_is_not_asked_again(make, why, load, tmp_path, monkeypatch):
     asked = make()
     place = f"http://127.0.0.1:{asked.getsockname()[1]}"
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", place)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("paceline.hf.checkpoint._SECONDS", 0.3)
     monkeypatch.chdir(tmp_path)
     connections, connect = list[tuple[str, int]](), socket.create_connection
 

@@ -21,11 +21,7 @@ def llm() -> LLM:
 def test_a_prompt_of_every_kind(llm):
     ids = tokenizer().encode(TEXT)
     chat_ids = tokenizer().encode("u:abc;a:de;a:")
-    alone = {
-        "text": llm.generate(TEXT, PARAMS),
-        "ids": llm.generate(ids, PARAMS),
-        "chat": llm.generate(CHAT, PARAMS),
-    }
+    alone = {"text": llm.generate(TEXT, PARAMS), "ids": llm.generate(ids, PARAMS), "chat": llm.generate(CHAT, PARAMS)}
     assert [len(results) for results in alone.values()] == [1, 1, 1]
     assert alone["text"][0].token_ids == alone["ids"][0].token_ids
     assert alone["ids"][0].prompt_token_ids == ids

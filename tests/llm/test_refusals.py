@@ -18,30 +18,12 @@ from paceline.core.draft import Draft, Law
 from paceline.core.interfaces import DrafterInfo
 from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder
-from paceline.errors import (
-    ConfigError,
-    DraftError,
-    IncompatibleModels,
-    LossyNotAllowed,
-    NumericsError,
-)
+from paceline.errors import ConfigError, DraftError, IncompatibleModels, LossyNotAllowed, NumericsError
 from paceline.runner import ModelRunner, wrap_model
 from tests.adversaries import Adversary, chain
 from tests.helpers import REPEATING, all_free, loaded, tokenizer
-from tests.tiny import tiny_model
+from tests.tiny import SMALL, tiny_model
 
-SMALL = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 STATE = "running state that cannot forget rejected tokens"
 REFUSED = {
     "mamba": ({"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, STATE),

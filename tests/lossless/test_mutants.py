@@ -24,6 +24,7 @@ from tests.helpers import (
     run,
     sequence,
 )
+from tests.lossless.test_processors import by_the_past
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=24)
 
@@ -140,13 +141,6 @@ def test_ending_faults():
     ends = frozenset(range(3, 60))
     assert is_identical(on, Ending(5), early, eos=ends)
     assert not is_identical(on, Ending(5), early, eos=ends, kind=NoMinimum)
-
-
-def by_the_past(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Favours another seventh of the vocabulary for every past."""
-    scores = scores.clone()
-    scores[:, int(ids.sum()) % 7 :: 7] += 3
-    return scores
 
 
 def test_processors_on_the_row_order_instead_of_the_path(monkeypatch):

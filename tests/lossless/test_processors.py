@@ -18,6 +18,7 @@ from tests.tiny import tiny_model
 
 def by_the_past(ids: Tensor, scores: Tensor) -> Tensor:
     """Favours another seventh of the vocabulary for every past."""
+    scores = scores.clone()
     scores[:, int(ids.sum()) % 7 :: 7] += 3
     return scores
 

@@ -9,24 +9,22 @@ import torch
 from paceline import Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget, DraftPolicy, Verifier
 from paceline.core.request import Sequence
-from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Eagle
 from paceline.errors import IncompatibleModels
 from paceline.heads.eagle import EagleConfig, EagleHead
 from paceline.runner import LoadedModel, ModelRunner, make_runner
-from paceline.verify import Coupled
 from tests.drafters.heads import random_head
 from tests.helpers import (
     NO_EOS,
     REPEATING,
     SEED,
-    all_free,
     assert_sound,
     loaded,
     memoryless,
     oracle,
     prompt,
     result,
+    run,
     sequence,
 )
 from tests.lossless.test_identity import OPTIONS
@@ -55,27 +53,12 @@ class Varying(DraftPolicy):
         )
 
 
-class Constant(DraftPolicy):
-    def __init__(self, depth: int, nodes: int):
-        self.budget = DraftBudget(depth, nodes)
-
-    def budgets(self, seqs: Seq[Sequence]) -> list[DraftBudget]:
-        return [self.budget] * len(seqs)
-
-
-def decode(on: ModelRunner, drafter, policy, prompts, params, verifier: Verifier | None = None, eos=NO_EOS):
-    seqs = [sequence(on.loaded, p, s, SEED, eos) for p, s in zip(prompts, params, strict=True)]
-    for _ in generate(SpeculativeDecoder(on, drafter, verifier or Coupled(), policy), seqs):
-        pass
-    assert all_free(on)
-    return seqs
-
-
 def assert_identical(drafter, params, slots=4, invariant=False, arms=1, eos=NO_EOS, ids=REPEATING, target=None):
     target = target or loaded()
     prompts = [[*ids, 3 + row] for row in range(len(params))]
     on = make_runner(target, slots, invariant=invariant)
-    made = decode(on, drafter, Varying(arms), prompts, params, eos=eos)
+    seqs = [sequence(target, p, s, SEED, eos) for p, s in zip(prompts, params, strict=True)]
+    made = run(on, drafter, seqs, policy=Varying(arms))
     for seq, ids, wish in zip(made, prompts, params, strict=True):
         assert result(seq) == result(oracle(target, ids, wish, SEED, eos)), wish
         assert_sound(seq, 5)
@@ -159,10 +142,10 @@ def knowing_head(target: LoadedModel) -> EagleHead:
 def accepted(drafter: Eagle, temperature: float, nodes: int = 4, verifier: Verifier | None = None) -> float:
     """Tokens accepted per round of depth 4, the last rounds left out, where less may be drafted."""
     target = memoryless(eps=0.0)
-    params = [SamplingParams(temperature=temperature, max_tokens=31)] * 2
-    prompts = [prompt(length, length) for length in (3, 30)]
-    made = decode(ModelRunner(target, 2), drafter, Constant(4, nodes), prompts, params, verifier)
-    counts = [record.num_accepted for seq in made for record in seq.rounds[1:-1]]  # the first came with the prompt
+    params = SamplingParams(temperature=temperature, max_tokens=31)
+    seqs = [sequence(target, prompt(length, length), params, SEED) for length in (3, 30)]
+    run(ModelRunner(target, 2), drafter, seqs, 4, nodes, verifier)
+    counts = [record.num_accepted for seq in seqs for record in seq.rounds[1:-1]]  # the first came with the prompt
     return sum(counts) / len(counts)
 
 

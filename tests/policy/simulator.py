@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from paceline import SamplingParams
+from paceline import CostModel, SamplingParams
 from paceline.core.draft import Draft
 from paceline.core.interfaces import DraftBudget, Drafter, DrafterInfo, DraftOptions, DraftPolicy
 from paceline.core.outputs import Origin, Round
@@ -129,6 +129,9 @@ def cpu(n: int) -> float:
     return 0.010 * (1 + 0.066 * ((n + 1) // 2 * 2 - 2))
 
 
+PLAIN = cpu(1)
+
+
 @dataclass
 class Outcome:
     """True seconds, tokens, and what plain decoding would have taken."""
@@ -143,6 +146,24 @@ class Outcome:
     def speed(self) -> float:
         """Over plain decoding."""
         return self.plain / self.seconds
+
+
+def model(clock: Clock) -> CostModel:
+    """The default policy."""
+    return CostModel(clock=clock)
+
+
+def speed_of(outcomes: Iterable[Outcome]) -> float:
+    """Of all together, over plain decoding."""
+    outcomes = list(outcomes)
+    return sum(one.plain for one in outcomes) / sum(one.seconds for one in outcomes)
+
+
+def taught(members: list[Member], **options) -> CostModel:
+    """The default policy after a simulation."""
+    made = list[CostModel]()
+    simulate(lambda clock: made.append(model(clock)) or made[0], members, **options)
+    return made[0]
 
 
 def simulate(

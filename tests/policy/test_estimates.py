@@ -14,8 +14,8 @@ from paceline.policy.estimates import Estimates
 from paceline.policy.ledger import ALLOWANCE, INITIAL, MOST, Ledger
 from paceline.policy.probing import LONGEST, Probing
 from paceline.policy.seconds import PassCurve, RobustMean, RoundSeconds
-from tests.helpers import NO_EOS, REPEATING, loaded, oracle, result, run, runner, sequence
-from tests.policy.simulator import Clock, Machine, Member, SimDrafter, cpu, simulate
+from tests.helpers import REPEATING, loaded, oracle, result, run, runner, sequence
+from tests.policy.simulator import Machine, Member, SimDrafter, cpu, simulate, taught
 
 CHANCES = (0.9, 0.5, 0.8)
 
@@ -206,15 +206,8 @@ def test_probing_backs_off_and_comes_back():
 
 
 def test_profile_survives_json_and_starts_the_next_run():
-    made = []
-
-    def keep(clock: Clock) -> CostModel:
-        made.append(CostModel(clock=clock))
-        return made[-1]
-
     member = Member("m", lambda r, p, i: 0.9, 0.001, 0.00005, reads=True, confident=True)
-    simulate(keep, [member], requests=2)
-    profile = made[0].profile(model="x", dtype="bfloat16", threads=2)
+    profile = taught([member], requests=2).profile(model="x", dtype="bfloat16", threads=2)
     read = Profile.from_dict(json.loads(json.dumps(profile.to_dict())))
     assert read == profile
     assert (read.model, read.dtype, read.threads) == ("x", "bfloat16", 2)
@@ -242,11 +235,10 @@ def test_broken_profiles_are_refused(broken):
 @pytest.mark.parametrize(
     "drafter", [Plain, PromptLookup, lambda: Choose([PromptLookup(), Plain()])], ids=["plain", "lookup", "choose"]
 )
-def test_answers_do_not_depend_on_the_policy(policy, drafter, monkeypatch):
-    monkeypatch.setattr("tests.helpers.Fixed", lambda depth, nodes: policy())
+def test_answers_do_not_depend_on_the_policy(policy, drafter):
     params = SamplingParams(temperature=1.0, max_tokens=40)
-    (seq,) = run(runner(loaded(), 2), drafter(), [sequence(loaded(), REPEATING, params, eos_ids=NO_EOS)])
-    assert result(seq) == result(oracle(loaded(), REPEATING, params, eos_ids=NO_EOS))
+    (seq,) = run(runner(loaded(), 2), drafter(), [sequence(loaded(), REPEATING, params)], policy=policy())
+    assert result(seq) == result(oracle(loaded(), REPEATING, params))
 
 
 def test_nothing_is_measured_for_nothing():
@@ -263,8 +255,7 @@ def test_nothing_is_measured_for_nothing():
 
 
 def test_fixed_takes_the_first_member_that_has_something():
-    seq = sequence(loaded(), [1, 2, 3, 4], SamplingParams())
-    seq.slot = 0
+    seq = sequence(loaded(), [1, 2, 3, 4], SamplingParams(), slot=0)
     policy, none = Fixed(3), Member("a", lambda r, p, i: 0.0, hint=lambda r, p: -1)
     drafter = SimDrafter([none, Member("b", lambda r, p, i: 0.0)])
     drafter.requests[0] = 0

@@ -4,18 +4,11 @@ import random
 
 import pytest
 
-from paceline import CostModel, Dynamic, Fixed
-from paceline.core.interfaces import DraftPolicy
+from paceline import Dynamic, Fixed
 from paceline.policy.ledger import Ledger
 from paceline.policy.seconds import PassCurve, RoundSeconds
 from tests.policy.growing import Branching, text
-from tests.policy.simulator import Clock, Machine, Member, Outcome, cpu, simulate
-
-PLAIN = cpu(1)
-
-
-def model(clock: Clock) -> DraftPolicy:
-    return CostModel(clock=clock)
+from tests.policy.simulator import PLAIN, Machine, Member, Outcome, cpu, model, simulate, speed_of
 
 
 def const(chance: float):
@@ -27,8 +20,7 @@ def drafter(chance, token: float, reads: bool = True, confident: bool = False) -
 
 
 def mean(policy, members, seeds=range(3), **options) -> float:
-    outcomes = [simulate(policy, members(), seed=seed, **options) for seed in seeds]
-    return sum(o.plain for o in outcomes) / sum(o.seconds for o in outcomes)
+    return speed_of(simulate(policy, members(), seed=seed, **options) for seed in seeds)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +108,7 @@ def test_together_they_beat_each_alone():
     def small() -> Member:
         return Member("model", const(0.75), 0.15 * PLAIN, 0.005 * PLAIN, reads=True)
 
-    options = {"requests": 8}
+    options = {"requests": 6, "seeds": range(2)}
     alone = [mean(model, lambda m=m: [m()], **options) for m in (lookup, small)]
     assert mean(model, lambda: [lookup(), small()], **options) > 1.05 * max(alone)
 

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from paceline import CostModel, SamplingParams
+from paceline import SamplingParams
 from paceline.core.outputs import Origin
 from paceline.core.request import Sequence
 from paceline.policy.lengths import ENOUGH, LONGEST_WAIT, REMEMBERED, Ends, Lengths
-from tests.policy.simulator import Member, simulate
+from tests.policy.simulator import Member, model, simulate
 
 
 def known(*tokens: int) -> Ends:
@@ -143,9 +143,7 @@ def test_a_good_draft_of_a_short_answer_is_left_alone():
 
     def speed() -> float:
         member = Member("m", lambda *_: 0.99, 0.003)
-        return simulate(
-            lambda clock: CostModel(clock=clock), [member], requests=150, tokens=128, length=lambda request: 1
-        ).speed
+        return simulate(model, [member], requests=150, tokens=128, length=lambda request: 1).speed
 
     assert speed() > 0.985
 
@@ -185,12 +183,7 @@ def short_answers(kinds: tuple[int, ...], chance: float, seed: int) -> float:
     reading takes a draft model 1.2 passes."""
     member = Member("m", lambda *_: chance, 0.0012, 0.012 / 100, reads=True)
     told = simulate(
-        lambda clock: CostModel(clock=clock),
-        [member],
-        requests=60,
-        tokens=128,
-        seed=seed,
-        length=lambda request: kinds[request % len(kinds)],
+        model, [member], requests=60, tokens=128, seed=seed, length=lambda request: kinds[request % len(kinds)]
     )
     return told.speed
 
@@ -213,14 +206,7 @@ SELF_DRAFT = Member("self", lambda *_: 0.95, 0.0025)
 
 def speeds_by_kind(asks, member=READER) -> list[float]:
     """Yes, captions and steps in turns, after twelve to learn from."""
-    told = simulate(
-        lambda clock: CostModel(clock=clock),
-        [member],
-        requests=72,
-        tokens=128,
-        length=lambda request: MIXED[request % 3],
-        asks=asks,
-    )
+    told = simulate(model, [member], requests=72, tokens=128, length=lambda request: MIXED[request % 3], asks=asks)
     mine = [[told.by_request[request] for request in range(12 + kind, 72, 3)] for kind in range(3)]
     return [sum(plain for _, plain in kind) / sum(spent for spent, _ in kind) for kind in mine]
 

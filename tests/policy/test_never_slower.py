@@ -4,15 +4,13 @@ import math
 
 import pytest
 
-from paceline import CostModel
 from paceline.policy import cost_model
 from paceline.policy.ledger import Ledger
 from tests.policy.growing import Foreseen
-from tests.policy.simulator import Machine, Member, cpu, simulate
+from tests.policy.simulator import PLAIN, Machine, Member, cpu, model, simulate
 
 SEEDS = range(2)
 LEAST = 0.97
-PLAIN = cpu(1)
 
 
 def never(request: int, position: int, i: int) -> float:
@@ -33,7 +31,7 @@ WRONG = {
 
 
 def speeds(member, **options) -> list[float]:
-    return [simulate(lambda clock: CostModel(clock=clock), [member()], seed=seed, **options).speed for seed in SEEDS]
+    return [simulate(model, [member()], seed=seed, **options).speed for seed in SEEDS]
 
 
 @pytest.mark.diagonal
@@ -68,14 +66,14 @@ def test_other_machines(curve, noise):
 def test_two_wrong_drafters_share_one_credit():
     for seed in SEEDS:
         members = [Member("a", never, PLAIN / 100), Member("b", never, PLAIN / 3, PLAIN / 50, reads=True)]
-        assert simulate(lambda clock: CostModel(clock=clock), members, seed=seed, requests=2).speed >= LEAST
+        assert simulate(model, members, seed=seed, requests=2).speed >= LEAST
 
 
 def test_a_drafter_that_turns_bad_loses_little():
     """Right in the first answer and wrong in the second: credit from the first must not be lost in the second."""
     for seed in SEEDS:
         member = Member("m", lambda request, position, i: 0.9 * (request == 0), PLAIN / 3)
-        outcome = simulate(lambda clock: CostModel(clock=clock), [member], requests=2, seed=seed)
+        outcome = simulate(model, [member], requests=2, seed=seed)
         second = [record for request, record in outcome.rounds if request == 1]
         true = sum(PLAIN / 3 * r.num_drafted + cpu(1 + r.num_drafted) + 0.0005 for r in second)
         assert 256 * (PLAIN + 0.0005) / true >= 0.95
@@ -96,7 +94,7 @@ def test_with_a_ledger_that_forgives_it_is_slower(monkeypatch):
 def test_short_answers_by_many_requests_cost_no_more():
     for seed in SEEDS:
         member = Member("m", never, PLAIN / 3, PLAIN / 50, reads=True)
-        outcome = simulate(lambda clock: CostModel(clock=clock), [member], requests=32, tokens=8, prompt=30, seed=seed)
+        outcome = simulate(model, [member], requests=32, tokens=8, prompt=30, seed=seed)
         assert outcome.speed >= LEAST
 
 
@@ -113,6 +111,6 @@ def test_a_plan_to_draft_nothing_is_not_made_anew_every_round(monkeypatch, membe
     planned = list[int]()
     real = cost_model.best_choice
     monkeypatch.setattr(cost_model, "best_choice", lambda *given: planned.append(1) or real(*given))
-    outcome = simulate(lambda clock: CostModel(clock=clock), [member()], tokens=600)
+    outcome = simulate(model, [member()], tokens=600)
     assert len(planned) < planned_share * len(outcome.rounds)
     assert outcome.speed >= LEAST

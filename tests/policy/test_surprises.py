@@ -2,16 +2,10 @@
 
 import pytest
 
-from paceline import CostModel
-from paceline.core.interfaces import DraftPolicy
 from paceline.policy import cost_model
 from paceline.policy.seconds import PassCurve, RoundSeconds
 from tests.policy.growing import Branching, Foreseen
-from tests.policy.simulator import Clock, Machine, Member, cpu, simulate
-
-
-def model(clock: Clock) -> DraftPolicy:
-    return CostModel(clock=clock)
+from tests.policy.simulator import Machine, Member, cpu, model, simulate
 
 
 def never(request: int, position: int) -> float:

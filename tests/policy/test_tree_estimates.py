@@ -14,7 +14,7 @@ from paceline.policy import Profile
 from paceline.policy.confidence import HIGHEST, PathOdds, path_products
 from paceline.policy.estimates import TREE_ROWS
 from tests.policy.growing import Branching, DraftTree, flat, over_confident, stairs
-from tests.policy.simulator import Clock, Machine, Member, simulate
+from tests.policy.simulator import Clock, Machine, Member, simulate, taught
 
 
 def record_of(grown: DraftTree) -> Round:
@@ -54,15 +54,8 @@ def test_odds_of_paths():
 
 
 def test_profile_carries_trees():
-    made = list[CostModel]()
-
-    def keep(clock: Clock) -> CostModel:
-        made.append(CostModel(clock=clock))
-        return made[-1]
-
     member = Member("m", lambda r, p, i: 0.0, 0.001, tree=Branching())
-    simulate(keep, [member], requests=2, machine=Machine(stairs(flat, 1)))
-    profile = made[0].profile("x", "bfloat16", 2)
+    profile = taught([member], requests=2, machine=Machine(stairs(flat, 1))).profile("x", "bfloat16", 2)
     told = profile.to_dict()
     read = Profile.from_dict(json.loads(json.dumps(told)))
     assert read == profile

@@ -4,24 +4,18 @@ import statistics
 
 import pytest
 
-from paceline import CostModel, Dynamic, Fixed
-from paceline.core.interfaces import DraftPolicy
+from paceline import Dynamic, Fixed
 from paceline.policy import cost_model
 from paceline.policy.confidence import PathOdds
 from tests.policy.growing import Branching, flat, over_confident, stairs, steep, text
-from tests.policy.simulator import Clock, Machine, Member, cpu, simulate
+from tests.policy.simulator import PLAIN, Machine, Member, model, simulate, speed_of
 
-PLAIN = cpu(1)
 CURVES = {
     "flat": stairs(flat, 1),
     "steps of 4": stairs(flat, 4),
     "steps of 8": stairs(flat, 8),
     "steep": stairs(steep, 1),
 }
-
-
-def model(clock: Clock) -> DraftPolicy:
-    return CostModel(clock=clock)
 
 
 def drafter(tree: Branching, level: float) -> list[Member]:
@@ -31,15 +25,11 @@ def drafter(tree: Branching, level: float) -> list[Member]:
 
 def mean(policy, tree: Branching, level: float, curve, seeds=range(2), requests: int = 3, batch: int = 1) -> float:
     options = {"requests": requests * batch, "batch": batch, "machine": Machine(curve), "prompt": 60}
-    outcomes = [simulate(policy, drafter(tree, level), seed=seed, **options) for seed in seeds]
-    return sum(o.plain for o in outcomes) / sum(o.seconds for o in outcomes)
+    return speed_of(simulate(policy, drafter(tree, level), seed=seed, **options) for seed in seeds)
 
 
 # The best of all depths 1 to 8 and nodes 1 to 63, looked for once: (depth, nodes).
-BEST = {
-    ("calibrated", "flat", 0.1): (3, 11),
-    ("calibrated", "steep", 0.1): (2, 3),
-}
+BEST = {("calibrated", "flat", 0.1): (3, 11), ("calibrated", "steep", 0.1): (2, 3)}
 TREES = {"calibrated": Branching(), "sure of itself": Branching(text(0.2, 0.5), over_confident)}
 
 

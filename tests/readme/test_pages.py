@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from typer.main import get_command
 import paceline
 from paceline.cli.app import app
 from paceline.errors import PacelineError
-from paceline.runner import LoadedModel, load_model
+from paceline.runner import LoadedModel
 from paceline.train.stages import Stages, recipe_of
 from paceline.zoo import pull
 from tests.cascade.common import PROMPTS, large, made_up, small
@@ -57,9 +56,8 @@ def test_a_command_line_is_understood(page, words, tmp_path, monkeypatch):
         assert done.exit_code == 0, done.output
 
 
-@cache
 def target(name: str) -> LoadedModel:
-    return load_model(str(pull(name)))
+    return paceline.LLM(name).loaded
 
 
 def checked(run: Stages, stage: str, screen: object) -> dict[str, object]:

@@ -13,7 +13,6 @@ from paceline.cli.serve import ServerOptions
 from paceline.server import connections, gate
 from paceline.server.gate import LOCAL_NAMES
 from tests.server.helpers import ASK, listening, server
-from tests.server.test_ends import wait_until
 
 CHAT = "/v1/chat/completions"
 
@@ -45,6 +44,13 @@ def test_names_follow_the_address(options, named):
     assert set(ServerOptions(**options).host_names(LOCAL_NAMES)) == named
 
 
+def wait_until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def connect(url, **options) -> socket.socket:
     made = socket.socket()
     for name, value in options.items():
@@ -65,12 +71,15 @@ def drained(raw) -> bytes:
     return read
 
 
+def head(framing: str | int) -> bytes:
+    """Of a chat with a body of this many bytes, or framed in another way."""
+    framing = f"Content-Length: {framing}" if isinstance(framing, int) else framing
+    return f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{framing}\r\n\r\n".encode()
+
+
 def request(body: dict) -> bytes:
     content = json.dumps(body).encode()
-    head = (
-        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
+    return head(len(content)) + content
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/comp", b"GET / HTTP/1.1\r\nHost: x\r\n"])
@@ -97,7 +106,7 @@ def test_a_head_that_never_ends():
 
 def test_a_slow_request_that_is_whole_is_answered(monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.3)
-    sent = request({**ASK, "max_tokens": 1500, "ignore_eos": True, "temperature": 0})
+    sent = request({**ASK, "max_tokens": 600, "ignore_eos": True, "temperature": 0})
     with listening() as (url, _, _), connect(url) as raw:
         raw.sendall(sent[:-5])
         time.sleep(0.6)
@@ -121,9 +130,8 @@ def test_a_length_that_lies(length):
     """What is read is what was announced, or what fits the limit; the connection goes on or is closed."""
     chunked = f"{200_000:x}\r\n".encode() + b" " * 200_000 + b"\r\n0\r\n\r\n"
     how = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{how}\r\n\r\n"
     with listening(max_body_bytes=100_000) as (url, engine, _), connect(url) as raw:
-        raw.sendall(head.encode())
+        raw.sendall(head(how))
         try:
             raw.sendall(chunked if length is None else b" " * 20)
             status = raw.recv(12)[9:]
@@ -156,10 +164,9 @@ def test_more_connections_than_the_server_takes(monkeypatch):
 
 def test_bodies_that_are_too_large_together(monkeypatch):
     monkeypatch.setattr(gate, "HELD_BODIES", 2)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n"
     with listening(max_body_bytes=1000) as (url, _, _), connect(url) as first, connect(url) as second:
         for raw in (first, second):
-            raw.sendall(head.encode() + b" " * 890)
+            raw.sendall(head(900) + b" " * 890)
         wait_until(lambda: status_of(url) == 429)
         first.close()
         wait_until(lambda: status_of(url) == 200)

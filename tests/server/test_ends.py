@@ -1,24 +1,15 @@
 """Clients that go and answers that take too long: the slot is free soon after, and the metrics know."""
 
 import asyncio
-import json
-import socket
-import time
 
 import httpx
 import pytest
 
 from tests.server.helpers import ASK, listening, server, slowed
+from tests.server.test_connections import connect, request, wait_until
 
 CHAT = "/v1/chat/completions"
 LONG = {**ASK, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
-
-
-def wait_until(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -26,12 +17,8 @@ def wait_until(condition, seconds=60.0):
 def test_a_client_that_goes_frees_its_slots(stream, n):
     body = {**LONG, "stream": stream, "n": n, "temperature": 0.7 if n > 1 else 0}
     with listening() as (url, engine, service):
-        port = int(url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port)) as raw:
-            content = json.dumps(body).encode()
-            headers = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-            head = f"POST {CHAT} HTTP/1.1\r\n{headers}"
-            raw.sendall(head.encode() + content)
+        with connect(url) as raw:
+            raw.sendall(request(body))
             wait_until(lambda: engine.num_running)
         wait_until(lambda: not engine.num_running and sum(service.metrics.finished.values()) == n)
         assert service.metrics.finished["abort"] == n, "the answer was finished for nobody"
@@ -41,7 +28,7 @@ def test_a_client_that_goes_frees_its_slots(stream, n):
 def test_a_client_that_goes_while_it_waits():
     async def ask():
         async with server() as client:
-            long = {**LONG, "max_tokens": 800}
+            long = {**LONG, "max_tokens": 400}
             running = [asyncio.create_task(client.post(CHAT, json=long)) for _ in range(2)]
             waiting = asyncio.create_task(client.post(CHAT, json=ASK))
             while not client.engine.num_waiting:

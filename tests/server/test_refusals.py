@@ -179,7 +179,7 @@ def test_large_bodies(is_counted):
 def test_a_full_queue_says_when_to_come_again():
     async def ask():
         async with server(max_waiting=1) as client:
-            long = {**ASK, "max_tokens": 800, "ignore_eos": True, "temperature": 0}
+            long = {**ASK, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
             running = [asyncio.create_task(client.post(CHAT, json=long)) for _ in range(2)]
             while client.engine.num_running < 2:
                 await asyncio.sleep(0.01)

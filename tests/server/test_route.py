@@ -8,7 +8,6 @@ from functools import cache, wraps
 
 import httpx
 import pytest
-import torch
 
 from paceline import LLM, SamplingParams
 from paceline.cascade import Calibration, Signal
@@ -18,10 +17,10 @@ from paceline.errors import ConfigError
 from paceline.server.errors import ApiError
 from paceline.server.route import DECIDED_BY, Router, RouteSettings, make_router_app, read_logprobs
 from paceline.server.upstream import Upstream
+from tests.cascade.common import perturbed
 from tests.cli.helpers import refusal
 from tests.server.helpers import TEMPLATE, events, joined, listening
 from tests.structured.common import byte_tokenizer
-from tests.tiny import tiny_model
 
 LIMIT = 8
 BIAS = {"2": 5.0}  # the end of the text, so that most answers are short
@@ -43,12 +42,7 @@ def awaited(test):
 @cache
 def llm(noise: float = 0.0) -> LLM:
     """The tiny model, with noise on its weights."""
-    model, rng = tiny_model("llama", max_position_embeddings=2048), torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2 and noise:
-                parameter.add_(noise * torch.randn(parameter.shape, generator=rng))
-    tokenizer = byte_tokenizer()
+    model, tokenizer = perturbed(noise, max_position_embeddings=2048), byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     return LLM(model, tokenizer=tokenizer, max_num_seqs=2)
 
@@ -108,7 +102,7 @@ def text_of(answer: dict) -> str:
 async def test_each_model_answers_where_it_should(servers):
     """Whole and streamed: the small model's own answer above the threshold, the large one's below."""
     small, large = servers
-    found = {text: confidence_of(small, text) for text in TEXTS}
+    found = {text: confidence_of(small, text) for text in TEXTS[::2]}
     ended = sorted(one for one in found.values() if one is not None)
     threshold = ended[len(ended) // 2]
     by = {"small": 0, "large": 0}

@@ -51,10 +51,7 @@ def adapter(
 
 
 def hung(
-    tokens: Sequence[Sequence[int]],
-    parents: Sequence[Sequence[int]],
-    masks: Sequence[int],
-    vocab_size: int = VOCAB,
+    tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], masks: Sequence[int], vocab_size: int = VOCAB
 ) -> TokenTree:
     """Candidates' trees, one list per row (root first), with `masks[row]` mask tokens below every node of the row.
 

@@ -7,29 +7,16 @@ import torch
 from torch import Tensor
 
 from paceline import SamplingParams
-from paceline.core.interfaces import DraftBudget, Drafter, DraftPolicy, Verifier
-from paceline.core.request import Sequence
+from paceline.core.interfaces import Drafter, DraftPolicy
 from paceline.core.tree import TokenTree
-from paceline.decoding import SpeculativeDecoder, generate
 from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import LoadedModel, ModelRunner
-from paceline.verify import Coupled
-from tests.helpers import REPEATING, VOCAB, all_free, loaded, oracle, sequence
+from tests.helpers import REPEATING, VOCAB, loaded, oracle, run, sequence
 from tests.space.common import adapter, decoder_layers
 from tests.tiny import tiny_model
 
 Says = Callable[[tuple[int, ...], int], list[int]]
 """(prompt, position) -> the tokens that masks say for this position, likeliest first."""
-
-
-class Budgets(DraftPolicy):
-    """The same budget for everybody and for ever, or one that a function makes for each row."""
-
-    def __init__(self, make: Callable[[Sequence], DraftBudget] | None = None, **options):
-        self.make = make or (lambda seq: DraftBudget(**options))
-
-    def budgets(self, seqs):
-        return [self.make(seq) for seq in seqs]
 
 
 class Decreed(ModelRunner):
@@ -49,9 +36,7 @@ class Decreed(ModelRunner):
             place = self.cache.lengths[slots[row]] + int(tree.depth[row, node])
             logits[row, node] = 0
             for rank, token in enumerate(self.says(self.prompts[slots[row]], place + 1)):
-                logits[row, node, token] = (
-                    1000.0 - 30 * rank
-                )  # no noise changes the order much, and all are believed in
+                logits[row, node, token] = 1000.0 - 30 * rank  # no noise changes the order much, all are believed in
         return logits
 
 
@@ -59,16 +44,6 @@ def decreed(target: LoadedModel, says: Says, slots: int = 3, **options) -> Decre
     made = Decreed(target, slots, **options)
     made.says, made.prompts = says, {}
     return made
-
-
-def decode(
-    on: ModelRunner, drafter: Drafter, seqs: list[Sequence], policy: DraftPolicy, verifier: Verifier | None = None
-) -> list[Sequence]:
-    """To the end, all slots given back."""
-    for _ in generate(SpeculativeDecoder(on, drafter, verifier or Coupled(), policy), seqs):
-        pass
-    assert all_free(on)
-    return seqs
 
 
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=40)
@@ -93,14 +68,10 @@ def errs(ids: tuple[int, ...], place: int) -> list[int]:
 
 
 def accepted(
-    on: ModelRunner,
-    drafter: Drafter,
-    policy: DraftPolicy,
-    params: SamplingParams = SAMPLED,
-    ids: list[int] = REPEATING,
+    on: ModelRunner, drafter: Drafter, policy: DraftPolicy, params: SamplingParams = SAMPLED, ids: list[int] = REPEATING
 ) -> list[int]:
     """Accepted tokens of each round that drafted, the last ones left out, where less may be drafted."""
-    (seq,) = decode(on, drafter, [sequence(on.loaded, ids, params)], policy)
+    (seq,) = run(on, drafter, [sequence(on.loaded, ids, params)], policy=policy)
     assert seq.token_ids == oracle(on.loaded, ids, params).token_ids
     return [r.num_accepted for r in seq.rounds[2:-2]]  # the first came with the prompt, the second hung masks
 

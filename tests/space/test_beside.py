@@ -17,9 +17,22 @@ from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, make_runner, wrap_model
 from paceline.verify import Coupled
 from tests.heads.common import new_head, saved
-from tests.helpers import NO_EOS, REPEATING, SEED, VOCAB, assert_sound, loaded, oracle, prompt, result, sequence
+from tests.helpers import (
+    NO_EOS,
+    REPEATING,
+    SEED,
+    VOCAB,
+    Budgets,
+    assert_sound,
+    loaded,
+    oracle,
+    prompt,
+    result,
+    run,
+    sequence,
+)
 from tests.space.common import adapter, hung
-from tests.space.foresight import KNOWN, SAMPLED, Budgets, decode, decreed, future, overfitted
+from tests.space.foresight import KNOWN, SAMPLED, decreed, future, overfitted
 from tests.tiny import tiny_model
 
 SQUARE = {"intermediate_size": 64}  # all inputs divisible by 32, for INT4
@@ -43,7 +56,7 @@ def test_choose(kind, order):
     turns = Budgets(lambda seq: DraftBudget(3, 5, (len(seq.rounds) // 2 + seq.slot) % 2))
     requests = [(ids, SamplingParams(temperature=t, max_tokens=16)) for ids in (KNOWN, prompt(60)) for t in (0.0, 1.0)]
     seqs = [sequence(target, ids, params, SEED, NO_EOS) for ids, params in requests]
-    decode(on, Choose([Space(given, 2), make()][::order]), seqs, turns)
+    run(on, Choose([Space(given, 2), make()][::order]), seqs, policy=turns)
     for seq, (ids, params) in zip(seqs, requests, strict=True):
         assert result(seq) == result(oracle(target, ids, params, SEED, NO_EOS))
         assert_sound(seq, 3)
@@ -116,7 +129,7 @@ def test_a_choice_that_is_refused_leaves_nothing_on(second, error, attached):
     assert on.loaded is before
     other = first if attached else adapter(seed=2)
     seq = sequence(loaded(), REPEATING, SAMPLED)
-    decode(on, Space(other), [seq], Fixed(3))
+    run(on, Space(other), [seq], 3)
     assert seq.token_ids == future()
 
 
@@ -146,7 +159,7 @@ def test_no_more_rows_than_asked_for(given, depth):
     on = decreed(loaded(), lambda ids, place: [3, 4, 5, 6], 1)
     drafter = Space(adapter(num_masks=3), 4, given)
     seq = sequence(on.loaded, REPEATING, SamplingParams(max_tokens=30))
-    decode(on, drafter, [seq], Budgets(depth=depth, nodes=24))
+    run(on, drafter, [seq], depth, 24)
     group = 1 + min(depth, 3)
     most = max(r.num_rows for r in seq.rounds)
     full = (1 + min(24, 4 if depth == 1 else 24)) * group
@@ -170,5 +183,3 @@ def test_whose_policy_knows_no_masks(tmp_path):
     assert parse({**both, "policy": "fixed"}).num_draft_nodes == 24
     told = {"method": "space", "model": space, "policy": "fixed", "num_draft_nodes": 24}
     assert parse(told).build()[0].max_rows is None  # what is asked for in so many words is done
-    with pytest.raises(ConfigError, match=r"Space\.max_rows"):
-        Space(adapter(), max_rows=0)

@@ -11,9 +11,9 @@ from paceline.heads.parallel import MedusaConfig, MedusaHead
 from paceline.heads.space import SpaceAdapter, SpaceConfig
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
-from tests.helpers import REPEATING, VOCAB, loaded, memoryless, sequence
+from tests.helpers import REPEATING, VOCAB, Budgets, loaded, memoryless, sequence
 from tests.space.common import adapter
-from tests.space.foresight import Budgets, accepted, knowing_transition
+from tests.space.foresight import accepted, knowing_transition
 
 V = VOCAB
 

@@ -11,9 +11,8 @@ from paceline.drafters import Space
 from paceline.errors import DraftError, NumericsError
 from paceline.heads.space import SpaceAdapter
 from paceline.runner import LoadedModel, ModelRunner, adapters, make_runner
-from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, sequence
+from tests.helpers import REPEATING, VOCAB, assert_sound, loaded, on_torch, oracle, prompt, result, run, sequence
 from tests.space.common import adapter
-from tests.space.foresight import Budgets, decode
 from tests.tiny import tiny_model
 
 NAN, INF = float("nan"), float("inf")
@@ -62,7 +61,7 @@ def same_answers(name: str, invariant: bool, slots: int, given: SpaceAdapter) ->
     on = runner(name, invariant, slots)
     on.loaded = target(name)  # takes off what another test put on
     seqs = [sequence(on.loaded, REPEATING, params) for params in PARAMS]
-    decode(on, Space(given, 2), seqs, Budgets(depth=3, nodes=5))
+    run(on, Space(given, 2), seqs, 3, 5)
     for seq in seqs:
         assert_sound(seq, 3)
         assert sum(r.num_rows for r in seq.rounds) > 2 * len(seq.rounds)  # masks were hung

@@ -12,21 +12,9 @@ from paceline.drafters import Space, space
 from paceline.heads.space import SpaceAdapter
 from paceline.runner import ModelRunner
 from paceline.verify import Coupled
-from tests.helpers import REPEATING, VOCAB, loaded, prompt, sequence
+from tests.helpers import REPEATING, VOCAB, Budgets, loaded, prompt, run, sequence
 from tests.space.common import adapter
-from tests.space.foresight import (
-    KNOWN,
-    SAMPLED,
-    SHORT,
-    Budgets,
-    accepted,
-    decode,
-    decreed,
-    errs,
-    future,
-    knows,
-    overfitted,
-)
+from tests.space.foresight import KNOWN, SAMPLED, SHORT, accepted, decreed, errs, future, knows, overfitted
 
 V = VOCAB
 
@@ -153,7 +141,7 @@ def test_rows_of_a_batch_read_their_own_masks():
     on = decreed(loaded(), knows, 3)
     ragged = Budgets(lambda seq: DraftBudget(1 + (len(seq.rounds) + seq.slot) % 3, 3))
     seqs = [sequence(on.loaded, ids, params[i % 3]) for i, ids in enumerate(prompts)]
-    for seq in decode(on, Space(adapter(num_masks=3), 1), seqs, ragged):
+    for seq in run(on, Space(adapter(num_masks=3), 1), seqs, policy=ragged):
         assert seq.token_ids == future(tuple(seq.prompt_ids))[: len(seq.token_ids)]
         assert all(r.num_accepted == r.num_drafted for r in seq.rounds)
         assert sum(r.num_drafted for r in seq.rounds) > seq.num_output / 2 - 2

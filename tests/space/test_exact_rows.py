@@ -12,6 +12,7 @@ from paceline.runner import LoadedModel, ModelRunner, make_runner, wrap_model
 from tests.adversaries import Adversary, Nodes
 from tests.attention.common import held
 from tests.helpers import VOCAB, on_torch, oracle, prompt, result, run, sequence
+from tests.kernels.test_passes import rows
 from tests.space.common import adapter, hung, hung_chain
 from tests.tiny import tiny_model
 
@@ -45,16 +46,6 @@ def attached(name: str, dtype: torch.dtype = torch.float32) -> ModelRunner:
     return runner
 
 
-def one_by_one(runner: ModelRunner, slot: int, tokens: list[int]) -> torch.Tensor:
-    """Logits of plain decoding over a path; the slot is left as it was."""
-    rows = []
-    with runner.tentative([slot]):
-        for token in tokens:
-            rows.append(runner.forward([slot], TokenTree.chain([[token]]))[0, 0])
-            runner.commit([slot], [[]])
-    return torch.stack(rows)
-
-
 def same_bits(runner: ModelRunner, lengths: list[int], tree: TokenTree) -> bool:
     """Whether every candidate of a tree has the bits of plain decoding, behind texts of these lengths."""
     texts = [prompt(length, seed=length) for length in lengths]
@@ -67,7 +58,7 @@ def same_bits(runner: ModelRunner, lengths: list[int], tree: TokenTree) -> bool:
             for node in range(tree.num_nodes):
                 if not tree.is_probe[row, node]:
                     path = [0, *tree.path_to(row, node)]
-                    expected.append(one_by_one(runner, slot, [int(tree.token_ids[row, i]) for i in path])[-1])
+                    expected.append(rows(runner, slot, [int(tree.token_ids[row, i]) for i in path])[-1])
         logits = runner.forward(slots, tree)
         return torch.equal(logits[~tree.is_probe], torch.stack(expected))
     finally:
@@ -156,14 +147,14 @@ def test_the_context_ends_and_the_cache_grows():
         runner.prefill(slot, prompt(length))
         before = held(runner, slot)
         tree = hung_chain([[5, 9, 31, 7, 9, 40]], [K])
-        expected = one_by_one(runner, slot, [5, 9, 31, 7, 9, 40])
+        expected = rows(runner, slot, [5, 9, 31, 7, 9, 40])
         logits = runner.forward([slot], tree)[0]
         assert torch.isfinite(logits).all()
         assert torch.equal(logits[:6], expected)
         assert all(torch.equal(a, b) for a, b in zip(held(runner, slot), before, strict=True))
         runner.commit([slot], [[1, 2, 3]])
         assert runner.cache.lengths[slot] == length + 4
-        again = one_by_one(runner, slot, [9, 40])
+        again = rows(runner, slot, [9, 40])
         assert torch.equal(again, expected[4:])
 
 
@@ -172,10 +163,10 @@ def test_masks_left_in_the_cache_would_show(monkeypatch):
     runner = attached("llama", torch.float32)
     slot = runner.admit(prompt(20))
     runner.prefill(slot, prompt(20))
-    expected = one_by_one(runner, slot, [5, 9])
+    expected = rows(runner, slot, [5, 9])
     runner.forward([slot], hung_chain([[5]], [K]))
     runner.commit([slot], [[1]])
-    assert not torch.equal(one_by_one(runner, slot, [9])[0], expected[1])
+    assert not torch.equal(rows(runner, slot, [9])[0], expected[1])
     runner.cache.release(slot)
 
 

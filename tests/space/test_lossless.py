@@ -4,10 +4,8 @@ import pytest
 
 from paceline import LLM, Choose, PromptLookup, Ratio, SamplingParams
 from paceline.core.interfaces import DraftBudget
-from paceline.core.tree import TokenTree
 from paceline.decoding import SpeculativeDecoder, generate
 from paceline.drafters import Space
-from paceline.drafters.space import masks_below
 from paceline.policy import CostModel, Dynamic, Fixed
 from paceline.runner import ModelRunner, make_runner
 from paceline.verify import Coupled
@@ -17,17 +15,19 @@ from tests.helpers import (
     REPEATING,
     SEED,
     VOCAB,
+    Budgets,
     all_free,
     assert_sound,
     loaded,
     oracle,
     prompt,
     result,
+    run,
     sequence,
     tokenizer,
 )
 from tests.space.common import adapter
-from tests.space.foresight import KNOWN, SAMPLED, Budgets, decode, decreed, errs, future, knows, overfitted
+from tests.space.foresight import KNOWN, SAMPLED, decreed, errs, future, knows, overfitted
 from tests.tiny import tiny_model
 
 V = VOCAB
@@ -55,7 +55,7 @@ def assert_identical(given, top_k, requests, policy=None, slots=3, invariant=Fal
     target = loaded(name)
     on = make_runner(target, slots, max_length, invariant)
     seqs = [sequence(target, ids, params, SEED, eos, max_length) for ids, params, eos in requests]
-    decode(on, Space(given, top_k), seqs, policy or Budgets(varying))
+    run(on, Space(given, top_k), seqs, policy=policy or Budgets(varying))
     for seq, (ids, params, eos) in zip(seqs, requests, strict=True):
         assert result(seq) == result(oracle(target, ids, params, SEED, eos, max_length)), params
         assert_sound(seq, 4)
@@ -93,7 +93,7 @@ def foreseen(params, eos=NO_EOS, ids=REPEATING, max_length=None, depth=3):
     """Loop and slow decoder, where every draft is right as far as the text goes on."""
     on = decreed(loaded(), knows, 1, max_length=max_length)
     seq = sequence(on.loaded, ids, params, SEED, eos, max_length)
-    decode(on, Space(adapter(num_masks=3), 1), [seq], Budgets(depth=depth, nodes=depth))
+    run(on, Space(adapter(num_masks=3), 1), [seq], depth, depth)
     assert result(seq) == result(oracle(on.loaded, ids, params, SEED, eos, max_length))
     assert_sound(seq, depth)
     return seq
@@ -163,7 +163,7 @@ def test_stop_strings_and_logprobs(begin, length):
 def test_beside_lookup(policy):
     target, on = loaded(), ModelRunner(loaded(), 2)
     seqs = [sequence(target, REPEATING, SamplingParams(temperature=t, max_tokens=30)) for t in (0.0, 1.0, 0.5)]
-    for seq in decode(on, Choose([PromptLookup(), Space(overfitted())]), seqs, policy()):
+    for seq in run(on, Choose([PromptLookup(), Space(overfitted())]), seqs, policy=policy()):
         assert result(seq) == result(oracle(target, REPEATING, seq.params))
         assert_sound(seq, 16)
 
@@ -173,7 +173,7 @@ def test_both_draft_and_both_are_right():
     on = decreed(loaded(), knows, 2)
     turns = Budgets(lambda seq: DraftBudget(2, 2, (len(seq.rounds) // 3 + seq.slot) % 2))
     seqs = [sequence(on.loaded, REPEATING, SAMPLED) for _ in range(2)]
-    for seq in decode(on, Choose([PromptLookup(), Space(adapter(num_masks=3), 1)]), seqs, turns):
+    for seq in run(on, Choose([PromptLookup(), Space(adapter(num_masks=3), 1)]), seqs, policy=turns):
         assert seq.token_ids == future()
         mine = [r for r in seq.rounds if r.source == "space" and r.num_drafted]
         assert len(mine) > 2
@@ -184,7 +184,7 @@ def test_another_rule():
     """Under a ratio rule the drafts are point masses; the loop takes them, and no noise is shared."""
     on = ModelRunner(loaded(), 1)
     seq = sequence(on.loaded, KNOWN, SamplingParams(temperature=1.0, max_tokens=20))
-    decode(on, Space(overfitted(), 2), [seq], Budgets(depth=3, nodes=6), Ratio())
+    run(on, Space(overfitted(), 2), [seq], 3, 6, Ratio())
     assert seq.num_output == 20
 
 
@@ -205,13 +205,6 @@ def test_cache_faults_are_noticed(mutant):
     assert not sound_after_every_round(on, Space(adapter(num_masks=3), 2), REPEATING, 10, SAMPLED, depth=3)
 
 
-def test_masks_below():
-    tokens, parents = [5, 6, V, V + 1, V, V + 1, V], [-1, 0, 0, 2, 1, 4, 2]
-    found = [list(masks_below(node, tokens, parents, V)) for node in range(3)]
-    assert found == [[2, 3], [4, 5], [6]]
-    assert TokenTree.from_lists([tokens], [parents]).num_nodes == 7
-
-
 def test_interrupted_answers():
     """Closed early, the slots are free, and the next answer is right."""
     on, drafter = ModelRunner(loaded(), 2), Space(adapter(num_masks=3), 2)
@@ -222,5 +215,5 @@ def test_interrupted_answers():
         assert turn < 3
     assert all_free(on)
     assert not drafter._predicted
-    (seq,) = decode(on, drafter, [sequence(on.loaded, REPEATING, SAMPLED)], Fixed(3))
+    (seq,) = run(on, drafter, [sequence(on.loaded, REPEATING, SAMPLED)], 3)
     assert seq.token_ids == future()

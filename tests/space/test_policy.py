@@ -6,14 +6,13 @@ import pytest
 
 from paceline import CostModel, Dynamic, Fixed
 from paceline.core.draft import Draft
-from paceline.core.interfaces import DraftPolicy
 from paceline.core.outputs import Round, Walk
 from paceline.core.tree import TokenTree
 from paceline.decoding.loop import records_of
 from paceline.policy import choice, cost_model
 from paceline.policy.choice import width
 from tests.policy.growing import Foreseen
-from tests.policy.simulator import Clock, Machine, Member, Outcome, SimDrafter, cpu, simulate
+from tests.policy.simulator import Clock, Machine, Member, Outcome, SimDrafter, cpu, model, simulate, speed_of, taught
 
 STANDS = (0.6, 0.58, 0.57, 0.5, 0.5)  # after those before: a token stands with 0.6, 0.35, 0.2, 0.1 and 0.05
 MASKS = 5
@@ -27,10 +26,6 @@ def nearly_free(n: int) -> float:
 def dear(n: int) -> float:
     """T(16)/T(1) = 2.5."""
     return 0.010 * (1 + 0.1 * (n - 1))
-
-
-def model(clock: Clock) -> DraftPolicy:
-    return CostModel(clock=clock)
 
 
 def space(branches: int = 1, worth=lambda request, position: 1.0) -> Member:
@@ -53,8 +48,7 @@ def lookup(worth: float = 0.97) -> Member:
 
 def speed(policy, members, curve, batch: int = 1, seeds=range(2), requests: int = 3) -> float:
     options = {"requests": requests * batch, "batch": batch, "machine": Machine(curve)}
-    outcomes = [simulate(policy, members(), seed=seed, **options) for seed in seeds]
-    return sum(o.plain for o in outcomes) / sum(o.seconds for o in outcomes)
+    return speed_of(simulate(policy, members(), seed=seed, **options) for seed in seeds)
 
 
 def test_rows_of_a_pass():
@@ -118,14 +112,7 @@ def test_a_choice_that_does_not_count_masks_is_slower(monkeypatch):
 
 def knows_the_seconds() -> bool:
     """Whether the pass over each number of rows is learnt to take what it takes."""
-    made = list[CostModel]()
-
-    def keep(clock: Clock) -> DraftPolicy:
-        made.append(CostModel(clock=clock))
-        return made[-1]
-
-    simulate(keep, [space()], requests=3, machine=Machine(dear, noise=0.0, hiccups=0.0))
-    turn = made[0].estimates.turn(1)
+    turn = taught([space()], requests=3, machine=Machine(dear, noise=0.0, hiccups=0.0)).estimates.turn(1)
     right = {rows: dear(rows) + 0.0005 for rows in (1, 2, 4, 9)}
     return all(turn.seconds(rows - 1) == pytest.approx(right[rows], rel=0.1) for rows in right)
 

@@ -10,13 +10,12 @@ from paceline.errors import ConfigError, IncompatibleModels
 from paceline.heads.folder import head_info, load_head, read_record
 from paceline.train.config import TrainConfig, read_config
 from paceline.train.data import Answers
-from paceline.train.log import Started
 from paceline.train.recipes.distill import DistillLoss, DistillRecipe, fewer_layers
 from paceline.train.recipes.qat import QatLoss, QatRecipe, QatShape, faked
 from paceline.train.stages import Stages
 from tests.cli.helpers import answer, paceline, refusal, save
 from tests.tiny import tiny_model
-from tests.train.toy import finished, same, trained, weights, write_answers, write_prompts
+from tests.train.toy import check_resumed, finished, write_answers, write_prompts
 
 RUN = """
 model: {base}/tiny
@@ -154,11 +153,4 @@ def small(method: str) -> QatRecipe | DistillRecipe:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_was_stopped_ends_with_the_same_bits(method, tmp_path):
     answers = Answers.read(write_answers(tmp_path / "answers", count=8, layers=()))
-    whole, stopped = small(method), small(method)
-    trained(whole, answers, CONFIG, tmp_path / "whole")
-    trained(stopped, answers, CONFIG, tmp_path / "stopped", until=2)
-    again = small(method)
-    events = trained(again, answers, CONFIG, tmp_path / "stopped")
-    assert any(isinstance(event, Started) and event.resumed for event in events)
-    assert same(weights(whole), weights(again))
-    assert not same(weights(whole), weights(small(method)))
+    check_resumed(lambda: small(method), answers, CONFIG, tmp_path)

@@ -21,6 +21,7 @@ from paceline.train.recipes.eagle import EagleLoss, EagleRecipe
 
 E, V, VD, LAST = 8, 20, 12, 4
 PROMPT, LENGTH = 2, 6
+ROWS = torch.randn(VD, E, dtype=torch.float64, generator=torch.Generator().manual_seed(0))  # of the target's output
 
 
 def head_of(version: int, **masks: int) -> EagleHead:
@@ -45,9 +46,9 @@ def batch_of(rows: int = 1) -> Batch:
     return Batch(tokens, states, is_answer)
 
 
-def recipe_of(head: EagleHead, rows: Tensor, steps: int = 1, **options: float) -> EagleRecipe:
+def recipe_of(head: EagleHead, steps: int = 1, **options: float) -> EagleRecipe:
     how = {"steps": steps, "regress": 0.0, "ce_weight": 1.0, "noise": 0.0, **options}
-    return EagleRecipe(head, rows, EagleLoss(**how), LAST)  # type: ignore[arg-type]
+    return EagleRecipe(head, ROWS, EagleLoss(**how), LAST)  # type: ignore[arg-type]
 
 
 def drafted_by_hand(head: EagleHead, batch: Batch, t: int, steps: int) -> list[Tensor]:
@@ -74,7 +75,7 @@ def drafted_by_hand(head: EagleHead, batch: Batch, t: int, steps: int) -> list[T
     return found
 
 
-def loss_by_hand(head: EagleHead, rows: Tensor, batch: Batch, steps: int, decay: float) -> Tensor:
+def loss_by_hand(head: EagleHead, batch: Batch, steps: int, decay: float = 0.8) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for step in range(steps):
         values = []
@@ -82,7 +83,7 @@ def loss_by_hand(head: EagleHead, rows: Tensor, batch: Batch, steps: int, decay:
             label = t + 2 + step
             if label < LENGTH and label >= PROMPT:
                 hidden = drafted_by_hand(head, batch, t, step + 1)[step]
-                target = batch.states[LAST][0, label - 1] @ rows.T  # the target's logits for the label's token
+                target = batch.states[LAST][0, label - 1] @ ROWS.T  # the target's logits for the label's token
                 values.append(-(target.softmax(-1) * head.logits(hidden).log_softmax(-1)).sum())
         total = total + decay**step * torch.stack(values).mean()
     return total
@@ -92,30 +93,27 @@ def loss_by_hand(head: EagleHead, rows: Tensor, batch: Batch, steps: int, decay:
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_the_loss_is_that_of_drafting_step_by_step(version, steps):
     head, batch = head_of(version), batch_of()
-    rows = torch.randn(VD, E, dtype=torch.float64)
-    given = recipe_of(head, rows, steps).loss(batch).total
-    torch.testing.assert_close(given, loss_by_hand(head, rows, batch, steps, 0.8))
+    given = recipe_of(head, steps).loss(batch).total
+    torch.testing.assert_close(given, loss_by_hand(head, batch, steps))
 
 
 @pytest.mark.parametrize("steps", [2, 3])
 def test_peagle_learns_what_its_masks_draft(steps):
     head, batch = head_of(3, mask_token_id=9, num_speculative_tokens=steps), batch_of()
-    rows = torch.randn(VD, E, dtype=torch.float64)
-    recipe = EagleRecipe(head, rows, EagleLoss(), LAST)
+    recipe = EagleRecipe(head, ROWS, EagleLoss(), LAST)
     losses = recipe.loss(batch)
-    torch.testing.assert_close(losses.total, loss_by_hand(head, rows, batch, steps, 0.8))
+    torch.testing.assert_close(losses.total, loss_by_hand(head, batch, steps))
     losses.total.backward()
     assert head.mask_hidden.grad.abs().min() > 0
     head.config = replace(head.config, mask_token_id=8)
-    assert (recipe.loss(batch).total - loss_by_hand(head, rows, batch, steps, 0.8)).abs() < 1e-9
-    wrong = EagleRecipe(head_of(3), rows, EagleLoss(steps=steps), LAST).loss(batch).total
+    assert (recipe.loss(batch).total - loss_by_hand(head, batch, steps)).abs() < 1e-9
+    wrong = EagleRecipe(head_of(3), ROWS, EagleLoss(steps=steps), LAST).loss(batch).total
     assert (wrong - losses.total).abs() > 1e-6
 
 
 @pytest.mark.parametrize("off", [-1, 1])
 def test_a_mutant_shifted_by_one_is_caught(monkeypatch, off):
     head, batch = head_of(3), batch_of()
-    rows = torch.randn(VD, E, dtype=torch.float64)
     real = common.shifted
 
     def moved(x, by):  # labels of the neighbouring column
@@ -123,13 +121,12 @@ def test_a_mutant_shifted_by_one_is_caught(monkeypatch, off):
         return real(x, by + off if is_place else by)
 
     monkeypatch.setattr(common, "shifted", moved)
-    given = recipe_of(head, rows, 1).loss(batch).total
-    assert (given - loss_by_hand(head, rows, batch, 1, 0.8)).abs().item() > 1e-6
+    given = recipe_of(head, 1).loss(batch).total
+    assert (given - loss_by_hand(head, batch, 1)).abs().item() > 1e-6
 
 
 def test_a_mutant_whose_later_steps_see_no_prefix_is_caught(monkeypatch):
     head, batch = head_of(3), batch_of()
-    rows = torch.randn(VD, E, dtype=torch.float64)
 
     def only_itself(self, query, key, value):
         return nn.functional.scaled_dot_product_attention(
@@ -137,48 +134,39 @@ def test_a_mutant_whose_later_steps_see_no_prefix_is_caught(monkeypatch):
         )
 
     monkeypatch.setattr(common.Unrolled, "__call__", only_itself)
-    given = recipe_of(head, rows, 2).loss(batch).total
-    assert (given - loss_by_hand(head, rows, batch, 2, 0.8)).abs().item() > 1e-6
+    given = recipe_of(head, 2).loss(batch).total
+    assert (given - loss_by_hand(head, batch, 2)).abs().item() > 1e-6
 
 
 def test_padding_and_neighbours_change_nothing():
     head = head_of(3)
-    rows = torch.randn(VD, E, dtype=torch.float64)
     batch = batch_of(2)
-    alone = [
-        Batch(
-            batch.token_ids[b : b + 1],
-            {layer: state[b : b + 1] for layer, state in batch.states.items()},
-            batch.is_answer[b : b + 1],
-        )
-        for b in range(2)
-    ]
-    pad = lambda x: torch.cat([x, x.new_zeros(x.shape[0], 3, *x.shape[2:])], 1)  # noqa: E731
-    padded = Batch(
-        pad(batch.token_ids), {layer: pad(state) for layer, state in batch.states.items()}, pad(batch.is_answer)
-    )
-    recipe = recipe_of(head, rows, 2)
-    mean = (recipe.loss(alone[0]).total + recipe.loss(alone[1]).total) / 2
-    torch.testing.assert_close(recipe.loss(padded).total, mean)
+
+    def changed(change) -> Batch:
+        states = {layer: change(state) for layer, state in batch.states.items()}
+        return Batch(change(batch.token_ids), states, change(batch.is_answer))
+
+    padded = changed(lambda x: torch.cat([x, x.new_zeros(x.shape[0], 3, *x.shape[2:])], 1))
+    recipe = recipe_of(head, 2)
+    first, second = (recipe.loss(changed(lambda x, b=b: x[b : b + 1])).total for b in range(2))
+    torch.testing.assert_close(recipe.loss(padded).total, (first + second) / 2)
 
 
 def test_the_prompt_teaches_nothing():
     head, batch = head_of(1), batch_of()
-    rows = torch.randn(VD, E, dtype=torch.float64)
-    recipe = recipe_of(head, rows)
+    recipe = recipe_of(head)
     all_prompt = Batch(batch.token_ids, batch.states, torch.zeros_like(batch.is_answer))
     all_prompt.is_answer[0, -1] = True
     one = recipe.loss(all_prompt)
     hidden = drafted_by_hand(head, batch, LENGTH - 3, 1)[0]
-    target = (batch.states[LAST][0, LENGTH - 2] @ rows.T).softmax(-1)
+    target = (batch.states[LAST][0, LENGTH - 2] @ ROWS.T).softmax(-1)
     torch.testing.assert_close(one.total, -(target * head.logits(hidden).log_softmax(-1)).sum())
 
 
 def test_agreement_counts_tokens_outside_the_draft_vocabulary_as_misses():
     head, batch = head_of(3), batch_of()
-    rows = torch.randn(VD, E, dtype=torch.float64)
     batch.token_ids[0, -1] = V - 1
-    recipe = recipe_of(head, rows)
+    recipe = recipe_of(head)
     losses = recipe.loss(batch)
     right = 0
     for t in range(LENGTH - 2):
@@ -190,8 +178,7 @@ def test_agreement_counts_tokens_outside_the_draft_vocabulary_as_misses():
 
 def test_regression_joins_the_law_for_eagle_1():
     head, batch = head_of(1), batch_of()
-    rows = torch.randn(VD, E, dtype=torch.float64)
-    both = recipe_of(head, rows, 1, regress=1.0, ce_weight=0.1).loss(batch)
+    both = recipe_of(head, 1, regress=1.0, ce_weight=0.1).loss(batch)
     expected = 0.1 * both.parts["loss0"] + both.parts["regress0"]
     torch.testing.assert_close(both.total.detach(), expected)
 

@@ -19,6 +19,7 @@ from tests.tiny import tiny_model
 TEXTS = [(prompt(6, 1), prompt(9, 2)), (prompt(3, 3), prompt(5, 4))]
 """Prompts and answers."""
 DOUBLE = torch.float64
+TARGET = loaded("llama", DOUBLE)
 
 
 def batch_of(texts, dtype=DOUBLE) -> Batch:
@@ -45,7 +46,7 @@ def one_by_one(probs_of, depth: int, soft: bool, shift: int = 2) -> tuple[list[f
         values, right, supervised = [], 0, 0
         for p, a in TEXTS:
             text = p + a
-            states = last_states(loaded("llama", DOUBLE), text)
+            states = last_states(TARGET, text)
             for t in range(len(text)):
                 at = t + shift + i
                 if not len(p) <= at < len(text):
@@ -80,12 +81,12 @@ def is_right(recipe, probs_of, depth: int, soft: bool, shift: int = 2) -> bool:
 @pytest.mark.parametrize("make", [medusa, blockwise])
 def test_losses_of_parallel_heads(make, soft):
     """Head i at f_t learns x_{t+2+i}; one column off would be another loss."""
-    head = attached(make(loaded("llama", DOUBLE), 3, SOME), loaded("llama", DOUBLE))
+    head = attached(make(TARGET, 3, SOME), TARGET)
     recipe = ParallelRecipe(head, rows_of(), ParallelLoss("ce" if soft else "token"), 2)
 
     def probs_of(text, t, i):
         with torch.no_grad():
-            return head.logits(head.hidden(last_states(loaded("llama", DOUBLE), text)[t], i), i).softmax(-1)
+            return head.logits(head.hidden(last_states(TARGET, text)[t], i), i).softmax(-1)
 
     assert is_right(recipe, probs_of, 3, soft)
     assert not is_right(recipe, probs_of, 3, soft, shift=1)
@@ -95,25 +96,21 @@ def test_losses_of_parallel_heads(make, soft):
 @pytest.mark.parametrize(("modules", "steps", "soft"), [(1, 3, False), (2, 4, True), (3, 3, False)])
 def test_losses_of_mtp_are_drafts_given_true_tokens(modules, steps, soft):
     """The distribution of each step in training is the drafter's, had it drafted the true tokens before."""
-    head = attached(mtp(loaded("llama", DOUBLE), modules, SOME), loaded("llama", DOUBLE))
+    head = attached(mtp(TARGET, modules, SOME), TARGET)
     recipe = MtpRecipe(head, rows_of(), MtpLoss("ce" if soft else "token", steps), 2)
 
     def probs_of(text, t, i):
         known, after = text[: t + 2], tuple(text[t + 2 : t + 3 + i])  # x_{t+1} is the root
-        return uncached_mtp(head, last_states(loaded("llama", DOUBLE), text), known, i + 1, after)[1][i]
+        return uncached_mtp(head, last_states(TARGET, text), known, i + 1, after)[1][i]
 
     assert is_right(recipe, probs_of, steps, soft)
     assert not is_right(recipe, probs_of, steps, soft, shift=3)
 
 
 CASES = {
-    "medusa": (lambda t: medusa(t), Medusa, lambda h, r: ParallelRecipe(h, r, ParallelLoss("token"), 2)),
-    "blockwise": (
-        lambda t: blockwise(t),
-        Blockwise,
-        lambda h, r: ParallelRecipe(h, r, ParallelLoss("token", one_head=True), 2),
-    ),
-    "mtp": (lambda t: mtp(t), Mtp, lambda h, r: MtpRecipe(h, r, MtpLoss("token"), 2)),
+    "medusa": (medusa, Medusa, lambda h, r: ParallelRecipe(h, r, ParallelLoss("token"), 2)),
+    "blockwise": (blockwise, Blockwise, lambda h, r: ParallelRecipe(h, r, ParallelLoss("token", one_head=True), 2)),
+    "mtp": (mtp, Mtp, lambda h, r: MtpRecipe(h, r, MtpLoss("token"), 2)),
     "mtp of two": (lambda t: mtp(t, 2), Mtp, lambda h, r: MtpRecipe(h, r, MtpLoss("token"), 2)),
 }
 
@@ -141,7 +138,7 @@ def test_what_is_learnt_is_what_is_drafted(name):
 
 
 def test_one_head_a_batch():
-    head = attached(blockwise(loaded("llama", DOUBLE), 3, SOME), loaded("llama", DOUBLE))
+    head = attached(blockwise(TARGET, 3, SOME), TARGET)
     recipe = ParallelRecipe(head, rows_of(), ParallelLoss("token", one_head=True), 2)
     torch.manual_seed(0)
     drawn = set()
@@ -160,18 +157,8 @@ def test_one_head_a_batch():
 def test_a_batch_without_supervised_tokens_has_no_loss():
     short = batch_of([(prompt(4), [3])])  # token 3 is not drafted
     for recipe in (
-        ParallelRecipe(
-            attached(medusa(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)),
-            rows_of(),
-            ParallelLoss("token"),
-            2,
-        ),
-        MtpRecipe(
-            attached(mtp(loaded("llama", DOUBLE), 2, SOME), loaded("llama", DOUBLE)),
-            rows_of(),
-            MtpLoss("token", None),
-            2,
-        ),
+        ParallelRecipe(attached(medusa(TARGET, 2, SOME), TARGET), rows_of(), ParallelLoss("token"), 2),
+        MtpRecipe(attached(mtp(TARGET, 2, SOME), TARGET), rows_of(), MtpLoss("token", None), 2),
     ):
         made = recipe.loss(short)
         made.total.backward()

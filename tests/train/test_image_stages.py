@@ -17,7 +17,7 @@ from paceline.train.prepare import read_answers
 from paceline.train.recipe import Batch
 from paceline.train.stages import Done, Stages
 from tests.train.toy import finished
-from tests.vision.families import make, picture
+from tests.vision.families import picture, save_made
 
 RUN = """
 model: {base}/model
@@ -39,9 +39,7 @@ METHODS = {
 def base(tmp_path_factory):
     """A model that reads images, and prompts beside their images, some of the same words."""
     base = tmp_path_factory.mktemp("pictured")
-    model, processor = make("llava")
-    model.save_pretrained(base / "model")
-    processor.save_pretrained(base / "model")
+    save_made(base / "model")
     (base / "data" / "images").mkdir(parents=True)
     rows: list[dict] = [{"prompt": "hello"}, {"prompt": "and you"}]
     for index in range(6):

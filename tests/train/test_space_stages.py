@@ -11,13 +11,12 @@ from paceline.heads.space import SpaceConfig
 from paceline.runner import load_model
 from paceline.train.config import TrainConfig, read_config
 from paceline.train.data import Answers
-from paceline.train.log import Started
 from paceline.train.recipes.models import linears_of
 from paceline.train.recipes.space import SpaceLoss, SpaceRecipe, whole, with_factors
 from paceline.train.stages import Stages
 from tests.cli.helpers import answer, save
 from tests.tiny import tiny_model
-from tests.train.toy import finished, same, trained, weights, write_answers, write_prompts
+from tests.train.toy import check_resumed, finished, trained, write_answers, write_prompts
 
 RUN = """
 model: {base}/tiny
@@ -141,17 +140,9 @@ CONFIG = TrainConfig(epochs=2, max_tokens=64, held_out=0.2, checkpoint_seconds=0
 
 @pytest.mark.parametrize(("gated", "lora"), [(True, True), (False, True), (False, False)])
 def test_resumed_run_has_the_same_bits(answers, tmp_path, gated, lora):
-    straight = small(gated, lora)
-    trained(straight, answers, CONFIG, tmp_path / "straight")
-    trained(small(gated, lora), answers, CONFIG, tmp_path / "cut", until=2)
-    torch.manual_seed(99)  # another process
-    should_continue = small(gated, lora)
-    events = trained(should_continue, answers, CONFIG, tmp_path / "cut")
-    assert isinstance(events[0], Started)
-    assert events[0].resumed
-    assert same(weights(should_continue), weights(straight))
+    check_resumed(lambda: small(gated, lora), answers, CONFIG, tmp_path)
     with pytest.raises(ConfigError, match="recipe: "):
-        trained(small(gated, lora, start="another"), answers, CONFIG, tmp_path / "cut")
+        trained(small(gated, lora, start="another"), answers, CONFIG, tmp_path / "stopped")
 
 
 def test_output_rows_are_compared_as_they_are_while_every_weight_is_trained(answers, tmp_path):

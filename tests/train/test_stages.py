@@ -14,7 +14,7 @@ from paceline.train.config import read_config
 from paceline.train.data import Answers
 from paceline.train.log import Started
 from paceline.train.stages import Done, Preparing, Stages
-from tests.cli.helpers import answer, paceline, refusal, save
+from tests.cli.helpers import answer, refusal, save
 from tests.drafters.heads import random_head
 from tests.tiny import tiny_model
 from tests.train.toy import finished
@@ -171,9 +171,3 @@ def test_what_is_refused(base, tmp_path):
     assert "no stage" in refusal("train", "eagle", "predict", "--config", config, code=2)
     (tmp_path / "bad.jsonl").write_text('{"words": "x"}\n')
     assert "no prompt" in refusal("train", "eagle", "prepare", "--config", config, f"prompts={tmp_path / 'bad.jsonl'}")
-
-
-def test_help():
-    result = paceline("train", "--help")
-    assert result.exit_code == 0
-    assert "eagle3" in result.output

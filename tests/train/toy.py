@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from paceline import LLM
 from paceline.train.config import PrepareSection, TrainConfig
 from paceline.train.data import Answers, AnswerTask
-from paceline.train.log import Saved
+from paceline.train.log import Saved, Started
 from paceline.train.loop import train
 from paceline.train.prepare import TrainPrompt, prepare
 from paceline.train.recipe import Batch, Losses, Recipe
@@ -119,6 +120,19 @@ def weights(recipe: Recipe) -> list[torch.Tensor]:
 
 def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_resumed(make: Callable[[], Recipe], answers: Answers, config: TrainConfig, folder: Path) -> None:
+    """A run that was stopped after two steps ends with the bits of one that was not."""
+    whole, again = make(), make()
+    trained(whole, answers, config, folder / "whole")
+    trained(make(), answers, config, folder / "stopped", until=2)
+    torch.manual_seed(99)  # another process
+    events = trained(again, answers, config, folder / "stopped")
+    assert isinstance(events[0], Started)
+    assert events[0].resumed
+    assert same(weights(whole), weights(again))
+    assert not same(weights(whole), weights(make()))
 
 
 def in_two_processes(code: str, *arguments: str) -> None:

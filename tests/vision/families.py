@@ -6,6 +6,7 @@ that. One token is one character, as in `tests.helpers`, besides the special tok
 
 import importlib.util
 from functools import cache
+from pathlib import Path
 from string import printable
 
 import pytest
@@ -58,6 +59,13 @@ def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, ProcessorMixin]:
             torch.nn.init.normal_(parameter, std=0.25)
     model.generation_config = GenerationConfig(pad_token_id=0)  # so that `generate` goes on past the end of text
     return model.eval().requires_grad_(False), processor
+
+
+def save_made(folder: Path, name: str = "llava") -> str:
+    """The model and its processor as a folder."""
+    for part in make(name):
+        part.save_pretrained(folder)
+    return str(folder)
 
 
 def _processor(family: Family) -> ProcessorMixin:

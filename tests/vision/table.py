@@ -221,11 +221,7 @@ FAMILIES: dict[str, Family] = {
             "boi_token_index": "<start_of_image>",
             "eoi_token_index": "<end_of_image>",
         },
-        named={
-            "boi_token": "<start_of_image>",
-            "eoi_token": "<end_of_image>",
-            "image_token": "<image_soft_token>",
-        },
+        named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
         config={"mm_tokens_per_image": 16, "tie_word_embeddings": False},
         pixels={"size": {"height": SIDE, "width": SIDE}},
         processor={"image_seq_length": 16},

@@ -5,6 +5,7 @@ import gc
 import json
 import weakref
 from functools import cache
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,7 @@ from paceline.quant.packed import PackedLinear
 from paceline.runner import LoadedModel, load, load_model, wrap_model
 from paceline.runner.torch_decoder import FusedLayer
 from tests.oracle import autoregressive
-from tests.vision.families import assistant, make, picture, plain_answer, user
+from tests.vision.families import assistant, make, picture, plain_answer, save_made, user
 
 GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 CHATS = {
@@ -134,11 +135,7 @@ def test_model_of_the_caller_stays_as_it_is():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("vlm")
-    model, processor = make("llava")
-    model.save_pretrained(path)
-    processor.save_pretrained(path)
-    return path
+    return Path(save_made(tmp_path_factory.mktemp("vlm")))
 
 
 def test_folder_of_plain_transformers(folder):

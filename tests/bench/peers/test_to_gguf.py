@@ -7,6 +7,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize, quant
 
 from bench.peers.to_gguf import to_gguf
 from paceline.errors import ConfigError
+from tests.gguf_files import finish
 
 
 def matrix(seed: int, rows: int = 5, columns: int = 64) -> np.ndarray:
@@ -30,11 +31,7 @@ def source(tmp_path):
     writer.add_tensor("output.weight", quantize(matrix(1), q8), raw_dtype=q8)
     writer.add_tensor("blk.0.attn_q.weight", matrix(2).astype(np.float16))
     writer.add_tensor("blk.0.attn_q.bias", matrix(3)[0])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return tmp_path / "in.gguf"
+    return finish(writer, tmp_path / "in.gguf")
 
 
 def values(path) -> dict[str, np.ndarray]:
@@ -84,10 +81,7 @@ def test_half(source, tmp_path):
 def test_half_refuses_what_float16_does_not_hold(tmp_path):
     writer = GGUFWriter(tmp_path / "in.gguf", "qwen2")
     writer.add_tensor("token_embd.weight", np.full((2, 32), 1e6, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, tmp_path / "in.gguf")
     with pytest.raises(ConfigError, match="float16 does not hold"):
         to_gguf(tmp_path / "in.gguf", tmp_path / "out.gguf", half=True)
     assert not (tmp_path / "out.gguf").exists()

@@ -98,8 +98,8 @@ def test_failing_starts(tmp_path, how, words):
 
 
 def test_hanging_start(tmp_path):
-    with pytest.raises(ConfigError, match="nothing after 2 s"):
-        peer(tmp_path, "hang", seconds=2).start()
+    with pytest.raises(ConfigError, match="nothing after 1 s"):
+        peer(tmp_path, "hang", seconds=1).start()
 
 
 @pytest.mark.parametrize("python", ["/no/such/python", __file__])

@@ -1,4 +1,4 @@
-"""A saved tiny model that chats, engines on it, and a machine whose bandwidth is known."""
+"""A saved tiny model that chats, engines on it, and questions."""
 
 import pytest
 
@@ -8,17 +8,10 @@ from paceline.eval.suites import Question
 from tests.cli.helpers import save
 from tests.tiny import tiny_model
 
-BANDWIDTH = 1e9  # bytes per second
-
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> str:
     return save(tmp_path_factory.mktemp("bench"), tiny_model("llama", max_position_embeddings=512))
-
-
-@pytest.fixture(autouse=True)
-def known_bandwidth(monkeypatch):
-    monkeypatch.setattr("paceline.eval.machine.read_bandwidth", lambda device: BANDWIDTH)
 
 
 @pytest.fixture

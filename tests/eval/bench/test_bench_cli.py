@@ -86,10 +86,6 @@ def test_raw_prompts_of_a_published_suite_are_remarked(bench, tmp_path):
     assert result.stderr.count("without the model's chat template: 1") == 1
 
 
-def test_help_has_an_example():
-    assert "Example:" in paceline("bench", "--help").stdout
-
-
 def test_for_people(bench):
     result = paceline(*bench, "--num-prompts", "2", "--batch", "2")
     assert result.exit_code == 0, result.output

@@ -16,13 +16,6 @@ def folder(tmp_path) -> str:
     return str(write_folder(tmp_path / "made"))
 
 
-@pytest.mark.parametrize("command", ["plot", "show"])
-def test_help_has_an_example(command):
-    result = paceline(command, "--help")
-    assert result.exit_code == 0
-    assert "Example:" in result.stdout
-
-
 def test_plot_tells_files_and_what_is_left_out(folder, tmp_path):
     pytest.importorskip("matplotlib")
     got = answer("plot", folder, "--format", "svg", "--out", str(tmp_path / "p"))

@@ -3,15 +3,16 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from io import BytesIO
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from ..eval.plots import new_figure, save_figure
 from ..schema import validate
-from ..system.files import parse_json, read_text, write_bytes, write_text
+from ..system.files import parse_json, read_text, write_text
 from .recipe import Losses
 from .run_folder import need, understood
 
@@ -171,18 +172,11 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 def draw(folder: Path, path: Path) -> None:
     """Plot the estimated accepted length against the answer tokens seen, where matplotlib is installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
     points = [(line["tokens"], line["accepted_length"]) for line in read_log(folder) if line["event"] == "evaluation"]
-    if not points:
+    if not points or find_spec("matplotlib") is None:
         return
-    figure = Figure((6, 4), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(4.0)
     axes.plot(*zip(*points, strict=True), marker="o", markersize=3)
     axes.set(xlabel="answer tokens seen", ylabel="estimated accepted length")
     axes.grid(alpha=0.3)
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=150, format="png")
-    write_bytes(path, drawn.getvalue())
+    save_figure(figure, path, "paceline train")

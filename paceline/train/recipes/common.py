@@ -1,7 +1,7 @@
 """What several recipes share: labels and losses of a batch, attention of unrolled steps, and how heads are built."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast, final
 
@@ -62,24 +62,20 @@ class Labels:
         label = self._index[shifted(self._batch.token_ids, ahead)]
         return shifted(self._batch.is_answer, ahead) & (label >= 0)
 
-    def loss(self, logits: Tensor, columns: Tensor, ahead: int) -> Tensor:
-        """Mean loss of logits [M, Vd], those of the columns; zero where there are none."""
-        if not len(logits):
-            return logits.sum()
-        if self._loss is None:
-            return nn.functional.cross_entropy(logits, self._labels(columns, ahead))
-        return self._loss(self._teacher[shifted(self._row, ahead - 1)[columns]], logits)
+    def compare(self, logits: Tensor, columns: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """Mean loss of logits [M, Vd], those of the columns, and their agreement (see `Losses`).
 
-    def agreement(self, logits: Tensor, columns: Tensor, ahead: int) -> Tensor:
-        """Share of answer tokens whose most probable draft is right; tokens outside the draft vocabulary are misses.
-
-        NaN where the answers are too short to have such a label.
+        The loss is zero where there are no columns. Tokens outside the draft vocabulary are misses. The agreement is
+        NaN where the answers are too short.
         """
-        right = (logits.detach().argmax(-1) == self._labels(columns, ahead)).sum()
-        return right / shifted(self._batch.is_answer, ahead).sum()
-
-    def _labels(self, columns: Tensor, ahead: int) -> Tensor:
-        return self._index[shifted(self._batch.token_ids, ahead)[columns]]
+        labels = self._index[shifted(self._batch.token_ids, ahead)[columns]]
+        right = (logits.detach().argmax(-1) == labels).sum()
+        agreement = right / shifted(self._batch.is_answer, ahead).sum()
+        if not len(logits):
+            return logits.sum(), agreement
+        if self._loss is None:
+            return nn.functional.cross_entropy(logits, labels), agreement
+        return self._loss(self._teacher[shifted(self._row, ahead - 1)[columns]], logits), agreement
 
 
 @final
@@ -110,16 +106,16 @@ class Unrolled:
         return out
 
 
-def started(methods: Sequence[str], name: str, kind: type[_T], target: LoadedModel) -> _T:
+def started(name: str, target: LoadedModel, *methods: str) -> Any:
     """The head to continue from, in float32. Raises `ConfigError` for one of no such method.
 
     It may have been trained for another target of the same sizes: from here on it learns from this one.
     """
-    head: Any = load_head(name, target, allow_other_target=True)
-    if not isinstance(head, kind) or method_of(cast("Any", head)) not in methods:
+    head = load_head(name, target, allow_other_target=True)
+    if method_of(head) not in methods:
         got, expected = f"{name!r}, {type(head).__name__}", " or ".join(dict.fromkeys(methods))
         raise ConfigError("start is a head of another method", got=got, expected=expected)
-    return cast("Any", head).float().to(target.device).requires_grad_(True)
+    return head.float().requires_grad_(True)
 
 
 def head_sizes(target: LoadedModel, draft_vocab_size: int) -> dict[str, Any]:
@@ -135,14 +131,13 @@ def layer_sizes(target: LoadedModel, shape: object) -> dict[str, Any]:
     config: Any = target.model.config.get_text_config()
     heads = int(getattr(config, "num_attention_heads", 8))
     rope = getattr(config, "rope_parameters", None) or {}
-    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
     like = {
         "intermediate_size": int(getattr(config, "intermediate_size", None) or 4 * target.hidden_size),
         "num_attention_heads": heads,
         "num_key_value_heads": int(getattr(config, "num_key_value_heads", None) or heads),
         "head_dim": int(getattr(config, "head_dim", None) or target.hidden_size // heads),
         "rms_norm_eps": float(getattr(config, "rms_norm_eps", None) or 1e-5),
-        "rope_theta": float(theta or getattr(config, "rope_theta", None) or 10000.0),
+        "rope_theta": float(rope.get("rope_theta") or 10000.0),
     }
     return {name: getattr(shape, name, None) or value for name, value in like.items()}
 
@@ -182,8 +177,8 @@ class HeadRecipe(Recipe):
     def check_loss(cls, config: Any, settings: Any) -> None:
         """Raise `ConfigError` for settings of `train.loss` that cannot train a module of this configuration."""
 
-    def prepare_fresh(self, target: LoadedModel, answers: Answers) -> None:
-        """Give a fresh head, attached to its target, better first weights than random ones."""
+    def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
+        """Give a head, attached to its target, better first weights than random ones. is_fresh: it had no start."""
 
     @classmethod
     def layers(cls, method: str, config: RunConfig, target: LoadedModel) -> tuple[int, ...]:
@@ -217,8 +212,7 @@ class HeadRecipe(Recipe):
         rows = target.output_rows().detach().float()
         head.attach(cast("Any", target.model.get_input_embeddings()).weight.detach(), rows)
         recipe = cls(head, rows[ids.to(rows.device)], settings, target.num_layers)
-        if config.start is None:
-            recipe.prepare_fresh(target, answers)
+        recipe.initialise(target, answers, config.start is None)
         return recipe
 
     @classmethod
@@ -229,8 +223,8 @@ class HeadRecipe(Recipe):
 
         ids: the draft vocabulary, if the configuration asks for one.
         """
-        kind, (other, fields) = cls.KINDS[method][0], cls.STARTS.get(method, (method, ()))
-        head: Any = started((method, other), cast("str", config.start), kind, target)
+        other, fields = cls.STARTS.get(method, (method, ()))
+        head = started(cast("str", config.start), target, method, other)
         fields = fields if method_of(head) != method else ()
         # Without output rows of its own a head drafts whatever rows it is given.
         if ids is not None and "draft_vocab_size" in config.head and not head.owns_rows:
@@ -240,6 +234,6 @@ class HeadRecipe(Recipe):
         if not fields:
             return head
         weights, same = head.state_dict(), {name: getattr(made, name) for name in fields}
-        head = kind(replace(head.config, **same), ids).to(target.device)
+        head = cls.KINDS[method][0](replace(head.config, **same), ids).to(target.device)
         head.load_state_dict(head.state_dict() | weights | {"draft_ids": ids})
         return head

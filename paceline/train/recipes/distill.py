@@ -159,10 +159,9 @@ class DistillRecipe(Recipe):
         if self._reader is not None:
             text, own_text = self._reader.target(batch), self._reader.draft(batch)
         with torch.no_grad():
-            teacher, cache = read_text(self._plain, text.ids, text.first, text.rows, self._windows)
-        logits, own_cache = read_text(self._draft, own_text.ids, own_text.first, own_text.rows, self._own_windows)
-        zeros = torch.zeros(len(text.ids), dtype=torch.long)
-        rounds, own_rounds = rounds_of(text.is_answer, 1, zeros), rounds_of(own_text.is_answer, 1, zeros)
+            teacher, cache = read_text(self._plain, text, self._windows)
+        logits, own_cache = read_text(self._draft, own_text, self._own_windows)
+        rounds, own_rounds = rounds_of(text.is_answer, 1), rounds_of(own_text.is_answer, 1)
         of_text = round_losses(
             own_rounds.take(logits, -own_text.first), rounds.take(teacher, -text.first), text.ids, rounds, self._loss,
             how.label_weight, 1,
@@ -173,9 +172,9 @@ class DistillRecipe(Recipe):
         drawn = drawn_rounds(text.is_answer, how.window, how.rounds)
         own_drawn = drawn.moved(own_text.begins - text.begins)
         fed = self._draw(own_text, own_drawn, own_cache)
-        logits = read_rounds(self._draft, fed, own_drawn, own_cache, self._own_windows, own_text.offsets)
+        logits = read_rounds(self._draft, fed, own_drawn, own_text, own_cache, self._own_windows)
         with torch.no_grad():
-            teacher = read_rounds(self._plain, fed, drawn, cache, self._windows, text.offsets)
+            teacher = read_rounds(self._plain, fed, drawn, text, cache, self._windows)
         assert self._loss is not None  # the settings see to it
         value = self._loss(teacher[drawn.counts], logits[own_drawn.counts])
         total = (1 - how.on_policy) * of_text.total + how.on_policy * value
@@ -184,18 +183,14 @@ class DistillRecipe(Recipe):
     @torch.no_grad()
     def _draw(self, text: ModelInput, drawn: Rounds, cache: DynamicCache) -> Tensor:
         """Tokens [B, R] of rounds that the draft samples at temperature 1; the cache is left as it was."""
-        width, every = int(cache.get_seq_length()), drawn.column.shape[1]
         never = [] if self._reader is None else self._reader.banned_token_ids
         fed = text.ids.gather(1, drawn.start.clamp_min(0))  # right where a round begins
-        depth = (drawn.depth * drawn.counts)[..., None]
         for step in range(1, self.settings.window):
-            held = detached(cache)
-            probs = read_rounds(self._draft, fed, drawn, held, self._own_windows, text.offsets).softmax(-1)
+            probs = read_rounds(self._draft, fed, drawn, text, detached(cache), self._own_windows).softmax(-1)
             probs[..., never] = 0
-            assert int(held.get_seq_length()) == width + every
             token = torch.multinomial(probs.flatten(0, 1).float(), 1).view_as(fed)
             after = token.roll(1, 1)  # rows of a round are side by side
-            fed = torch.where(depth[..., 0] == step, after, fed)
+            fed = after.where((drawn.depth == step) & drawn.counts, fed)
         return fed
 
 

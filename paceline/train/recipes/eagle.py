@@ -25,10 +25,10 @@ from ...errors import ConfigError
 from ...heads.eagle import EagleConfig, EagleHead
 from ...runner import LoadedModel
 from ...schema import checked
-from ..config import AtLeast0, AtLeast1, Few, RunConfig, Seed, Several
+from ..config import AtLeast0, AtLeast1, Few, Seed, Several
 from ..data import Answers
 from ..losses import LossName
-from ..recipe import Batch, Losses, Recipe
+from ..recipe import Batch, Losses
 from .common import Decay, HeadRecipe, Unrolled, head_sizes, layer_sizes, shifted
 
 
@@ -120,39 +120,31 @@ class EagleRecipe(HeadRecipe):
             raise ConfigError("train.loss.regress and train.loss.ce_weight are 0", expected="one above 0")
 
     @torch.no_grad()
-    def prepare_fresh(self, target: LoadedModel, answers: Answers) -> None:
-        """Take the target's final norm, which its output rows fit, and scale the columns of `fc`.
+    def initialise(self, target: LoadedModel, answers: Answers, is_fresh: bool) -> None:
+        """A fresh head takes the target's final norm, which its output rows fit, and the columns of `fc` are scaled.
 
         States outweigh embeddings by far (in SmolLM2-135M 2 to 25 against 0.1, root mean square): a fresh head would
         hardly see the token it is given, so each part comes in with mean square 1. The first column is left out, where
-        some models keep values of another magnitude.
+        some models keep values of another magnitude. A new `mask_hidden` begins as the mean of the states.
         """
-        head: Any = self.head
+        head = self.head
         norm: Any = getattr(target.model.base_model, "norm", None)
-        if head.config.version == 3 and isinstance(norm, nn.Module):
+        if is_fresh and head.config.version == 3 and isinstance(norm, nn.Module):
             head.norm.weight.copy_(norm.weight)
         if not answers.has_states:
             return
         some = answers.batch(range(min(len(answers), 16)), head.config.states, 1 << 30)
-        seen = some.is_answer.roll(-1, 1)
-        parts = [some.states[layer][seen].float() for layer in head.config.states]
+        states = [some.states[layer].float() for layer in head.config.states]
+        if head.config.mask_token_id is not None and not head.mask_hidden.any():
+            head.mask_hidden.copy_(torch.cat(states, -1)[some.is_answer].mean(0))
+        if not is_fresh:
+            return
+        parts = [state[some.is_answer.roll(-1, 1)] for state in states]
         if head.config.version == 1:
             embeddings = cast("Any", target.model.get_input_embeddings()).weight
             parts.insert(0, embeddings[head.draft_ids.to(target.device)].float())
         for part, columns in zip(parts, head.fc.weight.chunk(len(parts), 1), strict=True):
             columns /= part.square().mean().sqrt().to(columns.device)
-
-    @classmethod
-    def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
-        """As for other heads; a new `mask_hidden` begins as the mean of the states."""
-        recipe = super().build(method, config, target, answers)
-        head: Any = recipe.module
-        if method == "peagle" and answers.has_states and not head.mask_hidden.any():
-            some = answers.batch(range(min(len(answers), 16)), head.config.states, 1 << 30)
-            states = torch.cat([some.states[layer] for layer in head.config.states], -1)
-            with torch.no_grad():
-                head.mask_hidden.copy_(states[some.is_answer].float().mean(0))
-        return recipe
 
     def loss(self, batch: Batch) -> Losses:
         """Sum over steps of decay^s times the loss of step s."""
@@ -175,11 +167,10 @@ class EagleRecipe(HeadRecipe):
             hidden = head(tokens, hidden, positions, unrolled)
             columns = labels.columns(2 + step)
             drafted = hidden[columns]
-            logits = head.logits(drafted)
-            agreement.append(labels.agreement(logits, columns, 2 + step))
+            distance, right = labels.compare(head.logits(drafted), columns, 2 + step)
+            agreement.append(right)
             if not len(drafted):  # the answers are too short for this step
                 continue
-            distance = labels.loss(logits, columns, 2 + step)
             value = how.ce_weight * distance
             if how.regress:
                 apart = nn.functional.smooth_l1_loss(shifted(last, 1 + step)[columns], drafted)

@@ -73,11 +73,6 @@ class ModelInput:
         """Column of each answer's first token. [B]."""
         return self.is_answer.long().argmax(1)
 
-    @property
-    def offsets(self) -> Tensor | None:
-        """Position - column of the answers' tokens. [B]; None: nothing."""
-        return None if self.rows is None else self.rows.offsets
-
 
 @final
 class BatchReader:

@@ -76,10 +76,9 @@ class MtpRecipe(HeadRecipe):
             positions = text_columns + max(0, step - last)
             hidden = head(step, tokens, hidden, positions, attend_causally if step < last else unrolled)
             columns = labels.columns(2 + step)
-            logits = head.logits(hidden[columns], step)  # [M, Vd]
-            value = labels.loss(logits, columns, 2 + step)
+            value, right = labels.compare(head.logits(hidden[columns], step), columns, 2 + step)
             total = total + decay**step * value
             parts[f"loss{step}"] = value.detach()
-            agreement.append(labels.agreement(logits, columns, 2 + step).to(hidden.dtype))
+            agreement.append(right)
         weight = sum(decay**step for step in range(steps))
         return Losses(total / weight, parts, torch.stack(agreement))

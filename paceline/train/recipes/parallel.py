@@ -83,12 +83,11 @@ class ParallelRecipe(HeadRecipe):
             drawn = int(torch.randint(head.num_heads, ()))
             trained = range(drawn, drawn + 1)
         total, weight, parts = states.new_zeros(()), 0.0, dict[str, Tensor]()
-        agreement = [states.new_full((), float("nan")) for _ in range(head.num_heads)]
+        agreement = torch.full((head.num_heads,), float("nan"), device=states.device)
         for i in trained:
             columns = labels.columns(2 + i)
-            logits = head.logits(head.hidden(states[columns], i), i)  # [M, Vd]
-            value = labels.loss(logits, columns, 2 + i)
+            logits = head.logits(head.hidden(states[columns], i), i)
+            value, agreement[i] = labels.compare(logits, columns, 2 + i)
             total, weight = total + decay**i * value, weight + decay**i
             parts[f"loss{i}"] = value.detach()
-            agreement[i] = labels.agreement(logits, columns, 2 + i).to(states.dtype)
-        return Losses(total / weight, parts, torch.stack(agreement))
+        return Losses(total / weight, parts, agreement)

@@ -123,21 +123,18 @@ class QatRecipe(Recipe):
     def loss(self, batch: Batch) -> Losses:
         """Mean over the answer tokens; agreement by their place in a round."""
         how = self.settings
-        read = self._reader.target(batch) if self._reader else ModelInput(batch.token_ids, batch.is_answer)
-        ids, first, windows = read.ids, read.first, self._windows
+        text = self._reader.target(batch) if self._reader else ModelInput(batch.token_ids, batch.is_answer)
         with torch.no_grad():
-            teacher, cache = read_text(self._plain, ids, first, read.rows, windows)
-        phases = torch.zeros(len(ids), dtype=torch.long)
-        if self.module.training:
-            phases = torch.randint(how.window, (len(ids),))
+            teacher, cache = read_text(self._plain, text, self._windows)
+        phases = torch.randint(how.window, (len(text.ids),)) if self.module.training else None
         rounds = rounds_of(batch.is_answer, how.window, phases)
         if how.context == "target":
-            fed = ids.gather(1, rounds.column.clamp_min(0))
-            logits = read_rounds(self._student, fed, rounds, cache, windows, read.offsets)[rounds.counts]
+            fed = text.ids.gather(1, rounds.column.clamp_min(0))
+            logits = read_rounds(self._student, fed, rounds, text, cache, self._windows)[rounds.counts]
         else:
-            logits = rounds.take(read_text(self._student, ids, first, read.rows, windows)[0], -first)
-        teacher = rounds.take(teacher, -first)
-        return round_losses(logits, teacher, ids, rounds, self._loss, how.label_weight, how.window)
+            logits = rounds.take(read_text(self._student, text, self._windows)[0], -text.first)
+        teacher = rounds.take(teacher, -text.first)
+        return round_losses(logits, teacher, text.ids, rounds, self._loss, how.label_weight, how.window)
 
 
 def round_losses(

@@ -19,7 +19,7 @@ from transformers import DynamicCache
 
 from ...attention.masks import layer_masks
 from .common import shifted
-from .images import ImageRows
+from .images import ModelInput
 
 Windows: TypeAlias = dict[str, int | None]
 """Columns that each kind of layer sees, see `models.windows_of`; None: all."""
@@ -36,6 +36,12 @@ class Rounds:
 
     column: Tensor  # [B, R]
     start: Tensor  # [B, R]
+
+    @classmethod
+    def of(cls, column: Tensor, start: Tensor) -> "Rounds":
+        """Rows without a token, whose `start` may be any, are put alone, each in a round of its own."""
+        alone = -1 - torch.arange(column.shape[1], device=column.device)
+        return cls(column, start.where(column >= 0, alone))
 
     @property
     def counts(self) -> Tensor:
@@ -62,8 +68,7 @@ class Rounds:
 
     def moved(self, by: Tensor) -> "Rounds":
         """The same rounds of texts whose columns lie `by` [B] further on."""
-        far = by[:, None]
-        return Rounds(*(torch.where(self.counts, x + far, x) for x in (self.column, self.start)))
+        return Rounds.of((self.column + by[:, None]).where(self.counts, -1), self.start + by[:, None])
 
     def take(self, x: Tensor, by: int = 0) -> Tensor:
         """Values [B, T, ...] at the rows' columns + by, for those that count. [M, ...]."""
@@ -71,47 +76,34 @@ class Rounds:
         return x[texts[self.counts], self.column[self.counts] + by]
 
 
-def rounds_of(is_answer: Tensor, window: int, phases: Tensor) -> Rounds:
+def rounds_of(is_answer: Tensor, window: int, phases: Tensor | None = None) -> Rounds:
     """Every column before an answer's token, cut into rounds of `window`.
 
-    phases: of each text, how many tokens its first round lacks [B].
+    phases: of each text, how many tokens its first round lacks [B]; None: none.
     """
     feeds = shifted(is_answer, 1)
-    found = [row.nonzero()[:, 0] for row in feeds]
-    longest = max(1, *map(len, found))
-    column = torch.full((len(found), longest), -1, device=is_answer.device)
-    start = -1 - torch.arange(longest, device=is_answer.device).repeat(len(found), 1)  # alone, each in its own round
-    for row, columns in enumerate(found):
-        if len(columns):
-            place = torch.arange(len(columns), device=columns.device)
-            phase = int(phases[row])
-            column[row, : len(columns)] = columns
-            start[row, : len(columns)] = columns[0] + ((place + phase) // window * window - phase).clamp_min(0)
-    return Rounds(column, start)
+    column = feeds.int().argsort(stable=True, dim=1, descending=True)[:, : max(1, int(feeds.sum(1).max()))]
+    place = torch.arange(column.shape[1], device=column.device)
+    phase = 0 if phases is None else phases[:, None].to(column.device)
+    start = column[:, :1] + ((place + phase) // window * window - phase).clamp_min(0)
+    return Rounds.of(column.where(feeds.gather(1, column), -1), start)
 
 
 def drawn_rounds(is_answer: Tensor, window: int, count: int) -> Rounds:
     """`count` rounds a text at random columns before an answer's token, all as deep as the window."""
     feeds = shifted(is_answer, 1)
-    roots = torch.rand(feeds.shape, device=feeds.device).masked_fill(~feeds, -1.0).argsort(1, descending=True)
-    roots = roots[:, :count]
-    there = feeds.gather(1, roots)
-    steps = torch.arange(window, device=feeds.device)
-    column = torch.where(there[..., None], roots[..., None] + steps, -1).flatten(1)
-    alone = -1 - torch.arange(column.shape[1], device=feeds.device)
-    start = torch.where(there, roots, -1)[..., None].expand(-1, -1, window).flatten(1)
-    return Rounds(column, torch.where(column >= 0, start, alone))
+    chance = torch.rand(feeds.shape, device=feeds.device).masked_fill(~feeds, -1.0)
+    roots = chance.argsort(1, descending=True)[:, :count]
+    start = roots[..., None].expand(-1, -1, window)
+    column = (start + torch.arange(window, device=feeds.device)).where(feeds.gather(1, roots)[..., None], -1)
+    return Rounds.of(column.flatten(1), start.flatten(1))
 
 
-def read_text(
-    model: nn.Module, ids: Tensor, first: int, rows: ImageRows | None, windows: Windows
-) -> tuple[Tensor, DynamicCache]:
-    """Logits [B, T - first, V] of the columns from `first` on, and the keys and values of all.
-
-    rows: what is read instead of `ids` where prompts may hold images.
-    """
-    cache = DynamicCache()
-    options: dict[str, object] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": ids.shape[1] - first}
+def read_text(model: nn.Module, text: ModelInput, windows: Windows) -> tuple[Tensor, DynamicCache]:
+    """Logits [B, T - first, V] of the columns from `text.first` on, and the keys and values of all."""
+    cache, ids, rows = DynamicCache(), text.ids, text.rows
+    kept = ids.shape[1] - text.first
+    options: dict[str, object] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": kept}
     if rows is None:
         return cast("Any", model)(input_ids=ids, **options).logits, cache
     columns = torch.arange(ids.shape[1], device=ids.device)
@@ -125,15 +117,12 @@ def read_text(
 
 
 def read_rounds(
-    model: nn.Module, ids: Tensor, rounds: Rounds, cache: DynamicCache, windows: Windows, offsets: Tensor | None = None
+    model: nn.Module, fed: Tensor, rounds: Rounds, text: ModelInput, cache: DynamicCache, windows: Windows
 ) -> Tensor:
-    """Logits [B, R, V] of tokens [B, R] fed in rounds over a text's keys and values, to which theirs are appended.
-
-    offsets: of each text [B], what is added to a column to get a position.
-    """
+    """Logits [B, R, V] of tokens [B, R] fed in rounds over a text's keys and values, to which theirs are appended."""
     places = rounds.column.clamp_min(0)
-    out = cast("Any", model)(
-        input_ids=ids, attention_mask=rounds.masks(int(cache.get_seq_length()), windows, cast("Any", model).dtype),
-        position_ids=places if offsets is None else places + offsets[:, None], past_key_values=cache, use_cache=True,
-    )  # fmt: skip
-    return out.logits
+    masks = rounds.masks(int(cache.get_seq_length()), windows, cast("Any", model).dtype)
+    return cast("Any", model)(
+        input_ids=fed, attention_mask=masks, past_key_values=cache, use_cache=True,
+        position_ids=places if text.rows is None else places + text.rows.offsets[:, None],
+    ).logits  # fmt: skip

@@ -189,7 +189,7 @@ class SpaceRecipe(Recipe):
     @classmethod
     def check(cls, method: str, config: RunConfig, target: LoadedModel) -> None:
         shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
-        start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
+        start = None if config.start is None else started(config.start, target, "space")
         transition = shape.transition_rank if start is None else start.config.transition_rank
         fixes = ["head.transition_rank=0"] * bool(transition)
         fixes += ["train.loss.vocab_size=null"] * (how.vocab_size is not None)
@@ -207,7 +207,7 @@ class SpaceRecipe(Recipe):
     def build(cls, method: str, config: RunConfig, target: LoadedModel, answers: Answers) -> Recipe:
         shape, how = validate(SpaceShape, config.head, "head"), validate(SpaceLoss, config.train.loss, "train.loss")
         gated = shape.mode == "gated"
-        start = None if config.start is None else started("space", config.start, SpaceAdapter, target)
+        start = None if config.start is None else started(config.start, target, "space")
         plain = plain_models(resolve(config.model), target.device)[0]
         made = config_of(shape, config.head, plain, target.vocab_size, start)
         trained = seeded(shape.seed, lambda: (with_factors if gated or shape.lora else whole)(plain, made, start))
@@ -251,7 +251,7 @@ class SpaceRecipe(Recipe):
 
     def _masked(self, ids: Tensor, groups: Rounds, cache: DynamicCache) -> Tensor:
         """Logits of the mask tokens, transition included. [B, R, V]."""
-        embeds, places = self.adapter.embed(groups.depth.clamp_min(0) * groups.counts), groups.column.clamp_min(0)
+        embeds, places = self.adapter.embed(groups.depth * groups.counts), groups.column.clamp_min(0)
         logits = self._read(
             self._adapted, True, inputs_embeds=embeds, position_ids=places, past_key_values=cache,
             attention_mask=groups.masks(ids.shape[1], self._windows, embeds.dtype),
@@ -273,29 +273,24 @@ class SpaceRecipe(Recipe):
 
     def _supervised(self, ids: Tensor, groups: Rounds, logits: Tensor, text_logits: Tensor) -> Losses:
         """Losses of the mask tokens, from their logits [B, R, V] and those of the text [B, T, V]."""
-        predicted = (groups.column + 1).clamp(0, ids.shape[1] - 1)
-        labels = self._index[ids.gather(1, predicted)]
-        parts, total, weight = dict[str, Tensor](), logits[:, :0].sum(), 0.0
-        agreement = torch.full((self.adapter.num_masks,), float("nan"), device=ids.device)
-        rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(predicted)
+        labels, mask = self._index[groups.take(ids, 1)], groups.depth[groups.counts]
+        logits, teacher = logits[groups.counts], groups.take(text_logits)
+        if self._ids is not None and teacher.shape[-1] != logits.shape[-1]:
+            teacher = teacher[:, self._ids]
+        right = (logits.detach().argmax(-1) == labels).float()  # a token that cannot be drafted is a miss
+        parts, total, weight = dict[str, Tensor](), logits[:0].sum(), 0.0
         for j in range(self.adapter.num_masks):
-            of_mask = (groups.depth == j) & groups.counts
-            counts = of_mask & (labels >= 0)
-            if bool(of_mask.any()):
-                agreement[j] = 0.0  # unless some label can be drafted
+            counts = (mask == j) & (labels >= 0)
             if not bool(counts.any()):
                 continue
-            if self._loss is None:
-                value = nn.functional.cross_entropy(logits[counts], labels[counts])
-            else:
-                teacher = text_logits[rows[counts], predicted[counts] - 1]
-                narrow = self._ids is not None and teacher.shape[-1] != logits.shape[-1]
-                value = self._loss(teacher[:, self._ids] if narrow else teacher, logits[counts])
+            said, wanted = logits[counts], labels[counts]
+            value = (
+                nn.functional.cross_entropy(said, wanted) if self._loss is None else self._loss(teacher[counts], said)
+            )
             share = self.settings.decay**j * float(counts.sum())
             total, weight = total + share * value, weight + share
             parts[f"mask{j}"] = value.detach()
-            right = (logits[counts].detach().argmax(-1) == labels[counts]).sum()
-            agreement[j] = right / of_mask.sum()  # a token that cannot be drafted is a miss
+        agreement = torch.stack([right[mask == j].mean() for j in range(self.adapter.num_masks)])
         return Losses(total / max(weight, 1e-9), parts, agreement)
 
 
@@ -305,26 +300,20 @@ def mask_groups(is_answer: Tensor, num_masks: int, rows: int, keep: float, chanc
     A group is a round that starts behind its anchor. Behind an anchor at least two tokens of the answer follow, so that
     mask 0 has a label.
     """
-    batch, width = is_answer.shape
+    (batch, width), device = is_answer.shape, is_answer.device
     fits = shifted(is_answer, 1) & shifted(is_answer, 2)
-    order = torch.rand(batch, width, generator=chance).to(is_answer.device).masked_fill(~fits, -1.0)
-    order = order.argsort(1, descending=True).tolist()
-    counts, ends = fits.sum(1).tolist(), (is_answer * torch.arange(width, device=is_answer.device)).amax(1).tolist()
-    lengths = (torch.rand(batch, width, num_masks, generator=chance) < keep).long()
-    lengths[:, :, 0] = 1
-    lengths = lengths.cumprod(-1).sum(-1).tolist()  # mask j is there if those before it are
-    share, found = max(1, rows // batch), list[list[tuple[int, int]]]()
-    for row in range(batch):
-        mine = list[tuple[int, int]]()
-        for group, anchor in enumerate(order[row][: counts[row]]):
-            if len(mine) >= share:
-                break
-            mine += [(anchor + 1 + j, anchor + 1) for j in range(min(lengths[row][group], ends[row] - anchor - 1))]
-        found.append(mine[:share])
-    longest = max(1, *map(len, found))
-    # A row that is not supervised sees itself alone, in a group of its own.
-    padded = [mine + [(-1, -1 - i) for i in range(longest - len(mine))] for mine in found]
-    return Rounds(*torch.tensor(padded, device=is_answer.device).unbind(-1))
+    anchors = torch.rand(batch, width, generator=chance).to(device).masked_fill(~fits, -1.0).argsort(1, descending=True)
+    kept = (torch.rand(batch, width, num_masks, generator=chance) < keep).to(device)
+    kept[..., 0] = True
+    start = (anchors + 1)[..., None].expand_as(kept)
+    column = start + torch.arange(num_masks, device=device)
+    last = (is_answer * torch.arange(width, device=device)).amax(1)  # of each answer
+    # Mask j is there if those before it are, and a token of the answer follows.
+    there = kept.cumprod(-1).bool() & fits.gather(1, anchors)[..., None] & (column < last[:, None, None])
+    taken = there.flatten(1).int().argsort(stable=True, dim=1, descending=True)[:, : max(1, rows // batch)]
+    column = column.where(there, -1).flatten(1).gather(1, taken)
+    used = max(1, int((column >= 0).sum(1).max()))
+    return Rounds.of(column[:, :used], start.flatten(1).gather(1, taken)[:, :used])
 
 
 def _check_rows(rows: int, config: SpaceConfig) -> None:

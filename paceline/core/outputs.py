@@ -47,15 +47,6 @@ class TargetDistribution:
             fix="check that the model's logits are finite and that the processors leave a token allowed",
         )
 
-    def probs(self) -> Float[Tensor, "B N V"]:
-        """float64 probabilities, of scores that are final; each row sums to 1."""
-        assert self.process is None
-        soft = torch.softmax(self.scores.double(), dim=-1)
-        for row, is_greedy in enumerate(self.is_greedy):
-            if is_greedy:
-                soft[row] = torch.zeros_like(soft[row]).scatter_(-1, self.scores[row].argmax(-1, keepdim=True), 1.0)
-        return soft
-
 
 class Walk(NamedTuple):
     """What a verifier decided on one row: the accepted nodes, then one token more, which is the target's own.
@@ -94,7 +85,7 @@ class Timings:
     draft: float = 0.0
     verify: float = 0.0
     rest: float = 0.0
-    rounds: int = field(default=0)
+    rounds: int = 0
 
     def add_round(self, prefill: float, draft: float, verify: float, rest: float) -> None:
         """Add the seconds of one round."""

@@ -44,7 +44,7 @@ class Ratio(Verifier):
                     return None, -1
                 chance = Keyed(seeds[row], positions[row] + depth, len(children))
                 index, owed = _offer(draft, row, node, p, [tree.tokens[child] for child in children], chance)
-                return index, -1 if index is not None else chance.draw(owed)
+                return (None, chance.draw(owed)) if index is None else (children[index], -1)
 
             return descend(tree, decide)
 

@@ -6,8 +6,8 @@ import pytest
 
 from paceline import (
     LLM,
-    Coupled,
     CostModel,
+    Coupled,
     DraftModel,
     PromptLookup,
     SamplingParams,

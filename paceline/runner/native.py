@@ -1,7 +1,7 @@
 """A decoder whose passes run in the native library (`paceline.kernels`): one call a pass, whatever the rows are.
 
 A row reads the columns of its own path in the order of the text, and every sum is taken in that order, so its bits are
-those of plain decoding whatever shares its pass: trees, other sequences, the text of a prompt, more or fewer threads.
+those of plain decoding whatever shares its pass.
 """
 
 import ctypes

@@ -44,8 +44,7 @@ class DraftOptions:
     uncached_tokens: tokens of the text that the drafter must read before it can draft.
     branches: the most children of a node; 1 for a chain.
     masks: the most mask tokens below the root and below each candidate. Each of them is a row of the target's pass.
-    ready: how many tokens in a row it can draft now. A drafter with masks drafts what last round's masks predicted;
-        at 0 it adds masks in this round and drafts in the next.
+    ready: how many tokens in a row it can draft now: with masks, what last round's predicted; at 0 it adds masks.
     probes: rows of the target's pass that a draft adds whatever its size, such as Lookahead's window.
     """
 

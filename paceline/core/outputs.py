@@ -17,8 +17,7 @@ from .figures import Round as Round
 class TargetDistribution:
     """p, the distribution of the token after each node, once every processor has been applied on that node's path.
 
-    Verifiers read it with `at`, node by node as they walk down the tree: no processor is called on a node that plain
-    decoding would not reach, where it might raise or forbid everything.
+    Verifiers read it with `at`, node by node: no processor is called on a node that plain decoding would not reach.
 
     scores:    the log-probabilities up to a constant per node, before `process`; -inf where a token is forbidden.
     is_greedy: whether each row is at temperature 0. Its distribution is all on the argmax, the limit of sampling.

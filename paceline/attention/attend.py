@@ -1,12 +1,7 @@
 """Tree attention: a node sees the committed prefix and its ancestors, nothing else.
 
-`tree_attention` is registered with transformers under the name "paceline"; the layout of the pass reaches it as the
-keyword `paceline_pass`, which models hand through to their attention function untouched. Fused layers call `attend`.
-
-Two properties hold where the layout is `batch_invariant`, because a sum taken in another order has other bits:
-- a node reads the same columns, in whole blocks of 64, as when it is decoded plainly, so its bits depend neither on how
-  many nodes follow it nor on its neighbours (`PassLayout.segments`);
-- a branching tree is computed as the chains it consists of, each with its keys in the columns of plain decoding.
+Where the layout is `batch_invariant`, a node reads the columns of plain decoding in whole blocks of 64, so that sums
+are taken in the same order (`PassLayout.segments`), and a branching tree is computed as the chains it consists of.
 """
 
 import itertools
@@ -122,10 +117,9 @@ def tree_attention(
     paceline_pass: PassLayout | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """`attend` in transformers' convention. Returns [B, N, Hq, dv].
+    """`attend` as transformers' attention "paceline"; models hand the layout `paceline_pass` through to it.
 
-    query: [B, Hq, N, d].
-    key, value: [slots, H, S, d] as `SlotCache.update` returned them.
+    query: [B, Hq, N, d]. key, value: [slots, H, S, d] of `SlotCache.update`. Returns [B, N, Hq, dv].
     """
     if paceline_pass is None:
         raise IncompatibleModels(

@@ -39,16 +39,12 @@ class Spare(Protocol):
 
 
 class SlotCache(Cache):
-    """A `transformers` cache whose rows are slots with a length each.
+    """A `transformers` cache whose rows are slots with a length each; `CacheFull` for what the memory cannot hold.
 
     num_slots: the sequences that can be held at once.
-    max_length: the most tokens per sequence. The tensors start small and double up to it, so a short chat on a
-        long-context model does not pay for the whole context.
+    max_length: the most tokens per sequence. The tensors start small and double up to it.
     num_layers: the layers that will be written, where that is known.
-
     spare: what else holds memory, and gives it back where this cache needs it.
-
-    Raises `CacheFull` for what the memory cannot hold, before it is touched.
     """
 
     def __init__(self, num_slots: int, max_length: int, num_layers: int = 1):

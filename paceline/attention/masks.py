@@ -46,10 +46,9 @@ def layer_masks(
 ) -> Tensor | dict[str, Tensor]:
     """Additive masks [B, 1, N, S] in transformers' form: one, or one for each kind of layer.
 
-    seen: which columns each node sees, [B, N, S].
-    back: how many positions a seen column lies behind, [B, N, S].
+    seen: which columns each node sees; back: how many positions these lie behind; always: the columns that are seen
+        whatever the window. [B, N, S] each.
     windows: the windows by kind of layer; the only kind is "".
-    always: the columns seen whatever the window, [B, N, S].
     """
     masks = dict[str, Tensor]()
     for kind, window in windows.items():
@@ -171,8 +170,8 @@ class PassLayout:
     def segments(self, window: int | None, groups: int, dtype: torch.dtype) -> list[Segment]:
         """The calls that make up the pass, built once for all layers of a kind.
 
-        Batch-invariant: a node reads exactly the blocks up to its own column, as it will when it is decoded plainly,
-        since the kernel's sums depend on how many columns it is given. So a chain that crosses a block is cut there:
+        Batch-invariant: a node reads exactly the blocks up to its own column, as when it is decoded plainly, for the
+        kernel's sums depend on how many columns it is given. So a chain that crosses a block is cut there:
 
             columns   ..... 126 127 | 128 129          nodes 0, 1 read 128 columns, nodes 2, 3 read 192
 

@@ -1,11 +1,7 @@
 """Hidden states of the target for drafters that read them: one row a cached token, kept and dropped with its keys.
 
 States are counted as transformers does: state i enters layer i (0: the embeddings), the last one has been through the
-final norm. A column of the store belongs to the same token as that column of the cache:
-
-    columns       0 ......... L-1   | L     L+1 .. L+N-1
-    holds         committed tokens  | root  other nodes of the pass in progress
-    after commit  0 ......... L + a              accepted rows moved to the front, as in `SlotCache`
+final norm. A column of the store belongs to the same token as that column of the `SlotCache`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""The record that every round leaves, and the figures that every command shows by one definition.
-
-It imports no torch, which `paceline show` does not wait for.
-"""
+"""The record that every round leaves, and figures of it. No torch here: `paceline show` does not wait for it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

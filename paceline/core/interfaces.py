@@ -1,7 +1,4 @@
-"""The three roles of the loop: a drafter proposes, a verifier decides, a policy sets the budget.
-
-`TargetView` is all that a drafter may use of the model it drafts for.
-"""
+"""The three roles of the loop: a drafter proposes, a verifier decides, a policy sets the budget."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -47,8 +44,7 @@ class DraftOptions:
     uncached_tokens: tokens of the text that the drafter must read before it can draft.
     branches: the most children of a node; 1 for a chain.
     masks: the most mask tokens below the root and below each candidate. Each of them is a row of the target's pass.
-    ready: how many tokens in a row it can draft now. A drafter with masks drafts what last round's masks predicted;
-        at 0 it adds masks in this round and drafts in the next.
+    ready: how many tokens in a row it can draft now: with masks, what last round's predicted; at 0 it adds masks.
     probes: rows of the target's pass that a draft adds whatever its size, such as Lookahead's window.
     """
 
@@ -124,11 +120,8 @@ class ModelFacts:
         if getattr(head, "bias", None) is not None:
             extras.append("a bias of the output layer")
         if extras:
-            raise IncompatibleModels(
-                "heads cannot draft for this target yet: its logits are more than output rows times states",
-                got=", ".join(extras),
-                expected="a model without them",
-            )
+            what = "heads cannot draft for this target yet: its logits are more than output rows times states"
+            raise IncompatibleModels(what, got=", ".join(extras), expected="a model without them")
         rows = self.embeddings if getattr(config, "tie_word_embeddings", False) else getattr(head, "weight", None)
         if not isinstance(rows, Tensor) or not rows.is_floating_point():
             raise IncompatibleModels(
@@ -271,9 +264,8 @@ class Drafter(ABC):
 def bind_once(drafter: Drafter, target: TargetView, verifier: "Verifier") -> None:
     """Bind a drafter. Raises `ConfigError` where it serves another target already: its state is keyed by slot."""
     if drafter.bound_to not in (None, target):
-        raise ConfigError(
-            f"the drafter {drafter.name!r} serves another LLM already", fix="make one drafter for each LLM"
-        )
+        what = f"the drafter {drafter.name!r} serves another LLM already"
+        raise ConfigError(what, fix="make one drafter for each LLM")
     drafter.bind(target, verifier)
     drafter.bound_to = target
 

@@ -17,8 +17,7 @@ from .figures import Round as Round
 class TargetDistribution:
     """p, the distribution of the token after each node, once every processor has been applied on that node's path.
 
-    Verifiers read it with `at`, node by node as they walk down the tree: no processor is called on a node that plain
-    decoding would not reach, where it might raise or forbid everything.
+    Verifiers read it with `at`, node by node: no processor is called on a node that plain decoding would not reach.
 
     scores:    the log-probabilities up to a constant per node, before `process`; -inf where a token is forbidden.
     is_greedy: whether each row is at temperature 0. Its distribution is all on the argmax, the limit of sampling.
@@ -46,15 +45,6 @@ class TargetDistribution:
             expected="at least one finite score and no NaN",
             fix="check that the model's logits are finite and that the processors leave a token allowed",
         )
-
-    def probs(self) -> Float[Tensor, "B N V"]:
-        """float64 probabilities, of scores that are final; each row sums to 1."""
-        assert self.process is None
-        soft = torch.softmax(self.scores.double(), dim=-1)
-        for row, is_greedy in enumerate(self.is_greedy):
-            if is_greedy:
-                soft[row] = torch.zeros_like(soft[row]).scatter_(-1, self.scores[row].argmax(-1, keepdim=True), 1.0)
-        return soft
 
 
 class Walk(NamedTuple):
@@ -94,7 +84,7 @@ class Timings:
     draft: float = 0.0
     verify: float = 0.0
     rest: float = 0.0
-    rounds: int = field(default=0)
+    rounds: int = 0
 
     def add_round(self, prefill: float, draft: float, verify: float, rest: float) -> None:
         """Add the seconds of one round."""

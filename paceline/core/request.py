@@ -140,14 +140,8 @@ class SamplingParams:
     @cached_property
     def needs_history(self) -> bool:
         """True iff the distribution of a token depends on which tokens came before it, beyond the model itself."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.no_repeat_ngram_size > 0
-            or bool(self.bad_words)
-            or bool(self.logits_processors)
-        )
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1
+        return any((*penalties, self.no_repeat_ngram_size, self.bad_words, self.logits_processors))
 
 
 def params_of(given: object, count: int, default: SamplingParams | None = None) -> list[SamplingParams]:

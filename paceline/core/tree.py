@@ -1,7 +1,6 @@
 """The token tree: one shape for every draft, from a single chain to EAGLE-2's trees and Lookahead's window.
 
-Knows nothing about models, laws or caches. Node 0 is the last committed token: its key and value are not cached yet,
-so the target's pass over the tree computes them together with those of the drafted tokens.
+Node 0 is the last committed token: its key and value are not cached yet, the pass over the tree computes them.
 
     tokens so far   t0 t1 t2 t3          committed length (cached) = 3, root = t3
     tree            t3 ── a ── b         parents = [-1, 0, 1, 0, 3]
@@ -20,13 +19,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from ..errors import DraftError
+
+_T = TypeVar("_T")
 
 
 class TreeLists(NamedTuple):
@@ -83,17 +84,17 @@ class TokenTree:
 
     @property
     def token_ids(self) -> Int[Tensor, "B N"]:
-        """A new tensor of the tokens."""
+        """The tokens, as a new tensor."""
         return torch.tensor(self.lists.token_ids, device=self.device)
 
     @property
     def parents(self) -> Int[Tensor, "B N"]:
-        """A new tensor of the parents."""
+        """The parents, as a new tensor."""
         return torch.tensor(self.lists.parents, device=self.device)
 
     @property
     def is_probe(self) -> Bool[Tensor, "B N"]:
-        """A new tensor of the probes."""
+        """The probes, as a new tensor."""
         return torch.tensor(self.lists.is_probe, device=self.device)
 
     @cached_property
@@ -124,7 +125,7 @@ class TokenTree:
         """The tree of one row with a text as its trunk: its root follows the last of these tokens."""
         count, (ids, ups, probes) = len(text), self.lists
         parents = [*range(-1, count - 1), *(up + count for up in ups[0])]
-        return self._of([[*text, *ids[0]]], [parents], [[False] * count + probes[0]], [count + self.sizes[0]])
+        return self._of([count + self.sizes[0]], [[*text, *ids[0]]], [parents], [[False] * count + probes[0]])
 
     def to(self, device: torch.device) -> "TokenTree":
         """The same trees on `device`; itself if they are there."""
@@ -137,41 +138,26 @@ class TokenTree:
             width -= 1
         if width == self.num_nodes:
             return self
-        ids, ups, probes = self.lists
-        return self._of(
-            [row[:width] for row in ids],
-            [row[:width] for row in ups],
-            [row[:width] for row in probes],
-            [min(size, width) for size in self.sizes],
-        )
+        return self._of([min(size, width) for size in self.sizes], *([row[:width] for row in of] for of in self.lists))
 
     def padded(self, num_nodes: int) -> "TokenTree":
         """The same trees with probes added under the root until each has `num_nodes` nodes."""
-        ids, ups, probes = self.lists
-        missing = [num_nodes - len(row) for row in ids]
+        missing = [num_nodes - len(row) for row in self.lists.token_ids]
         if max(missing) <= 0:
             return self
-        return self._of(
-            [row + [0] * more for row, more in zip(ids, missing, strict=True)],
-            [row + [0] * more for row, more in zip(ups, missing, strict=True)],
-            [row + [True] * more for row, more in zip(probes, missing, strict=True)],
-            self.sizes,
-        )
+
+        def longer(rows: list[list[_T]], filler: _T) -> list[list[_T]]:
+            return [row + [filler] * more for row, more in zip(rows, missing, strict=True)]
+
+        ids, ups, probes = self.lists
+        return self._of(self.sizes, longer(ids, 0), longer(ups, 0), longer(probes, True))
 
     def of_rows(self, rows: Sequence[int]) -> "TokenTree":
         """The trees of these rows alone, as wide as all of them."""
-        ids, ups, probes = self.lists
-        return self._of(
-            [ids[row] for row in rows],
-            [ups[row] for row in rows],
-            [probes[row] for row in rows],
-            [self.sizes[row] for row in rows],
-        )
+        return self._of([self.sizes[row] for row in rows], *([of[row] for row in rows] for of in self.lists))
 
-    def _of(
-        self, ids: list[list[int]], ups: list[list[int]], probes: list[list[bool]], sizes: list[int]
-    ) -> "TokenTree":
-        return TokenTree(TreeLists(ids, ups, probes), sizes, self.device)
+    def _of(self, sizes: list[int], *lists: Any) -> "TokenTree":
+        return TokenTree(TreeLists(*lists), sizes, self.device)
 
 
 def ancestors(parents: Int[Tensor, "B N"]) -> Bool[Tensor, "B N N"]:

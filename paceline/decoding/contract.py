@@ -46,9 +46,8 @@ def check_contract(
     ids, parents, probes = tree.lists
     for row, (seq, budget) in enumerate(zip(seqs, budgets, strict=True)):
         if ids[row][0] != seq.token_ids[-1] or parents[row][0] != -1 or probes[row][0]:
-            raise DraftError(
-                f"{draft.source}: node 0 is not the last token", got=ids[row][0], expected=seq.token_ids[-1]
-            )
+            what = f"{draft.source}: node 0 is not the last token"
+            raise DraftError(what, got=ids[row][0], expected=seq.token_ids[-1])
         candidates = probes[row].count(False) - 1
         if candidates > budget.nodes:
             raise DraftError(f"{draft.source} drafted too many tokens", got=candidates, expected=f"<= {budget.nodes}")
@@ -65,19 +64,14 @@ def check_contract(
                     raise DraftError(f"{draft.source}: a candidate follows mask tokens", got=got)
                 continue
             if not 0 <= ids[row][node] < vocab_size:
-                raise DraftError(
-                    f"{draft.source} drafted a token outside the vocabulary",
-                    got=ids[row][node],
-                    expected=f"0 to {vocab_size - 1}" + (f", or one of {num_masks} mask tokens" if num_masks else ""),
-                )
+                expected = f"0 to {vocab_size - 1}" + (f", or one of {num_masks} mask tokens" if num_masks else "")
+                what = f"{draft.source} drafted a token outside the vocabulary"
+                raise DraftError(what, got=ids[row][node], expected=expected)
             if probes[row][node]:
                 continue
             if ids[row][node] in banned_token_ids:
-                raise DraftError(
-                    f"{draft.source_of(row)} drafted a token that stands for an image",
-                    got=ids[row][node],
-                    expected="a token of the text",
-                )
+                what = f"{draft.source_of(row)} drafted a token that stands for an image"
+                raise DraftError(what, got=ids[row][node], expected="a token of the text")
             if probes[row][up]:
                 raise DraftError(f"{draft.source}: candidate {node} has a probe as its parent")
             if depth[node] > budget.depth:

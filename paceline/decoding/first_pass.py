@@ -4,7 +4,7 @@
     prompt's last chunk + root + candidates    drafters that need nothing of it: a short answer may cost this pass alone
     prompt's last chunk, then root + ...       2 passes: where one pass has other bits (`can_fuse_prefill`)
 
-The rest of a batch is verified together, as ever; rows that read are verified one by one.
+Rows that read are verified one by one, the rest of a batch together, as ever.
 """
 
 import time
@@ -24,9 +24,7 @@ def unread(runner: ModelRunner, seq: Sequence) -> list[int]:
 
 
 def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[Tensor, list[bool], float]:
-    """Logits [B, N, V] of the trees. Also which rows were verified while their prompts were read, and the seconds of
-    those passes.
-    """
+    """Logits [B, N, V] of the trees, which rows were verified as their prompts were read, and the seconds of that."""
     joins = [bool(unread(runner, seq)) for seq in seqs]
     if not any(joins):
         return runner.forward([seq.slot for seq in seqs], tree), joins, 0.0
@@ -44,6 +42,6 @@ def forward(runner: ModelRunner, seqs: Seq[Sequence], tree: TokenTree) -> tuple[
 
 def _joined(runner: ModelRunner, seq: Sequence, tree: TokenTree, row: int) -> Tensor:
     """Logits [N, V] of one row, 0 at the probes that only pad it."""
-    own = tree.of_rows([row]).trimmed()  # without the probes that only pad it
+    own = tree.of_rows([row]).trimmed()
     logits = runner.forward([seq.slot], own, unread(runner, seq))[0]
     return torch.nn.functional.pad(logits, (0, 0, 0, tree.num_nodes - own.num_nodes))

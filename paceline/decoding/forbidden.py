@@ -12,7 +12,7 @@ import torch
 
 from ..core.draft import Draft
 from ..core.request import Sequence
-from ..core.tree import TokenTree
+from ..core.tree import TokenTree, TreeLists
 
 
 def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
@@ -26,12 +26,13 @@ def without_forbidden(draft: Draft, seqs: Seq[Sequence]) -> Draft:
     kept = [_allowed(tree, row, seq) for row, seq in enumerate(seqs)]
     if [len(nodes) for nodes in kept] == tree.sizes:
         return draft
-    rows = list[tuple[list[int], list[int], list[bool]]]()
+    lists = TreeLists([], [], [])
     for nodes, ids, parents, probes in zip(kept, *tree.lists, strict=True):
         place = {node: index for index, node in enumerate(nodes)} | {-1: -1}
-        rows.append(([ids[n] for n in nodes], [place[parents[n]] for n in nodes], [probes[n] for n in nodes]))
-    tokens, parents, kinds = ([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
-    made = TokenTree.from_lists(tokens, parents, tree.device, kinds)
+        lists.token_ids.append([ids[node] for node in nodes])
+        lists.parents.append([place[parents[node]] for node in nodes])
+        lists.is_probe.append([probes[node] for node in nodes])
+    made = TokenTree.from_lists(lists.token_ids, lists.parents, tree.device, lists.is_probe)
     confidence = draft.confidence
     if confidence is not None:
         confidence = torch.full_like(confidence[:, : made.num_nodes], torch.nan)

@@ -14,9 +14,8 @@ RoundStream = Generator[list[Sequence], None, None]
 def generate(decoder: SpeculativeDecoder, seqs: Iterable[Sequence]) -> RoundStream:
     """Run every sequence to its end, yielding after each round those that took part in it.
 
-    One is taken from `seqs` when there is a slot for it, so that those to come need not be in memory yet. Closing the
-    iterator early, an interrupt or an error releases every slot. Where an interrupt comes in the middle of that, the
-    slots are known by their generator, which has ended, and the next call releases them.
+    One is taken from `seqs` when there is a slot for it. Closing the iterator early, an interrupt or an error releases
+    every slot; where an interrupt comes in the middle of that, the next call does, by the generator that has ended.
     """
     rounds = _rounds(decoder, seqs, lambda: (run := made()) is not None and getgeneratorstate(run) != GEN_CLOSED)
     made = weakref.ref(rounds)

@@ -1,7 +1,4 @@
-"""One step of speculative decoding: draft, verify in one target pass, keep what the target would have said.
-
-Every method of the field is a drafter in this loop; plain decoding is the drafter that proposes nothing.
-"""
+"""The loop: draft, verify in one target pass, keep what the target would have said. Plain decoding drafts nothing."""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -38,29 +35,22 @@ class SpeculativeDecoder:
             policy.bind(drafter, runner.pass_seconds, runner.pads_trees)
 
     def admit(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> None:
-        """Give a sequence a slot and read its prompt, all but the last token, which is the first root.
+        """Give a sequence a slot and read its prompt but for the last token, which is the first root.
 
-        The last chunk is left to the first `step`, where one pass can take both, see `first_pass`.
-        is_used: see `SlotCache.allocate`.
+        The last chunk may be left to the first `step`, see `first_pass`. is_used: see `SlotCache.allocate`.
         """
         for _ in self.reading(seq, is_used):
             pass
 
     def reading(self, seq: Sequence, is_used: Callable[[], bool] | None = None) -> Iterator[None]:
-        """`admit` in parts: the slot at once, then a chunk of the prompt for each item that is taken.
-
-        Rounds of other sequences may come between the chunks.
-        """
+        """`admit` in parts, between which rounds of others may come: the slot at once, then a chunk for each item."""
         self._check_room(seq)
         seq.slot = self.runner.admit(seq.token_ids, seq.vision, is_used)
         self.forget(seq.slot)  # an interrupted release may not have done this
         return self._read(seq)
 
     def _check_room(self, seq: Sequence) -> None:
-        """Raise `CacheFull` where the memory cannot hold a whole sequence, before it begins.
-
-        An answer of as many tokens as fit, `max_tokens=None`, ends where the memory does.
-        """
+        """Raise `CacheFull` where the memory cannot hold a whole sequence; with `max_tokens=None` it ends there."""
         length, cache = len(seq.token_ids), self.runner.cache
         if cache.can_hold(length + seq.remaining):
             return
@@ -138,12 +128,14 @@ class SpeculativeDecoder:
             positions = [len(seq.token_ids) for seq in seqs]
             walks = self.verifier.verify(judged, distribution, [seq.seed for seq in seqs], positions)
             self.runner.commit([seq.slot for seq in seqs], [walk.path for walk in walks])  # the accepted rows stay
-            emitted = self._append(seqs, draft, logits, distribution, walks)
+            emitted = [
+                _append(seq, row, walk, draft, logits, distribution)
+                for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True))
+            ]
             appended = time.perf_counter()
             seconds = drafted - begin, verified - drafted - reading_s, appended - verified
-            for seq, record in zip(
-                seqs, records_of(draft, walks, emitted, with_prompt, seconds, self.runner.pads_trees), strict=True
-            ):
+            records = records_of(draft, walks, emitted, with_prompt, seconds, self.runner.pads_trees)
+            for seq, record in zip(seqs, records, strict=True):
                 seq.rounds.append(record)
                 if record.with_prompt:  # those that come while this one is answered need not read it again
                     self.runner.keep_prefix(seq.slot, seq.token_ids, seq.vision)
@@ -175,53 +167,33 @@ class SpeculativeDecoder:
         depth = 0 if waits else max(0, most)
         return wish if depth == wish.depth > 0 else replace(wish, depth=depth, nodes=wish.nodes if depth else 0)
 
-    def _append(
-        self,
-        seqs: Seq[Sequence],
-        draft: Draft,
-        logits: torch.Tensor,
-        distribution: TargetDistribution,
-        walks: list[Walk],
-    ) -> list[int]:
-        """Append to each sequence its accepted tokens and the target's own, up to its end; returns how many.
 
-        A sequence that has not ended before a node without a distribution gets the error of that node.
-        """
-        counts = []
-        for row, (seq, walk) in enumerate(zip(seqs, walks, strict=True)):
-            seq.is_unread = False
-            before = seq.num_output
-            try:
-                self._append_to(seq, row, draft, logits, distribution, walk)
-            except Exception as error:  # of its own: a stop string, a grammar, a processor
-                seq.error = error
-            counts.append(seq.num_output - before)
-        return counts
+def _append(
+    seq: Sequence, row: int, walk: Walk, draft: Draft, logits: torch.Tensor, distribution: TargetDistribution
+) -> int:
+    """Append the accepted tokens and the target's own to a sequence, up to its end; returns how many.
 
-    def _append_to(
-        self,
-        seq: Sequence,
-        row: int,
-        draft: Draft,
-        logits: torch.Tensor,
-        distribution: TargetDistribution,
-        walk: Walk,
-    ) -> None:
-        path, token, is_bonus = walk
-        token_ids, _, probes = draft.tree.lists
-        last = Origin.BONUS if is_bonus else Origin.RECOVERED
-        last = Origin.PLAIN if all(probes[row][1:]) else last
-        emitted = [(token_ids[row][node], Origin.DRAFTED) for node in path]
-        if token >= 0:
-            emitted.append((token, last))
-        nodes, position = [0, *path], len(seq.token_ids) + len(path)
-        for parent, (token, origin) in zip(nodes, emitted, strict=False):
-            k = seq.params.logprobs
+    A sequence that has not ended before a node without a distribution gets the error of that node.
+    """
+    seq.is_unread, before = False, seq.num_output
+    token_ids, _, probes = draft.tree.lists
+    last = Origin.BONUS if walk.is_bonus else Origin.RECOVERED
+    last = Origin.PLAIN if all(probes[row][1:]) else last
+    emitted = [(token_ids[row][node], Origin.DRAFTED, draft.source_of(row)) for node in walk.path]
+    if walk.next_token >= 0:
+        emitted.append((walk.next_token, last, ""))
+    nodes, position, k = [0, *walk.path], len(seq.token_ids) + len(walk.path), seq.params.logprobs
+    try:
+        for parent, (token, origin, source) in zip(nodes, emitted, strict=False):
             logprob = None if k is None else token_logprob(logits[row, parent], token, k)
-            if seq.append(token, origin, draft.source_of(row) if origin is Origin.DRAFTED else "", logprob):
-                return
-        if len(emitted) < len(nodes):
-            raise distribution.error(row, nodes[-1], position)
+            if seq.append(token, origin, source, logprob):
+                break
+        else:
+            if walk.next_token < 0:
+                seq.error = distribution.error(row, nodes[-1], position)
+    except Exception as error:  # of its own: a stop string, a grammar, a processor
+        seq.error = error
+    return seq.num_output - before
 
 
 def records_of(
@@ -234,9 +206,7 @@ def records_of(
 ) -> list[Round]:
     """One record for each row of the batch, without probes and padding.
 
-    emitted: the appended tokens.
-    with_prompt: see `Round`.
-    seconds: the draft, verify and other seconds of the whole batch's round.
+    emitted: how many tokens were appended. seconds: of the whole batch's round: draft, verify, other.
     pads_trees: whether the pass computed as many rows for each tree as for the largest.
     """
     token_ids, parents, probes = draft.tree.lists

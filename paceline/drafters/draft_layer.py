@@ -7,9 +7,7 @@ already, after the columns that are kept.
     hold      kept       | levels above     | this level
 """
 
-import ctypes
 from collections.abc import Sequence
-from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core.tree import ancestors
 from ..heads.parts import Attention, Mlp, Output, rotation
-from ..kernels.library import FORMATS, Layer, Model, Norm, Pass, address, addresses, library, run
+from ..kernels.library import FORMATS, Held, Layer, Model, Norm, Pass, address, library, run
 from ..quant.packed import PackedLinear, pack_linears
 from .top_tokens import Best
 
@@ -137,7 +135,7 @@ class NativeLayer:
     """A layer whose linear layers are packed."""
 
     def __init__(self, parts: LayerParts):
-        self.held: list[object] = []
+        self.held = Held()
         made, head, embeddings, d = Layer(), parts.head, parts.embeddings, parts.attention.head_dim
         assert isinstance(head, PackedLinear)
         for module, names in ((parts.attention, ("q", "k", "v", "o")), (parts.mlp, ("gate", "up", "down"))):
@@ -161,8 +159,7 @@ class NativeLayer:
             assert isinstance(parts.project, PackedLinear)
             self._model.project = self._matrix(parts.project)
         self.held.append(embeddings)
-        self._tables, self._rotations = torch.empty(2, 0, d), (c_void_p(), c_void_p())
-        self._cached: tuple[Tensor, Tensor, Any, Any] | None = None  # keys and values of the last pass, and where
+        self._tables = torch.empty(2, 0, d)
 
     def __call__(self, given: LayerPass) -> Level:
         """Raises `MemoryError`."""
@@ -170,8 +167,7 @@ class NativeLayer:
         where = torch.tensor([given.starts, given.slots])
         rows = (given.rows if given.projects else given.rows.float()).contiguous()
         self._reach(max(given.starts) + given.old + nodes)
-        if self._cached is None or self._cached[0] is not given.keys:
-            self._cached = given.keys, given.values, addresses([given.keys]), addresses([given.values])
+        held = Held()
         one = Pass(batch=batch, nodes=nodes, old=given.old, capacity=given.keys.shape[2])
         one.max_position = self._tables.shape[1] - 1
         if given.projects:
@@ -180,8 +176,7 @@ class NativeLayer:
             one.rows = address(rows)
         one.ids, one.parents = address(given.ids), address(given.parents)
         one.starts, one.slots = address(where[0]), address(where[1])
-        one.cos, one.sin = self._rotations
-        one.keys, one.values = _place(self._cached[2]), _place(self._cached[3])
+        one.cos, one.sin, one.keys, one.values = (held.tensors([t]) for t in (*self._tables, given.keys, given.values))
         hidden = torch.empty((batch, nodes, self._model.hidden) if given.ends else 0)
         logits = torch.empty(batch, given.head_rows, self.vocabulary)
         best = None
@@ -201,8 +196,6 @@ class NativeLayer:
         if length > self._tables.shape[1]:
             cos, sin = rotation(torch.arange(2 * length + 512)[None], self._head_dim, self._theta)
             self._tables = torch.stack([cos[0, 0], sin[0, 0]])
-            self._pointers = addresses([self._tables[0]]), addresses([self._tables[1]])
-            self._rotations = _place(self._pointers[0]), _place(self._pointers[1])
 
     def _matrix(self, linear: PackedLinear) -> Any:
         described = linear.matrix
@@ -212,10 +205,8 @@ class NativeLayer:
     def _norm(self, norm: nn.RMSNorm | None) -> Norm:
         if norm is None:
             return Norm()
-        weight = norm.weight.detach().float().contiguous()
-        self.held.append(weight)
         assert norm.eps is not None
-        return Norm(weight=address(weight), eps=norm.eps, kind=1)
+        return Norm(weight=self.held.floats(norm.weight), eps=norm.eps, kind=1)
 
 
 class TorchLayer:
@@ -303,7 +294,3 @@ def linear_of(weight: Tensor) -> nn.Linear:
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.detach(), requires_grad=False)
     return made
-
-
-def _place(array: Any) -> Any:
-    return c_void_p(ctypes.addressof(array))

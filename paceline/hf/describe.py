@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import IncompatibleModels
-from ..kernels.library import ACTIVATIONS, FORMATS, Layer, Matrix, Model, Norm, address, library
+from ..kernels.library import ACTIVATIONS, FORMATS, Held, Layer, Matrix, Model, Norm, address, library
 from ..kernels.packing import pack
 from ..quant.packed import Described
 
@@ -82,7 +82,7 @@ class Description:
     def __init__(self, model: PreTrainedModel):
         self._config: Any = model.config.get_text_config()
         self._form = FORMS[self._config.model_type]
-        self._held: list[object] = []
+        self._held = Held()
         base: Any = model.base_model
         kinds = getattr(base.rotary_emb, "layer_types", None)
         self.ropes: list[str | None] = [None] if kinds is None else list(kinds)
@@ -156,13 +156,10 @@ class Description:
         return made
 
     def _norm(self, norm: Any) -> Norm:
-        weight = norm.weight.detach().float()
-        weight = (weight + 1.0 if self._form.plus_one else weight).contiguous()
-        bias = getattr(norm, "bias", None)
-        bias = None if bias is None else bias.detach().float().contiguous()
-        self._held += [weight, bias]
+        weight = norm.weight.float() + 1.0 if self._form.plus_one else norm.weight
         eps = float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)
-        return Norm(address(weight), address(bias), eps, 2 if isinstance(norm, nn.LayerNorm) else 1)
+        kind = 2 if isinstance(norm, nn.LayerNorm) else 1
+        return Norm(self._held.floats(weight), self._held.floats(getattr(norm, "bias", None)), eps, kind)
 
     def _matrix(self, linear: Any) -> Matrix:
         base: Any = getattr(linear, "base", linear)  # below the factors of an adapter, see `AdaptedLinear`

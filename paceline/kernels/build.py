@@ -23,10 +23,9 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Loaded:
-    """The kernels, or why there are none.
+    """The kernels, or in one line the reason why there are none and torch does the work.
 
-    library: None where torch does the work. reason: one line. isas: the instruction sets that were built and that this
-    CPU has, the lowest first. isa: the one in use.
+    isas: the instruction sets that were built and that this CPU has, the lowest first. isa: the one in use.
     """
 
     library: ctypes.CDLL | None

@@ -2,7 +2,7 @@
 
 import ctypes
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import POINTER, byref, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -130,6 +130,29 @@ Places: TypeAlias = "ctypes.Array[c_void_p]"
 def addresses(tensors: Sequence[Tensor | None]) -> Places:
     """An array of them."""
     return (c_void_p * len(tensors))(*(address(tensor) for tensor in tensors))
+
+
+class Held(list[object]):
+    """Makes pointers, and holds what they point to, which must live as long."""
+
+    def tensor(self, tensor: Tensor | None) -> int | None:
+        """A pointer to the numbers of a contiguous tensor, null for None."""
+        self.append(tensor)
+        return address(tensor)
+
+    def floats(self, tensor: Tensor | None) -> int | None:
+        """The same of its numbers in float32."""
+        return self.tensor(None if tensor is None else tensor.detach().float().contiguous())
+
+    def tensors(self, tensors: Sequence[Tensor | None]) -> int:
+        """A pointer to an array of pointers, null for None."""
+        self.extend((tensors, array := addresses(tensors)))
+        return ctypes.addressof(array)
+
+    def integers(self, numbers: Iterable[int]) -> int:
+        """A pointer to an array of int64."""
+        self.append(array := (c_int64 * len(listed := [*numbers]))(*listed))
+        return ctypes.addressof(array)
 
 
 def run(model: Model, one: Pass) -> None:

@@ -4,9 +4,8 @@
     s, z    = s0 exp(a), z0 + s0 b                rounded to bfloat16, as the kernel holds them
     forward = (clamp(round((weight - z) / s)) s + z) x        the gradient goes through the rounding as if it were none
 
-What is learnt (levels, a, b) is counted in steps of the grid, so that one learning rate fits every layer: Adam's step
-at a rate of 6e-4 moves a weight by half a hundredth of a level. `Int4Linear.of` makes a layer with
-the forward's weights, bit for bit, from the codes and params of `packable`.
+What is learnt (levels, a, b) is counted in steps of the grid, so that one learning rate fits every layer.
+`Int4Linear.of` makes a layer with the forward's weights, bit for bit, from what `packable` returns.
 """
 
 from functools import cache

@@ -2,9 +2,8 @@
 
     x = s_x X     W = s_w C     x W' = s_x s_w (X C')        X, C in float8_e4m3fn, sums in float32 on tensor cores
 
-Half the bytes of bfloat16 and no unpacking, so that wide passes stay cheap; a value keeps 4 significant bits, in the
-weights and in the activations. Needs a CUDA card of compute capability 8.9 or later (Ada, Hopper, Blackwell).
-State: the arithmetic is tested on CPU tensors with the same calls; it has not been run or timed on such a card yet.
+Half the bytes of bfloat16 and no unpacking; a value keeps 4 significant bits. Tested on CPU tensors with the same
+calls; not run yet on a card that has it (compute capability 8.9 or later: Ada, Hopper, Blackwell).
 """
 
 from typing import final
@@ -22,13 +21,13 @@ _PIECE = 4096  # outputs rounded at once: the float32 copy of a whole layer woul
 
 def require_fp8(device: torch.device) -> None:
     """Raises `ConfigError` where no kernel multiplies FP8 by FP8."""
-    expected, fix = "a CUDA card of compute capability 8.9 or later", "use weights='int8' or 'int4'"
-    if device.type != "cuda":
-        raise ConfigError("weights='fp8' cannot be used on this device", got=device.type, expected=expected, fix=fix)
-    found = torch.cuda.get_device_capability(device)
-    if found < _CAPABILITY:
+    found, got = (0, 0), device.type
+    if device.type == "cuda":
+        found = torch.cuda.get_device_capability(device)
         got = f"{torch.cuda.get_device_name(device)}, compute capability {found[0]}.{found[1]}"
-        raise ConfigError("weights='fp8' cannot be used on this card", got=got, expected=expected, fix=fix)
+    if found < _CAPABILITY:
+        expected, fix = "a CUDA card of compute capability 8.9 or later", "use weights='int8' or 'int4'"
+        raise ConfigError("weights='fp8' cannot be used on this device", got=got, expected=expected, fix=fix)
 
 
 def quantize_fp8(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,7 @@ A group of `group_size` weights of one output row shares a scale s and a zero po
 
     code = round((w - min) / s), s = (max - min) / 15        w' = (code - 8) * s + z,  z = min + 8 s
 
-Weights of 3 and 2 bits use the 8 or 4 codes in the middle of the same container (s = (max - min) / 7 or / 3): they
-show what fewer bits would cost in acceptance, but take the memory and the time of 4 bits.
+Weights of 3 and 2 bits use the 8 or 4 codes in the middle of the same container (s = (max - min) / 7 or / 3).
 """
 
 from typing import cast
@@ -89,8 +88,7 @@ def _pack(codes: Tensor) -> Tensor:
 
 
 class Int4Linear(QuantizedLinear):
-    """A linear layer with packed INT4 weights; activations are multiplied in bfloat16, or in float32 where the
-    processor has no instruction for that.
+    """A linear layer with packed INT4 weights; products are in bfloat16, or float32 on CPUs without it.
 
     bits: the bits that weights are rounded to, 4, 3 or 2; the container has 4.
     """

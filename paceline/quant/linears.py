@@ -1,7 +1,7 @@
 """Replace the linear layers of a module tree by quantised ones: a self-draft's, or the target's own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
 import torch
@@ -25,12 +25,9 @@ _Make: TypeAlias = Callable[[Dense], QuantizedLinear | None]
 
 @dataclass(frozen=True)
 class QuantReport:
-    """What was quantised.
+    """How many layers are in the format, and how many are not, since the kernels do not take their shape.
 
-    num_quantized: the layers in the format.
-    num_kept: the layers left as they were because the kernels do not take their shape.
-    num_bytes: the memory of the quantised layers.
-    lm_head: "int4", "int8", or "shared" if it was left as it was.
+    num_bytes: the memory of the quantised layers. lm_head: "int4", "int8", or "shared" if it was left as it was.
     """
 
     num_quantized: int
@@ -43,10 +40,8 @@ class QuantReport:
 def quantize_target(model: PreTrainedModel, weights: Weights, group_size: int = 64) -> QuantReport:
     """Replace the target's own linear layers. The output head becomes INT8; with FP8 layers it stays as it was.
 
-    group_size: the weights that share an INT4 scale.
-
-    Raises `ConfigError` for an unknown group size, or for FP8 on a device without it, `IncompatibleModels` where no
-    layer can be quantised.
+    group_size: the weights that share an INT4 scale. Raises `ConfigError` for an unknown one, or for FP8 on a device
+        without it, `IncompatibleModels` where no layer can be quantised.
     """
     if weights == "fp8":
         require_fp8(model.device)
@@ -70,8 +65,6 @@ def quantize_linears(
     model: PreTrainedModel, group_size: int = 32, lm_head: LmHead = "int4", bits: int = 4
 ) -> QuantReport:
     """Replace the linear layers by INT4 ones, in this module tree only: a draft of the model it was copied from.
-
-    The model's own weights may be INT8 or FP8.
 
     bits: 3 and 2 round further and draft worse, in the memory and time of 4: they show what such a draft would bring.
 
@@ -132,9 +125,5 @@ def _replace_head(model: PreTrainedModel, make: _Make, report: QuantReport) -> Q
     if made is None:
         return report
     model.set_output_embeddings(made)
-    return replace(
-        report,
-        num_quantized=report.num_quantized + 1,
-        num_bytes=report.num_bytes + made.num_bytes,
-        lm_head="int8" if isinstance(made, Int8Linear) else "int4",
-    )
+    kind = "int8" if isinstance(made, Int8Linear) else "int4"
+    return QuantReport(report.num_quantized + 1, report.num_kept, report.num_bytes + made.num_bytes, kind)

@@ -75,9 +75,8 @@ class PackedLinear(nn.Module):
 class Described:
     """A `Matrix` and the tensors that it points to.
 
-    packed: the weights, or their codes, int8 or int32 (INT4).
-    scales: the scales of codes; packed params for INT4.
-    sums: the sums of INT8 codes.
+    packed: the weights, or their codes, int8 or int32 (INT4). scales: of codes; packed params for INT4. sums: of INT8
+        codes.
     """
 
     def __init__(
@@ -137,8 +136,7 @@ def pack_linears(model: nn.Module) -> int:
 class Shelf:
     """Memory for the weights of a model, side by side, on large pages where the system has them.
 
-    A pass reads all of it: with pages of 4 KB it took 6% longer, with weights of 4 bits 20% to 30%. Memory is allocated
-    in pieces, each of which is freed when none of its weights is left.
+    A pass reads all of it: with pages of 4 KB it took 6% longer, with weights of 4 bits 20% to 30%.
     """
 
     def __init__(self):

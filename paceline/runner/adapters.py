@@ -6,9 +6,8 @@ Mask tokens of SPACE have embeddings of their own, and low-rank factors at linea
     rows (flat)           0   1   2   3   4    5   6
     mask rows                             3 .. 6            these get mask embeddings, and b (a x) at adapted layers
 
-Every other row goes through the very operations of a pass without an adapter, so its bits are the same. In torch they
-hide mask rows from one another by -inf, which a key that overflows would turn into NaN: hence `bounded`. Native passes
-take the factors from here (`describe`) and need no bound there: no row reads what is hidden from it.
+Every other row goes through the very operations of a pass without an adapter, so its bits are the same. In torch mask
+rows are hidden by -inf, which a key that overflows would turn into NaN: hence `bounded`. Native passes need no bound.
 """
 
 import copy
@@ -39,9 +38,7 @@ class AttachedAdapter:
     """An adapter in a model, and which rows of the pass in progress are its mask tokens (none between passes).
 
     All adapted layers of a module tree share one. A copy of the tree gets another one.
-
-    source: the adapter that the caller gave.
-    adapter: its copy in the dtype and on the device of the model.
+    source: the adapter that the caller gave; adapter: its copy in the dtype and on the device of the model.
     """
 
     def __init__(self, source: SpaceAdapter, adapter: SpaceAdapter):

@@ -34,13 +34,11 @@ class ModelRunner:
     """A model with a slot cache. `numerics.make_runner` makes one whose numerics were measured.
 
     row_multiple: passes in torch are padded to a multiple of so many rows, and trees are computed as the chains they
-    consist of, since with these counts the bits of a row were found not to depend on what shares its pass. None: they
-    are not padded, and do not have that property. Native passes have it by construction.
-    static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where the model's layers are of
-    the Llama form; None: on CUDA. Trees that branch do without them where numerics are invariant, and trees with mask
-    tokens always do: only passes made anew know their rows.
+    consist of: with these counts the bits of a row were found not to depend on what shares its pass. None: they do.
+    Native passes have that property by construction.
+    static: passes of up to 64 nodes have fixed shapes and addresses, on CUDA as graphs, where layers are of the Llama
+    form; None: on CUDA. Not for trees that branch where numerics are invariant, nor for mask tokens.
     share: a runner of a model of the same shape, whose cache and lock this one uses (the quantised self-draft).
-
     can_fuse_prefill: the end of a prompt and the first draft may share a pass; not where bits were measured without.
     """
 
@@ -60,7 +58,7 @@ class ModelRunner:
         self._asking: list[object] = share._asking if share else []
         self.states = StateStore(self.cache.num_slots)
         self.images, self.chunk = ImagePrefill(), share.chunk if share else PREFILL_CHUNK
-        self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache()
+        self.prefixes = self.cache.spare = share.prefixes if share else PrefixCache(self.cache, self.states)
         self.invariant, self.row_multiple = loaded.is_native or row_multiple is not None, row_multiple or 1
         self.can_fuse_prefill = share is None and (loaded.is_native or not self.invariant)
         self._wants_static = loaded.device.type == "cuda" if static is None else static
@@ -103,13 +101,11 @@ class ModelRunner:
         return shared
 
     def attach_adapter(self, adapter: SpaceAdapter) -> SpaceAdapter:
-        """Take mask tokens from now on: their rows get the adapter's embeddings and factors, all others stay untouched.
+        """Take mask tokens from now on, whose rows alone the adapter changes; returns the copy that is attached.
 
-        Returns the copy that is attached.
-
-        The model gets a module tree of its own over the same tensors (`runner.loaded`); the static passes keep the old
-        one. Attaching the same weights again does nothing. Errors: ConfigError while others are attached, or where the
-        adapter was changed since, IncompatibleModels where it does not fit.
+        The model gets a module tree of its own over the same tensors; the static passes keep the old one. Attaching the
+        same weights again does nothing. Raises `ConfigError` while others are attached, or where the adapter was
+        changed since, `IncompatibleModels` where it does not fit.
         """
         attached = self.loaded.attached
         if attached is None:
@@ -120,10 +116,9 @@ class ModelRunner:
             changed = attached.source is adapter
             raise ConfigError(
                 "the attached SPACE adapter was changed" if changed else "another SPACE adapter is attached",
-                got="other weights than those that were attached" if changed else "a second adapter",
+                got="other weights than those that are attached",
                 expected="one adapter for each runner (LLM), of which it keeps a copy",
-                fix="make another LLM over the same loaded model"
-                + ("" if changed else ", or share one adapter between the drafters"),
+                fix="make another LLM over the same loaded model, or let drafters share one adapter",
             )
         return attached.adapter
 
@@ -195,7 +190,7 @@ class ModelRunner:
         """`read` in parts, between which passes over other slots may come; behind what the slot holds of the text.
 
         Returns the seconds in the vision tower.
-        defer_last_chunk: see `prefill`; it is about the text after the images.
+        defer_last_chunk: the last chunk of the text after the images is left to the pass of the first draft.
         """
         begin, last, seconds = self.cache.lengths[slot], len(token_ids) - 1, 0.0
         if vision is not None and begin < (edge := min(vision.edge, last)):
@@ -205,18 +200,13 @@ class ModelRunner:
             begin = edge
             yield
         yield from self._prefilling(slot, token_ids[begin:last], defer_last_chunk)
-        if self.loaded.is_native:
-            self.keep_prefix(slot, token_ids, vision)
-        else:
-            ends = chunk_ends(last - defer_last_chunk, vision, self.chunk)
-            self.prefixes.keep(self.cache, self.states, slot, token_ids, vision, ends)
+        self.prefixes.keep(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
         return seconds
 
     def _vision(self) -> Vision:
         if self.loaded.vision is None:
-            raise ConfigError(
-                "this model takes text alone", got="a prompt with images", fix="load a vision-language model"
-            )
+            what, fix = "this model takes text alone", "load a vision-language model"
+            raise ConfigError(what, got="a prompt with images", fix=fix)
         return self.loaded.vision
 
     def _read_images(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt) -> Generator[None, None, float]:
@@ -240,9 +230,7 @@ class ModelRunner:
 
         The last token is never among them. What is read behind them has the bits that it would have without.
         """
-        last = len(token_ids) - 1 - defer_last_chunk
-        ends = page_ends(len(token_ids), vision) if self.loaded.is_native else chunk_ends(last, vision, self.chunk)
-        return self.prefixes.restore(self.cache, self.states, slot, token_ids, vision, ends)
+        return self.prefixes.restore(slot, token_ids, vision, self._page_ends(token_ids, vision, defer_last_chunk))
 
     def keep_prefix(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None = None) -> None:
         """Keep what a slot holds of a text, read or generated, for later texts that begin like it.
@@ -250,18 +238,22 @@ class ModelRunner:
         Only native passes: elsewhere the bits of a row depend on its pass, and `reading` keeps whole chunks.
         """
         if self.loaded.is_native:
-            ends = page_ends(len(token_ids), vision)
-            self.prefixes.keep(self.cache, self.states, slot, token_ids, vision, ends)
+            self.prefixes.keep(slot, token_ids, vision, page_ends(len(token_ids), vision))
 
-    def prefill(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> None:
-        """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix.
+    def _page_ends(
+        self, token_ids: Sequence[int], vision: VisionPrompt | None, defer_last_chunk: bool
+    ) -> Iterable[int]:
+        """Where the pages of a text end that is read in one go: chunks in torch, as bits depend on the pass there."""
+        if self.loaded.is_native:
+            return page_ends(len(token_ids), vision)
+        return chunk_ends(len(token_ids) - 1 - defer_last_chunk, vision, self.chunk)
 
-        defer_last_chunk: the last chunk is not read, so that it may share the pass of the first draft.
-        """
-        for _ in self._prefilling(slot, token_ids, defer_last_chunk):
+    def prefill(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Cache `token_ids` behind what the slot holds, in chunks; one sequence at a time, so that rows never mix."""
+        for _ in self._prefilling(slot, token_ids):
             pass
 
-    def _prefilling(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool) -> Iterator[None]:
+    def _prefilling(self, slot: int, token_ids: Sequence[int], defer_last_chunk: bool = False) -> Iterator[None]:
         for begin in range(0, len(token_ids), self.chunk):
             if defer_last_chunk and begin + self.chunk >= len(token_ids):
                 return
@@ -299,18 +291,10 @@ class ModelRunner:
             tree = tree.behind(text) if count else tree
             padded = tree.padded(round_up(tree.num_nodes, self.row_multiple))
             layout = self.loaded.begin(
-                self.cache,
-                slots,
-                padded.num_nodes,
-                padded,
-                count,
-                num_given=tree.num_nodes,
-                head_rows=padded.num_nodes - count,
-                is_mask=padded.token_ids >= self.vocab_size if masked else None,
-                batch_invariant=self.invariant,
-                row_multiple=self.row_multiple,
-                max_length=self.max_length,
-            )
+                self.cache, slots, padded.num_nodes, padded, count, num_given=tree.num_nodes,
+                head_rows=padded.num_nodes - count, is_mask=padded.token_ids >= self.vocab_size if masked else None,
+                batch_invariant=self.invariant, row_multiple=self.row_multiple, max_length=self.max_length,
+            )  # fmt: skip
             logits = self.loaded.forward(padded.token_ids if masked else None, layout, self.cache, self._kept_states)
             logits = logits[:, :num_nodes] if logits.shape[1] > num_nodes else logits
         if count:

@@ -1,11 +1,10 @@
 """A decoder whose passes run in the native library (`paceline.kernels`): one call a pass, whatever the rows are.
 
 A row reads the columns of its own path in the order of the text, and every sum is taken in that order, so its bits are
-those of plain decoding whatever shares its pass: trees, other sequences, the text of a prompt, more or fewer threads.
+those of plain decoding whatever shares its pass.
 """
 
 import ctypes
-from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, cast
 from weakref import ref
@@ -18,7 +17,7 @@ from ..attention.kv_cache import SlotCache
 from ..attention.masks import PassLayout, PromptRows
 from ..attention.states import StateStore
 from ..hf.describe import Description
-from ..kernels.library import Pass, Places, address, addresses, run
+from ..kernels.library import Held, Pass, Places, address, addresses, run
 from .adapters import AttachedAdapter
 
 
@@ -42,7 +41,7 @@ class NativeDecoder:
 
         token_ids: [B, N]; None: those of the tree.
         """
-        held = _Held()
+        held = Held()
         batch, nodes, tree, rows = len(layout.starts), layout.num_nodes, layout.tree, layout.rows
         head_rows = nodes if layout.head_rows is None else layout.head_rows
         logits = torch.empty(batch, head_rows, self._described.model.head.outs)
@@ -119,27 +118,6 @@ class NativeDecoder:
         cos, sin = self._rotary(torch.empty(0), position_ids, *(() if kind is None else (kind,)))
         times = self._described.rotary_dim // cos.shape[-1]  # some rotations give the half that is repeated
         return cos[0].repeat(1, times).contiguous(), sin[0].repeat(1, times).contiguous()
-
-
-class _Held:
-    """Pointers for one pass, and what they point to, which must live as long."""
-
-    def __init__(self) -> None:
-        self._held: list[object] = []
-
-    def tensor(self, tensor: Tensor) -> int | None:
-        self._held.append(tensor)
-        return address(tensor)
-
-    def tensors(self, tensors: Sequence[Tensor | None]) -> int:
-        """A pointer to an array of pointers, null for None."""
-        self._held += [tensors, array := addresses(tensors)]
-        return ctypes.addressof(array)
-
-    def integers(self, numbers: Iterable[int]) -> int:
-        """A pointer to an array of int64."""
-        self._held.append(array := (ctypes.c_int64 * len(listed := [*numbers]))(*listed))
-        return ctypes.addressof(array)
 
 
 def _blocks(rows: PromptRows, start: int, count: int) -> tuple[Tensor, Tensor]:

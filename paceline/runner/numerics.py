@@ -1,12 +1,8 @@
 """Do the bits of a row depend on how many rows share its pass? Measured here, not assumed.
 
 A matrix product picks its kernel by shape, and another kernel sums in another order: in bfloat16 that flips near-ties,
-and a speculative answer drifts from the plain one. Usually all row counts from some small number on, or all multiples
-of one, share a kernel. Padding every pass to that multiple makes rows repeat bit for bit; while decoding is bound by
-reading weights, the padding costs next to nothing.
-
-With invariant numerics a tree that branches is computed as its chains, outside the static passes, and so is a tree of
-more nodes than there are buckets for. Static passes are kept only if they give the same bits as those passes.
+and a speculative answer drifts from the plain one. Usually all row counts that are multiples of a small number share a
+kernel, and padding every pass to that multiple makes rows repeat bit for bit.
 """
 
 import torch
@@ -34,14 +30,13 @@ def make_runner(
     invariant: bool | None = False,
     static: bool | None = None,
 ) -> ModelRunner:
-    """A runner, with invariant numerics where possible. Native passes always have them.
-
-    Other passes get the row multiple that is measured on this device. Static passes stay only where they give the same
-    bits. Raises `NumericsError` where invariance is required and impossible, `CacheFull` where the memory cannot hold
-    the cache, `IncompatibleModels` as `self_test.check`.
+    """A runner. Native passes have invariant numerics, others by a row multiple that is measured on this device.
 
     invariant: True requires that the bits of a row do not depend on the other rows of its pass, None takes it if
-        possible.
+        possible. Static passes then stay only where they give the same bits.
+
+    Raises `NumericsError` where invariance is required and impossible, `CacheFull` where the memory cannot hold the
+    cache, `IncompatibleModels` as `self_test.check`.
     """
     runner = ModelRunner(loaded, max_num_seqs, max_length, static=static)
     check_tree(runner)  # with these slots and static passes; it also makes the cache's tensors, or says they do not fit

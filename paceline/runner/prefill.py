@@ -1,9 +1,4 @@
-"""What is needed to read prompts with images: features, chunks, and the rows of a pass over a prompt.
-
-columns     0 ................ edge | edge ......... P-2 | P-1
-holds       images, text between    | text               | root, fed by the first pass
-computed    in chunks cut at edge   | as any text
-"""
+"""What is needed to read prompts with images: features, chunks, and the rows of a pass over a prompt."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -1,15 +1,14 @@
 """The prefix cache: what was computed for the beginning of one text, kept for later texts that begin alike.
 
+vLLM calls this automatic prefix caching; see also SGLang's RadixAttention (Zheng et al. 2023, arXiv 2312.07104). A page
+is found behind the very pages before it, and by all that its columns read, not by a hash of it. Texts are cut only
+where that changes no bit, see `page_ends`.
+
     columns    0 ...... 15 | 16 ...... 31 | 32 ...... 47 | 48 .. 52
     page       A             B              C              not kept: no page ends here
     key        (root, what   (A, what       (B, what
                  0-15 read)    16-31 read)    32-47 read)
 
-A page is found only behind the very pages before it, and by all that its columns read, not by a hash of it: tokens,
-images by their content, which columns saw one another. So a page that is found is the one that would be computed.
-vLLM calls this automatic prefix caching; see also SGLang's RadixAttention (Zheng et al. 2023, arXiv 2312.07104).
-
-Its bits are those of reading anew because texts are cut only where that changes no bit, see `page_ends`.
 """
 
 import itertools
@@ -58,33 +57,27 @@ class Page:
 
 @final
 class PrefixCache(BoundedCache[_Key, Page]):
-    """Pages of at most `max_bytes` in all, see `resize`; the least recently used go first.
+    """Pages of a slot cache and its states, at most `max_bytes` in all, see `resize`; the least recently used go first.
 
     keeps_text: False keeps only what comes before the end of a prompt's last image. It may be changed at any time.
+
+    The methods' `ends` are where the pages of a text end, the last at the text's end or before.
     """
 
-    def __init__(self, max_bytes: int = PREFIX_BYTES):
-        super().__init__(max_bytes, lambda page: page.num_bytes)  # a page is older than the one before it
+    def __init__(self, cache: SlotCache, states: StateStore):
+        super().__init__(PREFIX_BYTES, lambda page: page.num_bytes)  # a page is older than the one before it
+        self._cache, self._states = cache, states
         self.keeps_text = False
         self._numbers = itertools.count(1)
         self._watched = dict[int, tuple[int, ...]]()  # the states that each slot has from its first column on
 
-    def restore(
-        self,
-        cache: SlotCache,
-        states: StateStore,
-        slot: int,
-        token_ids: Sequence[int],
-        vision: VisionPrompt | None,
-        ends: Iterable[int],
-    ) -> int:
+    def restore(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None, ends: Iterable[int]) -> int:
         """Begin a slot with the pages of a text that are here, but for its last token; returns the columns.
 
-        ends: where the pages of this text end, the last at its end or before. A page without the states that are
-        watched now is as good as none.
+        A page without the states that are watched now is as good as none.
         """
         keys, pages, length, last = list[_Key](), list[Page](), 0, len(token_ids) - 1
-        watched = self._watched[slot] = states.wanted
+        watched = self._watched[slot] = self._states.wanted
         for begin, end in pairwise([0, *self._kept(vision, ends)]):
             key = pages[-1].number if pages else _ROOT, _read_by(token_ids, vision, begin, end)
             page, end = self._held.get(key), min(end, last)
@@ -95,26 +88,18 @@ class PrefixCache(BoundedCache[_Key, Page]):
             length = end
         self._touch(keys)
         if length:
-            cache.restore(slot, [page.layers for page in pages], length)
+            self._cache.restore(slot, [page.layers for page in pages], length)
             given = {layer: torch.cat([page.states[layer] for page in pages])[None, :length] for layer in watched}
             if watched:
-                states.write([slot], [0], given, length, cache.capacity)
+                self._states.write([slot], [0], given, length, self._cache.capacity)
         return length
 
-    def keep(
-        self,
-        cache: SlotCache,
-        states: StateStore,
-        slot: int,
-        token_ids: Sequence[int],
-        vision: VisionPrompt | None,
-        ends: Iterable[int],
-    ) -> None:
-        """Hold the pages of a text that a slot has, as many as there is room for; `ends` as for `restore`.
+    def keep(self, slot: int, token_ids: Sequence[int], vision: VisionPrompt | None, ends: Iterable[int]) -> None:
+        """Hold the pages of a text that a slot has, as many as there is room for.
 
         The last token is left out: what is behind it may be of a draft.
         """
-        last, held, number = len(token_ids) - 1, cache.lengths[slot], _ROOT
+        last, held, number = len(token_ids) - 1, self._cache.lengths[slot], _ROOT
         keys, watched = dict[_Key, None](), self._watched.get(slot, ())
         for begin, end in pairwise([0, *self._kept(vision, ends)]):
             key, end = (number, _read_by(token_ids, vision, begin, end)), min(end, last)
@@ -122,10 +107,10 @@ class PrefixCache(BoundedCache[_Key, Page]):
                 break
             page = self._held.get(key)
             if page is None or not page.has(end - begin, watched):
-                rows = {layer: states.read(slot, begin, end, (layer,)).clone() for layer in watched}
+                rows = {layer: self._states.read(slot, begin, end, (layer,)).clone() for layer in watched}
                 number = next(self._numbers) if page is None else page.number
                 self.drop(key)
-                page = Page(number, cache.copy_of(slot, begin, end), rows)
+                page = Page(number, self._cache.copy_of(slot, begin, end), rows)
                 if not self._make_room(page.num_bytes, keys):
                     break
                 self.put(key, page)

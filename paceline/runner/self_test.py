@@ -1,8 +1,7 @@
 """A model is compared with plain transformers when it is loaded: the rows of a tree, and the answer to an image.
 
-Architectures differ in how they place positions, masks and windows. Rather than trust a list, a branching pass over a
-few made-up tokens is compared with what the untouched model says about each path on its own. A vision-language model
-also reads a chat with a made-up image; that is left out where the untouched model would take long.
+Architectures differ in how they place positions, masks and windows: rather than trust a list, a branching pass over a
+few made-up tokens is compared with each path on its own. A chat with a made-up image is left out where it takes long.
 """
 
 import torch

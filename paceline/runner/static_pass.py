@@ -1,14 +1,13 @@
 """A pass whose shapes and addresses never change: the same tree pass, written so that a device can replay it.
 
-What differs between two passes is in buffers: tokens, parents, and where each row lies. Positions, masks and the
-columns to write are computed from them on the device, so nothing is read back and no shape depends on a value.
+What differs between two passes is in buffers, so nothing is read back and no shape depends on a value.
 
     slots            0    1    2    3        a pass over slots 1 and 3, 3 nodes each
     rows             0    1    2    3        bucket: slots 0 to 3 (a slice of the cache, not a copy), 4 nodes
     holds          pad  live  pad  live
 
-Nothing that pads may touch what is committed. A padding node of a live row is written behind the row's own nodes, as
-in every pass; the nodes of a padding row all go to a scratch place, the columns behind those of the first live row:
+A padding node of a live row is written behind the row's own nodes; those of a padding row go to a scratch place, the
+columns behind those of the first live row:
 
     columns of slot 1    0 ... start-1 | start .. start+3 | start+4 .. start+7
     holds                committed     | the pass         | scratch of rows 0 and 2: never read

@@ -1,12 +1,7 @@
 """Runs models in torch: transformers' own layers, or for the Llama form layers in as few operations as there are.
 
-At a few rows a small model spends most of a pass on small operations, not on weights. In fused layers q, k and v are
-one product, and so are gate and up, the residual sums ride on the products that make them (`project`), the rotation is
-done in place, and nothing but tensors passes from layer to layer.
-
-Fused layers take the place of transformers' own in the module tree, so that whatever walks over linear layers
-(quantisation, packing) finds them. What they compute is compared with plain transformers when a model is loaded
-(`self_test`); architectures that are not of this form keep transformers' own layers.
+At a few rows a small model spends most of a pass on small operations, not on weights. Fused layers take the place of
+transformers' own in the module tree; other architectures keep these. `self_test` compares what they compute.
 """
 
 from typing import Any

@@ -25,11 +25,8 @@ class Detokenizer:
 
     stop_hit: the stop string that ended the text, None so far. The text is cut before it, with `include_stop` behind
     it. Where several end with the same token the one that ends earliest in the text counts, and of those the longest.
-
+    Feeding another token declines the hit (as `min_tokens` asks): only stop strings that end later are looked for.
     spaces_between_special: False leaves out the space that a few tokenizers put between two added tokens, as vLLM does.
-
-    Feeding another token after a hit declines the hit (as `min_tokens` asks): the text is whole again and only stop
-    strings that end later are looked for.
     """
 
     def __init__(

@@ -29,9 +29,9 @@ def target_distribution(
     logits: raw, of every node; never written to. Processed scores are float32; a greedy row without processors keeps
     its logits as they are, in their dtype. Nothing is processed before a verifier asks for a node.
 
-    Processors are thus called as in plain decoding: once for every token of the answer, in order, with the prompt and
-    the tokens so far; never behind a draft that was rejected, nor behind the end of the answer. What one raises, NaN,
-    or a token that it leaves none of, becomes the answer's error where plain decoding would have met it.
+    Processors are thus called as in plain decoding: once for every token of the answer, in order; never behind a draft
+    that was rejected, nor behind the end of the answer. What one raises becomes the answer's error where plain decoding
+    would have met it, and so do NaN and the lack of any token.
     """
     is_greedy = [seq.params.temperature == 0 for seq in seqs]
     if all(_is_raw(seq) for seq in seqs):

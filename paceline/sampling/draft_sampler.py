@@ -24,12 +24,10 @@ _ROUND = 0x2545F4914F6CDD1D  # odd, so that rounds never share a key
 
 @final
 class DraftSampler:
-    """Draws the next drafted token of each sequence.
+    """Draws the next drafted token of each sequence, but none of `banned_token_ids`.
 
     The draft's distribution has the warpers, `allowed_token_ids`, `logit_bias` and the mask of `min_tokens`. The
     processors that depend on the past are left to the target, which costs acceptance and never correctness.
-
-    banned_token_ids: the tokens it never draws.
     """
 
     def __init__(self, coupled: bool, banned_token_ids: Collection[int] = ()):

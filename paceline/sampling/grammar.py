@@ -7,8 +7,7 @@
     after 5     digits, c, m          `mask`
     after c     m, which is forced    `forced`
 
-A parser goes on from where the answer was, and never reads all of it again. The tokens of a path are read and taken
-back, so that the masks of its siblings know nothing of them.
+A parser goes on from where the answer was. The tokens of a path are read and taken back.
 """
 
 import json

@@ -1,6 +1,5 @@
 """The processors that depend on the past: applied to one node, on the path of that node.
 
-Grammars are llguidance's.
 Repetition, n-gram and bad-word rules are those of transformers; presence and frequency those of the OpenAI API.
 """
 
@@ -102,9 +101,5 @@ def _call(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tensor:
         return out.to(scores.device, torch.float32)
     name = getattr(processor, "__name__", type(processor).__name__)
     got = f"a tensor of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-    raise ConfigError(
-        f"logits processor {name!r} did not return scores",
-        got=got,
-        expected=f"a tensor of shape {shape}",
-        fix="return the scores, also where they are unchanged or edited in place",
-    )
+    what, fix = f"logits processor {name!r} did not return scores", "return them, also where they are unchanged"
+    raise ConfigError(what, got=got, expected=f"a tensor of shape {shape}", fix=fix)

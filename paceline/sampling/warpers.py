@@ -7,10 +7,8 @@ scores, and the vocabulary is sorted only for rows whose kept set does not fit:
     window   [K]    3  3  1  0 ...                largest first; of equal scores the lower token id first, as argmax
     kept           |------|                       a prefix of `count` tokens: the least of what the three allow
 
-A row is decided once its last kept score is above the window's last, since nothing outside can then belong to it.
-
-No bit of a row depends on the other rows: every reduction runs within a row, and cumulative mass is summed in
-integers, which no order of summation can change.
+A row is decided once its last kept score is above the window's last. No bit of a row depends on the other rows:
+every reduction runs within a row, and cumulative mass is summed in integers, in any order the same.
 """
 
 from collections.abc import Callable, Sequence

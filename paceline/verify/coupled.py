@@ -15,9 +15,9 @@ from ..core.draft import Draft
 from ..core.interfaces import Verifier
 from ..core.outputs import TargetDistribution, Walk
 from ..core.rng import Purpose, gumbel
-from ..sampling.scores import argmax, node_argmax
+from ..sampling.scores import argmax
 from ..schema import checked_call
-from .walk import Branches, to_list
+from .walk import Branches, descend, to_list
 
 
 def choose_token(
@@ -84,8 +84,7 @@ class Coupled(Verifier):
     q. Proof: docs/exactness.md, lemma 5.
 
     whole_tree: choose for greedy rows at every node at once, with one copy to the host, rather than level by level
-    along the walk, where nothing is left to process. None: on accelerators, where waiting costs more than the argmax
-    of nodes never visited.
+    along the walk, where nothing is left to process. None: on accelerators, where waiting costs more than the argmax.
     """
 
     name: ClassVar[str] = "coupled"
@@ -103,8 +102,8 @@ class Coupled(Verifier):
         trees = Branches.read(draft.tree)
         walks = dict[int, Walk]()
         if distribution.process is None and any(distribution.is_greedy):
-            choice = self._greedy(distribution.scores)
-            walks = {row: _follow(tree, row, choice) for row, tree in enumerate(trees) if distribution.is_greedy[row]}
+            choices = self._greedy(distribution.scores)
+            walks = {r: _follow(tree, choices, r) for r, tree in enumerate(trees) if distribution.is_greedy[r]}
         paths: list[list[int]] = [[] for _ in trees]
         while len(walks) < len(trees):
             at = {row: path[-1] if path else 0 for row, path in enumerate(paths) if row not in walks}
@@ -121,17 +120,15 @@ class Coupled(Verifier):
     def _greedy(self, scores: Float[Tensor, "B N V"]) -> Callable[[int, int], int]:
         """What gives the choice of a greedy row at a node."""
         if self.whole_tree is False or (self.whole_tree is None and scores.is_cpu):
-            return node_argmax(scores) if scores.is_cpu else lambda row, node: int(_argmax(scores[row, node]))
+            return lambda row, node: int(_argmax(scores[row, node]))
         known: list[list[int]] = to_list(_argmax(scores))
         return lambda row, node: known[row][node]
 
 
-def _follow(tree: Branches, row: int, choice: Callable[[int, int], int]) -> Walk:
+def _follow(tree: Branches, choices: Callable[[int, int], int], row: int) -> Walk:
     """Walk down while a child holds the choice at its parent."""
-    node, path = 0, list[int]()
-    while True:
-        token = choice(row, node)
-        child = tree.child(node, token)
-        if child is None:
-            return Walk(path, token, is_bonus=not tree.children[node])
-        path.append(node := child)
+
+    def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
+        return tree.child(node, token := choices(row, node)), token
+
+    return descend(tree, decide)

@@ -8,9 +8,6 @@
 p is the target's distribution and q the draft's; both are non-negative and sum to 1. Everything runs unchanged on
 float64 tensors, as the verifiers use it, and on numpy arrays of `fractions.Fraction`, as the tests enumerate it: what
 is proved exactly is what runs. Proofs: docs/exactness.md.
-
-Random decisions are questions to a `Chance`: is a token accepted (`coin`), and which token is emitted instead (`draw`).
-The verifiers answer from counter-based noise, the tests with every branch in turn.
 """
 
 from abc import ABC, abstractmethod
@@ -82,7 +79,7 @@ def _normalised(weights: Vector, otherwise: Vector) -> Vector:
 
 
 class Chance(ABC):
-    """Draws the random numbers of one position, in the order they are needed."""
+    """The random decisions of one position: verifiers take counter-based noise, the tests every branch in turn."""
 
     @abstractmethod
     def coin(self, probability: Real) -> bool:

@@ -54,13 +54,13 @@ def _decide(
     depth: int,
     children: list[int],
 ) -> tuple[int | None, int]:
-    """`walk.Decide` for the children of one node. Not a closure: see `CHECKED` in tests/conftest.py."""
+    """`walk.Decide` for the children of one node."""
     p = p_at(distribution, row, node)
     if p is None:
         return None, -1
     chance = Keyed(seed, position + depth, len(children))
     index, owed = _offer(draft, row, node, p, [tree.tokens[child] for child in children], chance)
-    return index, -1 if index is not None else chance.draw(owed)
+    return (None, chance.draw(owed)) if index is None else (children[index], -1)
 
 
 def _offer(

@@ -8,8 +8,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float64
 from torch import Tensor
+from torch.nn import functional
 
 from ..core.draft import Draft
 from ..core.outputs import TargetDistribution, Walk
@@ -47,27 +49,27 @@ class Branches(NamedTuple):
 
 
 Decide = Callable[[int, int, list[int]], tuple[int | None, int]]
-"""(node, its depth, its children) -> (the index of the accepted child, -1), or (None, the token instead)."""
+"""(node, its depth, its children) -> (the accepted child, any token), or (None, the token instead)."""
 
 
 def descend(branches: Branches, decide: Decide) -> Walk:
     """Walk from the root until `decide` emits a token of its own. One decision per position, top down."""
     node, path = 0, list[int]()
     while True:
-        children = branches.children[node]
-        index, token = decide(node, len(path), children)
-        if index is None:
-            return Walk(path, token, is_bonus=not children)
-        node = children[index]
-        path.append(node)
+        child, token = decide(node, len(path), branches.children[node])
+        if child is None:
+            return Walk(path, token, is_bonus=not branches.children[node])
+        path.append(node := child)
 
 
 def p_at(distribution: TargetDistribution, row: int, node: int) -> Float64[Tensor, " V"] | None:
     """The target's distribution after a node; None where the scores give none."""
-    scores = distribution.at([row], [node])
+    scores = distribution.at([row], [node])[0]
     if not bool(scores.max().isfinite()):  # NaN passes through max
         return None
-    return TargetDistribution(scores.unsqueeze(0), distribution.is_greedy[row : row + 1]).probs()[0, 0].cpu()
+    if distribution.is_greedy[row]:
+        return functional.one_hot(scores.argmax(), len(scores)).double().cpu()
+    return torch.softmax(scores.double(), dim=-1).cpu()
 
 
 def q_at(draft: Draft, row: int, node: int) -> Float64[Tensor, " V"]:

@@ -4,8 +4,17 @@ import asyncio
 
 import pytest
 
-from paceline import LLM, CostModel, DraftModel, PromptLookup, SamplingParams, SelfQuantized, Suffix, TokenRecycling
-from paceline.decoding import SpeculativeDecoder
+from paceline import (
+    LLM,
+    CostModel,
+    Coupled,
+    DraftModel,
+    PromptLookup,
+    SamplingParams,
+    SelfQuantized,
+    Suffix,
+    TokenRecycling,
+)
 from paceline.runner import wrap_model
 from tests.adversaries import RandomTrees
 from tests.async_llm.common import TEXTS, engine_of, facts, run, schedule, tiny_llm, wrong
@@ -77,14 +86,13 @@ def test_prompt_logprobs_are_those_of_generate():
 
 def test_a_neighbours_token_is_noticed(monkeypatch):
     """Mutant: from time to time two rows of a round get each other's tokens."""
-    whole = SpeculativeDecoder._append
+    whole = Coupled.verify
 
-    def swapped(self, seqs, draft, logits, distribution, walks):
-        if len(walks) > 1:
-            walks = [walks[1]._replace(path=walks[0].path), *walks[1:]]
-        return whole(self, seqs, draft, logits, distribution, walks)
+    def swapped(self, *given):
+        walks = whole(self, *given)
+        return [walks[1]._replace(path=walks[0].path), *walks[1:]] if len(walks) > 1 else walks
 
-    monkeypatch.setattr(SpeculativeDecoder, "_append", swapped)
+    monkeypatch.setattr(Coupled, "verify", swapped)
     assert any(mistakes(tiny_llm(slots=4), seed) for seed in range(3))
 
 

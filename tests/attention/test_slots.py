@@ -126,7 +126,7 @@ def test_errors_leave_slots_free_and_the_next_answer_right():
     right = LLM(model).generate([REPEATING, prompt(30)], PARAMS)
     for place in ("propose", "observe"):
         for error in (RuntimeError("broken"), KeyboardInterrupt()):
-            llm = LLM(model, drafter=Fails(error, place), max_num_seqs=2)
+            llm = LLM(model, drafter=Fails(error, place), policy=Fixed(3), max_num_seqs=2)  # drafts in every round
             with pytest.raises(DraftError if isinstance(error, Exception) else KeyboardInterrupt):
                 llm.generate([REPEATING, prompt(30), prompt(4)], PARAMS)
             assert all_free(llm.runner)

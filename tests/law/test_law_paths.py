@@ -39,7 +39,7 @@ def one_round(
     def decide(node: int, depth: int, children: list[int]) -> tuple[int | None, int]:
         p, q = P(p_seen(drafted.paths[node], prefix)), Q(q_seen(drafted.paths[node], prefix))
         index, owed = rule.judge(p, q, [drafted.tokens[child] for child in children], chance.coin)
-        return index, -1 if index is not None else chance.draw(owed)
+        return (None, chance.draw(owed)) if index is None else (children[index], -1)
 
     walk = descend(drafted.branches, decide)
     return emitted(drafted, walk.path, walk.next_token)

@@ -129,10 +129,10 @@ def one_column_more(self, slot, pages, length, restore=SlotCache.restore):
 
 
 @torch.inference_mode()
-def states_one_short(self, cache, states, slot, *rest, restore=PrefixCache.restore):
-    length = restore(self, cache, states, slot, *rest)
+def states_one_short(self, slot, *rest, restore=PrefixCache.restore):
+    length = restore(self, slot, *rest)
     if length:
-        states._rows[slot, length - 1] = 0
+        self._states._rows[slot, length - 1] = 0
     return length
 
 
@@ -170,7 +170,7 @@ def test_pages_of_answers_are_caught_in_torch(monkeypatch):
     model = KINDS["torch"]()
     want = with_answer(model, keeps=False)[1]
     monkeypatch.setattr(ModelRunner, "keep_prefix", lambda self, slot, ids, vision=None: self.prefixes.keep(
-        self.cache, self.states, slot, ids, vision, range(24, len(ids), 24)
+        slot, ids, vision, range(24, len(ids), 24)
     ))  # fmt: skip
     found, got = with_answer(model, keeps=True)
     assert found == 72
@@ -226,7 +226,7 @@ def test_any_texts_hold_the_budget():
 
 
 def test_off_by_default_and_by_size():
-    for cache, most in ((PrefixCache(), None), (runner_of(loaded(), keeps=False).prefixes, 0)):
+    for cache, most in ((make_runner(loaded(), 2).prefixes, None), (runner_of(loaded(), keeps=False).prefixes, 0)):
         assert cache.keeps_text is (most is not None)
     llm = LLM(loaded(), prefix_cache_bytes=None)
     assert [llm.generate([BASE])[0].num_cached_tokens for _ in range(2)] == [0, 0]

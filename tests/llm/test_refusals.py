@@ -42,7 +42,7 @@ SMALL = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-STATE = "running state that cannot forget rejected tokens"
+STATE = "cannot forget rejected tokens"
 REFUSED = {
     "mamba": ({"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, STATE),
     "falcon_mamba": (SMALL, STATE),

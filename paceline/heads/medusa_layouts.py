@@ -15,7 +15,7 @@ from ..errors import ConfigError, IncompatibleModels
 from ..schema import validate
 from .parallel import MedusaConfig, MedusaHead
 from .parts import Vocabulary
-from .published import Layout, Published, TargetFacts, is_copy, refuse, stored_weights, target_rows, vllm_command
+from .published import Layout, Published, TargetFacts, is_copy, refuse_if, stored_weights, target_rows, vllm_command
 
 NAMES = re.compile(r"(medusa_heads\.|medusa_head\.)?\d+\.\d+\.|blocks\.\d+\.|lm_heads\.\d+\.")
 """Of tensors that only Medusa heads have."""
@@ -89,10 +89,8 @@ def _unshare_output(published: Published, heads: int, rows: Tensor | None) -> No
 def medusa_layout(head: MedusaHead, engine: str, facts: TargetFacts) -> Layout:
     """Medusa heads as vLLM reads them. Raises `NotExportable` for other engines and for features it lacks."""
     c = head.config
-    if engine != "vllm":
-        raise refuse(engine, "Medusa heads", "export them for vllm")
-    if c.states != (facts.num_layers,):
-        raise refuse(engine, f"Medusa heads that read states {c.states} and not the last one")
+    refuse_if(engine != "vllm", engine, "Medusa heads", "export them for vllm")
+    refuse_if(c.states != (facts.num_layers,), engine, f"Medusa heads that read states {c.states}, not the last one")
     tensors, ids = stored_weights(head), head.draft_ids.cpu()
     if not c.own_lm_head:
         tensors["lm_head.weight"] = target_rows(engine, facts, ids)
